@@ -1,0 +1,103 @@
+"""Errors and warnings of the package.
+
+```
+AssayError
+├── InputError (ValueError)             an argument is out of range, empty or contradictory
+│   ├── ShapeError                      a tensor has the wrong shape or dtype
+│   ├── UnknownNameError                a key, edge or node that does not exist; near matches are listed
+│   ├── TokenizationError               a prompt or answer breaks a token rule of its task
+│   └── GraphMismatchError              a circuit, score or file belongs to another graph or model
+├── NonFiniteError (FloatingPointError) NaN or infinite logits, gradients, weights or scores
+├── UnsupportedModelError (TypeError)   a layout that the residual-stream graph cannot describe
+├── FileFormatError (ValueError)        a truncated, tampered, foreign or too new file
+│   └── UnsafeFileError                 a pickle where safetensors was expected
+├── OutputError (OSError)               a result cannot be written
+└── MissingExtraError (ImportError)     an optional dependency is not installed
+AssayWarning (UserWarning)
+└── DegenerateDataWarning               a statistic is undefined or unreliable on these data
+```
+
+A message says what was wrong, what came, what is allowed, and what to do next.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class AssayError(Exception):
+    """Base of every error raised on purpose by the package."""
+
+
+class InputError(AssayError, ValueError):
+    """An argument is out of range, empty or contradictory."""
+
+
+class ShapeError(InputError):
+    """A tensor has the wrong shape or dtype."""
+
+
+class UnknownNameError(InputError):
+    """A name that is not registered or not part of the graph."""
+
+
+class TokenizationError(InputError):
+    """A prompt or an answer breaks a token rule of its task."""
+
+
+class GraphMismatchError(InputError):
+    """A circuit, score table or file belongs to another graph or model."""
+
+
+class NonFiniteError(AssayError, FloatingPointError):
+    """NaN or infinite logits, gradients, weights or scores."""
+
+
+class UnsupportedModelError(AssayError, TypeError):
+    """A model whose layout the residual-stream graph cannot describe."""
+
+
+class FileFormatError(AssayError, ValueError):
+    """A truncated, tampered, foreign or too new file."""
+
+
+class UnsafeFileError(FileFormatError):
+    """A pickle where safetensors was expected."""
+
+
+class OutputError(AssayError, OSError):
+    """A result cannot be written where it was asked for."""
+
+
+class MissingExtraError(AssayError, ImportError):
+    """An optional dependency is not installed; the message holds the install command."""
+
+
+class AssayWarning(UserWarning):
+    """Base of every warning issued on purpose by the package."""
+
+
+class DegenerateDataWarning(AssayWarning):
+    """A statistic is undefined or unreliable on these data."""
+
+
+def near_matches(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The known names closest to `name`, best first; case is ignored, `_` equals `-`."""
+
+    def plain(text: str) -> str:
+        return text.lower().replace("_", "-")
+
+    by_plain = {plain(candidate): candidate for candidate in known}
+    found = difflib.get_close_matches(plain(name), by_plain, n=limit, cutoff=0.5)
+    return [by_plain[match] for match in found]
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name that is not among `known`: near matches first, else everything."""
+    known = sorted(known)
+    near = near_matches(str(name), known)
+    if near:
+        hint = f"did you mean {' or '.join(repr(match) for match in near)}?"
+    else:
+        shown = ", ".join(known[:40]) + (", ..." if len(known) > 40 else "")
+        hint = f"known: {shown}" if known else "none are registered"
+    return UnknownNameError(f"unknown {kind} {name!r}; {hint}")
