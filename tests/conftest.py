@@ -1,0 +1,183 @@
+"""Fixtures of the whole suite: tiny seeded models, the reference data, runtime shape checks."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import jaxtyping
+import pytest
+
+
+# Every annotation of the package is checked at run time, so ordinary tests are type tests too. The hook
+# must stand before the first import of a module of the package.
+jaxtyping.install_import_hook("assay", "beartype.beartype")
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+from torch import nn
+
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("ASSAY_SHARED", REPOSITORY.parent / "shared")).resolve()
+
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_report_header() -> str:
+    state = "found" if SHARED.is_dir() else "ABSENT: tests against reference data are skipped"
+    return f"reference data: {SHARED} ({state}; ASSAY_SHARED moves it)"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Callable[[str], Path]:
+    """A function from a path inside the reference data to the file; skips the test where it is missing."""
+
+    def find(relative: str) -> Path:
+        path = SHARED / relative
+        if not path.exists():
+            pytest.skip(f"reference data absent: {path} (set ASSAY_SHARED)")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Switches the runtime type checks off: for tests of the errors a user gets, who has no such checks."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+# ------------------------------------------------------------------------------------------- tiny models
+
+VOCABULARY = 61  # prime: a transposed or flattened vocabulary axis cannot pass unnoticed
+
+
+def _gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_positions=32,
+            n_embd=24,
+            n_layer=2,
+            n_head=3,
+            initializer_range=0.3,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+def _neox() -> nn.Module:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=VOCABULARY,
+            max_position_embeddings=32,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            intermediate_size=48,
+            use_parallel_residual=True,
+            initializer_range=0.3,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+def _llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            max_position_embeddings=32,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            intermediate_size=40,
+            initializer_range=0.3,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+_BUILDERS: dict[str, Callable[[], nn.Module]] = {"gpt2": _gpt2, "neox": _neox, "llama": _llama}
+
+
+def build_tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
+    """A fresh two-layer model of `family` ("gpt2", "neox", "llama"), in evaluation mode.
+
+    Biases and norm weights are moved off their defaults, so that forgetting one changes the output.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = _BUILDERS[family]().to(torch.float64)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+    return module.to(dtype).eval()
+
+
+_shared_tiny = functools.cache(build_tiny)
+
+
+@pytest.fixture(scope="session")
+def tiny_module() -> Callable[..., nn.Module]:
+    """`tiny_module(family, dtype=torch.float32, seed=0)`: shared between tests, do not change it."""
+    return _shared_tiny
+
+
+@pytest.fixture(scope="session", params=sorted(_BUILDERS))
+def family(request: pytest.FixtureRequest) -> str:
+    """Each text family in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def module64(family: str) -> nn.Module:
+    """The tiny float64 model of each family in turn."""
+    return _shared_tiny(family, torch.float64)
+
+
+@pytest.fixture(scope="session")
+def module32(family: str) -> nn.Module:
+    """The tiny float32 model of each family in turn."""
+    return _shared_tiny(family, torch.float32)
+
+
+@pytest.fixture(scope="session")
+def gpt2_tiny() -> nn.Module:
+    return _shared_tiny("gpt2", torch.float32)
+
+
+@pytest.fixture(scope="session")
+def gpt2_tiny64() -> nn.Module:
+    return _shared_tiny("gpt2", torch.float64)
+
+
+@pytest.fixture(scope="session")
+def neox_tiny64() -> nn.Module:
+    return _shared_tiny("neox", torch.float64)
+
+
+@pytest.fixture(scope="session")
+def llama_tiny64() -> nn.Module:
+    return _shared_tiny("llama", torch.float64)
