@@ -1,0 +1,101 @@
+"""Circuits in trained transformers: discover them, run them, measure how far they can be trusted.
+
+    model = assay.load_model("mini")
+    task = assay.load_task("ioi", model, n=200, seed=0)
+    scores = assay.discover(model, task, "eap-ig-inputs")
+    circuit = scores.top(200).connected()
+    assay.measure(circuit, model, task, "faithfulness").interval()
+
+Public names are imported on first use, so `import assay` and the command line start at once.
+"""
+
+import builtins
+import importlib
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from assay.catalogue import list_entries as list  # noqa: A004
+    from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
+    from assay.discovery import discover
+    from assay.errors import AssayError
+    from assay.execution import CircuitRuns, run_circuit, run_model
+    from assay.graph import Graph, build_graph
+    from assay.measurement import Interval, Measurement, Verdict
+    from assay.metrics import faithfulness_curve, measure
+    from assay.models import Model, load_model
+    from assay.report import save_report
+    from assay.runner import audit
+    from assay.store import Store
+    from assay.tasks import PairTask, load_task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AssayError",
+    "Circuit",
+    "CircuitRuns",
+    "EdgeScores",
+    "Graph",
+    "Interval",
+    "Measurement",
+    "Model",
+    "PairTask",
+    "Store",
+    "Verdict",
+    "audit",
+    "build_graph",
+    "discover",
+    "faithfulness_curve",
+    "list",
+    "load_circuit",
+    "load_model",
+    "load_scores",
+    "load_task",
+    "measure",
+    "run_circuit",
+    "run_model",
+    "save_report",
+]
+
+# Where each public name lives: (module, attribute). The exports test keeps this, `__all__` and the imports
+# above in step.
+_HOMES = {
+    "AssayError": ("assay.errors", "AssayError"),
+    "Circuit": ("assay.circuits", "Circuit"),
+    "CircuitRuns": ("assay.execution", "CircuitRuns"),
+    "EdgeScores": ("assay.circuits", "EdgeScores"),
+    "Graph": ("assay.graph", "Graph"),
+    "Interval": ("assay.measurement", "Interval"),
+    "Measurement": ("assay.measurement", "Measurement"),
+    "Model": ("assay.models", "Model"),
+    "PairTask": ("assay.tasks", "PairTask"),
+    "Store": ("assay.store", "Store"),
+    "Verdict": ("assay.measurement", "Verdict"),
+    "audit": ("assay.runner", "audit"),
+    "build_graph": ("assay.graph", "build_graph"),
+    "discover": ("assay.discovery", "discover"),
+    "faithfulness_curve": ("assay.metrics", "faithfulness_curve"),
+    "list": ("assay.catalogue", "list_entries"),
+    "load_circuit": ("assay.circuits", "load_circuit"),
+    "load_model": ("assay.models", "load_model"),
+    "load_scores": ("assay.circuits", "load_scores"),
+    "load_task": ("assay.tasks", "load_task"),
+    "measure": ("assay.metrics", "measure"),
+    "run_circuit": ("assay.execution", "run_circuit"),
+    "run_model": ("assay.execution", "run_model"),
+    "save_report": ("assay.report", "save_report"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'assay' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    module, attribute = _HOMES[name]
+    value: object = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> builtins.list[str]:
+    return sorted({*globals(), *__all__})

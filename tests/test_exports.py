@@ -1,0 +1,93 @@
+"""What can be imported from `assay` is what is promised, and importing it costs next to nothing."""
+
+import ast
+import importlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import assay
+
+
+SOURCE = Path(assay.__file__).resolve()
+
+
+def test_all_is_sorted_and_matches_the_map_of_homes() -> None:
+    assert assay.__all__ == sorted(assay.__all__)
+    assert sorted(assay._HOMES) == assay.__all__
+
+
+@pytest.mark.parametrize("name", assay.__all__)
+def test_every_promised_name_resolves_to_its_home(name: str) -> None:
+    module, attribute = assay._HOMES[name]
+    assert getattr(assay, name) is getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("package", sorted({module for module, _ in assay._HOMES.values()}))
+def test_packages_promise_what_the_top_level_takes_from_them(package: str) -> None:
+    module = importlib.import_module(package)
+    if not hasattr(module, "__path__"):
+        return  # a plain module: its public names are those without an underscore
+    assert module.__all__ == sorted(module.__all__), f"{package}.__all__ is not sorted"
+    assert {name for home, name in assay._HOMES.values() if home == package} <= set(module.__all__)
+    for name in module.__all__:
+        getattr(module, name)
+
+
+def test_the_imports_for_type_checkers_are_the_same_map() -> None:
+    blocks = [node for node in ast.parse(SOURCE.read_text()).body if isinstance(node, ast.If)]
+    declared = {
+        alias.asname or alias.name: (statement.module, alias.name)
+        for block in blocks
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert declared == assay._HOMES
+
+
+def test_dir_lists_every_public_name() -> None:
+    assert set(assay.__all__) <= set(dir(assay))
+
+
+def test_no_module_bears_the_name_of_a_public_function() -> None:
+    """A submodule would replace the function of its name on the package after its first import."""
+    modules = {path.stem for path in SOURCE.parent.glob("*.py")} | {
+        path.parent.name for path in SOURCE.parent.glob("*/__init__.py")
+    }
+    assert not modules & set(assay.__all__)
+
+
+def test_an_unknown_name_says_what_there_is() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'discovr'; public names: .*discover"):
+        assay.discovr  # noqa: B018
+
+
+def _fresh(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = ["torch", "numpy", "transformers", "matplotlib", "sqlalchemy", "pandas", "scipy", "typer"]
+    code = f"import sys, assay; print([name for name in {heavy} if name in sys.modules])"
+    assert _fresh(code).stdout.strip() == "[]"
+
+
+def test_importing_the_package_takes_under_a_third_of_a_second() -> None:
+    code = "import time; start = time.perf_counter(); import assay; print(time.perf_counter() - start)"
+    assert min(float(_fresh(code).stdout) for _ in range(3)) < 0.3
+
+
+def test_help_of_the_command_line_is_instant() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        _fresh("import sys; sys.argv = ['assay', '--help']\nfrom assay.cli import main\nmain()")
+        return time.perf_counter() - start
+
+    # Half a second is the goal on a quiet machine; the best of five allows for a busy one.
+    assert min(seconds() for _ in range(5)) < 0.5

@@ -1,0 +1,165 @@
+"""Imports go one way: a part may use the parts below it, never those above or beside it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import assay
+
+
+SOURCE = Path(assay.__file__).resolve().parent
+
+# From the bottom up; the parts of one row are independent of each other.
+LAYERS: tuple[frozenset[str], ...] = tuple(
+    frozenset(row.split())
+    for row in (
+        "errors",
+        "registry rng measurement",
+        "stats",
+        "graph objectives",
+        "models tasks",
+        "circuits",
+        "execution",
+        "discovery metrics",
+        "store catalogue",
+        "report",
+        "runner",
+        "cli",
+    )
+)
+RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row}
+
+# A slow import stands at module level only at home; elsewhere inside the function that needs it.
+HEAVY_HOMES: dict[str, tuple[str, ...]] = {
+    "transformers": ("models/decoders.py",),
+    "matplotlib": ("report/",),
+    "jinja2": ("report/",),
+    "sqlalchemy": ("store.py",),
+    "pandas": (),
+    "sklearn": ("stats/",),
+    "networkx": (),
+    "timm": (),
+    "torchvision": (),
+    "ray": (),
+    "mlflow": (),
+    "psycopg": (),
+}
+
+
+class Import(NamedTuple):
+    """One imported module: dotted name, line, whether it runs when the importing module is loaded."""
+
+    module: str
+    line: int
+    at_load: bool
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports(tree: ast.AST, *, package: str, at_load: bool = True) -> Iterator[Import]:
+    """Every import below `tree`, relative ones resolved against `package`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, at_load)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            for alias in node.names:
+                # `from assay import store` imports a module, `from assay.store import Store` a name of one.
+                yield Import(f"assay.{alias.name}" if base == "assay" else base, node.lineno, at_load)
+        else:
+            deferred = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_type_checking(node)
+            yield from imports(node, package=package, at_load=at_load and not deferred)
+
+
+def part_of(path: Path) -> str:
+    """The top-level module or folder that a file belongs to."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def imports_of(path: Path) -> list[Import]:
+    package = ".".join(["assay", *path.relative_to(SOURCE).parts[:-1]])
+    return list(imports(ast.parse(path.read_text(), filename=str(path)), package=package))
+
+
+def test_every_part_has_a_layer() -> None:
+    unplaced = {part_of(path) for path in FILES} - RANK.keys()
+    assert not unplaced, f"give these a layer in tests/test_layers.py and docs/architecture.md: {unplaced}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_down_the_layers(path: Path) -> None:
+    own = part_of(path)
+    wrong = []
+    for found in imports_of(path):
+        parts = found.module.split(".")
+        if parts[0] != "assay":
+            continue
+        other = parts[1] if len(parts) > 1 else ""
+        if other not in RANK:
+            wrong.append(f"line {found.line}: import the home of a name, not `assay` itself ({found.module})")
+        elif other != own and RANK[other] >= RANK[own]:
+            direction = "beside" if RANK[other] == RANK[own] else "above"
+            wrong.append(f"line {found.line}: {other} stands {direction} {own}")
+    assert not wrong, f"{path.relative_to(SOURCE)}: " + "; ".join(wrong)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_heavy_imports_stand_at_module_level_only_at_home(path: Path) -> None:
+    relative = path.relative_to(SOURCE).as_posix()
+    wrong = [
+        f"line {found.line}: {found.module}"
+        for found in imports_of(path)
+        if found.at_load
+        and found.module.split(".")[0] in HEAVY_HOMES
+        and not relative.startswith(HEAVY_HOMES[found.module.split(".")[0]] or ("/",))
+    ]
+    assert not wrong, f"{relative}: import inside the function that needs it: " + "; ".join(wrong)
+
+
+def test_the_command_line_loads_only_what_help_needs() -> None:
+    allowed = {"assay.errors", "assay.cli"}
+    slow = {"torch", "numpy", "scipy", "safetensors", "pydantic", "jaxtyping", "rich", *HEAVY_HOMES}
+    cli = [path for path in FILES if part_of(path) == "cli"]
+    wrong = [
+        f"{path.name} line {found.line}: {found.module}"
+        for path in cli
+        for found in imports_of(path)
+        if found.at_load
+        and (
+            found.module.split(".")[0] in slow
+            or (found.module.startswith("assay.") and ".".join(found.module.split(".")[:2]) not in allowed)
+        )
+    ]
+    assert not wrong, "; ".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import torch", [("torch", True)]),
+        ("from assay.store import Store", [("assay.store", True)]),
+        ("from assay import store", [("assay.store", True)]),
+        (
+            "from . import files\nfrom .files import load",
+            [("assay.circuits", True), ("assay.circuits.files", True)],
+        ),
+        ("from .. import graph", [("assay.graph", True)]),
+        ("def f():\n    import pandas", [("pandas", False)]),
+        ("if TYPE_CHECKING:\n    import pandas", [("pandas", False)]),
+        ("if x:\n    import pandas", [("pandas", True)]),
+        ("class A:\n    import pandas", [("pandas", True)]),
+    ],
+)
+def test_the_walk_sees_each_form_of_import(code: str, expected: list[tuple[str, bool]]) -> None:
+    found = imports(ast.parse(code), package="assay.circuits")
+    assert [(each.module, each.at_load) for each in found] == expected
