@@ -1,0 +1,228 @@
+"""Confidence intervals of what circuits are measured by: arrays in, `Interval` out; numpy and scipy only.
+
+A statistic enters as a function of sums over examples. A bootstrap resample is then one row of
+draw counts times the table of per-example components, and the jackknife is a subtraction, so
+thousands of resamples of many quantities cost one matrix product.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float, Float64, Int
+from scipy import special
+from scipy import stats as scipy_stats
+
+from assay.errors import InputError
+from assay.measurement import Interval, undefined_interval
+
+
+OfSums = Callable[[Float[np.ndarray, "*draws n_components"], int], Float[np.ndarray, "*draws"]]
+
+N_RESAMPLES = 2000
+_EQUAL = 1e-12  # relative spread below which replicates differ by rounding only
+_UNDEFINED_SHARE = 0.01  # replicates that may be undefined before the interval is
+_BLOCK = 1 << 22  # draws counted at a time
+
+
+def draw_counts(
+    n: int, n_resamples: int, rng: np.random.Generator, draws: Int[np.ndarray, "n_resamples n"] | None = None
+) -> Float64[np.ndarray, "n_resamples n"]:
+    """How often each of `n` examples is drawn in each resample, with replacement.
+
+    Args:
+        n: Number of examples.
+        n_resamples: Number of resamples, at least 1.
+        rng: Source of the index matrix `integers(0, n, (n_resamples, n))`.
+        draws: Given index matrix instead, `[n_resamples, n]`.
+    """
+    if n_resamples < 1:
+        raise InputError(f"n_resamples is {n_resamples}; at least 1 resample is needed, 2000 by default")
+    rows = max(1, _BLOCK // max(n, 1))
+    counts = np.empty((n_resamples, n))
+    for start in range(0, n_resamples, rows):
+        stop = min(start + rows, n_resamples)
+        block = rng.integers(0, n, (stop - start, n)) if draws is None else draws[start:stop]
+        flat = block + n * np.arange(stop - start)[:, None]
+        counts[start:stop] = np.bincount(flat.ravel(), minlength=n * (stop - start)).reshape(-1, n)
+    return counts
+
+
+def bootstrap_interval(
+    values: Float64[np.ndarray, "n_components n"],
+    of_sums: OfSums,
+    *,
+    rng: np.random.Generator,
+    level: float = 0.95,
+    method: str = "bca",
+    n_resamples: int = N_RESAMPLES,
+    draws: Int[np.ndarray, "n_resamples n"] | None = None,
+) -> Interval:
+    """Bootstrap interval over examples of any function of sums over examples.
+
+    Args:
+        values: Per-example components, one row each, finite.
+        of_sums: Vectorised `(sums [..., n_components], n) -> [...]`; NaN where undefined.
+        rng: Source of the resamples.
+        level: Two-sided coverage.
+        method: `bca` (bias-corrected and accelerated) or `percentile`.
+        n_resamples: Number of resamples.
+        draws: Given index matrix `[n_resamples, n]` instead of random ones.
+
+    Returns:
+        NaN ends when there are fewer than two examples (`too_few`) or more than 1 % of the replicates are
+        undefined (`undefined_replicates`). All replicates equal: both ends at the value, reason
+        `degenerate`. BCa falls back to percentiles, reason `bca_undefined`, when every replicate lies on
+        one side of the value.
+
+    References:
+        Efron (1987), doi:10.1080/01621459.1987.10478410.
+    """
+    if method not in ("bca", "percentile"):
+        raise InputError(f"bootstrap method {method!r} is unknown; choose 'bca' or 'percentile'")
+    n = values.shape[1]
+    if n < 2:
+        return undefined_interval(level, method, "too_few")
+    totals = values.sum(axis=1)
+    point = float(of_sums(totals, n))
+    replicates = of_sums(draw_counts(n, n_resamples, rng, draws) @ values.T, n)
+    defined = replicates[np.isfinite(replicates)]
+    if math.isnan(point) or len(defined) < (1 - _UNDEFINED_SHARE) * len(replicates):
+        return undefined_interval(level, method, "undefined_replicates")
+    if np.ptp(defined) <= _EQUAL * max(abs(point), float(np.abs(defined).max())):
+        return Interval(low=point, high=point, level=level, method=method, reason="degenerate")
+    tails = np.array([(1 - level) / 2, (1 + level) / 2])
+    reason = None
+    if method == "bca":
+        left_out = of_sums(totals - values.T, n - 1)
+        adjusted = _bca_levels(tails, point, defined, left_out)
+        if np.isfinite(adjusted).all():
+            tails = adjusted
+        else:
+            method, reason = "percentile", "bca_undefined"
+    low, high = np.quantile(defined, tails)
+    return Interval(low=float(low), high=float(high), level=level, method=method, reason=reason)
+
+
+def _bca_levels(
+    tails: Float64[np.ndarray, "2"],
+    point: float,
+    replicates: Float64[np.ndarray, " n_replicates"],
+    left_out: Float64[np.ndarray, " n"],
+) -> Float64[np.ndarray, "2"]:
+    """Percentile levels corrected for bias and acceleration (Efron 1987); non-finite where undefined."""
+    below = (np.count_nonzero(replicates < point) + np.count_nonzero(replicates <= point)) / (
+        2 * len(replicates)
+    )
+    if not 0 < below < 1:
+        return np.full(2, np.nan)
+    bias = special.ndtri(below)
+    pull = left_out.mean() - left_out
+    spread = (pull**2).sum()
+    acceleration = (pull**3).sum() / (6 * spread**1.5) if spread > 0 else 0.0
+    shifted = bias + special.ndtri(tails)
+    return special.ndtr(bias + shifted / (1 - acceleration * shifted))
+
+
+def delta_interval(point: float, influence: Float64[np.ndarray, " n"], *, level: float = 0.95) -> Interval:
+    """Student interval from linearised per-example values: point +- t sd(influence) / root n.
+
+    Args:
+        point: The estimate.
+        influence: Change of the estimate per unit weight of each example; their spread (ddof 1) counts.
+        level: Two-sided coverage.
+
+    Returns:
+        Undefined (`too_few`) below two examples; both ends at the point (`degenerate`) at zero spread.
+    """
+    n = len(influence)
+    if n < 2:
+        return undefined_interval(level, "delta", "too_few")
+    margin = float(scipy_stats.t.ppf((1 + level) / 2, n - 1) * influence.std(ddof=1) / math.sqrt(n))
+    reason = None if margin > 0 else "degenerate"
+    return Interval(low=point - margin, high=point + margin, level=level, method="delta", reason=reason)
+
+
+def fieller_interval(
+    numerator: Float64[np.ndarray, " n"], denominator: Float64[np.ndarray, " n"], *, level: float = 0.95
+) -> Interval:
+    """Interval of a ratio of means that stays honest when the denominator is near zero.
+
+    All F with (mean(num) - F mean(den))^2 <= t^2 Var(num - F den) / n.
+
+    Returns:
+        Undefined with reason `unbounded` when the denominator's mean is not distinguishable from zero, and
+        `too_few` below two examples.
+
+    References:
+        Fieller (1954), doi:10.1111/j.2517-6161.1954.tb00159.x.
+    """
+    n = len(numerator)
+    if n < 2:
+        return undefined_interval(level, "fieller", "too_few")
+    t = scipy_stats.t.ppf((1 + level) / 2, n - 1)
+    covariance = np.cov(numerator, denominator, ddof=1) * t**2 / n
+    top, bottom = numerator.mean(), denominator.mean()
+    a = bottom**2 - covariance[1, 1]
+    b = top * bottom - covariance[0, 1]
+    c = top**2 - covariance[0, 0]
+    if a <= 0:
+        return undefined_interval(level, "fieller", "unbounded")
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    reason = None if root > 0 else "degenerate"
+    return Interval(
+        low=float((b - root) / a), high=float((b + root) / a), level=level, method="fieller", reason=reason
+    )
+
+
+def clopper_pearson(successes: int, n: int, *, level: float = 0.95) -> Interval:
+    """Exact interval of a share, coverage at least `level` for every n.
+
+    Args:
+        successes: Number of successes, 0..n.
+        n: Number of trials; 0 gives an undefined interval (`too_few`).
+        level: Two-sided coverage.
+
+    References:
+        Clopper and Pearson (1934), doi:10.1093/biomet/26.4.404.
+
+    Example:
+        >>> interval = clopper_pearson(10, 10)
+        >>> round(interval.low, 4), interval.high
+        (0.6915, 1.0)
+    """
+    if not 0 <= successes <= n:
+        raise InputError(f"successes is {successes} of n = {n}; a count between 0 and n is needed")
+    if n == 0:
+        return undefined_interval(level, "clopper-pearson", "too_few")
+    ends = scipy_stats.binomtest(successes, n).proportion_ci(confidence_level=level, method="exact")
+    return Interval(low=float(ends.low), high=float(ends.high), level=level, method="clopper-pearson")
+
+
+def fisher_z_interval(r: float, n: int, *, level: float = 0.95, kind: str = "pearson") -> Interval:
+    """Interval of a correlation through z = atanh(r), asymmetric around r.
+
+    Args:
+        r: Correlation in [-1, 1].
+        n: Number of pairs; below 4 the interval is undefined (`too_few`).
+        level: Two-sided coverage.
+        kind: `pearson` (standard error 1 / root(n - 3)) or `spearman` (root((1 + r^2 / 2) / (n - 3))).
+
+    Returns:
+        NaN ends for NaN r; both ends at r (`degenerate`) for |r| = 1.
+
+    References:
+        Fisher (1921); Bonett and Wright (2000), doi:10.1007/BF02294183.
+    """
+    if kind not in ("pearson", "spearman"):
+        raise InputError(f"kind {kind!r} is unknown; choose 'pearson' or 'spearman'")
+    if abs(r) > 1:
+        raise InputError(f"r is {r}; a correlation lies in [-1, 1]")
+    if math.isnan(r) or n < 4:
+        return undefined_interval(level, "fisher-z", "undefined" if math.isnan(r) else "too_few")
+    if abs(r) == 1:
+        return Interval(low=r, high=r, level=level, method="fisher-z", reason="degenerate")
+    inflation = 1 + r * r / 2 if kind == "spearman" else 1.0
+    margin = float(special.ndtri((1 + level) / 2)) * math.sqrt(inflation / (n - 3))
+    z = math.atanh(r)
+    return Interval(low=math.tanh(z - margin), high=math.tanh(z + margin), level=level, method="fisher-z")

@@ -1,0 +1,279 @@
+"""Statistics as named functions of sums over examples.
+
+`RatioOfSums` covers means, recoveries, baseline-corrected recoveries and areas under a curve of
+them; `FunctionOfSums` whatever else is a function of sums. Both resample without a model.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float64
+from scipy import special
+
+from assay.errors import FileFormatError, InputError, unknown_name
+from assay.measurement import Interval
+from assay.registry import Registry
+from assay.rng import stream
+from assay.stats.intervals import bootstrap_interval, clopper_pearson, delta_interval, fieller_interval
+
+
+_STREAM = "bootstrap"
+_METHODS = ("bca", "percentile", "delta", "fieller", "clopper-pearson")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioOfSums:
+    """F = offset + scale * N / D, N and D linear in the sums of components.
+
+    Attributes:
+        numerator: Coefficient of each component's sum in N.
+        denominator: The same for D; empty means the number of examples, so F is affine in means.
+        offset: Added to the ratio.
+        scale: Multiplies the ratio.
+        smallest: The ratio is undefined where |D| < smallest * n.
+    """
+
+    numerator: Mapping[str, float]
+    denominator: Mapping[str, float] = field(default_factory=dict)
+    offset: float = 0.0
+    scale: float = 1.0
+    smallest: float = 1e-8
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Names of the per-example vectors it sums."""
+        return tuple(dict.fromkeys((*self.numerator, *self.denominator)))
+
+    def _weights(self, of: Mapping[str, float]) -> Float64[np.ndarray, " n_components"]:
+        return np.array([float(of.get(name, 0.0)) for name in self.components])
+
+    def of_sums(self, sums: Float[np.ndarray, "*draws n_components"], n: int) -> Float[np.ndarray, "*draws"]:
+        """F from the sums over `n` examples; NaN where the denominator vanishes."""
+        top = sums @ self._weights(self.numerator)
+        bottom = (
+            sums @ self._weights(self.denominator) if self.denominator else np.full(np.shape(top), float(n))
+        )
+        return self._of_pair(np.stack([top, bottom], axis=-1), n)
+
+    def _of_pair(self, sums: Float[np.ndarray, "*draws 2"], n: int) -> Float[np.ndarray, "*draws"]:
+        """F from the sums N and D themselves."""
+        top, bottom = sums[..., 0], sums[..., 1]
+        usable = np.abs(bottom) >= max(self.smallest * n, np.finfo(np.float64).tiny)
+        ratio = np.divide(top, bottom, out=np.full(np.shape(top), np.nan), where=usable)
+        return np.asarray(self.offset + self.scale * ratio)
+
+    def _per_example(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, "2 n"]:
+        top = self._weights(self.numerator) @ values
+        bottom = self._weights(self.denominator) @ values if self.denominator else np.ones(values.shape[1])
+        return np.stack([top, bottom])
+
+    def linearised(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, " n"]:
+        """Per-example values that average to F: F plus influence; for a mean, the data themselves.
+
+        F_i = F + scale (N_i - (N / D) D_i) / mean(D); spread over root n is the delta standard error.
+        """
+        top, bottom = self._per_example(values)
+        ratio = top.sum() / bottom.sum()
+        return np.asarray(self.offset + self.scale * (ratio + (top - ratio * bottom) / bottom.mean()))
+
+    def unstable(self, values: Float64[np.ndarray, "n_components n"]) -> bool:
+        """Whether the denominator's mean is within three standard errors of zero."""
+        bottom = self._per_example(values)[1]
+        n = len(bottom)
+        return n > 1 and bool(abs(bottom.mean()) < 3 * bottom.std(ddof=1) / math.sqrt(n))
+
+    def interval(
+        self,
+        values: Float64[np.ndarray, "n_components n"],
+        *,
+        level: float = 0.95,
+        method: str | None = None,
+        seed: int = 0,
+    ) -> Interval:
+        """Interval over examples; by default BCa, Fieller's where the denominator is unstable."""
+        method = method or ("fieller" if self.unstable(values) else "bca")
+        top, bottom = self._per_example(values)
+        if method == "fieller":
+            return self._moved(fieller_interval(top, bottom, level=level))
+        if method == "delta":
+            linear = self.linearised(values)
+            return delta_interval(float(linear.mean()), linear, level=level)
+        if method == "clopper-pearson":
+            if self.denominator or not np.isin(top, (0.0, 1.0)).all():
+                raise InputError(
+                    "a Clopper-Pearson interval needs the mean of values that are 0 or 1; use 'bca'"
+                )
+            return self._moved(clopper_pearson(int(top.sum()), len(top), level=level))
+        if method in ("bca", "percentile"):
+            return bootstrap_interval(
+                np.stack([top, bottom]), self._of_pair, rng=stream(seed, _STREAM), level=level, method=method
+            )
+        raise unknown_name("interval method", method, _METHODS)
+
+    def _moved(self, interval: Interval) -> Interval:
+        """An interval of N/D as one of F; a negative scale swaps the ends."""
+        ends = sorted((self.offset + self.scale * interval.low, self.offset + self.scale * interval.high))
+        return Interval(
+            low=ends[0], high=ends[1], level=interval.level, method=interval.method, reason=interval.reason
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON that `statistic_from_dict` reads."""
+        return {
+            "kind": "ratio-of-sums",
+            "numerator": dict(self.numerator),
+            "denominator": dict(self.denominator),
+            "offset": self.offset,
+            "scale": self.scale,
+            "smallest": self.smallest,
+        }
+
+
+def mean_of(name: str, *, offset: float = 0.0, scale: float = 1.0) -> RatioOfSums:
+    """A mean of one component, scaled and shifted: offset + scale * mean."""
+    return RatioOfSums(numerator={name: 1.0}, offset=offset, scale=scale)
+
+
+def mean_difference(name: str, minus: str) -> RatioOfSums:
+    """Mean of one component less the mean of another."""
+    return RatioOfSums(numerator={name: 1.0, minus: -1.0})
+
+
+def ratio_of(
+    name: str, over: str, *, offset: float = 0.0, scale: float = 1.0, smallest: float = 1e-8
+) -> RatioOfSums:
+    """Sum of one component over the sum of another, scaled and shifted: offset + scale * ratio."""
+    return RatioOfSums(
+        numerator={name: 1.0}, denominator={over: 1.0}, offset=offset, scale=scale, smallest=smallest
+    )
+
+
+def recovery_of(
+    name: str, *, full: str = "full", empty: str = "empty", smallest: float = 1e-8
+) -> RatioOfSums:
+    """(sum of `name` - sum of `empty`) / (sum of `full` - sum of `empty`)."""
+    numerator = {name: 1.0, empty: -1.0}
+    return RatioOfSums(numerator=numerator, denominator={full: 1.0, empty: -1.0}, smallest=smallest)
+
+
+SumFunction = Callable[..., Float[np.ndarray, "*draws"]]
+SUM_FUNCTIONS: Registry[SumFunction] = Registry("sum function")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionOfSums:
+    """A registered function of the sums of components that is no ratio of sums.
+
+    Attributes:
+        function: Key in `SUM_FUNCTIONS`; called with the sums `[..., n_components]`, n and the parameters.
+        components: Names of the per-example vectors it sums, in the order the function expects.
+        parameters: JSON values passed on by keyword.
+    """
+
+    function: str
+    components: tuple[str, ...]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def of_sums(self, sums: Float[np.ndarray, "*draws n_components"], n: int) -> Float[np.ndarray, "*draws"]:
+        """The function at the sums over `n` examples."""
+        return np.asarray(SUM_FUNCTIONS[self.function](sums, n, **self.parameters))
+
+    def linearised(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, " n"]:
+        """Jackknife pseudo-values n F - (n - 1) F without the example; NaN below two examples."""
+        n = values.shape[1]
+        if n < 2:
+            return np.full(n, np.nan)
+        totals = values.sum(axis=1)
+        return np.asarray(n * self.of_sums(totals, n) - (n - 1) * self.of_sums(totals - values.T, n - 1))
+
+    def interval(
+        self,
+        values: Float64[np.ndarray, "n_components n"],
+        *,
+        level: float = 0.95,
+        method: str | None = None,
+        seed: int = 0,
+    ) -> Interval:
+        """Interval over examples: `bca` (default), `percentile` or `delta` (from the pseudo-values)."""
+        if method == "delta":
+            point = float(self.of_sums(values.sum(axis=1), values.shape[1]))
+            return delta_interval(point, self.linearised(values), level=level)
+        return bootstrap_interval(
+            values, self.of_sums, rng=stream(seed, _STREAM), level=level, method=method or "bca"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON that `statistic_from_dict` reads."""
+        return {
+            "kind": "function-of-sums",
+            "function": self.function,
+            "components": list(self.components),
+            "parameters": dict(self.parameters),
+        }
+
+
+@SUM_FUNCTIONS.register("d-prime")
+def _d_prime(sums: Float[np.ndarray, "*draws 2"], n: int, *, correction: str) -> Float[np.ndarray, "*draws"]:
+    """Phi^-1(hit rate) - Phi^-1(false-alarm rate) from the counts of hits and false alarms."""
+    rates = corrected_rate(sums, n, correction=correction)
+    return np.asarray(special.ndtri(rates[..., 0]) - special.ndtri(rates[..., 1]))
+
+
+def corrected_rate(
+    counts: Float[np.ndarray, "*shape"], n: int, *, correction: str
+) -> Float[np.ndarray, "*shape"]:
+    """A rate kept off 0 and 1, so that its normal quantile is finite.
+
+    Args:
+        counts: Number of events among `n`, n >= 1.
+        n: Number of trials.
+        correction: `loglinear`, (count + 1/2) / (n + 1), or `clip-half`, count / n clipped to
+            [1 / (2 n), 1 - 1 / (2 n)].
+    """
+    if correction == "loglinear":
+        return np.asarray((counts + 0.5) / (n + 1))
+    if correction == "clip-half":
+        return np.asarray(np.clip(counts / n, 1 / (2 * n), 1 - 1 / (2 * n)))
+    raise unknown_name("rate correction", correction, ("loglinear", "clip-half"))
+
+
+@SUM_FUNCTIONS.register("spread-of-ratios")
+def _spread_of_ratios(
+    sums: Float[np.ndarray, "*draws n_components"], n: int, *, offsets: list[float], scales: list[float]
+) -> Float[np.ndarray, "*draws"]:
+    """Coefficient of variation (ddof 0) of offset + scale * N / D over consecutive pairs of components."""
+    top, bottom = sums[..., 0::2], sums[..., 1::2]
+    usable = np.abs(bottom) >= 1e-8 * n
+    ratios = np.divide(top, bottom, out=np.full(top.shape, np.nan), where=usable)
+    values = np.array(offsets) + np.array(scales) * ratios
+    mean = np.abs(values.mean(axis=-1))
+    spread = np.full(np.shape(mean), np.nan)
+    np.divide(values.std(axis=-1), mean, out=spread, where=mean >= 1e-8)
+    return spread
+
+
+@SUM_FUNCTIONS.register("distance-area")
+def _distance_area(
+    sums: Float[np.ndarray, "*draws n_components"], n: int, *, weights: list[float], smallest: float
+) -> Float[np.ndarray, "*draws"]:
+    """sum_k w_k |1 - (S_k - S_empty) / (S_full - S_empty)|; components are empty, full, then the points."""
+    empty, full, points = sums[..., :1], sums[..., 1:2], sums[..., 2:]
+    bottom = full - empty
+    usable = np.broadcast_to(np.abs(bottom) >= max(smallest * n, np.finfo(np.float64).tiny), points.shape)
+    recovered = np.divide(points - empty, bottom, out=np.full(points.shape, np.nan), where=usable)
+    return np.asarray(np.abs(1 - recovered) @ np.array(weights))
+
+
+def statistic_from_dict(record: Mapping[str, Any]) -> RatioOfSums | FunctionOfSums:
+    """The statistic that `to_dict` described."""
+    fields = {key: value for key, value in record.items() if key != "kind"}
+    if record.get("kind") == "ratio-of-sums":
+        return RatioOfSums(**fields)
+    if record.get("kind") == "function-of-sums":
+        return FunctionOfSums(**{**fields, "components": tuple(fields["components"])})
+    raise FileFormatError(
+        f"a statistic of kind {record.get('kind')!r} is unknown; this file may come from a newer version"
+    )
