@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from assay.errors import FileFormatError, InputError, OutputError, UnknownNameError
-from assay.store import DATABASE_NAME, ID_LENGTH, SCHEMA_VERSION, Store, result_id
+from assay.measurement import record_id
+from assay.store import DATABASE_NAME, ID_LENGTH, SCHEMA_VERSION, Store
 
 
 PROVENANCE: dict[str, Any] = {
@@ -34,23 +35,23 @@ def files_below(directory: Path) -> list[str]:
 
 def test_machine_facts_are_no_part_of_the_identity() -> None:
     elsewhere = {**PROVENANCE, "machine": {"host": "b", "seconds": 3.5}}
-    assert result_id("measurement", PROVENANCE) == result_id("measurement", elsewhere)
+    assert record_id("measurement", PROVENANCE) == record_id("measurement", elsewhere)
 
 
 def test_kind_and_every_other_fact_are_part_of_the_identity() -> None:
     variants = [
-        result_id("measurement", PROVENANCE),
-        result_id("scores", PROVENANCE),
-        result_id("measurement", {**PROVENANCE, "seed": 1}),
-        result_id("measurement", {**PROVENANCE, "task": {"name": "ioi", "n": 21}}),
-        result_id("measurement", {}),
+        record_id("measurement", PROVENANCE),
+        record_id("scores", PROVENANCE),
+        record_id("measurement", {**PROVENANCE, "seed": 1}),
+        record_id("measurement", {**PROVENANCE, "task": {"name": "ioi", "n": 21}}),
+        record_id("measurement", {}),
     ]
     assert len(set(variants)) == len(variants)
 
 
 def test_the_identity_worked_by_hand() -> None:
     # printf '{"kind":"measurement","provenance":{"seed":0}}' | sha256sum
-    assert result_id("measurement", {"seed": 0, "machine": {}}) == "68a3417c3d9f6222"
+    assert record_id("measurement", {"seed": 0, "machine": {}}) == "68a3417c3d9f6222"
 
 
 @pytest.mark.parametrize("value", [b"bytes", Path("x"), object(), torch.float32])
@@ -66,7 +67,7 @@ def test_tuples_arrays_and_undefined_numbers_are_kept_as_json_says_them(store: S
     payload = {"size": (1, 2), "curve": np.array([0.5, 1.0]), "value": float("nan"), "n": np.int64(3)}
     key = store.put("measurement", {"steps": (1, 2)}, payload)
     assert store.get(key).payload == {"size": [1, 2], "curve": [0.5, 1.0], "value": None, "n": 3}
-    assert key == result_id("measurement", {"steps": [1, 2]})
+    assert key == record_id("measurement", {"steps": [1, 2]})
 
 
 # --------------------------------------------------------------------------------------------- round trip
@@ -156,7 +157,7 @@ def test_equal_arrays_share_one_file(store: Store) -> None:
 
 
 def test_has_tells_whether_work_was_done(store: Store) -> None:
-    key = result_id("measurement", PROVENANCE)
+    key = record_id("measurement", PROVENANCE)
     assert not store.has(key)
     assert store.put("measurement", PROVENANCE, {}) == key
     assert store.has(key)

@@ -7,7 +7,7 @@ DIR/assay.db                     kind, provenance, payload, array names of each 
 DIR/arrays/ab/abcdef….safetensors   one array per file, named by the SHA-256 of the file
 ```
 
-A result's id is the hash of its kind and provenance less machine facts (`result_id`), so asking whether
+A result's id is the hash of its kind and provenance less machine facts (`assay.measurement.record_id`), so asking whether
 work was done already is one look-up, and storing the same work twice changes nothing. Writers in several
 processes are serialised by the database; array files are written to a temporary name and renamed before
 the row that names them is committed, so a reader never sees half a result.
@@ -62,17 +62,6 @@ _ARRAYS = sa.Table(
 )
 
 
-def result_id(kind: str, provenance: Mapping[str, Any]) -> str:
-    """The identity of a result: hash of its kind and provenance, 16 hex digits (`measurement.record_id`).
-
-    Args:
-        kind: What the result is, e.g. `"measurement"`.
-        provenance: How it came to be: everything that distinguishes it from other results of its kind.
-            Facts under `"machine"` (device, host, timing) do not count.
-    """
-    return record_id({"kind": kind, "provenance": provenance})
-
-
 class StoredArrays:
     """The arrays of one stored result by name, each read and verified when it is asked for.
 
@@ -116,7 +105,7 @@ class StoredResult:
     """One result as it was stored.
 
     Attributes:
-        id: 16 hex digits, see `result_id`.
+        id: 16 hex digits, see `assay.measurement.record_id`.
         kind: What it is: `"measurement"`, `"circuit"`, `"scores"`, ...
         created: UTC, ISO 8601, of the first `put`.
         provenance: How it came to be, machine facts included.
@@ -188,13 +177,13 @@ class Store:
             arrays: Large parts by name, numeric or boolean; kept in their own dtype.
 
         Returns:
-            The result's id, see `result_id`.
+            The result's id, see `assay.measurement.record_id`.
 
         Raises:
             InputError: A value that JSON or safetensors cannot hold; nothing is stored.
             OutputError: The store cannot be written; nothing of the result is then visible.
         """
-        identity = result_id(kind, provenance)
+        identity = record_id(kind, provenance)
         row = {
             "id": identity,
             "kind": kind,
