@@ -1,0 +1,439 @@
+"""Pictures of an audit: `*_data` says what will be drawn, `plot_*` draws it, `to_svg` makes it inline SVG.
+
+Every builder reads the audit document (a plain dict) and nothing else. Drawing uses `Figure`
+objects only: no pyplot state, no global theme. Colours are named here once; in inline SVG they
+become CSS variables, so that one picture serves light, dark and printed pages.
+"""
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+INK, MUTED, RULE = "#22262b", "#666d76", "#d8d5cc"
+SUPPORTS, OPPOSES = "#0b67a8", "#c5501c"
+
+_CSS_VARIABLES = {
+    INK: "--ink",
+    MUTED: "--muted",
+    RULE: "--rule",
+    SUPPORTS: "--supports",
+    OPPOSES: "--opposes",
+}
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveData:
+    """Faithfulness against circuit size, with its interval band and random circuits of the same sizes.
+
+    Attributes:
+        n_edges: Circuit sizes, ascending.
+        fractions: The same as shares of all edges, in (0, 1].
+        values, low, high: Normalised faithfulness (0 empty circuit, 1 model) and its interval; NaN undefined.
+        random_values, random_low, random_high: Mean and range of random circuits; empty where not run.
+        target: The faithfulness asked for.
+        chosen: Fraction of the circuit reported, or None.
+        chosen_value: Its faithfulness, or None.
+        n: Prompts behind each value.
+    """
+
+    n_edges: tuple[int, ...]
+    fractions: tuple[float, ...]
+    values: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    random_values: tuple[float, ...]
+    random_low: tuple[float, ...]
+    random_high: tuple[float, ...]
+    target: float
+    chosen: float | None
+    chosen_value: float | None
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreementData:
+    """Top-K agreement of circuit and model: one row per K.
+
+    Attributes:
+        k: The list lengths.
+        values, low, high: Mean overlap share in [0, 1] and its interval.
+        random: Mean of random circuits of equal size; NaN where not run.
+        chance: Expected overlap of two random lists, K / vocabulary; NaN where unknown.
+        tau: Kendall's tau-b inside the model's top K; NaN where undefined.
+        n: Prompts.
+    """
+
+    k: tuple[int, ...]
+    values: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    random: tuple[float, ...]
+    chance: tuple[float, ...]
+    tau: tuple[float, ...]
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixData:
+    """A labelled matrix; `values` is `[rows, columns]`, NaN where there is no cell."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: np.ndarray
+    row_title: str
+    column_title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StripData:
+    """One value on its own short axis; places are per cent of the axis length, `None` where absent.
+
+    `good` is the stretch of the axis on which the verdict would be a pass.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    threshold: float | None
+    good: tuple[float, float] | None
+    label: str
+
+
+def strip_data(measurement: Document) -> StripData | None:
+    """A measurement against its threshold; None where the value is undefined."""
+    value, threshold = measurement.get("value"), measurement.get("threshold")
+    if value is None:
+        return None
+    interval = measurement.get("interval") or {}
+    low, high = interval.get("low"), interval.get("high")
+    direction = measurement.get("direction")
+    shown = [number for number in (value, low, high, threshold) if number is not None]
+    first, last = min(0.0, *shown), max(1.0 if direction == "target" else 0.0, *shown)
+    room = (last - first) * 0.06 or 1.0
+    first, last = (first - room if first < 0 else first), last + room
+
+    def place(number: float | None) -> float | None:
+        return None if number is None else round(100 * (number - first) / (last - first), 1)
+
+    at = place(threshold)
+    good = None
+    if at is not None and direction in ("higher", "target"):
+        good = (at, 100.0)
+    elif at is not None and direction == "lower":
+        good = (0.0, at)
+    words = f"axis from {first:.3g} to {last:.3g}"
+    if threshold is not None:
+        words += f", threshold {threshold:g}"
+    return StripData(
+        value=place(value), low=place(low), high=place(high), threshold=at, good=good, label=words
+    )
+
+
+def curve_data(document: Document) -> CurveData:
+    """The faithfulness curve of an audit document."""
+    curve, circuit = document["curve"], document["circuit"]
+    random = curve.get("random") or {}
+    faithfulness = circuit.get("faithfulness") or {}
+    return CurveData(
+        n_edges=tuple(curve["n_edges"]),
+        fractions=tuple(curve["fractions"]),
+        values=_numbers(curve["values"]),
+        low=_numbers(curve.get("low") or [None] * len(curve["values"])),
+        high=_numbers(curve.get("high") or [None] * len(curve["values"])),
+        random_values=_numbers(random.get("values", [])),
+        random_low=_numbers(random.get("low", [])),
+        random_high=_numbers(random.get("high", [])),
+        target=float(circuit["target"]),
+        chosen=circuit["fraction"],
+        chosen_value=faithfulness.get("value"),
+        n=int(curve["n"]),
+    )
+
+
+def agreement_data(document: Document) -> AgreementData:
+    """Top-K agreement of an audit document."""
+    topk = document["topk"]
+    size = len(topk["k"])
+    return AgreementData(
+        k=tuple(topk["k"]),
+        values=_numbers(topk["agreement"]),
+        low=_numbers(topk.get("low") or [None] * size),
+        high=_numbers(topk.get("high") or [None] * size),
+        random=_numbers(topk.get("random") or [None] * size),
+        chance=_numbers(topk.get("chance") or [None] * size),
+        tau=_numbers(topk.get("tau") or [None] * size),
+        n=int(topk["n"]),
+    )
+
+
+def layer_data(document: Document) -> MatrixData:
+    """Share of the summed |score| between each pair of layers; rows write, columns read; NaN: no edges."""
+    table = document["per_layer"]
+    values = np.array(table["values"], dtype=float)
+    first_reader = np.maximum(np.arange(values.shape[0]) - 1, 0)
+    values[np.arange(values.shape[1])[None, :] < first_reader[:, None]] = np.nan
+    total = np.nansum(values)
+    return MatrixData(
+        rows=tuple(table["rows"]),
+        columns=tuple(table["columns"]),
+        values=values / total if total > 0 else values,
+        row_title="writes",
+        column_title="reads",
+    )
+
+
+def head_data(document: Document) -> MatrixData:
+    """Summed score of each head's outgoing edges: rows are heads, columns layers in forward order."""
+    values = np.array(document["per_head"], dtype=float).T
+    return MatrixData(
+        rows=tuple(f"head {head}" for head in range(values.shape[0])),
+        columns=tuple(f"layer {layer}" for layer in range(values.shape[1])),
+        values=values,
+        row_title="head",
+        column_title="layer",
+    )
+
+
+def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
+    """Draw the faithfulness curve on a logarithmic axis of circuit size."""
+    ax = _axes(ax, 6.6, 4.0)
+    x = np.array(data.fractions)
+    total = data.n_edges[-1] / data.fractions[-1]
+    ax.set_xscale("log")
+    ax.axhline(1, color=RULE, linewidth=0.8, zorder=0)
+    ax.axhline(0, color=RULE, linewidth=0.8, zorder=0)
+    ax.axhline(data.target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2.5)), zorder=1)
+    ax.annotate(
+        f"target {data.target:g}",
+        (0, data.target),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, 3),
+        textcoords="offset points",
+        color=MUTED,
+    )
+    if data.random_values:
+        ax.fill_between(x, data.random_low, data.random_high, color=MUTED, alpha=0.16, linewidth=0)
+        ax.plot(
+            x, data.random_values, color=MUTED, linewidth=1.2, linestyle=(0, (4, 2)), marker="s", markersize=3
+        )
+        _label_line(ax, x, data.random_values, "random edges", MUTED, level=0.3, offset=(6, -9), align="left")
+    ax.fill_between(x, data.low, data.high, color=SUPPORTS, alpha=0.16, linewidth=0)
+    ax.plot(x, data.values, color=SUPPORTS, linewidth=1.8, marker="o", markersize=4)
+    _label_line(ax, x, data.values, "strongest edges", SUPPORTS, level=0.5, offset=(-8, 3), align="right")
+    if data.chosen is not None and data.chosen_value is not None:
+        ax.plot(
+            [data.chosen], [data.chosen_value], "o", markersize=9, markerfacecolor="none", color=INK, zorder=5
+        )
+        ax.annotate(
+            "this circuit",
+            (data.chosen, data.chosen_value),
+            xytext=(9, -13),
+            textcoords="offset points",
+            color=INK,
+        )
+    smallest = data.fractions[0]
+    ticks = [tick for tick in (1e-4, 1e-3, 1e-2, 1e-1, 1.0) if tick >= smallest * 0.99]
+    ax.set_xticks(ticks, [f"{100 * tick:g} %\n{max(1, round(tick * total)):,}" for tick in ticks])
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("edges kept (share and number)")
+    ax.set_ylabel("normalised faithfulness")
+    finite = [value for value in (*data.values, *data.low, *data.high, 0, 1) if math.isfinite(value)]
+    ax.set_ylim(max(min(finite), -1) - 0.05, min(max(finite), 2) + 0.08)
+    return ax
+
+
+def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
+    """Draw top-K agreement: a point with its interval per K, random circuits and chance beside it."""
+    ax = _axes(ax, 6.6, 0.75 + 0.5 * len(data.k))
+    rows = np.arange(len(data.k))
+    for row, value in zip(rows, data.values, strict=True):
+        ax.plot([0, 1], [row, row], color=RULE, linewidth=0.8, zorder=0)
+        ax.plot([data.low[row], data.high[row]], [row, row], color=SUPPORTS, linewidth=2.2)
+        ax.plot([value], [row], "o", color=SUPPORTS, markersize=6)
+        ax.plot([data.random[row]], [row], "s", color=MUTED, markersize=5, markerfacecolor="none")
+        ax.plot([data.chance[row]], [row], "|", color=MUTED, markersize=9)
+    if len(data.k) and math.isfinite(data.values[0]):
+        ax.annotate(
+            "circuit",
+            (data.values[0], 0),
+            xytext=(0, 8),
+            textcoords="offset points",
+            color=SUPPORTS,
+            ha="center",
+        )
+    if len(data.k) and math.isfinite(data.random[0]):
+        ax.annotate(
+            "random circuits",
+            (data.random[0], 0),
+            xytext=(0, 8),
+            textcoords="offset points",
+            color=MUTED,
+            ha="left",
+        )
+    ax.set_yticks(rows, [f"top {k}" for k in data.k])
+    ax.set_ylim(len(data.k) - 0.5, -0.75)
+    ax.set_xlim(-0.02, 1.02)
+    ax.set_xlabel("mean share of the model's top K that the circuit also ranks in its top K")
+    ax.tick_params(left=False)
+    ax.spines["left"].set_visible(False)
+    return ax
+
+
+def plot_matrix(data: MatrixData, ax: Axes | None = None, *, percent: bool = False) -> Axes:
+    """Draw a matrix as cells whose ink grows with |value|; hue gives the sign, digits the value.
+
+    Args:
+        data: Rows are drawn from top to bottom.
+        ax: Where to draw; default a new figure of fitting size.
+        percent: Print values as whole per cents instead of two significant digits.
+    """
+    n_rows, n_columns = data.values.shape
+    cell = 0.52 if max(n_rows, n_columns) <= 14 else 0.3
+    ax = _axes(ax, 0.9 + cell * n_columns, 0.75 + cell * 0.72 * n_rows)
+    largest = np.nanmax(np.abs(data.values)) if np.isfinite(data.values).any() else 0.0
+    printed = max(n_rows, n_columns) <= 14
+    for (row, column), value in np.ndenumerate(data.values):
+        if not math.isfinite(value):
+            continue
+        share = abs(value) / largest if largest > 0 else 0.0
+        place = (column - 0.47, row - 0.46)
+        ax.add_patch(Rectangle(place, 0.94, 0.92, facecolor=RULE, alpha=0.25, linewidth=0))
+        ax.add_patch(
+            Rectangle(
+                place,
+                0.94,
+                0.92,
+                facecolor=SUPPORTS if value >= 0 else OPPOSES,
+                alpha=round(0.9 * share, 3),
+                linewidth=0,
+            )
+        )
+        if printed and share >= 0.02:
+            text = f"{100 * value:.0f}" if percent else _short(value)
+            ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=INK)
+    ax.set_xlim(-0.55, n_columns - 0.45)
+    ax.set_ylim(n_rows - 0.45, -0.55)
+    step = 1 if max(n_rows, n_columns) <= 14 else 2
+    ax.set_xticks(range(0, n_columns, step), [_last_word(name) for name in data.columns[::step]])
+    ax.set_yticks(range(0, n_rows, step), [_last_word(name) for name in data.rows[::step]])
+    ax.tick_params(length=0)
+    ax.set_xlabel(data.column_title)
+    ax.set_ylabel(data.row_title)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return ax
+
+
+def to_svg(ax: Axes, *, label: str, key: str) -> str:
+    """The figure of `ax` as one inline `<svg>` element for HTML.
+
+    Text stays text, metadata and unused ids are dropped, ids that are needed get the prefix `key`
+    (so that many pictures fit one page), colours of this module become CSS variables, and the
+    same picture always gives the same string.
+
+    Args:
+        ax: Axes of a finished drawing.
+        label: Text alternative, read out instead of the picture.
+        key: Prefix of ids, unique on the page.
+    """
+    figure = ax.get_figure()
+    assert isinstance(figure, Figure)
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": key}):
+        figure.savefig(
+            buffer,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<title>.*?</title>", "", text, flags=re.DOTALL)
+    text = text.replace("xlink:href", "href")
+    used = set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text))
+    names = {name for pair in used for name in pair if name}
+    text = re.sub(
+        r' id="([^"]+)"', lambda match: f' id="{key}-{match[1]}"' if match[1] in names else "", text
+    )
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{key}-\1)", text)
+    text = re.sub(r'href="#([^"]+)"', rf'href="#{key}-\1"', text)
+    text = re.sub(r"font-family:[^;\"]*;?", "", text)
+    text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)
+    for colour, variable in _CSS_VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    view = re.search(r'viewBox="([^"]+)"', text)
+    assert view is not None
+    width = float(view[1].split()[2])
+    opening = (
+        f'<svg class="plot" viewBox="{view[1]}" style="max-width:{width * 4 / 3:.0f}px" role="img" '
+        f'aria-label="{_attribute(label)}">'
+    )
+    text = re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1)
+    return re.sub(r"\s*\n\s*", "\n", text).strip()
+
+
+def _axes(ax: Axes | None, width: float, height: float) -> Axes:
+    if ax is None:
+        ax = Figure(figsize=(width, height), layout="constrained").subplots()
+        assert isinstance(ax, Axes)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(MUTED)
+        ax.spines[side].set_linewidth(0.7)
+    ax.tick_params(colors=MUTED, width=0.7, length=3, labelsize=8.5, which="both")
+    ax.tick_params(which="minor", length=2)
+    ax.xaxis.label.set(color=INK, fontsize=9)
+    ax.yaxis.label.set(color=INK, fontsize=9)
+    return ax
+
+
+def _label_line(
+    ax: Axes,
+    x: np.ndarray,
+    y: Sequence[float],
+    text: str,
+    colour: str,
+    *,
+    level: float,
+    offset: tuple[float, float],
+    align: str,
+) -> None:
+    """Write a line's name beside the place where it comes closest to `level`."""
+    values = np.array(y)
+    if not np.isfinite(values).any():
+        return
+    place = int(np.nanargmin(np.abs(values - level)))
+    ax.annotate(
+        text, (x[place], values[place]), xytext=offset, textcoords="offset points", color=colour, ha=align
+    )
+
+
+def _numbers(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(math.nan if value is None else float(value) for value in values)
+
+
+def _short(value: float) -> str:
+    text = f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
+    return text.replace("0.", ".", 1).replace("-", "\N{MINUS SIGN}")
+
+
+def _last_word(name: str) -> str:
+    return name.rsplit(" ", 1)[-1]
+
+
+def _attribute(text: str) -> str:
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
+        text = text.replace(character, entity)
+    return text

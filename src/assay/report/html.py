@@ -1,0 +1,239 @@
+"""One self-contained page from stored results: inline styles, script and pictures, no network, no model."""
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jinja2
+
+from assay.errors import InputError, OutputError
+from assay.report import figures, words
+from assay.report.layout import circuit_layout
+
+SCHEMA = "assay-audit/1"
+REQUIRED = (
+    "title",
+    "model",
+    "task",
+    "discovery",
+    "graph",
+    "method",
+    "edges",
+    "curve",
+    "circuit",
+    "measurements",
+    "topk",
+    "per_layer",
+    "per_head",
+    "provenance",
+)
+Document = Mapping[str, Any]
+
+
+@runtime_checkable
+class HasDocument(Protocol):
+    """A result that holds its own audit document."""
+
+    @property
+    def document(self) -> Document: ...
+
+
+def save_report(path: str | os.PathLike[str], *results: HasDocument | Document) -> Path:
+    """Write one self-contained HTML page about one or more audits.
+
+    Args:
+        path: The file to write (its directory is made if needed); replaced only when complete.
+        results: What `assay.audit` returned, or the documents that it stored.
+
+    Returns:
+        The path written.
+
+    Raises:
+        InputError: If nothing is given, or something that is no audit document.
+        OutputError: If the file cannot be written; an old file is then left as it was.
+
+    Notes:
+        The page holds its styles, script and pictures; it asks the network for nothing.
+    """
+    text = render(*results)
+    write_text(Path(path), text)
+    return Path(path)
+
+
+def render(*results: HasDocument | Document) -> str:
+    """The page as a string; see `save_report`."""
+    if not results:
+        raise InputError("a report needs at least one audit result; got none")
+    documents = [_document(result) for result in results]
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("assay.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=words.number, percent=words.percent, interval=lambda pair: words.interval(*pair)
+    )
+    loader = environment.loader
+    assert loader is not None
+    page = environment.get_template("report.html").render(
+        audits=[_audit_view(document, f"r{place}") for place, document in enumerate(documents, start=1)],
+        style=loader.get_source(environment, "report.css")[0],
+        script=loader.get_source(environment, "report.js")[0],
+        words=words,
+    )
+    return re.sub(r"\n\s*\n+", "\n", page)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file under a temporary name, then rename it; failure is an `OutputError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"cannot write {path}: {error.strerror or error}; choose another place with --out")
+
+
+def _document(result: HasDocument | Document) -> Document:
+    document = result.document if isinstance(result, HasDocument) else result
+    if not isinstance(document, Mapping):
+        raise InputError(
+            f"a report is made from an audit or its document; got {type(result).__name__}, which is neither"
+        )
+    if document.get("schema") != SCHEMA:
+        raise InputError(
+            f"this document has schema {document.get('schema')!r}; this version reads {SCHEMA!r}: "
+            "run `assay audit` again to make one"
+        )
+    missing = [key for key in REQUIRED if key not in document]
+    if missing:
+        raise InputError(f"the audit document lacks {', '.join(missing)}; it is incomplete")
+    return document
+
+
+def _audit_view(document: Document, key: str) -> dict[str, Any]:
+    curve, agreement = figures.curve_data(document), figures.agreement_data(document)
+    layers, heads = figures.layer_data(document), figures.head_data(document)
+    layout = circuit_layout(document)
+    kept = [edge.get("kept", False) for edge in document["edges"]]
+    on = {0, len(layout.nodes) - 1}
+    for edge, keep in zip(layout.edges, kept, strict=True):
+        if keep:
+            on |= {edge.source, *edge.feeds}
+    return {
+        "key": key,
+        "document": document,
+        "verdict": words.verdict(document),
+        "caveats": words.caveats(document),
+        "examples": [_example(example) for example in document["task"].get("examples", [])],
+        "layout": layout,
+        "kept": kept,
+        "on": on,
+        "drawn": _drawn(layout.edges, layout.nodes),
+        "script_data": {
+            "size": document["circuit"]["size"],
+            "total": document["graph"]["n_edges"],
+            "nodes": [node.name for node in layout.nodes],
+            "edges": [
+                [edge.source, list(edge.feeds), edge.target_name, edge.score] for edge in layout.edges
+            ],
+            "curve": {"n_edges": curve.n_edges, "values": document["curve"]["values"]},
+        },
+        "curve": curve,
+        "agreement": agreement,
+        "layers": layers,
+        "heads": heads,
+        "pictures": {
+            "curve": figures.to_svg(
+                figures.plot_curve(curve),
+                key=f"{key}-curve",
+                label=f"Faithfulness against circuit size on {curve.n} prompts; the numbers are in the table below.",
+            ),
+            "agreement": figures.to_svg(
+                figures.plot_agreement(agreement),
+                key=f"{key}-topk",
+                label=f"Top-K agreement of circuit and model on {agreement.n} prompts; the numbers are in the table.",
+            ),
+            "layers": figures.to_svg(
+                figures.plot_matrix(layers, percent=True),
+                key=f"{key}-layers",
+                label="Share of all attribution between each writing and reading layer; the numbers are in the table.",
+            ),
+            "heads": figures.to_svg(
+                figures.plot_matrix(heads),
+                key=f"{key}-heads",
+                label="Attribution of each head, signed; the numbers are in the table.",
+            ),
+        },
+        "rows": [_measurement_row(measurement) for measurement in document["measurements"]],
+        "record": json.dumps(document["provenance"].get("record", {}), indent=2, sort_keys=True),
+    }
+
+
+def _drawn(edges: Sequence[Any], nodes: Sequence[Any]) -> list[int]:
+    """Order of drawing: weakest first, so that strong edges lie on top."""
+    del nodes
+    return list(range(len(edges)))[::-1]
+
+
+def _example(example: Document) -> dict[str, Any]:
+    clean, corrupted = example["clean"], example["corrupted"]
+    return {
+        "clean": _changed_words(clean, corrupted),
+        "corrupted": _changed_words(corrupted, clean),
+        "answers": [str(word) for word in example.get("answers", [])],
+        "wrong": [str(word) for word in example.get("wrong", [])],
+        "margin": example.get("margin"),
+    }
+
+
+def _changed_words(text: str, other: str) -> list[tuple[str, bool]]:
+    """The text in pieces, each with whether it differs from the other prompt."""
+    pieces, others = re.findall(r"\s+|\w+|[^\w\s]", text), re.findall(r"\s+|\w+|[^\w\s]", other)
+    result = []
+    for tag, start, stop, _, _ in difflib.SequenceMatcher(None, pieces, others, autojunk=False).get_opcodes():
+        if stop > start:
+            result.append(("".join(pieces[start:stop]), tag != "equal"))
+    return result
+
+
+def _measurement_row(measurement: Document) -> dict[str, Any]:
+    interval = measurement.get("interval") or {}
+    mark, status = words.STATUSES.get(measurement.get("status") or "none", words.STATUSES["none"])
+    return {
+        "id": measurement["id"],
+        "name": measurement["name"],
+        "value": measurement.get("value"),
+        "low": interval.get("low"),
+        "high": interval.get("high"),
+        "method": interval.get("method"),
+        "n": measurement.get("n"),
+        "n_excluded": measurement.get("n_excluded", 0),
+        "unit": words.UNITS.get(measurement.get("unit") or "", measurement.get("unit") or ""),
+        "direction": words.DIRECTIONS.get(measurement.get("direction") or "report", ""),
+        "mark": mark,
+        "status": status,
+        "meaning": words.meaning(measurement),
+        "reason": words.reason(measurement) if measurement.get("value") is None else "",
+        "strip": figures.strip_data(measurement),
+    }

@@ -1,0 +1,225 @@
+"""Where the nodes and edges of a circuit drawing stand: layers from left to right, heads as rows.
+
+The place of a node never depends on the circuit, so two drawings of one model can be compared by
+eye. Edges that pass other layers run through the gaps between rows, never behind a node.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from assay.graph import Graph, build_graph
+
+BAR, HEADER, MARGIN = 34.0, 30.0, 6.0
+MIN_PITCH, INNER_WIDTH = 46.0, 1028.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnNode:
+    """A box: `x, y` is its upper left corner; `index` its source row, S for `logits`."""
+
+    index: int
+    name: str
+    label: str
+    kind: str
+    layer: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnEdge:
+    """A curve; `feeds` are the nodes whose input it is (several under grouped-query attention)."""
+
+    rank: int
+    source: int
+    source_name: str
+    target_name: str
+    feeds: tuple[int, ...]
+    channel: str
+    score: float
+    width: float
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A layer's column group and its heading."""
+
+    label: str
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CircuitLayout:
+    """Everything the drawing needs; edges in order of rank, strongest first."""
+
+    nodes: tuple[DrawnNode, ...]
+    edges: tuple[DrawnEdge, ...]
+    bands: tuple[Band, ...]
+    width: float
+    height: float
+    shared_kv: int
+
+
+def document_graph(document: Mapping[str, Any]) -> Graph:
+    """The graph of an audit document, rebuilt from its numbers."""
+    graph = document["graph"]
+    return build_graph(
+        graph["n_layers"],
+        graph["n_heads"],
+        graph["n_kv_heads"],
+        parallel=graph.get("parallel", False),
+        mlps=graph.get("mlps", True),
+    )
+
+
+def circuit_layout(document: Mapping[str, Any]) -> CircuitLayout:
+    """Places for all nodes of the model and for the edges listed in an audit document."""
+    graph = document_graph(document)
+    grid = _Grid(graph)
+    nodes = tuple(grid.node(index) for index in range(graph.n_sources + 1))
+    listed = document["edges"]
+    largest = max((abs(edge["score"]) for edge in listed), default=1.0) or 1.0
+    edges = []
+    for edge in listed:
+        source, target = graph.source_index(edge["source"]), graph.target_index(edge["target"])
+        feeds = tuple(int(row) for row in graph.feeds[target].nonzero().flatten()) or (graph.n_sources,)
+        suffix = edge["target"].rpartition(".")[2]
+        edges.append(
+            DrawnEdge(
+                rank=edge["rank"],
+                source=source,
+                source_name=edge["source"],
+                target_name=edge["target"],
+                feeds=feeds,
+                channel=suffix if suffix in ("q", "k", "v") else "",
+                score=edge["score"],
+                width=round(0.6 + 5.4 * math.sqrt(abs(edge["score"]) / largest), 2),
+                path=grid.path(nodes[source], nodes[feeds[0]], suffix, source * 7 + target * 13),
+            )
+        )
+    return CircuitLayout(
+        nodes=nodes,
+        edges=tuple(edges),
+        bands=grid.bands(),
+        width=grid.width,
+        height=grid.height,
+        shared_kv=graph.n_heads // graph.n_kv_heads,
+    )
+
+
+class _Grid:
+    """Coordinates: slots are columns (one for the heads and one for the MLP of each block)."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.slots_per_layer = 2 if graph.mlps else 1
+        n_slots = graph.n_layers * self.slots_per_layer
+        self.pitch = max(MIN_PITCH, INNER_WIDTH / n_slots)
+        self.row = 44.0 if graph.n_heads <= 10 else 36.0
+        self.left = MARGIN + BAR
+        self.width = self.left * 2 + self.pitch * n_slots
+        self.node_width = min(52.0, self.pitch * 0.52)
+        self.node_height = self.row * 0.55
+        self.n_rows = graph.n_heads + (1.5 if graph.mlps else 0)
+        self.height = HEADER + self.row * self.n_rows + 10
+
+    def node(self, index: int) -> DrawnNode:
+        graph = self.graph
+        if index in (0, graph.n_sources):
+            first = index == 0
+            return DrawnNode(
+                index=index,
+                name="input" if first else "logits",
+                label="input" if first else "logits",
+                kind="bar",
+                layer=-1 if first else graph.n_layers,
+                x=MARGIN if first else self.width - MARGIN - BAR,
+                y=HEADER,
+                width=BAR,
+                height=self.row * self.n_rows,
+            )
+        name = graph.sources[index]
+        layer = int(graph.source_layer[index]) - 1
+        head = index - graph.head_source(layer)
+        mlp = head == graph.n_heads
+        slot = layer * self.slots_per_layer + int(mlp)
+        centre = self.left + self.pitch * (slot + 0.5)
+        middle = HEADER + self.row * (head + (1.0 if mlp else 0.5))
+        return DrawnNode(
+            index=index,
+            name=name,
+            label=name if mlp else (name if self.node_width > 40 else str(head)),
+            kind="mlp" if mlp else "head",
+            layer=layer,
+            x=round(centre - self.node_width / 2, 1),
+            y=round(middle - self.node_height / 2, 1),
+            width=round(self.node_width, 1),
+            height=round(self.node_height, 1),
+        )
+
+    def bands(self) -> tuple[Band, ...]:
+        wide = self.pitch * self.slots_per_layer
+        word = "layer " if wide > 60 else ""
+        return tuple(
+            Band(label=f"{word}{layer}", x=round(self.left + wide * layer, 1), width=round(wide, 1))
+            for layer in range(self.graph.n_layers)
+        )
+
+    def path(self, source: DrawnNode, target: DrawnNode, channel: str, jitter: int) -> str:
+        """SVG path from a node's right side to an entry on the left side of another."""
+        x1, x2 = source.x + source.width, target.x
+        y1 = source.y + source.height / 2
+        shift = {"q": -0.3, "k": 0.0, "v": 0.3}.get(channel, 0.0)
+        y2 = target.y + target.height * (0.5 + shift)
+        lane = self._lane(source, target, jitter)
+        if source.kind == "bar" and target.kind == "bar":
+            return f"M{x1:.1f} {lane:.1f}H{x2:.1f}"
+        bend = min(self.pitch * 0.8, (x2 - x1) / 2)
+        if source.kind == "bar":
+            if x2 - x1 < self.pitch:
+                lane = y2
+            return (
+                f"M{x1:.1f} {lane:.1f}H{x2 - bend:.1f}C{x2 - bend / 2:.1f} {lane:.1f} {x2 - bend / 2:.1f} {y2:.1f} "
+                f"{x2:.1f} {y2:.1f}"
+            )
+        if target.kind == "bar":
+            if x2 - x1 < self.pitch:
+                lane = y1
+            return (
+                f"M{x1:.1f} {y1:.1f}C{x1 + bend / 2:.1f} {y1:.1f} {x1 + bend / 2:.1f} {lane:.1f} "
+                f"{x1 + bend:.1f} {lane:.1f}H{x2:.1f}"
+            )
+        if x2 - x1 < self.pitch * 1.9:
+            half = (x1 + x2) / 2
+            return f"M{x1:.1f} {y1:.1f}C{half:.1f} {y1:.1f} {half:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
+        return (
+            f"M{x1:.1f} {y1:.1f}C{x1 + bend / 2:.1f} {y1:.1f} {x1 + bend / 2:.1f} {lane:.1f} {x1 + bend:.1f} {lane:.1f}"
+            f"H{x2 - bend:.1f}C{x2 - bend / 2:.1f} {lane:.1f} {x2 - bend / 2:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
+        )
+
+    def _lane(self, source: DrawnNode, target: DrawnNode, jitter: int) -> float:
+        """Height of the gap between rows in which a passing edge runs."""
+        n_heads = self.graph.n_heads
+
+        def gap_beside(node: DrawnNode, towards: DrawnNode) -> float:
+            if node.kind == "mlp":
+                return n_heads + (1.5 if towards.kind == "mlp" else 0.4)
+            row = (node.y + node.height / 2 - HEADER) / self.row
+            below = towards.y + towards.height / 2 > node.y + node.height / 2
+            return row + (0.5 if below else -0.5)
+
+        if target.kind != "bar":
+            gap = gap_beside(target, source)
+        elif source.kind != "bar":
+            gap = gap_beside(source, target)
+        else:
+            gap = 0.0
+        free = (self.row - self.node_height) * 0.6
+        lane = HEADER + self.row * gap + free * ((jitter % 17) / 16 - 0.5)
+        return min(max(lane, HEADER + 2), HEADER + self.row * self.n_rows - 2)
