@@ -1,7 +1,7 @@
 """One registry for every plug-in kind: methods, metrics, tasks, ablations, objectives.
 
 A kind owns one `Registry`; an entry is any object with a kebab-case key. Entries of other
-packages join through the entry-point group `assay.<kind>` and are loaded when a look-up
+packages join through the entry-point group `assay.<kinds>` and are loaded when a look-up
 misses or everything is listed.
 """
 
@@ -19,12 +19,13 @@ class Registry(Generic[T]):
     """Named objects of one kind, in order of registration.
 
     Args:
-        kind: Singular name used in messages, e.g. `"method"`; the entry-point group is
-            `assay.<kind>s`.
+        kind: Singular name used in messages, e.g. `"method"`.
+        plural: Names the entry-point group, `assay.<plural>`; default: `kind` with an s.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, plural: str | None = None) -> None:
         self.kind = kind
+        self.plural = plural or f"{kind}s"
         self._entries: dict[str, T] = {}
         self._entry_points_loaded = False
 
@@ -68,6 +69,6 @@ class Registry(Generic[T]):
         if self._entry_points_loaded:
             return
         self._entry_points_loaded = True
-        for point in importlib.metadata.entry_points(group=f"assay.{self.kind}s"):
+        for point in importlib.metadata.entry_points(group=f"assay.{self.plural}"):
             if point.name not in self._entries:
                 self._entries[point.name] = point.load()

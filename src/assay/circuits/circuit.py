@@ -1,0 +1,354 @@
+"""A circuit: the set of edges of a graph that are kept, and how the set came to be."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from assay.errors import FileFormatError, GraphMismatchError, InputError, ShapeError
+from assay.graph import Graph
+from assay.rng import torch_stream
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Circuit:
+    """Edges kept out of a graph; all others are ablated when the circuit runs.
+
+    Attributes:
+        graph: The graph the mask indexes.
+        mask: `[n_sources, n_targets]`, true = keep; false where the graph has no edge.
+        heads: The kept heads as (layer, head) for a circuit made from heads, else None. Dropping such a
+            circuit ablates its heads; dropping an edge circuit keeps the complement of its edges.
+        provenance: What produced it, JSON-able.
+        roles: For head circuits with published roles: role -> heads.
+    """
+
+    graph: Graph
+    mask: Bool[Tensor, "n_sources n_targets"]
+    heads: tuple[tuple[int, int], ...] | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        expected = (self.graph.n_sources, self.graph.n_targets)
+        if tuple(self.mask.shape) != expected or self.mask.dtype != torch.bool:
+            raise ShapeError(
+                f"mask is {self.mask.dtype} {tuple(self.mask.shape)}; this graph needs a torch.bool mask of shape {expected}"
+            )
+        outside = self.mask & ~self.graph.valid
+        if outside.any():
+            row, column = outside.nonzero()[0].tolist()
+            raise InputError(
+                f"mask keeps {self.graph.edge_name(row, column)}, which is not an edge of the graph; start from graph.valid"
+            )
+
+    # ---- making ---------------------------------------------------------------------------------
+
+    @classmethod
+    def full(cls, graph: Graph) -> "Circuit":
+        """Every edge kept: the model itself."""
+        return cls(graph=graph, mask=graph.valid.clone())
+
+    @classmethod
+    def empty(cls, graph: Graph) -> "Circuit":
+        """Every edge ablated."""
+        return cls(graph=graph, mask=torch.zeros_like(graph.valid))
+
+    @classmethod
+    def from_edges(cls, graph: Graph, edges: Iterable[str | Sequence[str]]) -> "Circuit":
+        """The circuit of named edges.
+
+        Args:
+            graph: The graph that holds them.
+            edges: `"a0.h1->a2.h0.q"` or `(source, target)`; the spellings of EAP-IG, auto-circuit and
+                ACDC are accepted, and ACDC's placeholder edges (`hook_q_input -> hook_q`) are skipped.
+
+        Raises:
+            UnknownNameError: For the first edge that the graph does not have.
+        """
+        mask = torch.zeros_like(graph.valid)
+        for edge in edges:
+            name = edge if isinstance(edge, str) else "->".join(edge)
+            if not _is_placeholder(name):
+                mask[graph.edge_index(name)] = True
+        return cls(graph=graph, mask=mask)
+
+    @classmethod
+    def from_heads(
+        cls, graph: Graph, heads: "Iterable[Sequence[int]] | str | Path", *, mlps: bool = True
+    ) -> "Circuit":
+        """The circuit of a set of heads: all edges among `input`, the heads, the MLPs and `logits`.
+
+        Args:
+            graph: The graph that holds them.
+            heads: (layer, head) pairs, zero-based, or the path of a head-circuit JSON file.
+            mlps: Keep the MLPs (a head circuit ablates heads only); False drops them too.
+
+        Raises:
+            InputError: For duplicate or out-of-range heads, or a file for another model shape.
+        """
+        roles: dict[str, tuple[tuple[int, int], ...]] = {}
+        provenance: dict[str, Any] = {}
+        if isinstance(heads, str | Path):
+            heads, roles, provenance = _read_head_file(graph, Path(heads))
+        kept = [(int(layer), int(head)) for layer, head in heads]
+        for layer, head in kept:
+            if not (0 <= layer < graph.n_layers and 0 <= head < graph.n_heads):
+                raise InputError(
+                    f"head ({layer}, {head}) is out of range: the graph has {graph.n_layers} layers of {graph.n_heads} heads, "
+                    "counted from 0"
+                )
+        if len(set(kept)) != len(kept):
+            double = next(pair for pair in kept if kept.count(pair) > 1)
+            raise InputError(f"head {double} is listed twice; list each head once")
+        rows = torch.zeros(graph.n_sources, dtype=torch.bool)
+        rows[0] = True
+        for layer, head in kept:
+            rows[graph.head_source(layer, head)] = True
+        if mlps and graph.mlps:
+            rows[[graph.mlp_source(layer) for layer in range(graph.n_layers)]] = True
+        columns = (graph.feeds & rows).any(1)
+        columns[-1] = True
+        mask = graph.valid & rows[:, None] & columns
+        return cls(graph=graph, mask=mask, heads=tuple(sorted(kept)), roles=roles, provenance=provenance)
+
+    @classmethod
+    def random(cls, graph: Graph, n_edges: int, *, seed: int = 0) -> "Circuit":
+        """`n_edges` edges drawn uniformly without replacement."""
+        check_n_edges(graph, n_edges, allow_zero=True)
+        order = torch.randperm(graph.n_edges, generator=torch_stream(seed, f"random-circuit/{n_edges}"))
+        flat = graph.valid.flatten().nonzero().squeeze(1)[order[:n_edges]]
+        mask = torch.zeros(graph.valid.numel(), dtype=torch.bool)
+        mask[flat] = True
+        return cls(graph=graph, mask=mask.view_as(graph.valid), provenance={"method": "random", "seed": seed})
+
+    # ---- looking --------------------------------------------------------------------------------
+
+    @cached_property
+    def n_edges(self) -> int:
+        """Number of kept edges."""
+        return int(self.mask.sum())
+
+    def edges(self) -> list[str]:
+        """Names of the kept edges, in row-major order."""
+        return [self.graph.edge_name(row, column) for row, column in self.mask.nonzero().tolist()]
+
+    def nodes(self) -> list[str]:
+        """Names of the nodes at the ends of kept edges, in forward order; `logits` last."""
+        rows = self.mask.any(1) | (self.graph.feeds & self.mask.any(0)[:, None]).any(0)
+        names = [self.graph.sources[row] for row in rows.nonzero().squeeze(1).tolist()]
+        return names + (["logits"] if bool(self.mask[:, -1].any()) else [])
+
+    def kept_heads(self) -> tuple[tuple[int, int], ...]:
+        """Heads of the circuit as (layer, head): those given, or those of its connected form."""
+        if self.heads is not None:
+            return self.heads
+        names = set(self.connected().nodes())
+        return tuple(
+            (layer, head)
+            for layer in range(self.graph.n_layers)
+            for head in range(self.graph.n_heads)
+            if f"a{layer}.h{head}" in names
+        )
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One row per kept edge: source, target, source_layer, target_layer."""
+        import pandas
+
+        rows, columns = self.mask.nonzero(as_tuple=True)
+        return pandas.DataFrame(
+            {
+                "source": [self.graph.sources[row] for row in rows.tolist()],
+                "target": [self.graph.targets[column] for column in columns.tolist()],
+                "source_layer": self.graph.source_layer[rows].numpy(),
+                "target_layer": self.graph.target_layer[columns].numpy(),
+            }
+        )
+
+    def to_networkx(self) -> "networkx.MultiDiGraph":
+        """Node-level graph; each kept edge carries `target`, the slot it enters."""
+        import networkx
+
+        graph = networkx.MultiDiGraph()
+        for row, column in self.mask.nonzero().tolist():
+            target = self.graph.targets[column]
+            for node in self._fed_nodes(column):
+                graph.add_edge(self.graph.sources[row], node, target=target)
+        return graph
+
+    def _fed_nodes(self, column: int) -> list[str]:
+        if column == self.graph.n_targets - 1:
+            return ["logits"]
+        return [self.graph.sources[row] for row in self.graph.feeds[column].nonzero().squeeze(1).tolist()]
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity of graph, mask and head list (16 hex digits)."""
+        digest = hashlib.sha256(self.graph.fingerprint.encode())
+        digest.update(self.mask.contiguous().numpy().tobytes())
+        digest.update(repr(self.heads).encode())
+        return digest.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        share = self.n_edges / self.graph.n_edges
+        return f"Circuit({self.n_edges} of {self.graph.n_edges} edges, {share:.1%}, hash {self.hash})"
+
+    # ---- set operations -------------------------------------------------------------------------
+
+    def _combine(self, other: "Circuit", mask: Tensor) -> "Circuit":
+        return Circuit(graph=self.graph, mask=mask, provenance={"parents": [self.hash, other.hash]})
+
+    def _check(self, other: "Circuit") -> "Circuit":
+        if not isinstance(other, Circuit):
+            raise InputError(f"expected a Circuit, got {type(other).__name__}")
+        if other.graph.fingerprint != self.graph.fingerprint:
+            raise GraphMismatchError(
+                f"circuits of different graphs: {self.graph.describe()} and {other.graph.describe()}"
+            )
+        return other
+
+    def __or__(self, other: "Circuit") -> "Circuit":
+        return self._combine(other, self.mask | self._check(other).mask)
+
+    def __and__(self, other: "Circuit") -> "Circuit":
+        return self._combine(other, self.mask & self._check(other).mask)
+
+    def __sub__(self, other: "Circuit") -> "Circuit":
+        return self._combine(other, self.mask & ~self._check(other).mask)
+
+    def __invert__(self) -> "Circuit":
+        return Circuit(graph=self.graph, mask=self.graph.valid & ~self.mask, provenance={"complement_of": self.hash})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Circuit) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return int(self.hash, 16)
+
+    def jaccard(self, other: "Circuit") -> float:
+        """|A and B| / |A or B|; two empty circuits agree fully (1.0)."""
+        union = int((self.mask | self._check(other).mask).sum())
+        return 1.0 if union == 0 else int((self.mask & other.mask).sum()) / union
+
+    def dropped(self) -> "Circuit":
+        """What runs when this circuit is dropped: the complement, or everything but its heads."""
+        if self.heads is None:
+            return ~self
+        rows = [self.graph.head_source(layer, head) for layer, head in self.heads]
+        mask = self.graph.valid.clone()
+        mask[rows] = False
+        return Circuit(graph=self.graph, mask=mask, provenance={"dropped": self.hash})
+
+    def without_head(self, layer: int, head: int) -> "Circuit":
+        """The circuit with one head ablated: none of its outgoing edges is kept."""
+        mask = self.mask.clone()
+        mask[self.graph.head_source(layer, head)] = False
+        heads = None if self.heads is None else tuple(pair for pair in self.heads if pair != (layer, head))
+        return Circuit(graph=self.graph, mask=mask, heads=heads, provenance={"parent": self.hash, "without": [layer, head]})
+
+    def connected(self) -> "Circuit":
+        """Only the edges on a kept path from `input` to `logits`; no logit changes under resampling."""
+        return replace(self, mask=prune(self.graph, self.mask))
+
+    # ---- files ----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Write one `.safetensors` file with JSON metadata; the write is atomic."""
+        from assay.circuits.files import save_circuit
+
+        return save_circuit(self, Path(path))
+
+
+def prune(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"]) -> Bool[Tensor, "n_sources n_targets"]:
+    """Edges of `mask` that lie on a path from `input` to `logits` inside `mask`.
+
+    Equal to dropping nodes without kept in- or out-edges until nothing changes. Two sweeps over the
+    blocks, so the cost is that of a few reductions over the mask.
+    """
+    stages = _stages(graph)
+    reached = torch.zeros(graph.n_sources, dtype=torch.bool)
+    reached[0] = True
+    for columns, rows in stages:
+        read = (mask[:, columns] & reached[:, None]).any(0)
+        reached[rows] = (graph.feeds[columns, rows] & read[:, None]).any(0)
+    needed = mask[:, -1].clone()
+    wanted = torch.zeros(graph.n_targets, dtype=torch.bool)
+    wanted[-1] = True
+    for columns, rows in reversed(stages):
+        wanted[columns] = (graph.feeds[columns, rows] & needed[rows]).any(1)
+        needed |= (mask[:, columns] & wanted[columns]).any(1)
+    return mask & reached[:, None] & wanted
+
+
+def _stages(graph: Graph) -> list[tuple[slice, slice]]:
+    """(columns, rows) of each attention and MLP, in forward order."""
+    stages = []
+    for layer in range(graph.n_layers):
+        first, last = graph.channel_target(layer, "q"), graph.mlp_target(layer)
+        row = graph.head_source(layer)
+        stages.append((slice(first, last), slice(row, row + graph.n_heads)))
+        if graph.mlps:
+            row = graph.mlp_source(layer)
+            stages.append((slice(last, last + 1), slice(row, row + 1)))
+    return stages
+
+
+def check_n_edges(graph: Graph, n_edges: int, *, allow_zero: bool = False) -> None:
+    """Refuse a circuit size outside the graph."""
+    low = 0 if allow_zero else 1
+    if not low <= n_edges <= graph.n_edges:
+        raise InputError(f"cannot keep {n_edges} edges: this graph has {graph.n_edges}; choose k from {low} to {graph.n_edges}")
+
+
+def _is_placeholder(name: str) -> bool:
+    """ACDC's internal edges from a head's input to its channel to its result."""
+    target = name.partition("->")[2]
+    source = name.partition("->")[0]
+    inner = (".attn.hook_q", ".attn.hook_k", ".attn.hook_v")
+    return target.strip().partition("[")[0].endswith(inner) or source.strip().partition("[")[0].endswith(inner)
+
+
+def _read_head_file(
+    graph: Graph, path: Path
+) -> tuple[list[list[int]], dict[str, tuple[tuple[int, int], ...]], dict[str, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot read {path} as a head-circuit JSON file: {error}") from error
+    if content.get("schema") != "head_circuit/1" or content.get("index_base") != 0:
+        raise FileFormatError(f"{path} is not a head_circuit/1 file with zero-based heads (schema {content.get('schema')!r})")
+    shape = content["model"]
+    if (shape["n_layers"], shape["n_heads"]) != (graph.n_layers, graph.n_heads):
+        raise GraphMismatchError(
+            f"{path.name} describes {shape['n_layers']} layers of {shape['n_heads']} heads; the graph has {graph.n_layers} of "
+            f"{graph.n_heads}"
+        )
+    roles = {name: tuple((layer, head) for layer, head in role["heads"]) for name, role in content.get("roles", {}).items()}
+    _check_roles(path, roles, content.get("pathways", []))
+    return content["heads"], roles, {"published": content["id"], "task": content.get("task")}
+
+
+def _check_roles(
+    path: Path, roles: Mapping[str, tuple[tuple[int, int], ...]], pathways: Sequence[Sequence[str]]
+) -> None:
+    owners: dict[tuple[int, int], str] = {}
+    for name, heads in roles.items():
+        for head in heads:
+            if head in owners:
+                raise InputError(f"{path.name}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one")
+            owners[head] = name
+    for pathway in pathways:
+        for name in pathway:
+            if name not in roles:
+                raise InputError(f"{path.name}: pathway {list(pathway)} names the unknown role {name!r}")

@@ -1,0 +1,149 @@
+"""Circuits and scores on disk: one safetensors file each, with JSON metadata and a content hash."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from assay.circuits.circuit import Circuit
+from assay.circuits.scores import EdgeScores
+from assay.errors import FileFormatError, GraphMismatchError, OutputError
+from assay.graph import Graph, build_graph
+
+FORMAT = 1
+
+
+def save_circuit(circuit: Circuit, path: Path) -> Path:
+    """Write a circuit; an existing file is replaced only once the new one is complete."""
+    metadata = {
+        "kind": "circuit",
+        "heads": circuit.heads,
+        "roles": {name: list(heads) for name, heads in circuit.roles.items()},
+        "provenance": dict(circuit.provenance),
+    }
+    return _write(path, circuit.graph, {"mask": circuit.mask}, metadata)
+
+
+def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
+    """Read a circuit written by `Circuit.save`.
+
+    Args:
+        path: The file.
+        graph: The graph it must belong to; default: the one it was saved with.
+
+    Raises:
+        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
+        GraphMismatchError: If it belongs to another graph.
+    """
+    stored, arrays, metadata = _read(Path(path), "circuit", graph)
+    heads = metadata["heads"]
+    return Circuit(
+        graph=stored,
+        mask=arrays["mask"].bool(),
+        heads=None if heads is None else tuple((layer, head) for layer, head in heads),
+        roles={name: tuple((layer, head) for layer, head in pairs) for name, pairs in metadata["roles"].items()},
+        provenance=metadata["provenance"],
+    )
+
+
+def save_scores(scores: EdgeScores, path: Path) -> Path:
+    """Write edge scores; an existing file is replaced only once the new one is complete."""
+    arrays = {"values": scores.values}
+    if scores.per_example is not None:
+        arrays["per_example"] = scores.per_example
+    metadata = {"kind": "scores", "provenance": dict(scores.provenance), "details": dict(scores.details)}
+    return _write(path, scores.graph, arrays, metadata)
+
+
+def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
+    """Read edge scores written by `EdgeScores.save`; errors as in `load_circuit`."""
+    stored, arrays, metadata = _read(Path(path), "scores", graph)
+    return EdgeScores(
+        stored,
+        arrays["values"],
+        per_example=arrays.get("per_example"),
+        provenance=metadata["provenance"],
+        details=metadata["details"],
+    )
+
+
+def write_atomically(path: Path, content: bytes) -> Path:
+    """Write under a temporary name in the same directory, then rename.
+
+    Raises:
+        OutputError: If the directory does not exist or cannot be written.
+    """
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror} in {path.parent}; choose a writable directory") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise OutputError(f"cannot write {path}: {error.strerror}; the previous content, if any, is untouched") from error
+    return path
+
+
+def _digest(arrays: dict[str, Tensor], metadata: str) -> str:
+    digest = hashlib.sha256(metadata.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {tuple(array.shape)} {array.dtype}".encode())
+        digest.update(array.contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _write(path: Path, graph: Graph, arrays: dict[str, Tensor], metadata: dict[str, Any]) -> Path:
+    arrays = {
+        name: (array.to(torch.uint8) if array.dtype == torch.bool else array).contiguous() for name, array in arrays.items()
+    }
+    text = json.dumps(
+        {"format": FORMAT, "graph": graph.describe(), "fingerprint": graph.fingerprint, **metadata},
+        sort_keys=True,
+        default=str,
+    )
+    return write_atomically(path, save(arrays, {"assay": text, "sha256": _digest(arrays, text)}))
+
+
+def _read(path: Path, kind: str, graph: Graph | None) -> tuple[Graph, dict[str, Tensor], dict[str, Any]]:
+    if not path.is_file():
+        raise FileFormatError(f"no {kind} file at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        raise FileFormatError(
+            f"{path} is not a readable safetensors file ({error}); it may be truncated, so save it again"
+        ) from error
+    if "assay" not in header or "sha256" not in header:
+        raise FileFormatError(f"{path} holds tensors but no assay metadata; expected a {kind} written by .save()")
+    if _digest(arrays, header["assay"]) != header["sha256"]:
+        raise FileFormatError(f"{path} was changed after it was written (hash mismatch); restore it or make it again")
+    metadata = json.loads(header["assay"])
+    if metadata["format"] > FORMAT:
+        raise FileFormatError(f"{path} has format {metadata['format']}, this version reads up to {FORMAT}; update assay")
+    if metadata["kind"] != kind:
+        raise FileFormatError(f"{path} holds {metadata['kind']!r}, not {kind!r}")
+    shape = metadata["graph"]
+    stored = build_graph(
+        shape["n_layers"], shape["n_heads"], shape["n_kv_heads"], parallel=shape["parallel"], mlps=shape["mlps"]
+    )
+    if stored.fingerprint != metadata["fingerprint"]:
+        raise FileFormatError(f"{path}: graph description and fingerprint disagree; the file was not written by this package")
+    if graph is not None and graph.fingerprint != stored.fingerprint:
+        raise GraphMismatchError(
+            f"{path} belongs to another model: its graph is {stored.describe()}, the one asked for is {graph.describe()}"
+        )
+    return stored, arrays, metadata

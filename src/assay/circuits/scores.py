@@ -1,0 +1,140 @@
+"""Scores of edges, and the ways to choose a circuit from them."""
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from assay.circuits.circuit import Circuit, check_n_edges
+from assay.errors import NonFiniteError, ShapeError
+from assay.graph import Graph
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeScores:
+    """One signed number per edge: the estimated damage of ablating it (positive: ablation hurts).
+
+    Attributes:
+        graph: The graph that is scored.
+        values: `[n_sources, n_targets]`, mean over examples; 0 where the graph has no edge.
+        per_example: `[n_examples, n_sources, n_targets]`, or None when not asked for.
+        provenance: What produced the scores, JSON-able.
+        details: Measured facts: `completeness_gap`, `passes`, `seconds`, ...
+
+    Raises:
+        ShapeError: If a tensor does not fit the graph.
+        NonFiniteError: If a score is NaN or infinite; the message names the first such edge.
+    """
+
+    graph: Graph
+    values: Float[Tensor, "n_sources n_targets"]
+    per_example: Float[Tensor, "n_examples n_sources n_targets"] | None = field(default=None, kw_only=True)
+    provenance: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    details: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        expected = (self.graph.n_sources, self.graph.n_targets)
+        for name, tensor in (("values", self.values), ("per_example", self.per_example)):
+            if tensor is None:
+                continue
+            if tuple(tensor.shape[-2:]) != expected:
+                raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; this graph needs [..., {expected[0]}, {expected[1]}]")
+        if not bool(torch.isfinite(self.values).all()):
+            row, column = (~torch.isfinite(self.values)).nonzero()[0].tolist()
+            raise NonFiniteError(
+                f"score of {self.graph.edge_name(row, column)} is {self.values[row, column].item()}; check the model's logits and "
+                "weights for NaN"
+            )
+        object.__setattr__(self, "values", self.values.where(self.graph.valid, 0))
+
+    def __repr__(self) -> str:
+        method = self.provenance.get("method", "given")
+        return f"EdgeScores({method}, {self.graph.n_edges} edges, sum {self.values.sum():.4g})"
+
+    def top(self, k: int, *, absolute: bool = True) -> Circuit:
+        """The k edges of largest |score| (or largest signed score).
+
+        Args:
+            k: Edges to keep, 1 to n_edges.
+            absolute: Rank by magnitude; False ranks by sign, as CPR does.
+
+        Notes:
+            Ties go to the smaller edge index (row-major over source, target).
+        """
+        check_n_edges(self.graph, k)
+        flat = self._rankable(absolute=absolute)
+        order = torch.sort(flat, descending=True, stable=True).indices[:k]
+        mask = torch.zeros(flat.numel(), dtype=torch.bool)
+        mask[order] = True
+        return self._circuit(mask.view_as(self.values), {"selection": "top", "k": k, "absolute": absolute})
+
+    def threshold(self, minimum: float, *, absolute: bool = True) -> Circuit:
+        """Every edge whose |score| (or signed score) is at least `minimum`."""
+        values = self.values.abs() if absolute else self.values
+        mask = (values >= minimum) & self.graph.valid
+        return self._circuit(mask, {"selection": "threshold", "minimum": minimum, "absolute": absolute})
+
+    def greedy(self, k: int, *, absolute: bool = True) -> Circuit:
+        """Grow from `logits`: k times add the best edge into a node that is already in the circuit.
+
+        The result is pruned to the edges on a path from `input` to `logits`, so it may hold fewer
+        than k edges. (Hanna et al. 2024, arXiv:2403.17806.)
+        """
+        check_n_edges(self.graph, k)
+        scores = (self.values.abs() if absolute else self.values).tolist()
+        feeding: list[list[int]] = [column.nonzero().squeeze(1).tolist() for column in self.graph.feeds.T]
+        upstream = [rows.nonzero().squeeze(1).tolist() for rows in self.graph.valid.T]
+        mask = torch.zeros_like(self.graph.valid)
+        candidates: list[tuple[float, int, int]] = []
+        open_targets: set[int] = set()
+
+        def open_target(column: int) -> None:
+            if column not in open_targets:
+                open_targets.add(column)
+                for row in upstream[column]:
+                    heapq.heappush(candidates, (-scores[row][column], row, column))
+
+        open_target(self.graph.n_targets - 1)
+        for _ in range(k):
+            if not candidates:
+                break
+            _, row, column = heapq.heappop(candidates)
+            mask[row, column] = True
+            for feeding_column in feeding[row]:
+                open_target(feeding_column)
+        return self._circuit(mask, {"selection": "greedy", "k": k, "absolute": absolute}).connected()
+
+    def _rankable(self, *, absolute: bool) -> Tensor:
+        values = self.values.abs() if absolute else self.values
+        return values.double().masked_fill(~self.graph.valid, -torch.inf).flatten()
+
+    def _circuit(self, mask: Bool[Tensor, "n_sources n_targets"], selection: dict[str, Any]) -> Circuit:
+        return Circuit(graph=self.graph, mask=mask, provenance={**self.provenance, **selection})
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One row per edge: source, target, score; strongest first."""
+        import pandas
+
+        rows, columns = self.graph.valid.nonzero(as_tuple=True)
+        frame = pandas.DataFrame(
+            {
+                "source": [self.graph.sources[row] for row in rows.tolist()],
+                "target": [self.graph.targets[column] for column in columns.tolist()],
+                "score": self.values[rows, columns].double().numpy(),
+            }
+        )
+        return frame.sort_values("score", key=lambda score: score.abs(), ascending=False, kind="stable", ignore_index=True)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one `.safetensors` file with JSON metadata; the write is atomic."""
+        from assay.circuits.files import save_scores
+
+        return save_scores(self, Path(path))

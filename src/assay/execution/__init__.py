@@ -1,0 +1,19 @@
+"""Ablated execution: run a model with some edges kept and all others ablated."""
+
+from assay.execution.ablation import ABLATIONS, Ablation, Baseline, Prepared, get_ablation
+from assay.execution.forward import run_circuit, run_model
+from assay.execution.plan import Plan, compile_plan
+from assay.execution.runner import CircuitRunner
+
+__all__ = [
+    "ABLATIONS",
+    "Ablation",
+    "Baseline",
+    "CircuitRunner",
+    "Plan",
+    "Prepared",
+    "compile_plan",
+    "get_ablation",
+    "run_circuit",
+    "run_model",
+]

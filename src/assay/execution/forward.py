@@ -1,0 +1,235 @@
+"""Running a model, whole or reduced to a circuit, over the examples of a task."""
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from assay.circuits import Circuit
+from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
+from assay.execution.ablation import Ablation, get_ablation
+from assay.execution.runner import CircuitRunner
+from assay.models import Model, Trace
+from assay.tasks import PairBatch, PairTask
+
+# Tokens per pass on a CPU: large enough for full matrix products, small enough for the cache.
+TOKENS_PER_PASS = 2048
+
+
+def default_batch_size(model: Model, task: PairTask, *, bytes_per_example: int = 0, memory: int | None = None) -> int:
+    """Examples per pass: what fits 60 % of free memory, at most about two thousand tokens on a CPU.
+
+    Args:
+        model: The model.
+        task: Its prompts' length counts.
+        bytes_per_example: Extra memory of one example beyond a plain pass.
+        memory: Bytes to spend; default: 60 % of what is free on the model's device.
+    """
+    memory = free_memory(model.device) * 6 // 10 if memory is None else memory
+    width = model.d_model * 4 * task.length
+    plain = width * (12 * model.n_layers if bytes_per_example else 24) + model.n_vocab * 16
+    by_memory = max(1, memory // (plain + bytes_per_example))
+    by_cache = max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
+    return int(min(by_memory, by_cache, task.n))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes free on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):  # no /proc on this system: assume a small machine
+        return 4 * 2**30
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Refuse a batch size below one."""
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}; give at least 1, or None to choose by free memory")
+
+
+def check_finite(logits: Float[Tensor, "batch d_vocab"], what: str, rows: Int[Tensor, " batch"]) -> None:
+    """Refuse NaN or infinite logits, naming the first example."""
+    bad = ~torch.isfinite(logits).all(1)
+    if bool(bad.any()):
+        row = int(rows[bad.nonzero()[0, 0].item()])
+        raise NonFiniteError(
+            f"{what} has NaN or infinite logits for example {row}; check the model's weights and number type (float16 overflows)"
+        )
+
+
+def check_circuit(model: Model, circuit: Circuit) -> None:
+    """Refuse a circuit of another graph; warn where it was found on other weights."""
+    if circuit.graph.fingerprint != model.graph.fingerprint:
+        raise GraphMismatchError(
+            f"the circuit belongs to another model: its graph is {circuit.graph.describe()}, that of {model.id!r} is "
+            f"{model.graph.describe()}"
+        )
+    found_on = circuit.provenance.get("model")
+    if isinstance(found_on, dict) and found_on.get("weight_hash") not in (None, model.weight_hash):
+        warnings.warn(
+            f"the circuit was found on {found_on.get('id')!r} with weights {found_on['weight_hash']}, and is run on "
+            f"{model.id!r} with weights {model.weight_hash}",
+            AssayWarning,
+            stacklevel=3,
+        )
+
+
+def run_model(
+    model: Model, task: PairTask, *, corrupted: bool = False, batch_size: int | None = None
+) -> Float[Tensor, "n d_vocab"]:
+    """Logits of the unablated model at the read position of every example.
+
+    Args:
+        model: The model.
+        task: The examples.
+        corrupted: Run the corrupted inputs instead of the clean ones.
+        batch_size: Examples per pass; default: by free memory.
+
+    Raises:
+        NonFiniteError: If a logit is NaN or infinite; the message names the example.
+    """
+    check_batch_size(batch_size)
+    task.validate(model.n_vocab)
+    results = []
+    for batch in task.batches(batch_size or default_batch_size(model, task)):
+        batch = batch.to(model.device)
+        with torch.no_grad():
+            hidden = model.forward(batch.corrupted if corrupted else batch.clean)
+            logits = model.read(hidden, batch.positions).to(model.result_dtype).cpu()
+        check_finite(logits, f"{model.id} on the {'corrupted' if corrupted else 'clean'} input", batch.indices)
+        results.append(logits)
+    return torch.cat(results)
+
+
+def run_circuit(
+    model: Model,
+    task: PairTask,
+    circuit: Circuit,
+    *,
+    ablation: str | Ablation | None = None,
+    pairs: Int[Tensor, "pairs 2"] | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Float[Tensor, "n d_vocab"]:
+    """Logits of the model with every edge outside the circuit ablated, at the read position.
+
+    Args:
+        model: The model.
+        task: The examples.
+        circuit: The edges to keep.
+        ablation: What a cut edge carries: `resample`, `zero`, `mean`, `mean-positional` or `noise`; default:
+            the task's own.
+        pairs: (clean index, corrupted index) pairs to run instead of the task's own pairing; needs
+            `resample`. Each clean and each corrupted input is run once, whatever the number of pairs.
+        batch_size: Examples or pairs per pass; default: by free memory.
+        seed: Root seed of the noise.
+
+    Returns:
+        `[N, V]`, or `[P, V]` with `pairs`; CPU, float32 (float64 for a float64 model). Full circuit: the
+        model's logits. Empty circuit under `resample`: the model's logits on the corrupted input.
+
+    Raises:
+        GraphMismatchError: If the circuit belongs to another graph.
+        NonFiniteError: If a logit is NaN or infinite.
+
+    References:
+        Conmy et al. 2023, arXiv:2304.14997; uit de Bos and Garriga-Alonso 2024, equation 1.
+    """
+    chosen = get_ablation(ablation or task.ablation)
+    check_batch_size(batch_size)
+    check_circuit(model, circuit)
+    task.validate(model.n_vocab)
+    runner = CircuitRunner(model, circuit, resample=chosen.paired)
+    if pairs is not None:
+        return _run_pairs(model, task, runner, chosen, pairs, batch_size)
+    if runner.plan.everything:
+        return run_model(model, task, batch_size=batch_size)
+    size = batch_size or default_batch_size(model, task, bytes_per_example=runner.bytes_per_pair(task.length))
+    prepared = chosen.prepare(model, task, batch_size=size, seed=seed)
+    results = []
+    for batch in task.batches(size):
+        batch = batch.to(model.device)
+        logits = runner.logits(clean_pass(model, runner, batch.clean), prepared.baseline(batch), batch.positions)
+        logits = logits.to(model.result_dtype).cpu()
+        check_finite(logits, "the circuit run", batch.indices)
+        results.append(logits)
+    return torch.cat(results)
+
+
+def clean_pass(model: Model, runner: CircuitRunner, tokens: Int[Tensor, "batch pos"]) -> Trace:
+    """As much of a plain pass over the clean input as the circuit reads directly."""
+    with torch.no_grad(), model.tracing(until=runner.clean_depth if runner.clean_depth != model.n_layers else None) as trace:
+        model.forward(tokens)
+    return trace
+
+
+def _run_pairs(
+    model: Model,
+    task: PairTask,
+    runner: CircuitRunner,
+    ablation: Ablation,
+    pairs: Int[Tensor, "pairs 2"],
+    batch_size: int | None,
+) -> Tensor:
+    """Blocks of the pair list that touch few inputs: each input of a block is run once."""
+    _check_pairs(task, ablation, pairs)
+    if runner.plan.everything:
+        clean_logits = run_model(model, task.subset(pairs[:, 0].unique()), batch_size=batch_size)
+        return clean_logits[torch.searchsorted(pairs[:, 0].unique(), pairs[:, 0].contiguous())]
+    size = batch_size or default_batch_size(model, task, bytes_per_example=runner.bytes_per_pair(task.length))
+    logits: Tensor | None = None
+    for chosen in _pair_blocks(pairs, 4 * size):
+        clean_rows, clean_index = pairs[chosen, 0].unique(return_inverse=True)
+        ablated_rows, ablated_index = pairs[chosen, 1].unique(return_inverse=True)
+        clean = clean_pass(model, runner, task.clean[clean_rows].to(model.device))
+        prepared = ablation.prepare(model, task, batch_size=size, seed=0)
+        baseline = prepared.baseline(_rows(task, ablated_rows).to(model.device))
+        for part in torch.arange(len(chosen)).split(size):
+            read = task.positions[clean_rows][clean_index[part]].to(model.device)
+            rows = (clean_index[part].to(model.device), ablated_index[part].to(model.device))
+            result = runner.logits(clean, baseline, read, pairs=rows).to(model.result_dtype).cpu()
+            check_finite(result, "the circuit run", pairs[chosen[part], 0])
+            if logits is None:
+                logits = result.new_empty(len(pairs), result.shape[1])
+            logits[chosen[part]] = result
+    assert logits is not None
+    return logits
+
+
+def _rows(task: PairTask, rows: Tensor) -> PairBatch:
+    return next(iter(task.subset(rows).batches(len(rows))))
+
+
+def _pair_blocks(pairs: Int[Tensor, "pairs 2"], size: int) -> Iterator[Tensor]:
+    """Indices of the pairs in blocks that share many inputs (tiles of the clean x corrupted table)."""
+    side = max(1, int(size**0.5))
+    clean_rank = pairs[:, 0].unique(return_inverse=True)[1] // side
+    ablated_rank = pairs[:, 1].unique(return_inverse=True)[1] // side
+    order = torch.argsort(clean_rank * (int(ablated_rank.max()) + 1) + ablated_rank, stable=True)
+    yield from order.split(size)
+
+
+def _check_pairs(task: PairTask, ablation: Ablation, pairs: Tensor) -> None:
+    if not ablation.paired:
+        raise InputError(
+            f"pairs= chooses corrupted inputs, but {ablation.key!r} ablation uses none; use ablation='resample', or leave pairs out"
+        )
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype != torch.int64 or len(pairs) == 0:
+        raise ShapeError(
+            f"pairs is {pairs.dtype} {tuple(pairs.shape)}; expected int64 [n_pairs, 2] of (clean index, corrupted index), n_pairs >= 1"
+        )
+    if int(pairs.min()) < 0 or int(pairs.max()) >= task.n:
+        raise InputError(f"pairs hold indices from {int(pairs.min())} to {int(pairs.max())}; the task has rows 0 to {task.n - 1}")
+    unequal = (task.lengths[pairs[:, 0]] != task.lengths[pairs[:, 1]]).nonzero()
+    if len(unequal):
+        clean, corrupted = pairs[unequal[0, 0]].tolist()
+        raise InputError(
+            f"pair ({clean}, {corrupted}) joins prompts of {int(task.lengths[clean])} and {int(task.lengths[corrupted])} tokens; "
+            "edges can only be patched between prompts of one length"
+        )

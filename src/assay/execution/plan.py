@@ -1,0 +1,292 @@
+"""The compiled form of an ablated run: what has to be computed, where, and from what.
+
+For a mask C every target v reads
+
+    x_v = biases + sum over sources u of ( C[u, v] ? a_u : b_u )
+        = s_v + sum over kept u of (a_u - b_u),
+
+with a_u the output in this run, b_u the ablated output, and s_v the ablated stream at v, which
+the ablated run leaves behind anyway. (Conmy et al. 2023, arXiv:2304.14997; uit de Bos and
+Garriga-Alonso 2024, equation 1.) The plan is made once per mask and holds no tensors of any input:
+
+- sources without a kept path to `logits` are dead and never computed;
+- under resampling, sources without a kept path from `input` equal their ablated value, so their
+  edges count as cut, and a target that reads only such sources takes its projection from the
+  ablated run;
+- sources that read the unchanged clean stream are clean: they depend on the clean input alone;
+- a node whose value is used at the read position only is computed there only;
+- targets of one block that keep the same sources share one input and one norm;
+- a target that keeps almost everything starts from the running total and subtracts.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from assay.graph import Graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inlet:
+    """One distinct input of an attention, an MLP or `logits`.
+
+    Attributes:
+        everywhere: True when needed at all positions, else at the read position only.
+        from_total: Start from the running total of all differences (then `terms` are subtracted).
+        terms: Rows of the sources added to, or subtracted from, the start.
+    """
+
+    everywhere: bool
+    from_total: bool
+    terms: tuple[int, ...]
+
+    @property
+    def empty(self) -> bool:
+        """True where the input is the ablated stream itself."""
+        return not self.from_total and not self.terms
+
+
+@dataclass(kw_only=True)
+class AttentionStep:
+    """The live heads of one block: where each channel reads.
+
+    Attributes:
+        heads: Live query heads in order, those needed everywhere first.
+        n_everywhere: How many of `heads` are needed at all positions.
+        inlets: Distinct inputs of the block.
+        reads: For `q` heads and `k`, `v` key/value heads: head -> index into `inlets`.
+    """
+
+    layer: int
+    heads: tuple[int, ...] = ()
+    n_everywhere: int = 0
+    inlets: list[Inlet] = field(default_factory=list)
+    reads: dict[str, dict[int, int]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class MlpStep:
+    """One live MLP."""
+
+    layer: int
+    inlet: Inlet
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """Everything that depends on the mask alone. Build it with `compile_plan`.
+
+    Attributes:
+        graph: The graph of the mask.
+        everything: True where the run is the model itself.
+        nothing: True where no kept path joins a changed source to `logits`.
+        clean: Per source, computed from the clean input alone.
+        everywhere, somewhere: Per source, needed at all positions, needed at all.
+        single: Per source, whether some inlet adds or subtracts it by itself.
+        total_everywhere, total_read: Whether some inlet starts from the running total.
+        attention, mlp: Steps per block (None where all of it is dead, clean or ablated).
+        logits: Inlet of `logits`.
+    """
+
+    graph: Graph
+    everything: bool
+    nothing: bool
+    clean: Bool[Tensor, " n_sources"]
+    everywhere: Bool[Tensor, " n_sources"]
+    somewhere: Bool[Tensor, " n_sources"]
+    attention: list[AttentionStep | None]
+    mlp: list[MlpStep | None]
+    logits: Inlet
+
+    @cached_property
+    def inlets(self) -> list[Inlet]:
+        """All distinct inputs, in forward order."""
+        found = []
+        for attention, mlp in zip(self.attention, self.mlp, strict=True):
+            found += attention.inlets if attention else []
+            found += [mlp.inlet] if mlp else []
+        return [*found, self.logits]
+
+    @cached_property
+    def single_everywhere(self) -> frozenset[int]:
+        """Sources that some inlet needs by themselves at all positions."""
+        return frozenset(row for inlet in self.inlets if inlet.everywhere for row in inlet.terms)
+
+    @cached_property
+    def single_read(self) -> frozenset[int]:
+        """Sources that some inlet needs by themselves at the read position."""
+        return frozenset(row for inlet in self.inlets if not inlet.everywhere for row in inlet.terms)
+
+    @cached_property
+    def total_everywhere(self) -> bool:
+        """Whether some inlet starts from the running total at all positions."""
+        return any(inlet.from_total and inlet.everywhere for inlet in self.inlets)
+
+    @cached_property
+    def total_read(self) -> bool:
+        """Whether some inlet starts from the running total at the read position."""
+        return any(inlet.from_total and not inlet.everywhere for inlet in self.inlets)
+
+    @cached_property
+    def clean_depth(self) -> int:
+        """How many blocks of the model must be run on the clean input."""
+        rows = (self.clean & self.somewhere).nonzero().squeeze(1).tolist()
+        return max((int(self.graph.source_layer[row]) for row in rows), default=0)
+
+    def counts(self) -> dict[str, int]:
+        """Live sources by kind, for reports and tests."""
+        live = self.somewhere
+        return {
+            "live": int(live.sum()),
+            "clean": int((live & self.clean).sum()),
+            "per_pair": int((live & ~self.clean).sum()),
+            "read_position_only": int((live & ~self.clean & ~self.everywhere).sum()),
+            "inlets": len(self.inlets),
+        }
+
+
+def source_types(
+    graph: Graph, mask: Bool[Tensor, "n_sources n_targets"]
+) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
+    """Which sources are clean and which are ablated-only; all others mix the two inputs.
+
+    A target is clean if it keeps every upstream edge and all those sources are clean; it is ablated if
+    every upstream edge is cut or comes from an ablated source; a node is what all its targets are.
+    """
+    clean = torch.zeros(graph.n_sources, dtype=torch.bool)
+    ablated = torch.zeros(graph.n_sources, dtype=torch.bool)
+    clean[0] = True
+    for rows, columns in _nodes(graph):
+        upstream, kept = graph.valid[:, columns], mask[:, columns]
+        target_clean = (~upstream | (kept & clean[:, None])).all(0)
+        target_ablated = (~kept | ablated[:, None]).all(0)
+        feeds = graph.feeds[columns, rows]
+        clean[rows] = (~feeds | target_clean[:, None]).all(0)
+        ablated[rows] = (~feeds | target_ablated[:, None]).all(0)
+    return clean, ablated
+
+
+def _nodes(graph: Graph) -> list[tuple[slice, slice]]:
+    stages = []
+    for layer in range(graph.n_layers):
+        first, last, row = graph.channel_target(layer, "q"), graph.mlp_target(layer), graph.head_source(layer)
+        stages.append((slice(row, row + graph.n_heads), slice(first, last)))
+        if graph.mlps:
+            stages.append((slice(row + graph.n_heads, row + graph.n_heads + 1), slice(last, last + 1)))
+    return stages
+
+
+def compile_plan(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, resample: bool) -> Plan:
+    """Work out what an ablated run of `mask` has to compute.
+
+    Args:
+        graph: The graph.
+        mask: True = keep.
+        resample: True where the ablated value of a source is its output in one consistent run, so that
+            a source fed by ablated values only equals its own ablated value.
+    """
+    clean, ablated = source_types(graph, mask)
+    kept = mask & ~ablated[:, None] if resample else mask.clone()
+    everywhere, somewhere = _liveness(graph, kept, clean)
+    kept = kept & somewhere[:, None]
+    upstream_clean = (~graph.valid | (mask & clean[:, None])).all(0)
+    plan = Plan(
+        graph=graph,
+        everything=bool(upstream_clean[-1]),
+        nothing=not bool(kept[:, -1].any()),
+        clean=clean,
+        everywhere=everywhere,
+        somewhere=somewhere,
+        attention=[],
+        mlp=[],
+        logits=_inlet(graph, kept, somewhere, graph.n_targets - 1, everywhere=False),
+    )
+    computed = somewhere & ~clean
+    for layer in range(graph.n_layers):
+        plan.attention.append(_attention_step(graph, layer, kept, everywhere, somewhere, computed))
+        row = graph.mlp_source(layer)
+        if graph.mlps and computed[row]:
+            needed = bool(everywhere[row])
+            live = everywhere if needed else somewhere
+            plan.mlp.append(
+                MlpStep(layer=layer, inlet=_inlet(graph, kept, live, graph.mlp_target(layer), everywhere=needed))
+            )
+        else:
+            plan.mlp.append(None)
+    return plan
+
+
+def _liveness(
+    graph: Graph, kept: Bool[Tensor, "n_sources n_targets"], clean: Bool[Tensor, " n_sources"]
+) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
+    """Sources needed at all positions, and sources needed at all, walking back from `logits`.
+
+    Clean sources are read from a plain pass, so they ask for nothing upstream.
+    """
+    somewhere = kept[:, -1].clone()
+    everywhere = torch.zeros_like(somewhere)
+    for rows, columns in reversed(_nodes(graph)):
+        feeds = graph.feeds[columns, rows]
+        active = somewhere[rows] & ~clean[rows]
+        wanted = (feeds & active).any(1)
+        # Keys and values are read at every position, queries and MLP inputs where their node is needed.
+        wanted_everywhere = (feeds & (active & everywhere[rows])).any(1)
+        if rows.stop - rows.start == graph.n_heads and columns.stop - columns.start > 1:
+            wanted_everywhere[graph.n_heads :] = wanted[graph.n_heads :]
+        somewhere |= (kept[:, columns] & wanted).any(1)
+        everywhere |= (kept[:, columns] & wanted_everywhere).any(1)
+    return everywhere, somewhere
+
+
+def _inlet(
+    graph: Graph,
+    kept: Bool[Tensor, "n_sources n_targets"],
+    live: Bool[Tensor, " n_sources"],
+    column: int,
+    *,
+    everywhere: bool,
+) -> Inlet:
+    """Kept sources of a target, or the cut ones where that list is shorter."""
+    plus = kept[:, column]
+    minus = graph.valid[:, column] & live & ~plus
+    if int(plus.sum()) <= int(minus.sum()) + 1:
+        return Inlet(everywhere=everywhere, from_total=False, terms=tuple(plus.nonzero().squeeze(1).tolist()))
+    return Inlet(everywhere=everywhere, from_total=True, terms=tuple(minus.nonzero().squeeze(1).tolist()))
+
+
+def _attention_step(
+    graph: Graph,
+    layer: int,
+    kept: Bool[Tensor, "n_sources n_targets"],
+    everywhere: Bool[Tensor, " n_sources"],
+    somewhere: Bool[Tensor, " n_sources"],
+    computed: Bool[Tensor, " n_sources"],
+) -> AttentionStep | None:
+    first = graph.head_source(layer)
+    live = [head for head in range(graph.n_heads) if computed[first + head]]
+    if not live:
+        return None
+    full = [head for head in live if everywhere[first + head]]
+    last = [head for head in live if not everywhere[first + head]]
+    step = AttentionStep(layer=layer, heads=(*full, *last), n_everywhere=len(full))
+    known: dict[Inlet, int] = {}
+    reads: dict[str, dict[int, int]] = defaultdict(dict)
+
+    def note(channel: str, head: int, needed: bool) -> None:
+        column = graph.channel_target(layer, channel, head)
+        inlet = _inlet(graph, kept, everywhere if needed else somewhere, column, everywhere=needed)
+        index = known.setdefault(inlet, len(known))
+        if index == len(step.inlets):
+            step.inlets.append(inlet)
+        reads[channel][head] = index
+
+    for head in step.heads:
+        note("q", head, head in full)
+        for channel in ("k", "v"):
+            note(channel, head * graph.n_kv_heads // graph.n_heads, True)
+    step.reads = dict(reads)
+    return step

@@ -1,0 +1,295 @@
+"""The residual-stream graph of a transformer: what writes, what reads, in which order.
+
+Sources write into the residual stream: `input`, then per block the heads `a{l}.h{i}` and the MLP
+`m{l}`. Targets read from it: per block `a{l}.h{i}.q`, `.k`, `.v` and `m{l}`, last `logits`. An edge
+joins a source to every target that reads after the source has written. Everything indexed by
+edges is one dense tensor `[n_sources, n_targets]`; names are looked up once, at the border.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from assay.errors import InputError, UnknownNameError, near_matches
+
+CHANNELS = ("q", "k", "v")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """Topology of one transformer, without weights. Build it with `build_graph`.
+
+    Attributes:
+        n_layers: Number of blocks.
+        n_heads: Query heads per block.
+        n_kv_heads: Key/value heads per block (smaller than `n_heads` under grouped-query attention).
+        parallel: True where the MLP of a block does not read the heads of its own block.
+        mlps: False for attention-only models.
+    """
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    parallel: bool = False
+    mlps: bool = True
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the nodes that write, in forward order; length S."""
+        names = ["input"]
+        for layer in range(self.n_layers):
+            names += [f"a{layer}.h{head}" for head in range(self.n_heads)]
+            if self.mlps:
+                names.append(f"m{layer}")
+        return tuple(names)
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the inputs that read, in forward order; length R."""
+        names = []
+        for layer in range(self.n_layers):
+            for channel in CHANNELS:
+                heads = self.n_heads if channel == "q" else self.n_kv_heads
+                names += [f"a{layer}.h{head}.{channel}" for head in range(heads)]
+            if self.mlps:
+                names.append(f"m{layer}")
+        return (*names, "logits")
+
+    @property
+    def n_sources(self) -> int:
+        """S = 1 + n_layers (n_heads + 1)."""
+        return 1 + self.n_layers * self._sources_per_layer
+
+    @property
+    def n_targets(self) -> int:
+        """R = n_layers (n_heads + 2 n_kv_heads + 1) + 1."""
+        return self.n_layers * self._targets_per_layer + 1
+
+    @property
+    def n_edges(self) -> int:
+        """Number of true entries of `valid`."""
+        return int(self.valid.sum())
+
+    @property
+    def _sources_per_layer(self) -> int:
+        return self.n_heads + int(self.mlps)
+
+    @property
+    def _targets_per_layer(self) -> int:
+        return self.n_heads + 2 * self.n_kv_heads + int(self.mlps)
+
+    def head_source(self, layer: int, head: int = 0) -> int:
+        """Row of head `head` of block `layer`."""
+        return 1 + layer * self._sources_per_layer + head
+
+    def mlp_source(self, layer: int) -> int:
+        """Row of the MLP of block `layer`."""
+        return 1 + layer * self._sources_per_layer + self.n_heads
+
+    def channel_target(self, layer: int, channel: str, head: int = 0) -> int:
+        """Column of channel `q`, `k` or `v` of head `head` (a key/value head for `k`, `v`)."""
+        offset = {"q": 0, "k": self.n_heads, "v": self.n_heads + self.n_kv_heads}[channel]
+        return layer * self._targets_per_layer + offset + head
+
+    def mlp_target(self, layer: int) -> int:
+        """Column of the MLP of block `layer`."""
+        return layer * self._targets_per_layer + self.n_heads + 2 * self.n_kv_heads
+
+    def sources_before_block(self, layer: int) -> int:
+        """How many sources the attention of block `layer` can read (a prefix of the rows)."""
+        return 1 + layer * self._sources_per_layer
+
+    def sources_before_mlp(self, layer: int) -> int:
+        """How many sources the MLP of block `layer` can read (a prefix of the rows)."""
+        own_heads = 0 if self.parallel else self.n_heads
+        return self.sources_before_block(layer) + own_heads
+
+    @cached_property
+    def valid(self) -> Bool[Tensor, "n_sources n_targets"]:
+        """True where an edge exists."""
+        valid = torch.zeros(self.n_sources, self.n_targets, dtype=torch.bool)
+        for layer in range(self.n_layers):
+            first = self.channel_target(layer, "q")
+            last = self.mlp_target(layer)
+            valid[: self.sources_before_block(layer), first:last] = True
+            if self.mlps:
+                valid[: self.sources_before_mlp(layer), last] = True
+        valid[:, -1] = True
+        return valid
+
+    @cached_property
+    def source_layer(self) -> Int[Tensor, " n_sources"]:
+        """Layer index of each source: 0 for `input`, l + 1 for the nodes of block l."""
+        rows = torch.arange(self.n_sources)
+        return torch.where(rows == 0, 0, 1 + (rows - 1).div(self._sources_per_layer, rounding_mode="floor"))
+
+    @cached_property
+    def target_layer(self) -> Int[Tensor, " n_targets"]:
+        """Layer index of each target: l + 1 in block l, n_layers + 1 for `logits`."""
+        return 1 + torch.arange(self.n_targets).div(self._targets_per_layer, rounding_mode="floor")
+
+    @cached_property
+    def source_of_target(self) -> Int[Tensor, " n_targets"]:
+        """For each target, the first source it feeds (-1 for `logits`).
+
+        Under grouped-query attention a `k` or `v` target feeds `n_heads / n_kv_heads` heads in a
+        row; this is the first of them.
+        """
+        group = self.n_heads // self.n_kv_heads
+        rows = []
+        for layer in range(self.n_layers):
+            heads = [self.head_source(layer, head) for head in range(self.n_heads)]
+            rows += heads + heads[::group] + heads[::group]
+            if self.mlps:
+                rows.append(self.mlp_source(layer))
+        return torch.tensor([*rows, -1])
+
+    @cached_property
+    def feeds(self) -> Bool[Tensor, "n_targets n_sources"]:
+        """True where a target is an input of the node behind a source."""
+        feeds = torch.zeros(self.n_targets, self.n_sources, dtype=torch.bool)
+        group = self.n_heads // self.n_kv_heads
+        for layer in range(self.n_layers):
+            for head in range(self.n_heads):
+                row = self.head_source(layer, head)
+                feeds[self.channel_target(layer, "q", head), row] = True
+                feeds[self.channel_target(layer, "k", head // group), row] = True
+                feeds[self.channel_target(layer, "v", head // group), row] = True
+            if self.mlps:
+                feeds[self.mlp_target(layer), self.mlp_source(layer)] = True
+        return feeds
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the topology; equal fingerprints mean interchangeable masks."""
+        text = f"graph/1 {self.n_layers} {self.n_heads} {self.n_kv_heads} {self.parallel} {self.mlps}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, int | bool]:
+        """The numbers that `build_graph` needs to build this graph again."""
+        return {
+            "n_layers": self.n_layers,
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "parallel": self.parallel,
+            "mlps": self.mlps,
+        }
+
+    @cached_property
+    def _source_rows(self) -> Mapping[str, int]:
+        return {name: row for row, name in enumerate(self.sources)}
+
+    @cached_property
+    def _target_columns(self) -> Mapping[str, int]:
+        return {name: column for column, name in enumerate(self.targets)}
+
+    def source_index(self, name: str) -> int:
+        """Row of a source; other tools' spellings are accepted (see `parse_node`)."""
+        return _look_up("source", parse_node(name, self.n_layers), name, self._source_rows)
+
+    def target_index(self, name: str) -> int:
+        """Column of a target; other tools' spellings are accepted (see `parse_node`)."""
+        return _look_up("target", parse_node(name, self.n_layers), name, self._target_columns)
+
+    def edge_name(self, source: int, target: int) -> str:
+        """`a0.h1->a2.h0.q`."""
+        return f"{self.sources[source]}->{self.targets[target]}"
+
+    def edge_index(self, name: str) -> tuple[int, int]:
+        """Row and column of an edge given as `source->target`.
+
+        Raises:
+            UnknownNameError: If an end does not exist or the source writes after the target reads.
+        """
+        source, arrow, target = name.partition("->")
+        if not arrow:
+            raise InputError(f"edge {name!r} has no '->'; write it as 'a0.h1->a2.h0.q'")
+        row, column = self.source_index(source.strip()), self.target_index(target.strip())
+        if not self.valid[row, column]:
+            raise UnknownNameError(
+                f"edge {name!r} is not in the graph: {self.sources[row]} writes after {self.targets[column]} reads"
+            )
+        return row, column
+
+    def edge_indices(self, names: Iterable[str]) -> list[tuple[int, int]]:
+        """`edge_index` of many names; the first offender is reported."""
+        return [self.edge_index(name) for name in names]
+
+
+def build_graph(
+    n_layers: int,
+    n_heads: int,
+    n_kv_heads: int | None = None,
+    *,
+    parallel: bool = False,
+    mlps: bool = True,
+) -> Graph:
+    """The graph of a transformer of this shape; no model is needed.
+
+    Args:
+        n_layers: Blocks, >= 1.
+        n_heads: Query heads per block, >= 1.
+        n_kv_heads: Key/value heads per block; must divide `n_heads`. Default: `n_heads`.
+        parallel: True for blocks whose attention and MLP read the same stream (GPT-NeoX).
+        mlps: False for attention-only models.
+
+    Raises:
+        InputError: For a shape no transformer can have.
+
+    Example:
+        >>> build_graph(12, 12).n_edges
+        32491
+    """
+    n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+    if n_layers < 1 or n_heads < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
+        raise InputError(
+            f"no such transformer: n_layers={n_layers}, n_heads={n_heads}, n_kv_heads={n_kv_heads}; "
+            "each must be at least 1 and n_kv_heads must divide n_heads"
+        )
+    return Graph(n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, parallel=parallel, mlps=mlps)
+
+
+# One row per foreign spelling: pattern -> name here ({0}, {1} are the groups).
+_SPELLINGS = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in [
+        (r"a(\d+)\.h(\d+)<([qkv])>", "a{0}.h{1}.{2}"),  # EAP-IG, MIB
+        (r"A(\d+)\.(\d+)\.([QKV])", "a{0}.h{1}.{2}"),  # auto-circuit
+        (r"A(\d+)\.(\d+)", "a{0}.h{1}"),
+        (r"MLP (\d+)", "m{0}"),
+        (r"Resid Start", "input"),
+        (r"Resid End", "logits"),
+        (r"blocks\.(\d+)\.hook_([qkv])_input\[:, :, (\d+)\]", "a{0}.h{2}.{1}"),  # ACDC
+        (r"blocks\.(\d+)\.attn\.hook_result\[:, :, (\d+)\]", "a{0}.h{1}"),
+        (r"blocks\.(\d+)\.hook_mlp_(?:in|out)", "m{0}"),
+        (r"blocks\.0\.hook_resid_pre", "input"),
+    ]
+)
+_RESID_POST = re.compile(r"blocks\.(\d+)\.hook_resid_post")
+
+
+def parse_node(name: str, n_layers: int) -> str:
+    """A node name in this package's spelling, from ours, EAP-IG's, auto-circuit's or ACDC's.
+
+    Only the spelling is translated; whether the node exists is for the graph to say.
+    """
+    for pattern, ours in _SPELLINGS:
+        if match := pattern.fullmatch(name):
+            return ours.format(*(group.lower() for group in match.groups()))
+    if (match := _RESID_POST.fullmatch(name)) and int(match[1]) == n_layers - 1:
+        return "logits"
+    return name
+
+
+def _look_up(kind: str, name: str, given: str, known: Mapping[str, int]) -> int:
+    if name in known:
+        return known[name]
+    near = near_matches(name, known)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise UnknownNameError(f"unknown {kind} {given!r} in a graph of {len(known)} {kind}s{hint}")

@@ -1,0 +1,152 @@
+"""What a run is judged by: one loss per example, differentiable, higher = the behaviour is damaged.
+
+The same functions drive discovery (their gradient is what attribution propagates) and measurement
+(their negative is the margin that faithfulness averages), so one quantity has one definition.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from assay.errors import InputError
+from assay.registry import Registry
+
+
+class ObjectiveBatch(Protocol):
+    """What an objective may ask of a batch: token ids, padded with -1."""
+
+    @property
+    def answers(self) -> Int[Tensor, "batch n_answers"]: ...
+    @property
+    def wrong(self) -> Int[Tensor, "batch n_wrong"] | None: ...
+
+
+Loss = Callable[[Tensor, Tensor, Any], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A per-example loss and what is known about it.
+
+    Attributes:
+        key: Registered name, or the name of a user's callable.
+        loss: `(logits, clean_logits, batch) -> loss`, `[batch, d_vocab]` twice and the batch to `[batch]`.
+        needs_answers: Whether `batch.answers` is read.
+        needs_wrong: Whether `batch.wrong` is read.
+        stationary: True where the gradient at the clean run vanishes (divergences from it).
+        unit: Unit of the loss.
+        source: Where the definition comes from.
+    """
+
+    key: str
+    loss: Loss
+    needs_answers: bool = False
+    needs_wrong: bool = False
+    stationary: bool = False
+    unit: str = "logits"
+    source: str = ""
+
+    def __call__(
+        self, logits: Float[Tensor, "batch d_vocab"], clean_logits: Float[Tensor, "batch d_vocab"], batch: ObjectiveBatch
+    ) -> Float[Tensor, " batch"]:
+        """Loss of each example; higher means the behaviour is more damaged."""
+        if self.needs_wrong and batch.wrong is None:
+            raise InputError(
+                f"objective {self.key!r} compares answers with wrong answers, but the task has no `wrong`; "
+                "give the task wrong=, or choose objective='kl' or 'ce'"
+            )
+        return self.loss(logits, clean_logits, batch)
+
+
+OBJECTIVES: Registry[Objective] = Registry("objective")
+
+
+def get_objective(objective: "str | Objective | Loss") -> Objective:
+    """The objective behind a key or a callable `(logits, clean_logits, batch) -> [batch]`."""
+    if isinstance(objective, Objective):
+        return objective
+    if callable(objective):
+        return Objective(key=getattr(objective, "__name__", type(objective).__name__), loss=objective, unit="user")
+    return OBJECTIVES[objective.replace("-", "_")]
+
+
+def _gather(
+    values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"]
+) -> tuple[Float[Tensor, "batch n"], Bool[Tensor, "batch n"]]:
+    present = ids >= 0
+    return values.gather(1, ids.clamp(min=0)), present
+
+
+def _mean_at(values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
+    picked, present = _gather(values, ids)
+    return picked.where(present, 0).sum(1) / present.sum(1)
+
+
+def _sum_at(values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
+    picked, present = _gather(values, ids)
+    return picked.where(present, 0).sum(1)
+
+
+def _logit_diff(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """-(mean logit of the answers - mean logit of the wrong answers)."""
+    assert batch.wrong is not None
+    return _mean_at(logits, batch.wrong) - _mean_at(logits, batch.answers)
+
+
+def _logit_diff_max(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """-(mean logit of the answers - largest logit of the wrong answers)."""
+    assert batch.wrong is not None
+    picked, present = _gather(logits, batch.wrong)
+    return picked.masked_fill(~present, -torch.inf).amax(1) - _mean_at(logits, batch.answers)
+
+
+def _prob_diff(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """-(probability of the answers - probability of the wrong answers)."""
+    assert batch.wrong is not None
+    probabilities = logits.softmax(1)
+    return _sum_at(probabilities, batch.wrong) - _sum_at(probabilities, batch.answers)
+
+
+def _cross_entropy(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """-log of the probability mass on the answers, in nats."""
+    picked, present = _gather(logits.log_softmax(1), batch.answers)
+    return -picked.masked_fill(~present, -torch.inf).logsumexp(1)
+
+
+def _kl(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """KL(clean || run) over the whole vocabulary, in nats."""
+    clean, run = clean_logits.log_softmax(1), logits.log_softmax(1)
+    return (clean.exp() * (clean - run)).sum(1)
+
+
+def _js(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """Jensen-Shannon divergence between clean and run, in nats, range [0, ln 2]."""
+    clean, run = clean_logits.log_softmax(1), logits.log_softmax(1)
+    middle = torch.logaddexp(clean, run) - torch.log(torch.tensor(2.0, dtype=run.dtype))
+    return ((clean.exp() * (clean - middle)).sum(1) + (run.exp() * (run - middle)).sum(1)) / 2
+
+
+def _pseudo_margin(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+    """-(logit of the clean prediction - sum of all other logits); needs no labels."""
+    predicted = logits.gather(1, clean_logits.argmax(1, keepdim=True)).squeeze(1)
+    return logits.sum(1) - 2 * predicted
+
+
+for _objective in (
+    Objective(key="logit_diff", loss=_logit_diff, needs_answers=True, needs_wrong=True, source="Wang et al. 2022, arXiv:2211.00593"),
+    Objective(
+        key="logit_diff_max", loss=_logit_diff_max, needs_answers=True, needs_wrong=True, source="Conmy et al. 2023, arXiv:2304.14997"
+    ),
+    Objective(
+        key="prob_diff", loss=_prob_diff, needs_answers=True, needs_wrong=True, unit="probability", source="Hanna et al. 2023, arXiv:2305.00586"
+    ),
+    Objective(key="ce", loss=_cross_entropy, needs_answers=True, unit="nats"),
+    Objective(key="kl", loss=_kl, stationary=True, unit="nats", source="Conmy et al. 2023, arXiv:2304.14997"),
+    Objective(key="js", loss=_js, stationary=True, unit="nats", source="Peng et al. 2026, arXiv:2604.08192"),
+    Objective(key="pseudo_margin", loss=_pseudo_margin, source="Peng et al. 2026, arXiv:2604.08192"),
+):
+    OBJECTIVES.add(_objective.key, _objective)
