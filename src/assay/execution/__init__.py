@@ -4,12 +4,14 @@ from assay.execution.ablation import ABLATIONS, Ablation, Baseline, Prepared, ge
 from assay.execution.forward import run_circuit, run_model
 from assay.execution.plan import Plan, compile_plan
 from assay.execution.runner import CircuitRunner
+from assay.execution.runs import CircuitRuns
 
 __all__ = [
     "ABLATIONS",
     "Ablation",
     "Baseline",
     "CircuitRunner",
+    "CircuitRuns",
     "Plan",
     "Prepared",
     "compile_plan",

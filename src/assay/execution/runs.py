@@ -1,0 +1,131 @@
+"""All runs that the measurements of one circuit share: each is made once, when first asked for."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from assay.circuits import Circuit
+from assay.errors import InputError
+from assay.execution.ablation import Ablation, get_ablation
+from assay.execution.forward import check_circuit, run_circuit, run_model
+from assay.models import Model
+from assay.objectives import Loss, Objective, get_objective
+from assay.tasks import PairTask
+
+Which = Literal["full", "keep", "drop", "empty"]
+
+
+class CircuitRuns:
+    """Logits of one circuit on one task under one ablation, computed lazily and kept.
+
+    Args:
+        model: The model.
+        task: The examples.
+        circuit: The circuit under judgement.
+        ablation: Key or object; default: the task's own.
+        objective: Key, object or callable whose negative is the margin; default: the task's own.
+        batch_size: Examples per pass; default: by free memory.
+        seed: Root seed (noise ablation, random circuits).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        task: PairTask,
+        circuit: Circuit,
+        *,
+        ablation: str | Ablation | None = None,
+        objective: str | Objective | Loss | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        check_circuit(model, circuit)
+        self.model = model
+        self.task = task
+        self.circuit = circuit
+        self.ablation_object = get_ablation(ablation or task.ablation)
+        self.objective_object = get_objective(objective or task.objective)
+        self.batch_size = batch_size
+        self.seed = seed
+        self._logits: dict[str, Tensor] = {}
+
+    @property
+    def ablation(self) -> str:
+        """Key of the ablation."""
+        return self.ablation_object.key
+
+    @property
+    def objective(self) -> str:
+        """Key of the objective."""
+        return self.objective_object.key
+
+    def logits(self, which: Which) -> Float[Tensor, "n d_vocab"]:
+        """Logits at the read position of the `full` model, with the circuit kept (`keep`), dropped (`drop`), or nothing kept."""
+        if which == "full":
+            if "full" not in self._logits:
+                self._logits["full"] = run_model(self.model, self.task, batch_size=self.batch_size)
+            return self._logits["full"]
+        if which == "keep":
+            return self.logits_of(self.circuit)
+        if which == "drop":
+            return self.logits_of(self.circuit.dropped())
+        if which == "empty":
+            return self.logits_of(self._empty)
+        raise InputError(f"no run named {which!r}; choose 'full', 'keep', 'drop' or 'empty'")
+
+    @cached_property
+    def _empty(self) -> Circuit:
+        if self.circuit.heads is None:
+            return Circuit.empty(self.circuit.graph)
+        # A head circuit ablates heads only: with no head kept, embeddings and MLPs still act.
+        return Circuit.from_heads(self.circuit.graph, [], mlps=self.circuit.graph.mlps)
+
+    def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
+        """Logits of any circuit of the same graph under the same ablation."""
+        if circuit.hash not in self._logits:
+            self._logits[circuit.hash] = run_circuit(
+                self.model,
+                self.task,
+                circuit,
+                ablation=self.ablation_object,
+                batch_size=self.batch_size,
+                seed=self.seed,
+            )
+        return self._logits[circuit.hash]
+
+    def margins(self, which: Which) -> np.ndarray:
+        """-objective of each example, float64 `[n]`; higher = the behaviour is more intact."""
+        return self._margins(self.logits(which))
+
+    def margins_of(self, circuit: Circuit) -> np.ndarray:
+        """-objective of each example with `circuit` kept, float64 `[n]`."""
+        return self._margins(self.logits_of(circuit))
+
+    def _margins(self, logits: Tensor) -> np.ndarray:
+        full = self.logits("full").double()
+        losses = [
+            self.objective_object(logits[batch.indices].double(), full[batch.indices], batch)
+            for batch in self.task.batches(self.task.n)
+        ]
+        return -torch.cat(losses).numpy()
+
+    @cached_property
+    def provenance(self) -> Mapping[str, Any]:
+        """How these numbers come to be, JSON-able; equal records mean equal numbers."""
+        from assay import __version__
+
+        return {
+            "library": __version__,
+            "model": self.model.describe(),
+            "task": {"name": self.task.name, "data_hash": self.task.data_hash, "n": self.task.n, "config": dict(self.task.config)},
+            "circuit": self.circuit.hash,
+            "graph": self.model.graph.fingerprint,
+            "ablation": self.ablation,
+            "objective": self.objective,
+            "seed": self.seed,
+        }
