@@ -1,0 +1,86 @@
+# Everything here works from a fresh clone on a machine with Python 3.11+ and make.
+# `make PYTHON=/path/to/python3.12 setup` chooses another interpreter.
+
+PYTHON ?= python3
+TORCH := torch==2.13.0
+VENV := .venv
+TIMM := .venv-timm
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-timm lint format bench docs lock clean
+
+help:
+	@echo "make setup      virtual environment $(VENV) with the locked requirements"
+	@echo "make demo       audit the embedded model on indirect object identification; writes demo-out/report.html"
+	@echo "make test       the whole test suite, the timm tests included"
+	@echo "make test-timm  the tests that need timm, in $(TIMM), an environment layered over $(VENV)"
+	@echo "make lint       ruff (rules and format) and mypy"
+	@echo "make format     let ruff rewrite what it can"
+	@echo "make bench      every benchmark, one JSON line each"
+	@echo "make docs       the documentation, warnings are errors; docs/_build/html/index.html"
+	@echo "make lock       pin what $(VENV) holds now in requirements.lock"
+	@echo "make clean      remove what was built here, the environments too"
+
+# ---------------------------------------------------------------------------------------- environments
+
+setup: $(VENV)/.complete
+
+# PyTorch first and by itself, so that the machine's own build of it (CPU or some CUDA) is kept.
+$(VENV)/.complete: requirements.lock pyproject.toml src/assay/__init__.py
+	@$(PYTHON) -c 'import sys; sys.exit("assay needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements.lock $(TORCH)
+	$(BIN)/python $(PIP_INSTALL) --requirement requirements.lock
+	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# timm and torchvision never enter $(VENV): this environment sees its packages through a path file.
+# Without their dependencies, since pip would replace PyTorch; what they need besides is in $(VENV).
+$(TIMM)/.complete: requirements-timm.lock $(VENV)/.complete
+	@test -x $(TIMM)/bin/python || $(BIN)/python -m venv $(TIMM)
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(TIMM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
+	$(TIMM)/bin/python $(PIP_INSTALL) --no-deps --requirement requirements-timm.lock
+	@touch $@
+
+lock: setup
+	$(BIN)/python -m pip freeze --all --exclude-editable \
+		| grep -viE '^(assay|pip|torch|triton|nvidia|cuda)' | LC_ALL=C sort -f > requirements.lock
+	@touch $(VENV)/.complete
+
+# ------------------------------------------------------------------------------------------------ verbs
+
+demo: setup
+	$(BIN)/assay audit --model mini --task ioi --out demo-out
+	@echo
+	@echo "The report is $(CURDIR)/demo-out/report.html"
+
+test: setup
+	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory test-timm
+
+test-timm: $(TIMM)/.complete
+	$(TIMM)/bin/python -m pytest tests/timm
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	@for bench in benchmarks/bench_*.py; do $(BIN)/python "$$bench" || exit 1; done
+
+docs: setup
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "The documentation is $(CURDIR)/docs/_build/html/index.html"
+
+clean:
+	rm -rf $(VENV) $(TIMM) build dist demo-out assay-out docs/_build docs/reference/generated
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis src/assay.egg-info
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
