@@ -147,13 +147,39 @@ def synthetic_document(
             "high": 0.052,
         },
         "measurements": [
-            _measurement("D02.faithfulness_norm", "faithfulness-norm", 0.921, 0.897, 0.944, "fraction", "target", "pass", 0.8),
-            _measurement("D02.faithfulness", "faithfulness", 0.948, 0.931, 0.966, "fraction", "target", "pass", 0.8),
-            _measurement("D02.completeness", "completeness", 1.132, 1.08, 1.19, "fraction", "higher", "pass", 0.8),
+            _measurement(
+                "D02.faithfulness_norm",
+                "faithfulness-norm",
+                0.921,
+                0.897,
+                0.944,
+                "fraction",
+                "target",
+                "pass",
+                0.8,
+            ),
+            _measurement(
+                "D02.faithfulness", "faithfulness", 0.948, 0.931, 0.966, "fraction", "target", "pass", 0.8
+            ),
+            _measurement(
+                "D02.completeness", "completeness", 1.132, 1.08, 1.19, "fraction", "higher", "pass", 0.8
+            ),
             _measurement("D03.kl", "kl", 0.214, 0.18, 0.26, "nats", "lower", "moderate", 0.1),
             _measurement("D04.ce_delta_drop", "ce-delta", 3.71, 3.4, 4.0, "nats", "higher", "pass", 0.5),
-            _measurement("D01.output_divergence", "output-divergence", 0.061, 0.041, 0.083, "nats", "lower", "inconclusive", 0.05),
-            _measurement("C4b.minimality", "minimality", 0.034, 0.01, 0.05, "fraction", "report", "none", None),
+            _measurement(
+                "D01.output_divergence",
+                "output-divergence",
+                0.061,
+                0.041,
+                0.083,
+                "nats",
+                "lower",
+                "inconclusive",
+                0.05,
+            ),
+            _measurement(
+                "C4b.minimality", "minimality", 0.034, 0.01, 0.05, "fraction", "report", "none", None
+            ),
             {
                 "id": "D05.tau_K",
                 "name": "tau",
@@ -165,7 +191,11 @@ def synthetic_document(
                 "unit": "correlation",
                 "direction": "higher",
                 "status": "inconclusive",
-                "threshold": 0.9,
+                "verdict": {
+                    "status": "inconclusive",
+                    "published": "inconclusive",
+                    "thresholds": {"pass": 0.9, "fail": 0.9},
+                },
                 "warnings": ["undefined"],
             },
         ],
@@ -200,7 +230,10 @@ def synthetic_document(
 def _connected(graph: Graph, edges: list[dict[str, Any]]) -> set[int]:
     """Positions of the edges on a path from input to logits, by naive repeated deletion."""
     ends = [
-        (graph.source_index(e["source"]), set(graph.feeds[graph.target_index(e["target"])].nonzero().flatten().tolist()))
+        (
+            graph.source_index(e["source"]),
+            set(graph.feeds[graph.target_index(e["target"])].nonzero().flatten().tolist()),
+        )
         for e in edges
     ]
     kept = set(range(len(edges)))
@@ -218,7 +251,15 @@ def _connected(graph: Graph, edges: list[dict[str, Any]]) -> set[int]:
 
 
 def _measurement(
-    code: str, name: str, value: float, low: float, high: float, unit: str, direction: str, status: str, threshold: float | None
+    code: str,
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    unit: str,
+    direction: str,
+    status: str,
+    threshold: float | None,
 ) -> dict[str, Any]:
     return {
         "id": code,
@@ -230,6 +271,10 @@ def _measurement(
         "unit": unit,
         "direction": direction,
         "status": status,
-        "threshold": threshold,
+        "verdict": {
+            "status": status,
+            "published": status,
+            "thresholds": {} if threshold is None else {"pass": threshold, "fail": threshold},
+        },
         "warnings": [],
     }

@@ -2,4 +2,5 @@
 
 from assay.report.html import save_report
 
+
 __all__ = ["save_report"]

@@ -17,12 +17,14 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from matplotlib.ticker import NullFormatter
 
-INK, MUTED, RULE = "#22262b", "#666d76", "#d8d5cc"
+
+PAPER, INK, MUTED, RULE = "#fdfcf8", "#22262b", "#666d76", "#d8d5cc"
 SUPPORTS, OPPOSES = "#0b67a8", "#c5501c"
 
 _CSS_VARIABLES = {
+    PAPER: "--paper",
     INK: "--ink",
     MUTED: "--muted",
     RULE: "--rule",
@@ -112,7 +114,8 @@ class StripData:
 
 def strip_data(measurement: Document) -> StripData | None:
     """A measurement against its threshold; None where the value is undefined."""
-    value, threshold = measurement.get("value"), measurement.get("threshold")
+    value = measurement.get("value")
+    threshold = ((measurement.get("verdict") or {}).get("thresholds") or {}).get("pass")
     if value is None:
         return None
     interval = measurement.get("interval") or {}
@@ -321,7 +324,8 @@ def plot_matrix(data: MatrixData, ax: Axes | None = None, *, percent: bool = Fal
         )
         if printed and share >= 0.02:
             text = f"{100 * value:.0f}" if percent else _short(value)
-            ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=INK)
+            ink = PAPER if share > 0.6 else INK
+            ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=ink)
     ax.set_xlim(-0.55, n_columns - 0.45)
     ax.set_ylim(n_rows - 0.45, -0.55)
     step = 1 if max(n_rows, n_columns) <= 14 else 2

@@ -1,20 +1,20 @@
 """One self-contained page from stored results: inline styles, script and pictures, no network, no model."""
 
-import contextlib
 import difflib
 import json
 import os
 import re
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jinja2
 
+from assay.circuits import write_atomically
 from assay.errors import InputError, OutputError
 from assay.report import figures, words
 from assay.report.layout import circuit_layout
+
 
 SCHEMA = "assay-audit/1"
 REQUIRED = (
@@ -41,7 +41,8 @@ class HasDocument(Protocol):
     """A result that holds its own audit document."""
 
     @property
-    def document(self) -> Document: ...
+    def document(self) -> Document:
+        """The audit document."""
 
 
 def save_report(path: str | os.PathLike[str], *results: HasDocument | Document) -> Path:
@@ -61,9 +62,15 @@ def save_report(path: str | os.PathLike[str], *results: HasDocument | Document) 
     Notes:
         The page holds its styles, script and pictures; it asks the network for nothing.
     """
+    path = Path(path)
     text = render(*results)
-    write_text(Path(path), text)
-    return Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot make {path.parent} for the report: {error.strerror}; choose another place"
+        ) from error
+    return write_atomically(path, text.encode())
 
 
 def render(*results: HasDocument | Document) -> str:
@@ -90,28 +97,6 @@ def render(*results: HasDocument | Document) -> str:
         words=words,
     )
     return re.sub(r"\n\s*\n+", "\n", page)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, then rename it; failure is an `OutputError`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise _cannot_write(path, error) from error
-
-
-def _cannot_write(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot write {path}: {error.strerror or error}; choose another place with --out")
 
 
 def _document(result: HasDocument | Document) -> Document:
@@ -149,14 +134,11 @@ def _audit_view(document: Document, key: str) -> dict[str, Any]:
         "layout": layout,
         "kept": kept,
         "on": on,
-        "drawn": _drawn(layout.edges, layout.nodes),
         "script_data": {
             "size": document["circuit"]["size"],
             "total": document["graph"]["n_edges"],
             "nodes": [node.name for node in layout.nodes],
-            "edges": [
-                [edge.source, list(edge.feeds), edge.target_name, edge.score] for edge in layout.edges
-            ],
+            "edges": [[edge.source, list(edge.feeds), edge.target_name, edge.score] for edge in layout.edges],
             "curve": {"n_edges": curve.n_edges, "values": document["curve"]["values"]},
         },
         "curve": curve,
@@ -164,36 +146,29 @@ def _audit_view(document: Document, key: str) -> dict[str, Any]:
         "layers": layers,
         "heads": heads,
         "pictures": {
-            "curve": figures.to_svg(
-                figures.plot_curve(curve),
-                key=f"{key}-curve",
-                label=f"Faithfulness against circuit size on {curve.n} prompts; the numbers are in the table below.",
-            ),
-            "agreement": figures.to_svg(
-                figures.plot_agreement(agreement),
-                key=f"{key}-topk",
-                label=f"Top-K agreement of circuit and model on {agreement.n} prompts; the numbers are in the table.",
-            ),
-            "layers": figures.to_svg(
-                figures.plot_matrix(layers, percent=True),
-                key=f"{key}-layers",
-                label="Share of all attribution between each writing and reading layer; the numbers are in the table.",
-            ),
-            "heads": figures.to_svg(
-                figures.plot_matrix(heads),
-                key=f"{key}-heads",
-                label="Attribution of each head, signed; the numbers are in the table.",
-            ),
+            name: figures.to_svg(axes, key=f"{key}-{name}", label=f"{label}; the numbers are in the table.")
+            for name, axes, label in (
+                (
+                    "curve",
+                    figures.plot_curve(curve),
+                    f"Faithfulness against circuit size on {curve.n} prompts",
+                ),
+                (
+                    "agreement",
+                    figures.plot_agreement(agreement),
+                    f"Top-K agreement of circuit and model on {agreement.n} prompts",
+                ),
+                ("heads", figures.plot_matrix(heads), "Attribution of each head, signed"),
+                (
+                    "layers",
+                    figures.plot_matrix(layers, percent=True),
+                    "Share of all attribution between each writing and reading layer",
+                ),
+            )
         },
         "rows": [_measurement_row(measurement) for measurement in document["measurements"]],
         "record": json.dumps(document["provenance"].get("record", {}), indent=2, sort_keys=True),
     }
-
-
-def _drawn(edges: Sequence[Any], nodes: Sequence[Any]) -> list[int]:
-    """Order of drawing: weakest first, so that strong edges lie on top."""
-    del nodes
-    return list(range(len(edges)))[::-1]
 
 
 def _example(example: Document) -> dict[str, Any]:

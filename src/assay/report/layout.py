@@ -11,6 +11,7 @@ from typing import Any
 
 from assay.graph import Graph, build_graph
 
+
 BAR, HEADER, MARGIN = 34.0, 30.0, 6.0
 MIN_PITCH, INNER_WIDTH = 46.0, 1028.0
 
@@ -182,25 +183,16 @@ class _Grid:
             return f"M{x1:.1f} {lane:.1f}H{x2:.1f}"
         bend = min(self.pitch * 0.8, (x2 - x1) / 2)
         if source.kind == "bar":
-            if x2 - x1 < self.pitch:
-                lane = y2
-            return (
-                f"M{x1:.1f} {lane:.1f}H{x2 - bend:.1f}C{x2 - bend / 2:.1f} {lane:.1f} {x2 - bend / 2:.1f} {y2:.1f} "
-                f"{x2:.1f} {y2:.1f}"
-            )
+            lane = y2 if x2 - x1 < self.pitch else lane
+            return f"M{x1:.1f} {lane:.1f}H{x2 - bend:.1f}{_curve(x2 - bend, lane, x2, y2)}"
         if target.kind == "bar":
-            if x2 - x1 < self.pitch:
-                lane = y1
-            return (
-                f"M{x1:.1f} {y1:.1f}C{x1 + bend / 2:.1f} {y1:.1f} {x1 + bend / 2:.1f} {lane:.1f} "
-                f"{x1 + bend:.1f} {lane:.1f}H{x2:.1f}"
-            )
+            lane = y1 if x2 - x1 < self.pitch else lane
+            return f"M{x1:.1f} {y1:.1f}{_curve(x1, y1, x1 + bend, lane)}H{x2:.1f}"
         if x2 - x1 < self.pitch * 1.9:
-            half = (x1 + x2) / 2
-            return f"M{x1:.1f} {y1:.1f}C{half:.1f} {y1:.1f} {half:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
+            return f"M{x1:.1f} {y1:.1f}{_curve(x1, y1, x2, y2)}"
         return (
-            f"M{x1:.1f} {y1:.1f}C{x1 + bend / 2:.1f} {y1:.1f} {x1 + bend / 2:.1f} {lane:.1f} {x1 + bend:.1f} {lane:.1f}"
-            f"H{x2 - bend:.1f}C{x2 - bend / 2:.1f} {lane:.1f} {x2 - bend / 2:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
+            f"M{x1:.1f} {y1:.1f}{_curve(x1, y1, x1 + bend, lane)}"
+            f"H{x2 - bend:.1f}{_curve(x2 - bend, lane, x2, y2)}"
         )
 
     def _lane(self, source: DrawnNode, target: DrawnNode, jitter: int) -> float:
@@ -223,3 +215,9 @@ class _Grid:
         free = (self.row - self.node_height) * 0.6
         lane = HEADER + self.row * gap + free * ((jitter % 17) / 16 - 0.5)
         return min(max(lane, HEADER + 2), HEADER + self.row * self.n_rows - 2)
+
+
+def _curve(x1: float, y1: float, x2: float, y2: float) -> str:
+    """S-shaped piece of a path, level at both ends."""
+    half = (x1 + x2) / 2
+    return f"C{half:.1f} {y1:.1f} {half:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"

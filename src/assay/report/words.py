@@ -4,21 +4,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+
 MINUS, NARROW = "\N{MINUS SIGN}", "\N{NARROW NO-BREAK SPACE}"
 
-# Reading of each measurement, by its published or own id; `{ablation}` style gaps are not needed.
+# What each measurement means, by its code.
 MEANINGS = {
-    "D02.faithfulness": "Share of the model's margin that remains when every edge outside the circuit is ablated.",
+    "D02.faithfulness": "Share of the model’s margin that remains when all edges outside the circuit are ablated.",
     "D02.faithfulness_norm": "The same with the empty circuit counted as 0 and the whole model as 1.",
     "D02.completeness": "Share of the margin that is lost when the circuit itself is ablated.",
     "D01.output_divergence": "Mean divergence between the output distributions of circuit and model.",
-    "D03.kl": "Mean information lost when the circuit's output stands in for the model's.",
-    "D03.kl_faithfulness": "One minus that loss relative to the empty circuit's.",
+    "D03.kl": "Mean information lost when the circuit’s output stands in for the model’s.",
+    "D03.kl_faithfulness": "One minus that loss relative to the empty circuit’s.",
     "D04.ce_delta_drop": "Rise of the cross-entropy of the right answer when the circuit is ablated.",
     "D04.ce_delta_keep": "Rise of the cross-entropy of the right answer when only the circuit is kept.",
     "D04.ce_ratio": "Harm of ablating the circuit over harm of ablating everything else.",
     "D05.acc_at_K": "Share of prompts on which circuit and model predict the same token.",
-    "D05.tau_K": "Rank agreement of circuit and model inside the model's top K.",
+    "D05.tau_K": "Rank agreement of circuit and model inside the model’s top K.",
     "C4b.minimality": "Mean loss of faithfulness when one head is taken out of the circuit.",
     "MIB.cpr": "Area under the faithfulness curve: how fast growing circuits recover the behaviour.",
     "MIB.cmd": "Mean distance of the faithfulness curve from 1.",
@@ -49,7 +50,7 @@ REASONS = {
 
 
 def number(value: float | int | None, digits: int = 2) -> str:
-    """A number for reading: two decimals near 1, three significant digits when small, `n/a` when undefined."""
+    """A number for reading: two decimals near 1, two significant digits when small, `n/a` when undefined."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "n/a"
     if isinstance(value, int):
@@ -71,7 +72,13 @@ def percent(fraction: float | None) -> str:
     if fraction is None or not math.isfinite(fraction):
         return "n/a"
     value = 100 * fraction
-    text = f"{value:.2f}" if 0 < value < 0.1 else f"{value:.1f}" if value < 99.95 and value % 1 else f"{value:.0f}"
+    text = (
+        f"{value:.2f}"
+        if 0 < value < 0.1
+        else f"{value:.1f}"
+        if value < 99.95 and value % 1
+        else f"{value:.0f}"
+    )
     return f"{text}{NARROW}%"
 
 
@@ -86,16 +93,23 @@ def verdict(document: Mapping[str, Any]) -> str:
     """The finding of an audit in one sentence."""
     circuit, graph, random = document["circuit"], document["graph"], document.get("random") or {}
     faithfulness = circuit["faithfulness"]
-    size = f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({percent(circuit['fraction'])})"
+    size = (
+        f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({percent(circuit['fraction'])})"
+    )
     if faithfulness["value"] is None:
         return (
             f"No faithfulness can be stated for {document['task']['name']} in {document['model']['id']}: "
             "the model shows no margin on this task that a circuit could keep."
         )
-    kept = f"{number(faithfulness['value'])} {interval(faithfulness.get('low'), faithfulness.get('high'))}".strip()
-    sentence = f"{size} keep {kept} of the model's margin"
+    range_ = interval(faithfulness.get("low"), faithfulness.get("high"))
+    kept = f"{number(faithfulness['value'])} {range_}".strip()
+    sentence = f"{size} keep {kept} of the model’s margin"
     if random.get("mean") is not None:
-        plural = "random circuits of that size keep" if random.get("n_circuits", 2) > 1 else "a random circuit of that size keeps"
+        plural = (
+            "random circuits of that size keep"
+            if random.get("n_circuits", 2) > 1
+            else "a random circuit of that size keeps"
+        )
         sentence += f"; {plural} {number(random['mean'])}"
     if circuit["fraction"] >= 1:
         sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
@@ -109,23 +123,28 @@ def caveats(document: Mapping[str, Any]) -> list[str]:
     value, target = circuit["faithfulness"]["value"], circuit["target"]
     if task.get("accuracy") is not None and task["accuracy"] < 0.6:
         notes.append(
-            f"The model prefers a right answer on only {percent(task['accuracy'])} of the prompts: it does not solve "
-            "this task, so the numbers below describe how its behaviour is composed, not how it succeeds."
+            f"The model prefers a right answer on only {percent(task['accuracy'])} of the prompts: it does not "
+            "solve this task, so the numbers below say how its behaviour is composed, not how it succeeds."
         )
     if value is not None and value < target:
         low, high = circuit["faithfulness"].get("low"), circuit["faithfulness"].get("high")
         inside = low is not None and high is not None and low <= target <= high
         notes.append(
-            f"The size was chosen to reach {number(target)} on the discovery prompts; on the prompts measured here it "
-            f"reaches {number(value)}"
-            + (", with the target inside the interval." if inside else ", and the interval excludes the target.")
+            f"The size was chosen to reach {number(target)} on the discovery prompts; on the prompts measured "
+            f"here the circuit reaches {number(value)}"
+            + (
+                ", with the target inside the interval."
+                if inside
+                else ", and the interval excludes the target."
+            )
         )
     if not discovery["held_out"]:
         notes.append("Discovery and measurement used the same prompts, so the numbers are optimistic.")
     gap = document["method"].get("completeness_gap")
     if gap is not None and gap > 0.05:
         notes.append(
-            f"The completeness gap of the attribution is {percent(gap)}: more integration steps would change the scores."
+            f"The completeness gap of the attribution is {percent(gap)}: "
+            "more integration steps would change the scores."
         )
     return notes
 
