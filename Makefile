@@ -6,7 +6,7 @@ TORCH := torch==2.13.0
 VENV := .venv
 TIMM := .venv-timm
 BIN := $(VENV)/bin
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-timm lint format bench docs lock clean
@@ -31,9 +31,10 @@ setup: $(VENV)/.complete
 $(VENV)/.complete: requirements.lock pyproject.toml src/assay/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit("assay needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP_INSTALL) --constraint requirements.lock $(TORCH)
-	$(BIN)/python $(PIP_INSTALL) --requirement requirements.lock
-	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@echo "$(VENV): PyTorch, then the locked requirements (a few minutes when nothing is cached)"
+	@$(BIN)/python $(PIP_INSTALL) --constraint requirements.lock $(TORCH)
+	@$(BIN)/python $(PIP_INSTALL) --requirement requirements.lock
+	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # timm and torchvision never enter $(VENV): this environment sees its packages through a path file.
@@ -42,7 +43,8 @@ $(TIMM)/.complete: requirements-timm.lock $(VENV)/.complete
 	@test -x $(TIMM)/bin/python || $(BIN)/python -m venv $(TIMM)
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(TIMM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
-	$(TIMM)/bin/python $(PIP_INSTALL) --no-deps --requirement requirements-timm.lock
+	@echo "$(TIMM): timm and torchvision over $(VENV)"
+	@$(TIMM)/bin/python $(PIP_INSTALL) --no-deps --requirement requirements-timm.lock
 	@touch $@
 
 lock: setup

@@ -303,7 +303,7 @@ def test_a_read_only_directory_refuses_writers_and_serves_readers(store: Store) 
 
 def test_arrays_that_cannot_be_written_leave_nothing_behind(store: Store) -> None:
     (store.directory / "arrays").write_text("in the way")
-    with pytest.raises(OutputError, match="cannot write array 'values' to"):
+    with pytest.raises(OutputError, match="cannot make .* for an array"):
         store.put("scores", {}, {}, {"values": torch.arange(3)})
     assert store.find() == []
     assert files_below(store.directory) == ["arrays", DATABASE_NAME]
@@ -415,7 +415,7 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
     for result in store.find():
         expected = [result.provenance[key] for key in ("worker", "index") if key in result.provenance]
         assert result.arrays["values"].tolist() == expected
-    assert not [name for name in files_below(tmp_path) if name.endswith(".tmp")]
+    assert not list((tmp_path / "arrays").rglob(".*"))
 
 
 def test_a_writer_waits_for_another_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

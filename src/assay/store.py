@@ -15,7 +15,6 @@ and renamed before the row that names them is committed, so a reader never sees 
 
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator, KeysView, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ import torch
 from sqlalchemy.pool import NullPool
 from torch import Tensor
 
+from assay.circuits import write_atomically
 from assay.errors import FileFormatError, InputError, OutputError, UnknownNameError, unknown_name
 from assay.measurement import plain, record_id
 
@@ -359,25 +359,10 @@ class Store:
         if not path.exists():
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _write_atomically(path, data)
             except OSError as error:
-                raise OutputError(
-                    f"cannot write array {name!r} to {path.parent}: {error.strerror}"
-                ) from error
+                raise OutputError(f"cannot make {path.parent} for an array: {error.strerror}") from error
+            write_atomically(path, data)
         return content
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that other processes see all of it or none of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _locate(location: str | os.PathLike[str]) -> tuple[str, Path]:

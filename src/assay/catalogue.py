@@ -1,0 +1,125 @@
+"""What is registered: methods, metrics, tasks, ablations, objectives, models, own and of other packages."""
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from assay.errors import unknown_name
+from assay.registry import Registry
+
+
+# Kind -> where its registry lives; imported when the kind is asked for.
+KINDS: dict[str, tuple[str, str]] = {
+    "ablations": ("assay.execution", "ABLATIONS"),
+    "methods": ("assay.discovery", "METHODS"),
+    "metrics": ("assay.metrics", "METRICS"),
+    "models": ("assay.models", "FAMILIES"),
+    "objectives": ("assay.objectives", "OBJECTIVES"),
+    "tasks": ("assay.tasks", "TASKS"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One registered object.
+
+    Attributes:
+        key: What functions and the command line call it.
+        summary: One line.
+        facts: Its plain attributes: unit, direction, published code, source, ...
+    """
+
+    key: str
+    summary: str
+    facts: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat JSON record: key, summary, then the facts."""
+        return {"key": self.key, "summary": self.summary, **self.facts}
+
+
+class Listing(tuple[Entry, ...]):
+    """Entries in order of registration; prints as a table."""
+
+    __slots__ = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys alone."""
+        return tuple(entry.key for entry in self)
+
+    def __repr__(self) -> str:
+        width = max((len(key) for key in self.keys), default=0)
+        return "\n".join(f"{entry.key:<{width}}  {entry.summary}".rstrip() for entry in self)
+
+    __str__ = __repr__
+
+
+def list_entries(kind: str) -> Listing:
+    """Everything registered of one kind; `assay.list`.
+
+    Args:
+        kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives` or `models` (families that can be
+            loaded, after the embedded model).
+
+    Raises:
+        UnknownNameError: Another kind.
+
+    Example:
+        >>> assay.list("objectives").keys[0]
+        'logit_diff'
+    """
+    if kind not in KINDS:
+        raise unknown_name("kind", kind, KINDS)
+    module, attribute = KINDS[kind]
+    registry: Registry[Any] = getattr(importlib.import_module(module), attribute)
+    entries = [
+        Entry(key=key, summary=_summary(registered), facts=_facts(registered))
+        for key, registered in registry.items()
+    ]
+    if kind == "models":
+        entries.insert(0, Entry(key="mini", summary="The embedded language model.", facts={}))
+    return Listing(entries)
+
+
+def _summary(registered: object) -> str:
+    """The object's own one-line description, else the first paragraph of the docstring that is its own."""
+    for attribute in ("summary", "name"):
+        text = getattr(registered, attribute, None)
+        if isinstance(text, str) and " " in text:
+            return text
+    if model_types := getattr(registered, "model_types", ()):
+        return f"Hugging Face decoders of type {', '.join(model_types)}."
+    own = registered if inspect.isclass(registered) or inspect.isroutine(registered) else None
+    if own is None and dataclasses.is_dataclass(registered):
+        # Of a described function, the function's docstring; the dataclass says only what the fields mean.
+        values = (getattr(registered, field.name) for field in dataclasses.fields(registered))
+        own = next((value for value in values if inspect.isroutine(value)), None)
+    elif own is None:
+        own = type(registered)
+    paragraph = (inspect.getdoc(own) or "").partition("\n\n")[0] if own is not None else ""
+    return " ".join(paragraph.split())
+
+
+def _facts(registered: object) -> dict[str, Any]:
+    names: Iterable[str]
+    if dataclasses.is_dataclass(registered):
+        names = [field.name for field in dataclasses.fields(registered)]
+    else:
+        owner = registered if inspect.isclass(registered) else type(registered)
+        names = [name for base in reversed(owner.__mro__[:-1]) for name in vars(base)]
+    facts = {}
+    for name in names:
+        value = getattr(registered, name, None)
+        if isinstance(value, frozenset):
+            value = tuple(sorted(value))
+        plain = isinstance(value, bool | int | float | str) or (
+            isinstance(value, tuple) and all(isinstance(item, bool | int | float | str) for item in value)
+        )
+        if plain and value not in ("", ()) and re.fullmatch(r"[a-z][a-z0-9_]*", name) and name != "key":
+            facts[name] = value
+    return facts
