@@ -131,7 +131,6 @@ class _Resampled(Prepared):
         if trace is None:
             with torch.no_grad(), self.model.tracing(streams=True) as trace:
                 self.model.forward(batch.corrupted)
-        assert trace.input is not None
         return Baseline(
             model=self.model,
             input=trace.input,
@@ -273,7 +272,6 @@ def _over_data(
         batch = batch.to(model.device)
         with torch.no_grad(), model.tracing() as trace:
             model.forward(batch.clean)
-        assert trace.input is not None
         positions = torch.arange(batch.clean.shape[1], device=model.device)
         weight = (positions < batch.lengths[:, None])[..., None, None].double()
         values = [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, 1) for mlp in trace.mlp)]

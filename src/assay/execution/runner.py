@@ -135,7 +135,6 @@ class _Run:
         self.runner, self.model, self.plan = runner, runner.model, runner.plan
         self.clean, self.baseline, self.read = clean, baseline, read
         self.clean_rows, self.ablated_rows = pairs if pairs is not None else (None, None)
-        assert clean.input is not None
         self.n_pairs, self.length = len(read), clean.input.shape[1]
         self.index = torch.arange(self.n_pairs, device=read.device)
         options = {"dtype": runner.dtype, "device": clean.input.device}
@@ -168,7 +167,6 @@ class _Run:
     def finish(self) -> Tensor:
         model, graph = self.model, self.model.graph
         if self.plan.somewhere[0]:
-            assert self.clean.input is not None
             self.deposit([0], self.of_clean(self.clean.input) - self.of_ablated(self.baseline.input))
         for layer in range(model.n_layers):
             attention = self.attention(layer)
@@ -201,7 +199,7 @@ class _Run:
             elif rows:
                 sign = -1.0 if inlet.from_total else 1.0
                 stream = stream + sign * _sum_rows(store, rows)
-            streams.append(stream.expand_as(store[0]) if stream.shape[0] == 1 else stream)
+            streams.append(stream.expand(self.n_pairs, *stream.shape[1:]))
         return torch.stack(streams) if len(streams) > 1 else streams[0][None]
 
     def attention(self, layer: int) -> tuple[Tensor | None, Tensor | None]:

@@ -13,6 +13,7 @@ from assay.circuits import Circuit
 from assay.errors import InputError
 from assay.execution.ablation import Ablation, get_ablation
 from assay.execution.forward import check_circuit, run_circuit, run_model
+from assay.measurement import library_version
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import PairTask
@@ -117,10 +118,8 @@ class CircuitRuns:
     @cached_property
     def provenance(self) -> Mapping[str, Any]:
         """How these numbers come to be, JSON-able; equal records mean equal numbers."""
-        from assay import __version__
-
         return {
-            "library": __version__,
+            "library": library_version(),
             "model": self.model.describe(),
             "task": {"name": self.task.name, "data_hash": self.task.data_hash, "n": self.task.n, "config": dict(self.task.config)},
             "circuit": self.circuit.hash,

@@ -221,18 +221,19 @@ class Trace:
     """What one native pass left behind; tensors are detached unless the pass kept its graph.
 
     Attributes:
-        input: Stream entering block 0, `[batch, pos, d_model]`.
+        block_in: Per block, the stream entering it, `[batch, pos, d_model]`.
         z: Per block, input of the output projection, `[batch, pos, n_heads * d_head]`.
         mlp: Per block, output of the MLP.
         attention_in, mlp_in: Per block, input of the norms.
         qkv: Per block, outputs of the projection modules.
         final_in: Stream entering the final norm.
         final_out: Output of the final norm.
+        leaf: The stream entering block 0 as a leaf of the graph, when gradients are kept.
         calls: Per block, its positional (after the first) and keyword arguments.
         gradients: Filled during a backward pass: name of a site -> gradient.
     """
 
-    input: Tensor | None = None
+    block_in: list[Tensor] = field(default_factory=list)
     z: list[Tensor] = field(default_factory=list)
     mlp: list[Tensor] = field(default_factory=list)
     attention_in: list[Tensor] = field(default_factory=list)
@@ -240,8 +241,20 @@ class Trace:
     qkv: list[list[Tensor]] = field(default_factory=list)
     final_in: Tensor | None = None
     final_out: Tensor | None = None
+    leaf: Tensor | None = None
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     gradients: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
+
+    @property
+    def input(self) -> Tensor:
+        """What the `input` source writes: the stream entering block 0."""
+        return self.block_in[0]
+
+    def release(self) -> None:
+        """Forget everything that only a backward pass needed."""
+        self.gradients.clear()
+        self.attention_in, self.mlp_in, self.qkv = [], [], []
+        self.final_in = self.final_out = self.leaf = None
 
 
 class Model:
@@ -427,7 +440,7 @@ class Model:
                     on_input(block.module, _BlockCall(trace, layer, stop=True))
                     break
                 if sources:
-                    on_input(block.module, _BlockCall(trace, layer))
+                    on_input(block.module, _BlockCall(trace, layer, leaf=gradients and layer == 0))
                     on_input(block.out, lambda module, args, kwargs: trace.z.append(args[0].detach()))
                     on_output(block.mlp, lambda module, args, output: trace.mlp.append(output.detach()))
                 if streams:
@@ -457,17 +470,23 @@ class _StopForward(Exception):  # noqa: N818 - control flow, never an error
 
 
 class _BlockCall:
-    """Forward pre-hook of a block: keeps its arguments, and the stream entering block 0."""
+    """Forward pre-hook of a block: keeps its arguments and the stream entering it."""
 
-    def __init__(self, trace: Trace, layer: int, *, stop: bool = False) -> None:
-        self.trace, self.layer, self.stop = trace, layer, stop
+    def __init__(self, trace: Trace, layer: int, *, stop: bool = False, leaf: bool = False) -> None:
+        self.trace, self.layer, self.stop, self.leaf = trace, layer, stop, leaf
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.layer == 0:
-            self.trace.input = args[0].detach()
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self.trace.block_in.append(args[0].detach())
         self.trace.calls.append((args[1:], kwargs))
         if self.stop:
             raise _StopForward
+        if self.leaf:
+            # The stream entering block 0 becomes the leaf that a backward pass ends at.
+            self.trace.leaf = args[0].detach().requires_grad_()
+            return (self.trace.leaf, *args[1:]), kwargs
+        return None
 
 
 class _Projection:

@@ -1,0 +1,274 @@
+"""Gradient methods: EAP, EAP-IG on inputs and on activations, clean-corrupted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from assay.discovery.gradients import ActivationDifferences, GradientSums
+from assay.discovery.method import METHODS, BatchScores, EdgeMethod, Settings, check_steps
+from assay.discovery.quadrature import Node, quadrature_nodes
+from assay.errors import InputError
+from assay.execution import Baseline, Prepared
+from assay.execution.forward import check_finite
+from assay.models import Model, Trace
+from assay.tasks import PairBatch
+
+
+class _Passes:
+    """Native passes over one batch: clean, ablated, and whatever lies between them.
+
+    Args:
+        alphas: Where gradients will be wanted. The clean (1) and the resampled (0) run are made anyway,
+            so a gradient there costs a backward pass only.
+    """
+
+    def __init__(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings, alphas: set[float]) -> None:
+        self.model, self.batch, self.settings = model, batch, settings
+        self.forward = self.backward = 0
+        self.traces: dict[float, Trace] = {}
+        self.losses: dict[float, Tensor] = {}
+        self.clean_logits: Tensor | None = None
+        self.clean = self._native(batch.clean, 1.0, gradients=1.0 in alphas)
+        trace = None
+        if settings.ablation.paired:
+            trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas)
+        self.baseline: Baseline = prepared.baseline(batch, trace)
+        ablated = self.baseline.input.to(self.clean.input.dtype).expand_as(self.clean.input)
+        self.ablated_input, self.clean_input = ablated, self.clean.input
+
+    def _native(self, tokens: Tensor, alpha: float, *, gradients: bool) -> Trace:
+        with torch.set_grad_enabled(gradients), self.model.tracing(gradients=gradients) as trace:
+            hidden = self.model.forward(tokens)
+            self._finish(trace, hidden, alpha, trace.leaf)
+        return trace
+
+    def between(self, alpha: float, *, gradients: bool = True) -> Trace:
+        """The run whose input source is a~ + alpha (a - a~)."""
+        if alpha not in self.traces:
+            start = (self.ablated_input + alpha * (self.clean_input - self.ablated_input)).requires_grad_(gradients)
+            self.resume(start, alpha, gradients=gradients)
+        return self.traces[alpha]
+
+    def resume(self, start: Tensor, alpha: float, *, gradients: bool) -> Trace:
+        """The native blocks from a given input source on."""
+        with torch.set_grad_enabled(gradients), self.model.tracing(sources=False, gradients=gradients) as trace:
+            hidden = self.model.resume(start, self.clean)
+            self._finish(trace, hidden, alpha, start if gradients else None)
+        return trace
+
+    def _finish(self, trace: Trace, hidden: Tensor, alpha: float, leaf: Tensor | None) -> None:
+        """Read the logits, take the loss, and run backward to `leaf` if there is one."""
+        loss = self.loss(self.model.read(hidden, self.batch.positions))
+        self.losses[alpha] = loss.detach()
+        self.traces[alpha] = trace
+        self.forward += 1
+        if leaf is not None:
+            self.backward += 1
+            torch.autograd.grad(loss.sum(), leaf)  # the hooks of the trace keep what passes by
+
+    def loss(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, " batch"]:
+        """Objective per example, in float32 or better."""
+        logits = logits.to(self.model.result_dtype)
+        if self.clean_logits is None:
+            check_finite(logits.detach(), f"{self.model.id} on the clean input", self.batch.indices)
+            self.clean_logits = logits.detach()
+        return self.settings.objective(logits, self.clean_logits, self.batch)
+
+    def differences(self) -> ActivationDifferences:
+        """Ablated minus clean activations of all sources."""
+        return ActivationDifferences.between(self.model, self.clean, self.baseline, self.batch.lengths)
+
+    def input_effect(self) -> float:
+        """Sum over the batch of J(run with the input source ablated) - J(clean)."""
+        self.between(0.0, gradients=False)
+        return float((self.losses[0.0].double() - self.losses[1.0].double()).sum())
+
+
+class _PathGradient(EdgeMethod):
+    """Abstract: gradients at points between the ablated and the clean input."""
+
+    needs_gradients = True
+
+    def nodes(self, settings: Settings) -> Sequence[Node]:
+        """Where gradients are taken, and their weights."""
+        raise NotImplementedError
+
+    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+        nodes = self.nodes(settings)
+        sums = GradientSums(model)
+        with model.frozen():
+            passes = _Passes(model, batch, prepared, settings, {node.alpha for node in nodes})
+            for node in nodes:
+                sums.add(passes.between(node.alpha), batch.positions, node.weight)
+                passes.traces[node.alpha].release()
+            effect = passes.input_effect() if self.measures_completeness else None
+        return BatchScores(
+            scores=sums.contract(passes.differences(), batch.positions, per_example=settings.per_example),
+            forward=passes.forward,
+            backward=passes.backward,
+            input_effect=effect,
+        )
+
+    measures_completeness = False
+
+    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+        per_step = 2 * model.n_layers
+        steps = len(self.nodes(settings))
+        floats = (30 * model.n_layers + per_step * steps) * model.d_model * length
+        scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
+        return 4 * (floats + scores)
+
+
+class Eap(_PathGradient):
+    """Edge attribution patching: the gradient at the clean run."""
+
+    key = "eap"
+    source = "Syed et al. 2023, arXiv:2310.10348"
+
+    def check(self, settings: Settings) -> None:
+        if settings.objective.stationary:
+            raise InputError(
+                f"eap takes the gradient at the clean run, where objective {settings.objective.key!r} has zero gradient, so all scores "
+                "would vanish; use objective='logit_diff' or 'ce', or method='eap-ig-inputs'"
+            )
+
+    def nodes(self, settings: Settings) -> Sequence[Node]:
+        return (Node(alpha=1.0, weight=1.0),)
+
+
+class CleanCorrupted(_PathGradient):
+    """The mean of the gradients at the clean and at the corrupted run."""
+
+    key = "clean-corrupted"
+    source = "Hanna et al. 2024, arXiv:2403.17806"
+
+    def check(self, settings: Settings) -> None:
+        if not settings.ablation.paired:
+            raise InputError(
+                f"clean-corrupted needs the run on the corrupted input, but ablation is {settings.ablation.key!r}; use "
+                "ablation='resample', or method='eap-ig-inputs', which serves every ablation"
+            )
+
+    def nodes(self, settings: Settings) -> Sequence[Node]:
+        return (Node(alpha=1.0, weight=0.5), Node(alpha=0.0, weight=0.5))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _NodeSettings(Settings):
+    """Settings of one round of a refined rule: the nodes to visit."""
+
+    nodes: tuple[Node, ...]
+
+
+class EapIgInputs(_PathGradient):
+    """EAP with the gradient averaged while the input source moves from its ablated to its clean value."""
+
+    key = "eap-ig-inputs"
+    source = "Hanna et al. 2024, arXiv:2403.17806"
+    measures_completeness = True
+
+    def check(self, settings: Settings) -> None:
+        check_steps(settings.steps, settings.quadrature)
+        if settings.steps != "auto":
+            quadrature_nodes(int(settings.steps), settings.quadrature)
+
+    def nodes(self, settings: Settings) -> Sequence[Node]:
+        if isinstance(settings, _NodeSettings):
+            return settings.nodes
+        return quadrature_nodes(int(settings.steps), settings.quadrature)
+
+    def rounds(self, settings: Settings) -> list[Settings]:
+        if settings.steps != "auto":
+            return [settings]
+        # The midpoint rules of 1, 3 and 9 nodes are nested: each round visits only the new nodes.
+        rounds: list[Settings] = []
+        visited: set[int] = set()
+        for steps in (1, 3, 9):
+            places = {round(18 * node.alpha) for node in quadrature_nodes(steps)} - visited
+            visited |= places
+            nodes = tuple(Node(alpha=place / 18, weight=1 / len(places)) for place in sorted(places))
+            fields = {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
+            rounds.append(_NodeSettings(**fields, nodes=nodes))
+        return rounds
+
+
+class EapIgActivations(EdgeMethod):
+    """Integrated gradients on activations: each source group moves from its ablated to its clean value.
+
+    Groups are `input`, the heads of one block together, and each MLP; only edges out of the group take
+    the group's gradients. A run differs from the clean one behind its group only, so it starts there.
+    """
+
+    key = "eap-ig-activations"
+    needs_gradients = True
+    source = "Marks et al. 2024, arXiv:2403.19647"
+
+    def check(self, settings: Settings) -> None:
+        if settings.steps == "auto":
+            raise InputError("steps='auto' watches the completeness gap of eap-ig-inputs; give eap-ig-activations a number of steps")
+        check_steps(settings.steps, settings.quadrature)
+        quadrature_nodes(int(settings.steps), settings.quadrature)
+
+    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+        graph = model.graph
+        with model.frozen():
+            passes = _Passes(model, batch, prepared, settings, set())
+            differences = passes.differences()
+            nodes = quadrature_nodes(int(settings.steps), settings.quadrature)
+            scores = self._group(passes, differences, nodes, slice(0, 1), None)
+            for layer in range(model.n_layers):
+                first = graph.head_source(layer)
+                heads, mlp = slice(first, first + model.n_heads), slice(first + model.n_heads, first + model.n_heads + 1)
+                scores += self._group(passes, differences, nodes, heads, ("heads", layer))
+                scores += self._group(passes, differences, nodes, mlp, ("mlp", layer))
+        return BatchScores(scores=scores, forward=passes.forward, backward=passes.backward)
+
+    def _group(
+        self,
+        passes: _Passes,
+        differences: ActivationDifferences,
+        nodes: Sequence[Node],
+        rows: slice,
+        site: tuple[str, int] | None,
+    ) -> Tensor:
+        model, batch = passes.model, passes.batch
+        kind, layer = site or ("input", 0)
+        reads_own_heads = kind == "heads" and not model.graph.parallel
+        first_attention = layer if kind == "input" else layer + 1
+        first_mlp = layer if kind == "input" or reads_own_heads else layer + 1
+        sums = GradientSums(model, first_attention=first_attention, first_mlp=first_mlp)
+        for node in nodes:
+            if kind == "input":
+                trace = passes.between(node.alpha)
+            else:
+                trace = self._from_site(passes, kind, layer, node.alpha)
+            sums.add(trace, batch.positions, node.weight)
+            trace.release()
+        return sums.contract(differences, batch.positions, rows=rows, per_example=passes.settings.per_example)
+
+    @staticmethod
+    def _from_site(passes: _Passes, kind: str, layer: int, alpha: float) -> Trace:
+        """The run in which one group of block `layer` is at a~ + alpha (a - a~)."""
+        model = passes.model
+        clean = passes.clean.z[layer] if kind == "heads" else passes.clean.mlp[layer]
+        ablated = (passes.baseline.z if kind == "heads" else passes.baseline.mlp)[layer].expand_as(clean)
+        leaf = (ablated + alpha * (clean - ablated)).requires_grad_()
+        block = model.blocks[layer]
+        with torch.enable_grad(), model.tracing(sources=False, gradients=True) as trace:
+            if kind == "heads":
+                handle = block.out.register_forward_pre_hook(lambda module, args: (leaf, *args[1:]))
+            else:
+                handle = block.mlp.register_forward_hook(lambda module, args, output: leaf)
+            try:
+                hidden = model.resume(passes.clean.block_in[layer], passes.clean, layer=layer)
+                passes._finish(trace, hidden, alpha, leaf)
+            finally:
+                handle.remove()
+        return trace
+
+
+for _method in (EapIgInputs(), Eap(), EapIgActivations(), CleanCorrupted()):
+    METHODS.add(_method.key, _method)

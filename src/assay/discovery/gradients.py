@@ -1,0 +1,220 @@
+"""Edge scores from native backward passes, without a per-target copy of the residual stream.
+
+For a target v with input x, norm N and projection W the gradient at x is closed form,
+
+    g_v = (y - mean(y) - x^ mean(y x^)) / sigma,    y = gain * (W dq),
+
+with dq the gradient at the projection's output (no mean terms for RMSNorm). `mean(y x^)` is
+dq . (W^T gain x^) / d, a scalar per token that the projection's own output gives. So a pass leaves
+behind dq / sigma and one scalar per channel; the projection back to d_model and the product with
+the activation differences happen once per batch, whatever the number of passes.
+(Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806.)
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from assay.execution import Baseline
+from assay.models import Model, Norm, Trace
+
+# Bytes of expanded differences and gradients held at once; more gains nothing on any device tried.
+CHUNK_BYTES = 256 * 2**20
+
+
+@dataclass(kw_only=True, eq=False)
+class ActivationDifferences:
+    """Ablated minus clean output of every source, heads before the output projection.
+
+    Attributes:
+        input: `[batch, pos, d_model]`.
+        z: Per block `[batch, pos, n_heads, d_head]`.
+        mlp: Per block `[batch, pos, d_model]`.
+    """
+
+    model: Model
+    input: Tensor
+    z: list[Tensor]
+    mlp: list[Tensor]
+
+    @classmethod
+    def between(cls, model: Model, clean: Trace, baseline: Baseline, lengths: Int[Tensor, " batch"]) -> "ActivationDifferences":
+        """Differences of a batch, zero at padded positions."""
+        real = (torch.arange(clean.input.shape[1], device=lengths.device) < lengths[:, None])[..., None]
+        wide = model.result_dtype
+
+        def difference(ablated: Tensor, value: Tensor) -> Tensor:
+            return (ablated.to(wide) - value.to(wide)) * real
+
+        heads = (model.n_heads, model.d_head)
+        return cls(
+            model=model,
+            input=difference(baseline.input, clean.input),
+            z=[difference(b, a).unflatten(-1, heads) for a, b in zip(clean.z, baseline.z, strict=True)],
+            mlp=[difference(b, a) for a, b in zip(clean.mlp, baseline.mlp, strict=True)],
+        )
+
+    def expand(self, rows: slice) -> Float[Tensor, "n_sources batch pos d_model"]:
+        """Differences as the stream sees them, for some examples."""
+        model, graph = self.model, self.model.graph
+        first = self.input[rows]
+        expanded = first.new_empty(graph.n_sources, *first.shape)
+        expanded[0] = first
+        for layer, block in enumerate(model.blocks):
+            row = graph.head_source(layer)
+            z = self.z[layer][rows].permute(2, 0, 1, 3).flatten(1, 2)
+            weight = block.out_weight().to(first.dtype)
+            torch.bmm(z, weight, out=expanded[row : row + model.n_heads].flatten(1, 2))
+            expanded[graph.mlp_source(layer)] = self.mlp[layer][rows]
+        return expanded
+
+
+@dataclass(kw_only=True, eq=False)
+class _ChannelSums:
+    """Sums over passes for the q/k/v channels of one block."""
+
+    scaled: Tensor | None = None  # sum of weight dq / sigma, [batch, pos, n_channels, d_head]
+    along: list[Tensor] = field(default_factory=list)  # per pass, the scalar of the rank-one term
+    direction: list[Tensor] = field(default_factory=list)  # per pass, x^
+
+
+class GradientSums:
+    """Weighted sum over passes of the gradient at every target's input.
+
+    Args:
+        model: The model.
+        first_attention, first_mlp: Blocks whose attention (MLP) is the first to be read; earlier targets
+            get no gradient. Used where only what lies behind a source matters.
+    """
+
+    def __init__(self, model: Model, *, first_attention: int = 0, first_mlp: int = 0) -> None:
+        self.model = model
+        self.first_attention, self.first_mlp = first_attention, first_mlp
+        self.channels = [_ChannelSums() for _ in model.blocks]
+        self.mlp: list[Tensor | None] = [None] * model.n_layers
+        self.logits: Tensor | None = None
+
+    def add(self, trace: Trace, positions: Int[Tensor, " batch"], weight: float) -> None:
+        """Take one finished backward pass into the sums."""
+        wide = self.model.result_dtype
+        offset_attention = self.model.n_layers - len(trace.attention_in)
+        offset_mlp = self.model.n_layers - len(trace.mlp_in)
+        for layer in range(self.first_attention, self.model.n_layers):
+            self._add_attention(layer, layer - offset_attention, trace, weight, wide)
+        for layer in range(self.first_mlp, self.model.n_layers):
+            gradient = trace.gradients.get(("mlp", layer, 0))
+            if gradient is not None:
+                norm = self.model.blocks[layer].mlp_norm
+                change = _norm_backward(norm, trace.mlp_in[layer - offset_mlp], gradient.to(wide) * weight)
+                self.mlp[layer] = change if self.mlp[layer] is None else self.mlp[layer] + change
+        gradient = trace.gradients.get(("logits", 0, 0))
+        if gradient is not None:
+            assert trace.final_in is not None
+            index = torch.arange(len(positions), device=positions.device)
+            change = _norm_backward(
+                self.model.final_norm, trace.final_in[index, positions], gradient[index, positions].to(wide) * weight
+            )
+            self.logits = change if self.logits is None else self.logits + change
+
+    def _add_attention(self, layer: int, place: int, trace: Trace, weight: float, wide: torch.dtype) -> None:
+        block, sums = self.model.blocks[layer], self.channels[layer]
+        parts = [trace.gradients.get(("qkv", layer, part)) for part in range(len(block.qkv))]
+        if any(part is None for part in parts):
+            return
+        direction, inverse = block.attention_norm.standardise(trace.attention_in[place])
+        scaled = block.channels([part.to(wide) for part in parts if part is not None]) * (weight * inverse[..., None])
+        linear = block.channels([part.to(wide) for part in trace.qkv[place]])
+        constant = _constant(self.model, layer)
+        if constant is not None:
+            linear = linear - constant.to(wide)
+        sums.along.append((scaled * linear).sum(-1) / self.model.d_model)
+        sums.direction.append(direction)
+        sums.scaled = scaled if sums.scaled is None else sums.scaled + scaled
+
+    def _attention_gradient(self, layer: int, rows: slice) -> Tensor | None:
+        """`[n_channels, batch, pos, d_model]` of some examples."""
+        sums, block = self.channels[layer], self.model.blocks[layer]
+        if sums.scaled is None:
+            return None
+        scaled = sums.scaled[rows]
+        n, length = scaled.shape[:2]
+        weight = block.qkv_weight().to(scaled.dtype) * block.attention_norm.gain.to(scaled.dtype)[:, None, None]
+        weight = block.attention_norm.centre(weight.permute(1, 2, 0))
+        gradient = torch.bmm(scaled.permute(2, 0, 1, 3).flatten(1, 2), weight)
+        along = torch.stack([part[rows] for part in sums.along], -1).flatten(0, 1)
+        direction = torch.stack([part[rows] for part in sums.direction], 2).flatten(0, 1)
+        gradient -= torch.bmm(along, direction).transpose(0, 1)
+        return gradient.unflatten(1, (n, length))
+
+    def contract(
+        self, differences: ActivationDifferences, positions: Int[Tensor, " batch"], *, rows: slice | None = None, per_example: bool
+    ) -> Float[Tensor, "batch n_sources n_targets"]:
+        """Scores of the batch: difference of each source times gradient at each later target.
+
+        Args:
+            differences: Ablated minus clean activations.
+            positions: Read position of each example.
+            rows: Sources to score (a slice of graph rows); default all.
+            per_example: Keep examples apart; otherwise the result is their sum, `[1, S, R]`.
+        """
+        graph = self.model.graph
+        n, length = differences.input.shape[:2]
+        wanted = rows or slice(0, graph.n_sources)
+        scores = differences.input.new_zeros(n if per_example else 1, graph.n_sources, graph.n_targets)
+        size = max(1, CHUNK_BYTES // ((graph.n_sources + 3 * self.model.n_heads) * length * self.model.d_model * 4))
+        for start in range(0, n, size):
+            chunk = slice(start, min(start + size, n))
+            expanded = differences.expand(chunk)
+            into = scores[chunk] if per_example else scores
+            for layer in range(self.model.n_layers):
+                first, last = graph.channel_target(layer, "q"), graph.mlp_target(layer)
+                gradient = self._attention_gradient(layer, chunk) if layer >= self.first_attention else None
+                if gradient is not None:
+                    sources = slice(wanted.start, min(wanted.stop, graph.sources_before_block(layer)))
+                    _multiply(into, expanded, gradient, sources, slice(first, last), per_example)
+                mlp = self.mlp[layer]
+                if mlp is not None:
+                    sources = slice(wanted.start, min(wanted.stop, graph.sources_before_mlp(layer)))
+                    _multiply(into, expanded, mlp[chunk][None], sources, slice(last, last + 1), per_example)
+            if self.logits is not None:
+                index = torch.arange(chunk.stop - chunk.start, device=positions.device)
+                at_read = expanded[:, index, positions[chunk]][:, :, None]
+                column = slice(graph.n_targets - 1, graph.n_targets)
+                _multiply(into, at_read, self.logits[chunk][None, :, None], wanted, column, per_example)
+        return scores
+
+
+def _multiply(
+    into: Tensor, differences: Tensor, gradient: Tensor, sources: slice, targets: slice, per_example: bool
+) -> None:
+    """Add difference . gradient over positions (and examples) to a block of the score table."""
+    if sources.start >= sources.stop:
+        return
+    left, right = differences[sources], gradient
+    if per_example:
+        into[:, sources, targets] += torch.bmm(
+            left.flatten(2).transpose(0, 1), right.flatten(2).permute(1, 2, 0)
+        )
+    else:
+        into[0, sources, targets] += left.flatten(1) @ right.flatten(1).T
+
+
+def _norm_backward(norm: Norm, x: Tensor, gradient: Tensor) -> Tensor:
+    """Gradient at a norm's input from the gradient at its output."""
+    direction, inverse = norm.standardise(x)
+    scaled = gradient * norm.gain.to(gradient.dtype) * inverse
+    change = norm.centre(scaled)
+    return change - direction * (scaled * direction).mean(-1, keepdim=True)
+
+
+def _constant(model: Model, layer: int) -> Tensor | None:
+    """What the projections give at x^ = 0: shift of the norm through the weights, plus biases."""
+    block = model.blocks[layer]
+    constant = block.qkv_bias()
+    shift = getattr(block.attention_norm.module, "bias", None)
+    if isinstance(shift, Tensor):
+        through = torch.einsum("d,dkc->kc", shift.detach(), block.qkv_weight())
+        constant = through if constant is None else constant + through
+    return constant

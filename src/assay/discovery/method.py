@@ -1,0 +1,267 @@
+"""What a discovery method is, and the one loop over the data that all of them share."""
+
+import abc
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from assay.circuits import EdgeScores
+from assay.errors import InputError, NonFiniteError
+from assay.execution import Ablation, Prepared, get_ablation
+from assay.execution.forward import check_batch_size, default_batch_size
+from assay.measurement import library_version
+from assay.models import Model
+from assay.objectives import Loss, Objective, get_objective
+from assay.registry import Registry
+from assay.tasks import PairBatch, PairTask
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Settings:
+    """What the caller of `discover` chose.
+
+    Attributes:
+        objective: Loss whose increase is attributed.
+        ablation: What a cut edge carries.
+        steps: Nodes of the quadrature, or "auto".
+        quadrature: Rule that places them.
+        per_example: Keep the scores of each example.
+        seed: Root seed.
+    """
+
+    objective: Objective
+    ablation: Ablation
+    steps: int | str
+    quadrature: str
+    per_example: bool
+    seed: int
+
+
+@dataclass(kw_only=True, eq=False)
+class BatchScores:
+    """Scores of one batch.
+
+    Attributes:
+        scores: `[batch, S, R]` if examples are kept apart, else `[1, S, R]`, their sum.
+        forward, backward: Passes over the batch that were spent.
+        input_effect: Sum over the batch of J(run with `input` ablated) - J(clean), where known.
+    """
+
+    scores: Float[Tensor, "rows n_sources n_targets"]
+    forward: float = 0
+    backward: float = 0
+    input_effect: float | None = None
+
+
+class EdgeMethod(abc.ABC):
+    """Abstract: scores the edges of a model on a task, batch by batch.
+
+    Attributes:
+        key: Registered name.
+        needs_gradients: Whether backward passes are made.
+        source: Author, year, arXiv id.
+    """
+
+    key: str
+    needs_gradients: bool
+    source: str
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings the method cannot serve, naming those that it can."""
+        return
+
+    @abc.abstractmethod
+    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+        """Damage of ablating each edge, for the examples of one batch."""
+
+    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+        """Memory of one example beyond a plain pass."""
+        return 24 * model.n_layers * model.d_model * length * 4
+
+    def rounds(self, settings: Settings) -> "list[Settings]":
+        """Settings of the sweeps over the data; later ones run only while `refine` asks for them."""
+        return [settings]
+
+
+METHODS: Registry[EdgeMethod] = Registry("method")
+
+
+@dataclass(kw_only=True, eq=False)
+class Sweep:
+    """Sums of one sweep over the data."""
+
+    total: Tensor
+    per_example: Tensor | None
+    passes: dict[str, float] = field(default_factory=dict)
+    input_effect: float | None = None
+
+
+def discover(
+    model: Model,
+    task: PairTask,
+    method: str = "eap-ig-inputs",
+    *,
+    objective: str | Objective | Loss | None = None,
+    ablation: str | Ablation | None = None,
+    steps: int | str = 5,
+    quadrature: str = "midpoint",
+    batch_size: int | None = None,
+    per_example: bool = False,
+    seed: int = 0,
+) -> EdgeScores:
+    """Score every edge by the damage that ablating it would do.
+
+    score(u, v) = E_x [ sum_t (a~_u,t - a_u,t) . g_v,t ], with a~ the ablated activation and g_v what the method
+    takes for the gradient of the loss at the input of v; `exact` measures the damage instead.
+
+    Args:
+        model: The model.
+        task: The examples.
+        method: Key of a registered method; see `assay.list("methods")`.
+        objective: Loss to attribute; default: the task's own.
+        ablation: What a cut edge carries; default: the task's own.
+        steps: Quadrature nodes of the integrated-gradient methods, or "auto": 3 nodes, refined to 9 while
+            the completeness gap exceeds 2 % or the 200 strongest edges move by more than 2 %.
+        quadrature: `midpoint` (default), `left` (the published rule), `right` or `gauss-legendre`.
+        batch_size: Examples per pass; default: by free memory. Results do not depend on it.
+        per_example: Also keep the scores of each example (same passes).
+        seed: Root seed.
+
+    Returns:
+        Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
+        `details` has the passes spent and, for `eap-ig-inputs`, the completeness gap.
+
+    Raises:
+        UnknownNameError: For an unknown method, objective or ablation; near matches are named.
+        InputError: For settings that the method cannot serve.
+        NonFiniteError: If a logit, gradient or score is NaN or infinite.
+    """
+    chosen = METHODS[method]
+    settings = Settings(
+        objective=get_objective(objective or task.objective),
+        ablation=get_ablation(ablation or task.ablation),
+        steps=steps,
+        quadrature=quadrature,
+        per_example=per_example,
+        seed=seed,
+    )
+    chosen.check(settings)
+    check_batch_size(batch_size)
+    task.validate(model.n_vocab)
+    size = batch_size or default_batch_size(
+        model, task, bytes_per_example=chosen.bytes_per_example(model, task.length, settings)
+    )
+    started = time.perf_counter()
+    sweep, details = _sweeps(chosen, model, task, settings, size)
+    passes = {name: round(count, 3) for name, count in sweep.passes.items()}
+    details |= {"passes": passes, "seconds": time.perf_counter() - started, "batch_size": size}
+    values = (sweep.total / task.n).to(model.result_dtype)
+    if sweep.input_effect is not None:
+        details["completeness_gap"] = completeness_gap(values, sweep.input_effect / task.n)
+    return EdgeScores(
+        model.graph,
+        values,
+        per_example=sweep.per_example,
+        provenance=_provenance(model, task, chosen, settings),
+        details=details,
+    )
+
+
+def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect: float) -> float:
+    """|sum of the scores out of `input` - effect of ablating `input`| / |effect|; NaN where the effect is 0."""
+    return abs(float(values[0].double().sum()) - input_effect) / abs(input_effect) if input_effect else float("nan")
+
+
+def _sweeps(
+    method: EdgeMethod, model: Model, task: PairTask, settings: Settings, size: int
+) -> tuple[Sweep, dict[str, Any]]:
+    """One sweep over the data, or the nested ones of steps="auto"."""
+    rounds = method.rounds(settings)
+    if len(rounds) == 1:
+        return _sweep(method, model, task, rounds[0], size), {}
+    # Nested midpoint rules: 1, 3 and 9 nodes; each round brings only the new ones.
+    sweep = _sweep(method, model, task, rounds[0], size)
+    nodes = 1
+    while True:
+        coarse = sweep
+        sweep = _merge(coarse, _sweep(method, model, task, rounds[{1: 1, 3: 2}[nodes]], size))
+        nodes *= 3
+        gap = completeness_gap(sweep.total, sweep.input_effect) if sweep.input_effect is not None else float("nan")
+        moved = _moved(model, coarse.total, sweep.total)
+        if nodes == 9 or (gap <= 0.02 and moved <= 0.02):
+            return sweep, {"steps": nodes, "top_moved": moved}
+
+
+def _merge(coarse: Sweep, new: Sweep) -> Sweep:
+    """Join a midpoint rule with the nodes that triple it: a third of the old mean, two thirds of the new."""
+    apart = None
+    if coarse.per_example is not None and new.per_example is not None:
+        apart = (coarse.per_example + 2 * new.per_example) / 3
+    passes = {name: coarse.passes[name] + new.passes[name] for name in coarse.passes}
+    return Sweep(
+        total=(coarse.total + 2 * new.total) / 3, per_example=apart, passes=passes, input_effect=coarse.input_effect
+    )
+
+
+def _moved(model: Model, before: Tensor, after: Tensor) -> float:
+    """Share of the strongest edges (at most 200) that changed."""
+    k = min(200, model.graph.n_edges)
+    first, second = (EdgeScores(model.graph, values.float()).top(k).mask for values in (before, after))
+    return 1 - int((first & second).sum()) / k
+
+
+def _sweep(method: EdgeMethod, model: Model, task: PairTask, settings: Settings, size: int) -> Sweep:
+    prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed)
+    shape = (model.graph.n_sources, model.graph.n_targets)
+    # float64 sums: the mean must not depend on how examples fall into batches.
+    sweep = Sweep(total=torch.zeros(shape, dtype=torch.float64), per_example=None, passes={"forward": 0.0, "backward": 0.0})
+    kept = []
+    for batch in task.batches(size):
+        batch = batch.to(model.device)
+        result = method.score(model, batch, prepared, settings)
+        scores = result.scores.double().cpu()
+        if not bool(torch.isfinite(scores).all()):
+            raise NonFiniteError(
+                f"method {method.key!r} gave NaN or infinite scores in examples {batch.indices[0]} to {batch.indices[-1]}; check the "
+                "model's weights and number type (float16 gradients overflow)"
+            )
+        sweep.total += scores.sum(0)
+        if settings.per_example:
+            kept.append(result.scores.to(model.result_dtype).cpu())
+        share = len(batch.indices) / task.n
+        sweep.passes["forward"] += result.forward * share
+        sweep.passes["backward"] += result.backward * share
+        if result.input_effect is not None:
+            sweep.input_effect = (sweep.input_effect or 0.0) + result.input_effect
+    if not settings.ablation.paired and settings.ablation.key != "zero":
+        sweep.passes["forward"] += 1  # the pass that measured means or deviations
+    sweep.per_example = torch.cat(kept) if kept else None
+    return sweep
+
+
+def _provenance(model: Model, task: PairTask, method: EdgeMethod, settings: Settings) -> Mapping[str, Any]:
+    return {
+        "library": library_version(),
+        "model": model.describe(),
+        "task": {"name": task.name, "data_hash": task.data_hash, "n": task.n, "config": dict(task.config)},
+        "graph": model.graph.fingerprint,
+        "method": method.key,
+        "objective": settings.objective.key,
+        "ablation": settings.ablation.key,
+        "steps": settings.steps,
+        "quadrature": settings.quadrature,
+        "seed": settings.seed,
+    }
+
+
+def check_steps(steps: int | str, quadrature: str) -> None:
+    """Refuse a step count that is neither a positive integer nor "auto"."""
+    if isinstance(steps, str) and steps != "auto":
+        raise InputError(f"steps is {steps!r}; give a positive integer or 'auto'")
+    if steps == "auto" and quadrature != "midpoint":
+        raise InputError(f"steps='auto' refines the midpoint rule, but quadrature is {quadrature!r}; give a number of steps")

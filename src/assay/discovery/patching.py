@@ -1,0 +1,57 @@
+"""Methods that measure instead of estimating: exact edge ablation; and the random baseline."""
+
+import torch
+
+from assay.circuits import Circuit
+from assay.discovery.method import METHODS, BatchScores, EdgeMethod, Settings
+from assay.execution import CircuitRunner, Prepared
+from assay.execution.forward import check_finite
+from assay.models import Model
+from assay.rng import torch_stream
+from assay.tasks import PairBatch
+
+
+class Exact(EdgeMethod):
+    """The damage itself: J(run with this one edge ablated) - J(clean), one run per edge."""
+
+    key = "exact"
+    needs_gradients = False
+    source = "Conmy et al. 2023, arXiv:2304.14997"
+
+    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+        graph = model.graph
+        with torch.no_grad(), model.tracing() as clean:
+            hidden = model.forward(batch.clean)
+        baseline = prepared.baseline(batch)
+        clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
+        check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
+        clean_loss = settings.objective(clean_logits, clean_logits, batch)
+        rows = len(batch.indices) if settings.per_example else 1
+        scores = clean_logits.new_zeros(rows, graph.n_sources, graph.n_targets)
+        for row, column in graph.valid.nonzero().tolist():
+            mask = graph.valid.clone()
+            mask[row, column] = False
+            runner = CircuitRunner(model, Circuit(graph=graph, mask=mask), resample=settings.ablation.paired)
+            logits = runner.logits(clean, baseline, batch.positions).to(model.result_dtype)
+            damage = settings.objective(logits, clean_logits, batch) - clean_loss
+            scores[:, row, column] = damage if settings.per_example else damage.sum()
+        return BatchScores(scores=scores, forward=graph.n_edges + 1 + settings.ablation.paired)
+
+
+class Random(EdgeMethod):
+    """Uniform scores on (-1, 1): the baseline that a method has to beat."""
+
+    key = "random"
+    needs_gradients = False
+    source = "Mueller et al. 2025, arXiv:2504.13151"
+
+    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+        graph = model.graph
+        draw = torch.rand(graph.n_sources, graph.n_targets, generator=torch_stream(settings.seed, "random-scores")) * 2 - 1
+        scores = (draw * graph.valid).to(model.result_dtype)
+        n = len(batch.indices)
+        return BatchScores(scores=scores.expand(n, -1, -1) if settings.per_example else scores[None] * n)
+
+
+for _method in (Exact(), Random()):
+    METHODS.add(_method.key, _method)
