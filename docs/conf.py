@@ -22,8 +22,6 @@ extensions = [
     "_reference",
 ]
 exclude_patterns = ["_build", "README.md"]
-# Pages join the tables of contents as they are written.
-suppress_warnings = ["toc.empty_glob"]
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "smartquotes"]
 myst_heading_anchors = 3
