@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Float64, Int
@@ -216,6 +216,7 @@ class Rule:
         )
 
 
+@runtime_checkable
 class Statistic(Protocol):
     """A named function of sums over examples; `assay.stats` has the implementations."""
 
@@ -225,6 +226,9 @@ class Statistic(Protocol):
 
     def of_sums(self, sums: Float[np.ndarray, "*draws n_components"], n: int) -> Float[np.ndarray, "*draws"]:
         """The statistic from the sums over `n` examples, NaN where undefined."""
+
+    def linearised(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, " n"]:
+        """Per-example values that average to the statistic, to first order."""
 
     def interval(
         self,

@@ -1,0 +1,373 @@
+"""Faithfulness as a circuit grows: the curve, its area (CPR) and its distance from 1 (CMD)."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int
+
+from assay.circuits import Circuit, EdgeScores
+from assay.errors import GraphMismatchError, InputError
+from assay.execution import Ablation, CircuitRuns
+from assay.measurement import Measurement, plain, record_id
+from assay.metrics.metric import METRICS, MetricSpec, Runs, check_choice, record, task_warnings
+from assay.models import Model
+from assay.objectives import Loss, Objective
+from assay.rng import stream
+from assay.stats import FunctionOfSums, RatioOfSums, recovery_of
+from assay.tasks import PairTask
+
+
+FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_SMALLEST = 1e-12  # mean margin gained by the whole model over the empty circuit, below which F is undefined
+
+for _spec in (
+    MetricSpec(
+        id="MIB.cpr",
+        key="cpr",
+        name="area under the faithfulness curve",
+        family="F",
+        criterion="M4",
+        direction="higher",
+        pass_threshold=0.5,
+        runs=("full", "empty", *("keep",) * len(FRACTIONS)),
+        reference="Mueller et al. 2025, arXiv:2504.13151",
+    ),
+    MetricSpec(
+        id="MIB.cmd",
+        key="cmd",
+        name="distance of the faithfulness curve from 1",
+        family="F",
+        criterion="M4",
+        direction="lower",
+        runs=("full", "empty", *("keep",) * len(FRACTIONS)),
+        reference="Mueller et al. 2025, arXiv:2504.13151",
+    ),
+):
+    METRICS.add(_spec.key, _spec)
+
+
+class Band(NamedTuple):
+    """Lower and upper ends of pointwise intervals, one per fraction."""
+
+    low: Float64[np.ndarray, " n_fractions"]
+    high: Float64[np.ndarray, " n_fractions"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FaithfulnessCurve:
+    """Faithfulness of the best n edges for growing n.
+
+    Attributes:
+        fractions: Shares of all edges, ascending.
+        n_edges: Edges asked for at each, int(fraction * |E|).
+        kept_edges: Edges left after pruning to paths from `input` to `logits`.
+        circuits: The circuits that ran.
+        points: Baseline-corrected faithfulness of each, with interval and per-example components.
+        area: CPR as a measurement.
+        distance: CMD as a measurement.
+        random: Faithfulness of random circuits of equal size, `[n_draws, n_fractions]`, or None.
+        absolute: Whether edges were ranked by magnitude.
+        log_scale: Whether the integrals run over ln fraction.
+        provenance: How it came to be.
+    """
+
+    fractions: Float64[np.ndarray, " n_fractions"]
+    n_edges: Int[np.ndarray, " n_fractions"]
+    kept_edges: Int[np.ndarray, " n_fractions"]
+    circuits: tuple[Circuit, ...]
+    points: tuple[Measurement, ...]
+    area: Measurement
+    distance: Measurement
+    random: Float64[np.ndarray, "n_draws n_fractions"] | None = None
+    absolute: bool = True
+    log_scale: bool = False
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> Float64[np.ndarray, " n_fractions"]:
+        """F at each fraction; NaN where undefined."""
+        return np.array([point.value for point in self.points])
+
+    @property
+    def cpr(self) -> float:
+        """Trapezoid integral of F over the fractions; higher is better."""
+        return self.area.value
+
+    @property
+    def cmd(self) -> float:
+        """Trapezoid integral of |1 - F| over the fractions; lower is better."""
+        return self.distance.value
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Codes that apply to the whole curve."""
+        return self.area.warnings
+
+    def band(self, level: float = 0.95) -> Band:
+        """Pointwise bootstrap intervals over examples."""
+        ends = [point.interval(level) for point in self.points]
+        return Band(np.array([each.low for each in ends]), np.array([each.high for each in ends]))
+
+    def smallest(self, faithfulness: float = 0.9) -> int | None:
+        """Position of the first fraction whose F reaches `faithfulness`; None where none does."""
+        reached = np.flatnonzero(self.values >= faithfulness)
+        return int(reached[0]) if len(reached) else None
+
+    @property
+    def id_hash(self) -> str:
+        """Identity: hash of how the curve came to be, less machine facts."""
+        return record_id("faithfulness-curve", self.provenance)
+
+    def arrays(self) -> dict[str, Float64[np.ndarray, " batch"]]:
+        """Margins of every example: `full`, `empty` and `point/INDEX`, NaN at excluded examples."""
+        both = {name: self.points[0].components[name] for name in ("full", "empty")}
+        points = {f"point/{index}": point.components["keep"] for index, point in enumerate(self.points)}
+        return both | points
+
+    def to_dict(self, *, level: float = 0.95) -> dict[str, Any]:
+        """Finite JSON: undefined numbers are null."""
+        low, high = self.band(level)
+        record = {
+            "hash": self.id_hash,
+            "fractions": self.fractions,
+            "n_edges": self.n_edges,
+            "kept_edges": self.kept_edges,
+            "values": self.values,
+            "low": low,
+            "high": high,
+            "level": level,
+            "cpr": self.area.to_dict(level=level),
+            "cmd": self.distance.to_dict(level=level),
+            "random": None
+            if self.random is None
+            else {"mean": self.random.mean(axis=0), "values": self.random},
+            "absolute": self.absolute,
+            "log_scale": self.log_scale,
+            "n": self.area.n,
+            "n_excluded": self.area.n_excluded,
+            "warnings": self.warnings,
+            "provenance": self.provenance,
+        }
+        return {key: plain(value) for key, value in record.items()}
+
+
+def trapezoid_weights(
+    fractions: Float64[np.ndarray, " n_fractions"], *, log_scale: bool = False
+) -> Float64[np.ndarray, " n_fractions"]:
+    """Weights w with sum w F = the trapezoid integral of F over the fractions, or over their logarithm."""
+    x = np.log(fractions) if log_scale else fractions
+    widths = np.diff(x) / 2
+    return np.asarray(np.append(widths, 0.0) + np.append(0.0, widths))
+
+
+def faithfulness_curve(
+    scores: EdgeScores,
+    model: Model,
+    task: PairTask,
+    *,
+    fractions: Sequence[float] | None = None,
+    absolute: bool = True,
+    selection: str = "top",
+    prune: bool = True,
+    log_scale: bool = False,
+    random_circuits: int = 0,
+    ablation: str | Ablation | None = None,
+    objective: str | Objective | Loss | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    runs: CircuitRuns | None = None,
+) -> FaithfulnessCurve:
+    """Faithfulness of growing circuits chosen from edge scores, with CPR and CMD.
+
+    F(C) = (m(C) - m(empty)) / (m(model) - m(empty)), m the mean margin (negative objective); under `kl`
+    F = 1 - KL(C) / KL(empty).
+
+    Args:
+        scores: Signed edge scores of the model's graph.
+        model: The model.
+        task: The examples.
+        fractions: Shares k of all edges in (0, 1], ascending; default .001 to 1 in ten steps. A circuit gets
+            n = int(k |E|) edges; n = 0 is the empty circuit, F = 0.
+        absolute: Rank edges by |score|, as CMD is published; False ranks by signed score, as CPR is.
+        selection: `top` or `greedy` (grown from `logits`).
+        prune: Run only edges on a kept path from `input` to `logits`.
+        log_scale: Integrate over ln k.
+        random_circuits: Random circuits of each size to run beside.
+        ablation: What replaces ablated edges; None means the task's own default.
+        objective: What m is the negative of; None means the task's own default.
+        batch_size: Examples per pass.
+        seed: Root of resampling, random circuits and noise.
+        runs: Runs on this model and task made earlier; ablation, objective, batch size and seed are then
+            theirs.
+
+    Returns:
+        The curve. With F <= 1 the largest CPR over the default fractions is 0.999. All values are NaN
+        (`zero_denominator`) where the empty circuit already has the model's margin.
+
+    Raises:
+        InputError: For fractions outside (0, 1] or not ascending, or `runs` of something else.
+        GraphMismatchError: For scores of another graph.
+
+    Notes:
+        Costs one ablated run per fraction, plus the model, the empty circuit and the random circuits.
+
+    References:
+        Mueller et al. (2025), arXiv:2504.13151.
+    """
+    shares = _check_fractions(FRACTIONS if fractions is None else fractions)
+    check_choice("selection", selection, ("top", "greedy"))
+    if scores.graph.fingerprint != model.graph.fingerprint:
+        raise GraphMismatchError(
+            f"the scores are of {scores.graph.describe()}, the model is {model.graph.describe()}"
+        )
+    if runs is None:
+        whole = Circuit.full(model.graph)
+        runs = CircuitRuns(
+            model, task, whole, ablation=ablation, objective=objective, batch_size=batch_size, seed=seed
+        )
+    elif runs.model is not model or runs.task is not task:
+        raise InputError("runs= was made for another model or task than the ones given; leave it out")
+    sizes = [int(share * scores.graph.n_edges) for share in shares]
+    circuits = [_choose(scores, size, absolute=absolute, selection=selection) for size in sizes]
+    if prune:
+        circuits = [circuit.connected() for circuit in circuits]
+    provenance = {
+        **{key: value for key, value in runs.provenance.items() if key != "circuit"},
+        "scores": {**scores.provenance, "values": _digest(scores)},
+        "fractions": list(shares),
+        "absolute": absolute,
+        "selection": selection,
+        "prune": prune,
+        "log_scale": log_scale,
+        "random_circuits": random_circuits,
+    }
+    margins = _Margins(
+        full=runs.margins("full"),
+        empty=runs.margins_of(Circuit.empty(scores.graph)),
+        points=[_margins_of(runs, circuit) for circuit in circuits],
+    )
+    points, area, distance = integrate(
+        runs, margins, np.array(shares), log_scale=log_scale, provenance=provenance
+    )
+    return FaithfulnessCurve(
+        fractions=np.array(shares),
+        n_edges=np.array(sizes),
+        kept_edges=np.array([circuit.n_edges for circuit in circuits]),
+        circuits=tuple(circuits),
+        points=points,
+        area=area,
+        distance=distance,
+        random=_random_reference(runs, margins, sizes, random_circuits, prune=prune)
+        if random_circuits
+        else None,
+        absolute=absolute,
+        log_scale=log_scale,
+        provenance=provenance,
+    )
+
+
+class _Margins(NamedTuple):
+    full: Float64[np.ndarray, " n"]
+    empty: Float64[np.ndarray, " n"]
+    points: list[Float64[np.ndarray, " n"]]
+
+    @property
+    def used(self) -> Bool[np.ndarray, " n"]:
+        return np.asarray(np.isfinite([self.full, self.empty, *self.points]).all(axis=0))
+
+
+def _check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
+    values = tuple(float(share) for share in fractions)
+    ascending = all(a < b for a, b in pairwise(values))
+    if len(values) < 2 or not ascending or not 0 < values[0] <= values[-1] <= 1:
+        raise InputError(
+            f"fractions={list(fractions)} must be at least two ascending shares of the edges in (0, 1]"
+        )
+    return values
+
+
+def _choose(scores: EdgeScores, size: int, *, absolute: bool, selection: str) -> Circuit:
+    if size == 0:
+        return Circuit.empty(scores.graph)
+    return (
+        scores.top(size, absolute=absolute) if selection == "top" else scores.greedy(size, absolute=absolute)
+    )
+
+
+def _margins_of(runs: Runs, circuit: Circuit) -> Float64[np.ndarray, " n"]:
+    """Margins of a circuit; a circuit of all edges is the model itself."""
+    return runs.margins("full") if circuit.n_edges == circuit.graph.n_edges else runs.margins_of(circuit)
+
+
+def _digest(scores: EdgeScores) -> str:
+    return hashlib.sha256(scores.values.contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def integrate(
+    runs: Runs,
+    margins: _Margins,
+    fractions: Float64[np.ndarray, " n_fractions"],
+    *,
+    log_scale: bool,
+    provenance: Mapping[str, Any],
+) -> tuple[tuple[Measurement, ...], Measurement, Measurement]:
+    """Every point of the curve, CPR and CMD from per-example margins."""
+    used = margins.used
+    ends = {"empty": margins.empty, "full": margins.full}
+    warnings = task_warnings(runs, used)
+    points = []
+    for share, keep in zip(fractions, margins.points, strict=True):
+        own = {**provenance, "fraction": float(share)}
+        recovery = recovery_of("keep", smallest=_SMALLEST)
+        spec = METRICS["faithfulness-norm"]
+        facts: dict[str, Any] = {"provenance": own, "seed": runs.seed}
+        points.append(record(spec, {**ends, "keep": keep}, recovery, used=used, warnings=warnings, **facts))
+    names = [f"keep/{index}" for index in range(len(points))]
+    components = {**ends, **dict(zip(names, margins.points, strict=True))}
+    weights = trapezoid_weights(fractions, log_scale=log_scale).tolist()
+    area = RatioOfSums(
+        numerator={**dict(zip(names, weights, strict=True)), "empty": -sum(weights)},
+        denominator={"full": 1.0, "empty": -1.0},
+        smallest=_SMALLEST,
+    )
+    distance = FunctionOfSums(
+        function="distance-area",
+        components=("empty", "full", *names),
+        parameters={"weights": weights, "smallest": _SMALLEST},
+    )
+    found = [
+        record(
+            METRICS[key],
+            components,
+            statistic,
+            used=used,
+            warnings=warnings,
+            provenance={**provenance, "integral": key},
+            seed=runs.seed,
+        )
+        for key, statistic in (("cpr", area), ("cmd", distance))
+    ]
+    return tuple(points), found[0], found[1]
+
+
+def _random_reference(
+    runs: Runs, margins: _Margins, sizes: Sequence[int], n_circuits: int, *, prune: bool
+) -> Float64[np.ndarray, "n_draws n_fractions"]:
+    """F of random circuits of each size, the same examples counting as on the curve."""
+    graph, used = runs.circuit.graph, margins.used
+    recovered = np.full((n_circuits, len(sizes)), np.nan)
+    gained = margins.full[used].sum() - margins.empty[used].sum()
+    if not used.any() or abs(gained) < _SMALLEST * used.sum():
+        return recovered
+    for index in range(n_circuits):
+        rng = stream(runs.seed, f"random-curve/{index}")
+        for column, (size, seed) in enumerate(zip(sizes, rng.integers(2**31, size=len(sizes)), strict=True)):
+            circuit = Circuit.random(graph, size, seed=int(seed))
+            margin = _margins_of(runs, circuit.connected() if prune else circuit)
+            recovered[index, column] = (margin[used].sum() - margins.empty[used].sum()) / gained
+    return recovered

@@ -1,0 +1,244 @@
+"""`measure`: one metric of one circuit, with its provenance and, on request, reference circuits beside it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import numpy as np
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from assay.circuits import Circuit
+from assay.errors import InputError, unknown_name
+from assay.execution import Ablation, CircuitRuns
+from assay.execution.runs import Which
+from assay.measurement import Measurement
+from assay.metrics.metric import MetricSpec, Runs, find_metric
+from assay.models import Model
+from assay.objectives import Loss, Objective
+from assay.rng import stream
+from assay.tasks import PairTask
+
+
+@overload
+def measure(circuit: Circuit, model: Model, task: PairTask, metric: str, **keywords: Any) -> Measurement: ...
+@overload
+def measure(
+    circuit: Circuit, model: Model, task: Sequence[PairTask], metric: str, **keywords: Any
+) -> list[Measurement]: ...
+def measure(
+    circuit: Circuit,
+    model: Model,
+    task: PairTask | Sequence[PairTask],
+    metric: str,
+    *,
+    ablation: str | Ablation | None = None,
+    objective: str | Objective | Loss | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    runs: CircuitRuns | None = None,
+    random_circuits: int = 0,
+    **options: Any,
+) -> Measurement | list[Measurement]:
+    """Measure one circuit by one registered metric.
+
+    Args:
+        circuit: Edge or head circuit of the model's graph.
+        model: The model it belongs to.
+        task: The examples; several tasks give one measurement each, in their order.
+        metric: Key (`faithfulness`, `kl`, `topk`, ...) or published code (`D05`, `D02.completeness`).
+        ablation: What replaces ablated edges; None means the task's own default.
+        objective: What the margin is the negative of; None means the task's own default.
+        batch_size: Examples per pass; None fits it to free memory. Never changes a result.
+        seed: Root of resampling, random circuits and noise.
+        runs: Runs of this circuit on this task made earlier, to share their forward passes; ablation,
+            objective, batch size and seed are then theirs.
+        random_circuits: Also measure this many random circuits of equal size (as many random edges, or
+            heads for a head circuit) and the empty one: `baseline`. Each costs one run, 20 are customary.
+        options: Options of the metric.
+
+    Returns:
+        The value with per-example components, interval, verdict and provenance. An undefined value is NaN
+        with a reason, never 0.
+
+    Raises:
+        InputError: For unknown metrics or options, `runs` of something else, a negative count.
+    """
+    if not isinstance(task, PairTask):
+        if runs is not None:
+            raise InputError(
+                "runs= belongs to one task, but several tasks were given; measure them one by one"
+            )
+        return [
+            measure(
+                circuit,
+                model,
+                each,
+                metric,
+                ablation=ablation,
+                objective=objective,
+                batch_size=batch_size,
+                seed=seed,
+                random_circuits=random_circuits,
+                **options,
+            )
+            for each in task
+        ]
+    if runs is None:
+        runs = CircuitRuns(
+            model, task, circuit, ablation=ablation, objective=objective, batch_size=batch_size, seed=seed
+        )
+    elif runs.circuit != circuit or runs.model is not model or runs.task is not task:
+        raise InputError(
+            "runs= was made for another circuit, model or task than the ones given; leave it out"
+        )
+    return measure_runs(runs, metric, random_circuits=random_circuits, **options)
+
+
+def measure_runs(runs: Runs, metric: str, *, random_circuits: int = 0, **options: Any) -> Measurement:
+    """`measure` on runs that already exist.
+
+    Args:
+        runs: Runs of one circuit on one task.
+        metric: Key or published code.
+        random_circuits: Number of random circuits of equal size to measure beside it.
+        options: Options of the metric.
+    """
+    spec = find_metric(metric)
+    compute = _checked(spec, options)
+    if random_circuits < 0:
+        raise InputError(f"random_circuits is {random_circuits}; a count from 0 is needed")
+    found = compute(runs, spec, **options)
+    how = {"id": spec.id, "key": spec.key, "version": spec.version, "options": {**spec.options, **options}}
+    provenance = {**runs.provenance, "metric": how}
+    if random_circuits:
+        provenance["random_circuits"] = random_circuits
+        found = replace(found, baseline=_baseline(runs, spec, random_circuits, options))
+    return _stamped(found, provenance, runs.seed)
+
+
+def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:
+    if spec.compute is None:
+        raise InputError(
+            f"{spec.key} is measured from edge scores, not from one circuit: use faithfulness_curve"
+        )
+    for name in options:
+        if name not in spec.options:
+            raise unknown_name(f"option of metric {spec.key!r}", name, spec.options)
+    return spec.compute
+
+
+def _stamped(found: Measurement, provenance: Mapping[str, Any], seed: int) -> Measurement:
+    parts = {key: _stamped(part, {**provenance, "part": key}, seed) for key, part in found.parts.items()}
+    return replace(found, provenance=provenance, seed=seed, parts=parts)
+
+
+# ------------------------------------------------------------------------------- reference circuits
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsOfAnother:
+    """The runs of `circuit` in place of those of `base`; model and empty runs are shared."""
+
+    base: Runs
+    circuit: Circuit
+
+    @property
+    def model(self) -> Model:
+        """The model of `base`."""
+        return self.base.model
+
+    @property
+    def task(self) -> PairTask:
+        """The task of `base`."""
+        return self.base.task
+
+    @property
+    def ablation(self) -> str:
+        """The ablation of `base`."""
+        return self.base.ablation
+
+    @property
+    def objective(self) -> str:
+        """The objective of `base`."""
+        return self.base.objective
+
+    @property
+    def seed(self) -> int:
+        """The seed of `base`."""
+        return self.base.seed
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """That of `base` with the circuit replaced."""
+        return {**self.base.provenance, "circuit": self.circuit.hash}
+
+    def _resolve(self, which: Which) -> Circuit | None:
+        return {"keep": self.circuit, "drop": self.circuit.dropped()}.get(which)
+
+    def logits(self, which: Which) -> Float[Tensor, "n d_vocab"]:
+        """Logits of a run of this circuit."""
+        other = self._resolve(which)
+        return self.base.logits(which) if other is None else self.base.logits_of(other)
+
+    def margins(self, which: Which) -> Float64[np.ndarray, " n"]:
+        """Margins of a run of this circuit."""
+        other = self._resolve(which)
+        return self.base.margins(which) if other is None else self.base.margins_of(other)
+
+    def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
+        """Logits of any circuit."""
+        return self.base.logits_of(circuit)
+
+    def margins_of(self, circuit: Circuit) -> Float64[np.ndarray, " n"]:
+        """Margins of any circuit."""
+        return self.base.margins_of(circuit)
+
+
+def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
+    """A random circuit of the size of `circuit`: as many heads for a head circuit, else as many edges.
+
+    Args:
+        circuit: Gives size, kind and graph.
+        seed: Root seed.
+        index: Which of the random circuits; each is drawn independently of how many are asked for.
+    """
+    rng = stream(seed, f"random-like/{index}")
+    if circuit.heads is None:
+        return Circuit.random(circuit.graph, circuit.n_edges, seed=int(rng.integers(2**31)))
+    n_heads = circuit.graph.n_heads
+    drawn = rng.choice(circuit.graph.n_layers * n_heads, size=len(circuit.heads), replace=False)
+    mlps = circuit.graph.mlps and bool(circuit.mask[circuit.graph.mlp_source(0)].any())
+    return Circuit.from_heads(circuit.graph, [divmod(int(flat), n_heads) for flat in drawn], mlps=mlps)
+
+
+def _baseline(runs: Runs, spec: MetricSpec, n_circuits: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The metric on random circuits of equal size and on the empty circuit."""
+    circuit = runs.circuit
+    nothing = Circuit.empty(circuit.graph) if circuit.heads is None else Circuit.from_heads(circuit.graph, [])
+    others = [random_like(circuit, seed=runs.seed, index=index) for index in range(n_circuits)]
+    compute = _checked(spec, options)
+    measured = [compute(RunsOfAnother(base=runs, circuit=other), spec, **options) for other in others]
+    empty = compute(RunsOfAnother(base=runs, circuit=nothing), spec, **options)
+    return {"random": _summary(measured), "empty": {"value": empty.value, "reason": empty.reason}}
+
+
+def _summary(measured: Sequence[Measurement]) -> dict[str, Any]:
+    """Values of the random circuits, their mean over the defined ones, and the mean of each part."""
+    values = np.array([each.value for each in measured])
+    defined = values[np.isfinite(values)]
+    parts = {key: _mean_defined([each.parts[key].value for each in measured]) for key in measured[0].parts}
+    return {
+        "n": len(values),
+        "n_defined": len(defined),
+        "value": _mean_defined(values),
+        "sd": float(defined.std(ddof=1)) if len(defined) > 1 else math.nan,
+        "values": values.tolist(),
+        "parts": parts,
+    }
+
+
+def _mean_defined(values: Sequence[float] | Float64[np.ndarray, " n"]) -> float:
+    defined = np.asarray(values)[np.isfinite(values)]
+    return float(defined.mean()) if len(defined) else math.nan

@@ -1,0 +1,278 @@
+"""What a metric is: a described function of a circuit's runs, found by key or published code."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from assay.circuits import Circuit
+from assay.errors import InputError, unknown_name
+from assay.execution.runs import Which
+from assay.measurement import Measurement, Rule, Statistic
+from assay.models import Model
+from assay.registry import Registry
+from assay.stats import RatioOfSums
+from assay.tasks import PairTask
+
+
+MANY_EXCLUDED = 0.05  # share of examples left out above which the number carries a warning
+SOLVED = 0.6  # share of examples with a positive margin below which the model does not do the task
+# Objectives whose margin is positive exactly where the model prefers the answer.
+SIGNED_MARGINS = frozenset({"logit_diff", "logit_diff_max", "prob_diff"})
+
+
+@runtime_checkable
+class Runs(Protocol):
+    """What a metric may ask of the runs of one circuit on one task (see `assay.execution.CircuitRuns`)."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+
+    @property
+    def task(self) -> PairTask:
+        """The examples."""
+
+    @property
+    def circuit(self) -> Circuit:
+        """The circuit under judgement."""
+
+    @property
+    def ablation(self) -> str:
+        """Key of the ablation."""
+
+    @property
+    def objective(self) -> str:
+        """Key of the objective."""
+
+    @property
+    def seed(self) -> int:
+        """Root seed."""
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """How the runs come to be."""
+
+    def logits(self, which: Which) -> Float[Tensor, "n d_vocab"]:
+        """Logits at the read position of the run `full`, `keep`, `drop` or `empty`."""
+
+    def margins(self, which: Which) -> Float64[np.ndarray, " n"]:
+        """Y = -loss of the objective in that run."""
+
+    def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
+        """Logits of another circuit under the same ablation."""
+
+    def margins_of(self, circuit: Circuit) -> Float64[np.ndarray, " n"]:
+        """Margins of another circuit under the same ablation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSpec:
+    """A metric and what is known about it.
+
+    Attributes:
+        id: Published code with the quantity, e.g. `D02.faithfulness`; unique.
+        key: Kebab-case key, unique.
+        name: What it measures, in words.
+        family: A causal, B structural, C information, D behavioural, E representational, F measurement.
+        criterion: Validity criterion that it speaks to, e.g. `I2 sufficiency`.
+        requires: Subset of {weights, forward, backward, pairs, groups, roles, tasks>=2, results}.
+        range: Smallest and largest possible value.
+        direction: `higher`, `lower`, `target` (1 is the whole model) or `report` (no verdict).
+        pass_threshold: Published pass; None without a verdict.
+        fail_threshold: Published fail where a middle band exists.
+        strict: Whether the threshold itself does not pass.
+        unit: Unit of the value.
+        runs: Runs it reads; each costs one forward pass per example once, shared with other metrics.
+        runs_per_head: Further runs for every head of the circuit.
+        reference: Where the definition comes from.
+        version: Raised when the same input would give another number.
+        compute: `(runs, spec, **options) -> Measurement`; None where `measure` is not the way to it.
+    """
+
+    id: str
+    key: str
+    name: str
+    family: str = "D"
+    criterion: str = "I2"
+    requires: frozenset[str] = frozenset({"forward"})
+    range: tuple[float, float] = (-math.inf, math.inf)
+    direction: str = "report"
+    pass_threshold: float | None = None
+    fail_threshold: float | None = None
+    strict: bool = True
+    unit: str = "fraction"
+    runs: tuple[str, ...] = ("full", "keep")
+    runs_per_head: int = 0
+    reference: str = ""
+    version: int = 1
+    compute: "Callable[..., Measurement] | None" = None
+
+    @property
+    def code(self) -> str:
+        """Published code without the quantity, e.g. `D02`."""
+        return self.id.partition(".")[0]
+
+    @property
+    def rule(self) -> Rule | None:
+        """The thresholds, or None without a verdict."""
+        if self.pass_threshold is None:
+            return None
+        return Rule(
+            pass_at=self.pass_threshold,
+            fail_at=self.fail_threshold,
+            higher=self.direction != "lower",
+            strict=self.strict,
+        )
+
+    @property
+    def cost(self) -> str:
+        """Forward passes over P examples and k circuit heads, e.g. `2P` or `2P + kP`."""
+        return f"{len(self.runs)}P" + (" + kP" if self.runs_per_head else "")
+
+    def passes(self, n: int, n_heads: int = 0) -> int:
+        """Forward passes of one measurement on `n` examples when none is shared."""
+        return n * (len(self.runs) + self.runs_per_head * n_heads)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option names of `measure` for this metric, with their defaults."""
+        if self.compute is None:
+            return {}
+        parameters = inspect.signature(self.compute).parameters.values()
+        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+METRICS: Registry[MetricSpec] = Registry("metric")
+
+
+def metric(*, key: str, **facts: Any) -> Callable[[Callable[..., Measurement]], Callable[..., Measurement]]:
+    """Register the decorated `(runs, spec, *, options) -> Measurement` under `key`, described by `facts`."""
+
+    def register(compute: Callable[..., Measurement]) -> Callable[..., Measurement]:
+        METRICS.add(key, MetricSpec(key=key, compute=compute, **facts))
+        return compute
+
+    return register
+
+
+def find_metric(name: str) -> MetricSpec:
+    """The metric of a key (`ce-delta`, `ce_delta`), an id (`D02.completeness`) or a code (`D05`)."""
+    key = name.replace("_", "-").lower()
+    if key in METRICS:
+        return METRICS[key]
+    specs = [spec for _, spec in METRICS.items()]
+    for attribute in ("id", "code"):
+        for spec in specs:
+            if getattr(spec, attribute).lower() == name.lower():
+                return spec
+    raise unknown_name(
+        "metric", name, [*METRICS, *(spec.id for spec in specs), *{spec.code for spec in specs}]
+    )
+
+
+def finite_examples(runs: Runs, *which: Which) -> Bool[np.ndarray, " n"]:
+    """Examples whose logits are finite in all the runs named."""
+    finite = np.ones(runs.task.n, dtype=bool)
+    for each in which:
+        finite &= runs.logits(each).isfinite().all(dim=1).numpy()
+    return finite
+
+
+def record(
+    spec: MetricSpec,
+    components: Mapping[str, Float64[np.ndarray, " n"]],
+    statistic: Statistic,
+    *,
+    used: Bool[np.ndarray, " n"],
+    warnings: tuple[str, ...] = (),
+    undefined: str = "zero_denominator",
+    reading: Callable[[float], str | None] | None = None,
+    details: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> Measurement:
+    """A measurement from per-example components; excluded examples become NaN in all of them.
+
+    Args:
+        spec: Gives id, unit, direction and thresholds unless `facts` do.
+        components: Vectors over all examples of the task.
+        statistic: Function of their sums that is the value.
+        used: Examples that may count; those with a non-finite component are left out as well.
+        warnings: Codes found so far; exclusion and an unstable denominator are added here.
+        undefined: Reason given when the statistic is NaN although examples remain.
+        reading: What a value of this size says, kept as the detail `reading`.
+        details: Further numbers.
+        facts: Further fields of `Measurement`.
+    """
+    table = np.stack([components[name] for name in statistic.components])
+    kept = used & np.isfinite(table).all(axis=0)
+    n, n_excluded = int(kept.sum()), int((~kept).sum())
+    value = float(statistic.of_sums(table[:, kept].sum(axis=1), n)) if n else math.nan
+    per_example = None
+    if not math.isnan(value):
+        per_example = np.full(len(kept), np.nan)
+        per_example[kept] = statistic.linearised(table[:, kept])
+    if n_excluded > MANY_EXCLUDED * len(kept):
+        warnings = (*warnings, "many_excluded")
+    if isinstance(statistic, RatioOfSums) and n and statistic.unstable(table[:, kept]):
+        warnings = (*warnings, "unstable_denominator")
+    reason = None if not math.isnan(value) else (undefined if n else "no_valid_prompt")
+    fields: dict[str, Any] = {
+        "id": spec.id,
+        "name": spec.key,
+        "unit": spec.unit,
+        "direction": spec.direction,
+        "rule": spec.rule,
+        "reason": reason,
+    }
+    told = {} if reading is None or math.isnan(value) else {"reading": reading(value)}
+    masked = {name: np.where(kept, vector, np.nan) for name, vector in components.items()}
+    return Measurement(
+        **(fields | facts),
+        value=value,
+        n=n,
+        n_excluded=n_excluded,
+        per_example=per_example,
+        components=masked,
+        statistic=statistic,
+        warnings=warnings,
+        details={**(details or {}), **told},
+    )
+
+
+def undefined(spec: MetricSpec, *, n: int, reason: str, warnings: tuple[str, ...] = ()) -> Measurement:
+    """The measurement of a quantity that this circuit does not have."""
+    return Measurement(
+        id=spec.id,
+        name=spec.key,
+        value=math.nan,
+        n=n,
+        unit=spec.unit,
+        direction=spec.direction,
+        rule=spec.rule,
+        reason=reason,
+        warnings=warnings,
+    )
+
+
+def task_warnings(runs: Runs, used: Bool[np.ndarray, " n"]) -> tuple[str, ...]:
+    """`task_not_solved` where the model itself fails: negative mean margin, or right on fewer than 60 %."""
+    margins = runs.margins("full")[used]
+    if runs.objective not in SIGNED_MARGINS or not len(margins):
+        return ()
+    unsolved = margins.sum() < 0 or (margins > 0).mean() < SOLVED
+    return ("task_not_solved",) if unsolved else ()
+
+
+def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    """`value` if it is one of the allowed words of an option."""
+    if value not in allowed:
+        raise InputError(
+            f"{name}={value!r} is not offered; choose {' or '.join(repr(each) for each in allowed)}"
+        )
+    return str(value)
