@@ -6,7 +6,7 @@ The same functions drive discovery (their gradient is what attribution propagate
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,7 @@ from assay.errors import InputError
 from assay.registry import Registry
 
 
+@runtime_checkable
 class ObjectiveBatch(Protocol):
     """What an objective may ask of a batch: token ids, padded with -1."""
 
