@@ -146,6 +146,7 @@ SOURCE = Path(assay.__file__).resolve().parent
 MODULES = sorted(
     ".".join(["assay", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
     for path in SOURCE.rglob("*.py")
+    if path.name != "__main__.py"
 )
 
 
@@ -171,7 +172,8 @@ def test_the_examples_of_docstrings_run(
     monkeypatch.chdir(tmp_path)
     for name, docstring in documented(module_name):
         if ">>>" in docstring:
-            given = {"assay": assay, "torch": torch, "np": np, "tmp_path": tmp_path}
+            public = {each: getattr(assay, each) for each in assay.__all__ if each != "list"}
+            given = {**public, "assay": assay, "torch": torch, "np": np, "tmp_path": tmp_path}
             module = vars(importlib.import_module(module_name))
             run_doctest(inspect.cleandoc(docstring), {**module, **given}, name, module_name, 0)
 
