@@ -1,0 +1,16 @@
+"""The command `assay`: thin over the Python API, instant help, results on stdout, progress on stderr.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage (also unknown names and values out of range), 3 a gate or
+alarm fired. Options may come from `ASSAY_*` variables or a TOML file; the command line wins over the
+variables, the variables over the file.
+"""
+
+from assay.cli.commands import app
+
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()

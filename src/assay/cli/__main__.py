@@ -1,0 +1,6 @@
+"""`python -m assay.cli`."""
+
+from assay.cli import main
+
+
+main()

@@ -1,0 +1,185 @@
+"""Between commands and the world: errors and warnings as messages, results on stdout, progress on stderr."""
+
+import functools
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import typer
+
+from assay.cli.options import DEFAULT_STORE
+from assay.errors import AssayError, AssayWarning, InputError, OutputError
+
+
+if TYPE_CHECKING:
+    from assay.models import Model
+    from assay.runner import Progress, Stage
+    from assay.store import Store
+
+P = ParamSpec("P")
+
+
+def command(function: Callable[P, None]) -> Callable[P, None]:
+    """Errors of the package become one message and an exit code, its warnings one line each."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        quiet = bool(kwargs.get("quiet", False))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not quiet:
+                warnings.simplefilter("always", AssayWarning)
+                warnings.showwarning = _show_warning
+            try:
+                function(*args, **kwargs)
+            except AssayError as error:
+                if kwargs.get("traceback"):
+                    raise
+                typer.echo(f"error: {error}", err=True)
+                raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+            except KeyboardInterrupt:
+                typer.echo("interrupted; the same command goes on from what was stored", err=True)
+                raise typer.Exit(130) from None
+
+    return run
+
+
+def _show_warning(message: Warning | str, *rest: object, **more: object) -> None:
+    del rest, more
+    typer.echo(f"note: {message}", err=True)
+
+
+def print_json(document: object) -> None:
+    """The one JSON document of a `--json` call; undefined numbers are null."""
+    from assay.measurement import plain
+
+    typer.echo(json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False))
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
+) -> None:
+    """A table on stdout; columns named in `right` (space-separated) are set flush right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right.split() else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    # A pipe has no width: lines are then as long as they need to be.
+    console = Console(
+        file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
+    )
+    console.print(table)
+
+
+@contextmanager
+def progress_on_stderr(*, quiet: bool) -> "Iterator[Progress]":
+    """Bars on a terminal, one line per stage elsewhere, nothing when quiet; always on stderr."""
+    if quiet:
+        yield lambda stage, done, total: None
+        return
+    if not sys.stderr.isatty():
+        last = ""
+
+        def line(stage: str, done: int, total: int) -> None:
+            nonlocal last
+            del done, total
+            if stage != last:
+                typer.echo(f"{stage} ...", err=True)
+            last = stage
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        known: dict[str, Any] = {}
+
+        def bar(stage: str, done: int, total: int) -> None:
+            for name, number in known.items():
+                made = bars.tasks[number].completed or 1
+                if name != stage and not bars.tasks[number].finished:
+                    bars.update(number, total=made, completed=made)
+            if stage not in known:
+                known[stage] = bars.add_task(stage, total=total or None)
+            bars.update(known[stage], completed=done, total=total or None)
+
+        yield bar
+
+
+def open_store(store: Path | None, default: Path = DEFAULT_STORE) -> "Store":
+    """The results store, opened (and found writable) before anything expensive."""
+    from assay.store import Store
+
+    return Store(store or default)
+
+
+def load(model: str, device: str | None) -> "Model":
+    """The model of `--model` on `--device`."""
+    from assay.models import load_model
+
+    return load_model(model, device=device)
+
+
+def check_file(path: Path | None) -> None:
+    """Refuse an output file whose directory cannot be written, before the work is done."""
+    from assay.runner import check_writable
+
+    if path is not None:
+        if path.is_dir():
+            raise OutputError(f"{path} is a directory; give the name of a file to write")
+        check_writable(path.parent)
+
+
+def show_plan(model: "Model", n: int, stages: "Sequence[Stage]", *, as_json: bool) -> None:
+    """What a command would run, at most."""
+    total = sum(stage.passes for stage in stages)
+    if as_json:
+        listed = [{"stage": stage.name, "runs": stage.runs, "passes": stage.passes} for stage in stages]
+        print_json({"model": model.describe(), "n": n, "stages": listed, "passes": total})
+        return
+    rows = [[stage.name, f"{stage.runs:,}", f"{stage.passes:,}"] for stage in stages]
+    print_table(
+        f"{model.id}, {n} prompts: at most so many forward passes over one prompt",
+        ["stage", "runs", "passes"],
+        [*rows, ["total", "", f"{total:,}"]],
+        right="runs passes",
+    )
+
+
+def print_measurements(found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """A table of measurement records, each with the name of its task; parts are indented below the whole."""
+    from assay.report import words
+
+    rows = []
+    for task, record in found:
+        for name, each in [(record["name"], record), *_sub_rows(record)]:
+            interval = each.get("interval") or {}
+            random = ((each.get("baseline") or {}).get("random") or {}).get("value")
+            rows.append(
+                [
+                    task,
+                    name,
+                    words.number(each["value"]),
+                    words.interval(interval.get("low"), interval.get("high")),
+                    "" if random is None else words.number(random),
+                    each["unit"],
+                    str(each["n"]),
+                    each["status"] if each["value"] is not None else words.reason(each),
+                ]
+            )
+    columns = ["task", "metric", "value", "95 % interval", "random", "unit", "n", "verdict"]
+    print_table("", columns, rows, right="value random n")
+
+
+def _sub_rows(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(f"  {name}", part) for name, part in (record.get("parts") or {}).items()]

@@ -1,0 +1,467 @@
+"""The commands: each checks its names, makes sure it can write, calls the Python API, prints."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from assay.cli.border import (
+    check_file,
+    command,
+    load,
+    open_store,
+    print_json,
+    print_measurements,
+    print_table,
+    progress_on_stderr,
+    show_plan,
+)
+from assay.cli.options import (
+    DEFAULT_STORE,
+    AblationOption,
+    BatchOption,
+    ConfigOption,
+    CountOption,
+    DeviceOption,
+    DryRunOption,
+    JsonOption,
+    MethodOption,
+    ModelOption,
+    ObjectiveOption,
+    QuietOption,
+    SeedOption,
+    StepsOption,
+    StoreOption,
+    TargetOption,
+    TaskOption,
+    TracebackOption,
+    option,
+    version,
+)
+from assay.errors import InputError, unknown_name
+
+
+if TYPE_CHECKING:
+    from assay.circuits import Circuit, EdgeScores
+TASKS = ["ioi"]  # defaults of repeatable options
+METRICS = ["faithfulness-norm"]
+
+app = typer.Typer(
+    name="assay",
+    help="Discover circuits in trained transformers and measure how far they can be trusted.",
+    epilog="Start with `assay audit`. Options can also come from ASSAY_OPTION variables and a TOML file.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: importing rich would double its time
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Discover circuits in trained transformers and measure how far they can be trusted."""
+
+
+@app.command()
+@command
+def audit(
+    model: ModelOption = "mini",
+    task: TaskOption = "ioi",
+    method: MethodOption = "eap-ig-inputs",
+    objective: ObjectiveOption = None,
+    ablation: AblationOption = None,
+    n: CountOption = 200,
+    steps: StepsOption = 5,
+    target: TargetOption = 0.9,
+    n_random: Annotated[int, option("--n-random", "Random circuits to compare with.", min=1)] = 20,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    batch_size: BatchOption = None,
+    store: StoreOption = None,
+    out: Annotated[Path, option("--out", "Directory for the report and the results.")] = DEFAULT_STORE,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Discover a circuit, choose its size, measure it, write report.html and the results."""
+    from assay import runner
+    from assay.report import verdict
+
+    runner.check_options(method=method, task=task, ablation=ablation, objective=objective)
+    if dry_run:
+        loaded = load(model, device)
+        stages = runner.plan(loaded, method=method, n=n, steps=steps, n_random=n_random)
+        show_plan(loaded, n, stages, as_json=as_json)
+        return
+    runner.check_writable(out)
+    kept = open_store(store, out)
+    with progress_on_stderr(quiet=quiet) as progress:
+        found = runner.audit(
+            model,
+            task,
+            method=method,
+            objective=objective,
+            ablation=ablation,
+            n=n,
+            steps=steps,
+            target=target,
+            n_random=n_random,
+            seed=seed,
+            device=device,
+            batch_size=batch_size,
+            store=kept,
+            out=out,
+            progress=progress,
+        )
+    if as_json:
+        print_json(found.document)
+        return
+    typer.echo(verdict(found.document))
+    typer.echo()
+    print_measurements([(found.document["task"]["name"], record) for record in found.measurements])
+    typer.echo()
+    typer.echo(f"report   {out / 'report.html'}")
+    typer.echo(f"result   {found.id}{' (taken from the store)' if found.cached else ''}")
+
+
+@app.command()
+@command
+def discover(
+    model: ModelOption = "mini",
+    task: TaskOption = "ioi",
+    method: MethodOption = "eap-ig-inputs",
+    objective: ObjectiveOption = None,
+    ablation: AblationOption = None,
+    n: CountOption = 200,
+    steps: StepsOption = 5,
+    quadrature: Annotated[
+        str, option("--quadrature", "midpoint, left (as published), right or gauss-legendre.")
+    ] = "midpoint",
+    top: Annotated[
+        int | None, option("--top", "Keep the K edges of largest |score|.  [default: 200]")
+    ] = None,
+    threshold: Annotated[float | None, option("--threshold", "Keep edges of at least this |score|.")] = None,
+    greedy: Annotated[int | None, option("--greedy", "Grow K edges from the logits.")] = None,
+    keep_unconnected: Annotated[
+        bool, option("--keep-unconnected", "Also keep edges on no path from input to logits.")
+    ] = False,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    batch_size: BatchOption = None,
+    store: StoreOption = None,
+    out: Annotated[Path | None, option("--out", "Circuit file to write, e.g. circuit.safetensors.")] = None,
+    scores_out: Annotated[Path | None, option("--scores-out", "File for the scores of all edges.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Score every edge and keep the strongest as a circuit."""
+    from assay import runner
+    from assay.tasks import load_task
+
+    runner.check_options(method=method, task=task, ablation=ablation, objective=objective)
+    if sum(choice is not None for choice in (top, threshold, greedy)) > 1:
+        raise InputError("--top, --threshold and --greedy each choose a circuit; give one of them")
+    if dry_run:
+        loaded = load(model, device)
+        stages = [runner.plan_discovery(loaded, method=method, n=n, steps=steps)]
+        show_plan(loaded, n, stages, as_json=as_json)
+        return
+    check_file(out)
+    check_file(scores_out)
+    kept = open_store(store)
+    with progress_on_stderr(quiet=quiet) as progress:
+        progress("load", 0, 1)
+        loaded = load(model, device)
+        prompts = load_task(task, loaded, n=n, seed=seed)
+        progress("discover", 0, 1)
+        scores = runner.discover_stored(
+            loaded,
+            prompts,
+            method,
+            objective=objective,
+            ablation=ablation,
+            steps=steps,
+            quadrature=quadrature,
+            batch_size=batch_size,
+            seed=seed,
+            store=kept,
+        )
+        progress("discover", 1, 1)
+    circuit = _choose(scores, top=top, threshold=threshold, greedy=greedy)
+    circuit = circuit if keep_unconnected else circuit.connected()
+    if out is not None:
+        circuit.save(out)
+    if scores_out is not None:
+        scores.save(scores_out)
+    edges = _edges(scores, circuit)
+    if as_json:
+        print_json(
+            {
+                "circuit": {
+                    "hash": circuit.hash,
+                    "n_edges": circuit.n_edges,
+                    "nodes": circuit.nodes(),
+                    "edges": edges,
+                },
+                "graph": {**scores.graph.describe(), "n_edges": scores.graph.n_edges},
+                "details": dict(scores.details),
+                "provenance": dict(circuit.provenance),
+                "out": None if out is None else str(out),
+            }
+        )
+        return
+    gap = scores.details.get("completeness_gap")
+    typer.echo(
+        f"{circuit.n_edges:,} of {scores.graph.n_edges:,} edges "
+        f"({circuit.n_edges / scores.graph.n_edges:.1%})"
+        + ("" if gap is None else f", completeness gap {gap:.2%}")
+    )
+    rows = [[edge["source"], edge["target"], f"{edge['score']:+.4f}"] for edge in edges[:20]]
+    print_table("", ["source", "target", "score"], rows, right="score")
+    if len(edges) > len(rows):
+        typer.echo(f"... and {len(edges) - len(rows):,} more")
+    typer.echo(f"circuit  {circuit.hash}" + ("" if out is None else f"  {out}"))
+
+
+def _edges(scores: "EdgeScores", circuit: "Circuit") -> list[dict[str, Any]]:
+    """Kept edges with their scores, strongest first."""
+    kept = set(circuit.edges())
+    frame = scores.to_frame()
+    rows = zip(frame["source"], frame["target"], frame["score"], strict=True)
+    return [
+        {"source": source, "target": target, "score": float(score)}
+        for source, target, score in rows
+        if f"{source}->{target}" in kept
+    ]
+
+
+def _choose(
+    scores: "EdgeScores", *, top: int | None, threshold: float | None, greedy: int | None
+) -> "Circuit":
+    if threshold is not None:
+        return scores.threshold(threshold)
+    if greedy is not None:
+        return scores.greedy(greedy)
+    return scores.top(min(200, scores.graph.n_edges) if top is None else top)
+
+
+@app.command()
+@command
+def measure(
+    circuit: Annotated[
+        Path | None,
+        option("--circuit", "Circuit file.  [default: one discovered for each task, as audit does]"),
+    ] = None,
+    model: ModelOption = "mini",
+    task: Annotated[list[str], option("--task", "Task or JSONL file; repeat for several.")] = TASKS,
+    metric: Annotated[list[str], option("--metric", "Key or code; repeat for several.")] = METRICS,
+    method: MethodOption = "eap-ig-inputs",
+    objective: ObjectiveOption = None,
+    ablation: AblationOption = None,
+    n: CountOption = 200,
+    steps: StepsOption = 5,
+    target: TargetOption = 0.9,
+    top: Annotated[int | None, option("--top", "Size of discovered circuits, instead of --target.")] = None,
+    n_random: Annotated[int, option("--n-random", "Random circuits of equal size beside it.", min=0)] = 0,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    batch_size: BatchOption = None,
+    store: StoreOption = None,
+    out: Annotated[Path | None, option("--out", "JSON file for the measurements.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Measure a circuit on one or more tasks by one or more metrics."""
+    from assay import runner
+    from assay.circuits import load_circuit, write_atomically
+    from assay.measurement import plain
+
+    for each in task:
+        runner.check_options(method=method, task=each, ablation=ablation, objective=objective, metrics=metric)
+    check_file(out)
+    loaded = load(model, device)
+    given = None if circuit is None else load_circuit(circuit, loaded.graph)
+    if dry_run:
+        stages = [runner.plan_measurement(loaded, metric, n=n * len(task), n_random=n_random)]
+        if given is None:
+            stages.insert(0, runner.plan_discovery(loaded, method=method, n=n * len(task), steps=steps))
+        show_plan(loaded, n, stages, as_json=as_json)
+        return
+    kept = open_store(store)
+    records = []
+    with progress_on_stderr(quiet=quiet) as progress:
+        for each in task:
+            runs = runner.runs_of(
+                loaded,
+                each,
+                given,
+                method=method,
+                objective=objective,
+                ablation=ablation,
+                n=n,
+                steps=steps,
+                target=target,
+                top=top,
+                batch_size=batch_size,
+                seed=seed,
+                store=kept,
+                progress=progress,
+            )
+            for place, key in enumerate(metric):
+                progress("measure", place, len(metric))
+                found = runner.measure_stored(runs, key, random_circuits=n_random, store=kept)
+                records.append({"task": runs.task.name, "n_edges": runs.circuit.n_edges, **found})
+            progress("measure", len(metric), len(metric))
+    if out is not None:
+        write_atomically(out, json.dumps(plain(records), indent=1, allow_nan=False).encode())
+    if as_json:
+        print_json(records)
+        return
+    print_measurements([(record["task"], record) for record in records])
+
+
+@app.command("list")
+@command
+def list_(
+    kind: Annotated[
+        str, typer.Argument(help="methods, metrics, tasks, ablations, objectives, models or results.")
+    ],
+    store: StoreOption = None,
+    of: Annotated[
+        str | None, option("--kind", "Only results of this kind: audit, scores, measurement.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """List what is registered, or the results of a store."""
+    if kind == "results":
+        from assay.store import Store
+
+        results = Store(store or DEFAULT_STORE, create=False).find(of)
+        records = [
+            _result_line(result.id, result.kind, result.created, result.provenance) for result in results
+        ]
+        if as_json:
+            print_json(records)
+            return
+        print_table("", ["id", "kind", "created", "about"], [list(record.values()) for record in records])
+        return
+    from assay.catalogue import KINDS, list_entries
+
+    if kind not in KINDS:
+        raise unknown_name("kind", kind, [*KINDS, "results"])
+    entries = list_entries(kind)
+    if as_json:
+        print_json([entry.to_dict() for entry in entries])
+        return
+    print_table("", ["key", "what it is"], [[entry.key, entry.summary] for entry in entries])
+
+
+def _result_line(identity: str, kind: str, created: str, provenance: Mapping[str, Any]) -> dict[str, str]:
+    """One result in words: what of which task in which model."""
+
+    def inside(*path: str) -> str:
+        value: Any = provenance
+        for key in path:
+            value = value.get(key, {}) if isinstance(value, Mapping) else {}
+        return value if isinstance(value, str) else ""
+
+    what = inside("metric", "key") or inside("method", "key") or inside("method")
+    task = inside("task", "name") or inside("measured", "name")
+    about = " ".join(part for part in (what, task and f"on {task}", f"in {inside('model', 'id')}") if part)
+    return {"id": identity, "kind": kind, "created": created[:19], "about": about}
+
+
+@app.command()
+@command
+def show(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="A result's id or its beginning.")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Show one stored result."""
+    from assay.report import verdict
+    from assay.store import Store
+
+    found = Store(store or DEFAULT_STORE, create=False).get(identity)
+    if as_json:
+        print_json(
+            {
+                "id": found.id,
+                "kind": found.kind,
+                "created": found.created,
+                "provenance": found.provenance,
+                "payload": found.payload,
+                "arrays": list(found.arrays.keys()),
+            }
+        )
+        return
+    line = _result_line(found.id, found.kind, found.created, found.provenance)
+    typer.echo(f"{line['kind']} {line['id']}, {line['created']}")
+    typer.echo(line["about"])
+    typer.echo()
+    if found.kind == "audit":
+        typer.echo(verdict(found.payload))
+        typer.echo()
+        print_measurements(
+            [(found.payload["task"]["name"], record) for record in found.payload["measurements"]]
+        )
+    elif found.kind == "measurement":
+        print_measurements([(found.provenance["task"]["name"], found.payload)])
+    else:
+        typer.echo(json.dumps(found.payload, indent=1))
+
+
+@app.command()
+@command
+def report(
+    identity: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="An audit's id.  [default: the newest audit]")
+    ] = None,
+    store: StoreOption = None,
+    out: Annotated[Path, option("--out", "HTML file to write.")] = DEFAULT_STORE / "report.html",
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Build the page of an audit again from the store."""
+    from assay.report import save_report
+    from assay.store import Store
+
+    kept = Store(store or DEFAULT_STORE, create=False)
+    if identity is None:
+        audits = kept.find("audit")
+        if not audits:
+            raise InputError(f"the store at {kept.directory} holds no audit yet; run `assay audit` first")
+        found = audits[-1]
+    else:
+        found = kept.get(identity)
+        if found.kind != "audit":
+            raise InputError(
+                f"{found.id} is a {found.kind}; reports are made of audits, see `assay list results`"
+            )
+    save_report(out, found.payload)
+    if as_json:
+        print_json({"id": found.id, "report": str(out)})
+    else:
+        typer.echo(f"{out}")

@@ -1,0 +1,84 @@
+"""Options that mean the same in every command, and where their values may come from."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from assay.errors import near_matches
+
+
+DEFAULT_STORE = Path("assay-out")
+
+
+def version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        from assay.measurement import library_version
+
+        typer.echo(f"assay {library_version()}")
+        raise typer.Exit
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the values of a TOML file the defaults of this command.
+
+    Keys are option names; a table named like a command holds for that command alone. A file may hold
+    settings of several commands, but none that no command has.
+    """
+    if path is None:
+        return None
+    import tomllib
+
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot read {path}: {error}") from error
+    commands: Any = getattr(context.find_root().command, "commands", {})
+    values = {key: value for key, value in content.items() if key not in commands}
+    values |= content.get(context.info_name or "", {})
+    found = {key.replace("-", "_"): value for key, value in values.items()}
+    everything = {parameter.name for command in commands.values() for parameter in command.params}
+    if unknown := sorted(set(found) - everything):
+        near = near_matches(unknown[0], [name for name in everything if name])
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise typer.BadParameter(f"{path} sets {unknown[0]!r}, which no command has{hint}")
+    known = {parameter.name for parameter in context.command.params}
+    context.default_map = {key: value for key, value in found.items() if key in known}
+    return path
+
+
+def option(name: str, text: str, **facts: Any) -> Any:
+    """An option that a variable `ASSAY_NAME` can set too."""
+    variable = "ASSAY_" + name.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(name, help=text, envvar=variable, show_envvar=False, **facts)
+
+
+ModelOption = Annotated[str, option("--model", "mini, a hub id, or a directory written by save_pretrained.")]
+TaskOption = Annotated[str, option("--task", "Registered task or a JSONL file of prompts.")]
+MethodOption = Annotated[str, option("--method", "Discovery method; see `assay list methods`.")]
+ObjectiveOption = Annotated[
+    str | None, option("--objective", "Loss that defines the behaviour.  [default: the task's own]")
+]
+AblationOption = Annotated[
+    str | None, option("--ablation", "What a cut edge carries.  [default: the task's own]")
+]
+CountOption = Annotated[int, option("--n", "Prompts to draw.", min=1)]
+SeedOption = Annotated[int, option("--seed", "Root seed.", min=0)]
+StepsOption = Annotated[int, option("--steps", "Quadrature nodes of the method.", min=1)]
+TargetOption = Annotated[float, option("--target", "Normalised faithfulness a circuit must reach.")]
+DeviceOption = Annotated[str | None, option("--device", "cpu, cuda, cuda:1, ...  [default: cpu]")]
+BatchOption = Annotated[
+    int | None, option("--batch-size", "Prompts per pass.  [default: by free memory]", min=1)
+]
+StoreOption = Annotated[
+    Path | None, option("--store", "Results store to resume from and add to.  [default: assay-out]")
+]
+JsonOption = Annotated[bool, option("--json", "Print one JSON document and nothing else on stdout.")]
+QuietOption = Annotated[bool, option("--quiet", "No progress and no notes on stderr.")]
+DryRunOption = Annotated[bool, option("--dry-run", "Print the plan and its cost in passes; run nothing.")]
+TracebackOption = Annotated[bool, option("--traceback", "Show where an error came from.")]
+ConfigOption = Annotated[
+    Path | None,
+    option("--config", "TOML file of options.", callback=read_config, is_eager=True),
+]

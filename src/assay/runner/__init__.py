@@ -1,0 +1,33 @@
+"""Jobs: pure functions of their records, resumed from the store; above all the audit."""
+
+from assay.runner.job import Audit, Stage, audit, load_audit, plan, plan_discovery, plan_measurement
+from assay.runner.prompts import Draws, draw_prompts
+from assay.runner.stages import (
+    Progress,
+    check_options,
+    check_writable,
+    discover_stored,
+    find_circuit,
+    measure_stored,
+    runs_of,
+)
+
+
+__all__ = [
+    "Audit",
+    "Draws",
+    "Progress",
+    "Stage",
+    "audit",
+    "check_options",
+    "check_writable",
+    "discover_stored",
+    "draw_prompts",
+    "find_circuit",
+    "load_audit",
+    "measure_stored",
+    "plan",
+    "plan_discovery",
+    "plan_measurement",
+    "runs_of",
+]

@@ -1,0 +1,439 @@
+"""The audit: discover a circuit, choose its size, measure it beside random circuits, keep everything.
+
+An audit is a pure function of its record (model weights, prompts, method, every option, seed). The hash
+of that record is the result's id: asking again for what a store holds costs one look-up, and an
+interrupted audit finds its scores and measurements where it left them.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.circuits import Circuit, EdgeScores, write_atomically
+from assay.discovery import METHODS
+from assay.errors import InputError
+from assay.execution import CircuitRuns, get_ablation
+from assay.measurement import library_version, record_id
+from assay.metrics import faithfulness_curve, find_metric
+from assay.models import Model, load_model
+from assay.objectives import Objective, get_objective
+from assay.report import document_graph, save_report
+from assay.runner import document
+from assay.runner.prompts import Draws, draw_prompts, task_record
+from assay.runner.stages import (
+    FIRST_SIZE,
+    Progress,
+    check_options,
+    check_writable,
+    discover_stored,
+    find_circuit,
+    measure_stored,
+    recovery,
+)
+from assay.store import Store
+from assay.tasks import PairTask
+
+
+METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
+BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
+MINIMALITY_HEADS = 64  # models of at most so many heads get minimality too: it needs one run per head
+RANDOM_PER_SIZE = 4  # random circuits at each size of the curve
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        id: Hash of the record behind it, and its key in a store.
+        document: Everything a report shows, plain JSON.
+        scores: Edge scores on the discovery prompts.
+        circuit: The smallest swept circuit that meets the target.
+        cached: Whether a store already held it.
+    """
+
+    id: str
+    document: Mapping[str, Any]
+    scores: EdgeScores
+    circuit: Circuit
+    cached: bool = False
+
+    @property
+    def curve(self) -> Mapping[str, Any]:
+        """Faithfulness by size: `fractions`, `n_edges`, `values`, `low`, `high`, `random`, `cpr`, `cmd`."""
+        curve: Mapping[str, Any] = self.document["curve"]
+        return curve
+
+    @property
+    def measurements(self) -> tuple[Mapping[str, Any], ...]:
+        """Records of the measurements, as `Measurement.to_dict` writes them."""
+        return tuple(self.document["measurements"])
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Write `report.html`, `audit.json`, `circuit.safetensors` and `scores.safetensors`.
+
+        Returns:
+            The path of the report.
+
+        Raises:
+            OutputError: If the directory cannot be written.
+        """
+        folder = Path(directory)
+        check_writable(folder)
+        text = json.dumps(self.document, indent=1, allow_nan=False)
+        write_atomically(folder / "audit.json", text.encode())
+        self.circuit.save(folder / "circuit.safetensors")
+        self.scores.save(folder / "scores.safetensors")
+        return save_report(folder / "report.html", self.document)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a plan, at most.
+
+    Attributes:
+        name: What is done.
+        runs: Runs over all prompts.
+        passes: Forward-equivalents over single prompts; a backward pass counts as one.
+    """
+
+    name: str
+    runs: int
+    passes: int
+
+
+def audit(
+    model: Model | str | os.PathLike[str] = "mini",
+    task: PairTask | str = "ioi",
+    *,
+    method: str = "eap-ig-inputs",
+    objective: str | Objective | None = None,
+    ablation: str | None = None,
+    n: int = 200,
+    steps: int = 5,
+    target: float = 0.9,
+    seed: int = 0,
+    metrics: Sequence[str] | None = None,
+    n_random: int = 20,
+    batch_size: int | None = None,
+    device: str | None = None,
+    store: Store | str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Audit:
+    """Find the smallest circuit that keeps a task's behaviour, and measure how far it can be trusted.
+
+    Edges are scored on one draw of prompts and ranked by |score|. The size is the smallest of a
+    geometric sweep, refined by bisection, whose connected circuit keeps `target` of the margin on those
+    prompts. Everything reported is then measured on other prompts of the same generator.
+
+    Args:
+        model: `mini`, a hub id, a directory, or a loaded model.
+        task: Key of a registered task, a JSONL file, or a task of one's own. Only a registered task can be
+            drawn twice; for the others discovery and measurement share their prompts, and the report says so.
+        method: Discovery method.
+        objective: Loss whose negative is the margin; default: the task's own.
+        ablation: What a cut edge carries; default: the task's own.
+        n: Prompts of each of the two draws, >= 2.
+        steps: Quadrature nodes of the method.
+        target: Normalised faithfulness to reach, in (0, 1].
+        seed: Root seed of prompts, random circuits and resampling.
+        metrics: Keys of what to measure beside normalised faithfulness and top-K; default: faithfulness,
+            completeness, KL, cross-entropy, and minimality for models of at most 64 heads.
+        n_random: Random circuits of the chosen size, >= 1 (4 at each size of the curve).
+        batch_size: Prompts per pass; default: by free memory. Never changes a result.
+        device: Where to load the model, if it is loaded here.
+        store: Results store to read from and write to, or its directory.
+        out: Directory for the report and the results; checked before the work begins.
+        progress: Called with stage, steps done and steps in all (0: unknown).
+
+    Returns:
+        The audit; `.document` is what the report shows.
+
+    Raises:
+        UnknownNameError: An unknown method, task, metric, objective or ablation.
+        InputError: An option out of range.
+        OutputError: `out` or `store` cannot be written.
+
+    Example:
+        >>> found = audit("mini", "ioi", n=20, n_random=2)
+        >>> found.circuit.n_edges < found.circuit.graph.n_edges
+        True
+    """
+    check_options(method=method, task=task, ablation=ablation, objective=objective, metrics=metrics)
+    _check_numbers(n=n, n_random=n_random, target=target)
+    if out is not None:
+        check_writable(Path(out))
+    keep = store if isinstance(store, Store) or store is None else Store(store)
+    report = progress or _silent
+    report("load", 0, 1)
+    loaded = (
+        model
+        if isinstance(model, Model)
+        else load_model(Path(model) if isinstance(model, os.PathLike) else model, device=device)
+    )
+    draws = draw_prompts(loaded, task, n=n, seed=seed)
+    report("load", 1, 1)
+    job = _Job(
+        model=loaded,
+        draws=draws,
+        method=method,
+        objective=get_objective(objective or draws.measured.objective),
+        ablation=get_ablation(ablation or draws.measured.ablation).key,
+        steps=steps,
+        target=target,
+        seed=seed,
+        metrics=metric_keys(loaded, metrics),
+        n_random=n_random,
+        batch_size=batch_size,
+        store=keep,
+        progress=report,
+    )
+    identity = record_id("audit", job.record)
+    if keep is not None and keep.has(identity):
+        found = load_audit(keep, identity, model=loaded)
+    else:
+        found = job.run()
+    if out is not None:
+        found.save(out)
+    return found
+
+
+def load_audit(store: Store, identity: str, *, model: Model | None = None) -> Audit:
+    """An audit out of a store, without running anything.
+
+    Args:
+        store: Where it was kept.
+        identity: Its id or the beginning of it.
+        model: Not needed; given, its graph is used instead of one built anew.
+
+    Raises:
+        UnknownNameError: No result of this id.
+        InputError: The result is not an audit.
+    """
+    found = store.get(identity)
+    if found.kind != "audit":
+        raise InputError(f"{found.id} is a {found.kind}, not an audit; see `assay list results --kind audit`")
+    graph = model.graph if model is not None else document_graph(found.payload)
+    origin = found.payload["provenance"]["scores"]
+    scores = EdgeScores(graph, found.arrays["scores"], provenance=origin, details=found.payload["method"])
+    circuit = Circuit(
+        graph=graph, mask=found.arrays["mask"].bool(), provenance=found.payload["circuit"]["provenance"]
+    )
+    return Audit(id=found.id, document=found.payload, scores=scores, circuit=circuit, cached=True)
+
+
+def metric_keys(model: Model, metrics: Sequence[str] | None) -> tuple[str, ...]:
+    """What an audit measures: the two a report needs first, then those asked for or the default ones."""
+    if metrics is None:
+        small = model.n_layers * model.n_heads <= MINIMALITY_HEADS
+        return (*METRIC_KEYS, "minimality") if small else METRIC_KEYS
+    return tuple(dict.fromkeys([*BASELINED, *(find_metric(key).key for key in metrics)]))
+
+
+def plan(
+    model: Model,
+    *,
+    method: str = "eap-ig-inputs",
+    n: int = 200,
+    steps: int = 5,
+    metrics: Sequence[str] | None = None,
+    n_random: int = 20,
+) -> list[Stage]:
+    """What an audit would run, at most, and what that costs.
+
+    Returns:
+        Stages in order. A method without gradients is counted as one pass per edge (`exact`).
+    """
+    sweeps = max(1, (model.graph.n_edges // FIRST_SIZE).bit_length()) + 6
+    return [
+        plan_discovery(model, method=method, n=n, steps=steps),
+        Stage(name="sweep sizes", runs=sweeps, passes=sweeps * n),
+        Stage(
+            name="faithfulness curve", runs=10 * (1 + RANDOM_PER_SIZE), passes=10 * (1 + RANDOM_PER_SIZE) * n
+        ),
+        plan_measurement(model, metric_keys(model, metrics), n=n, n_random=n_random),
+    ]
+
+
+def plan_discovery(model: Model, *, method: str, n: int, steps: int) -> Stage:
+    """Cost of scoring all edges: one clean and one ablated pass, and forward and backward at each node."""
+    per_prompt = 2 + 2 * steps if METHODS[method].needs_gradients else model.graph.n_edges
+    return Stage(name="discover", runs=1, passes=per_prompt * n)
+
+
+def plan_measurement(model: Model, metrics: Sequence[str], *, n: int, n_random: int) -> Stage:
+    """Cost of the runs that the metrics share, with random circuits and one run per head where needed."""
+    specs = [find_metric(key) for key in metrics]
+    heads = model.n_layers * model.n_heads if any(spec.runs_per_head for spec in specs) else 0
+    runs = len({run for spec in specs for run in spec.runs}) + n_random + heads
+    return Stage(name="measure", runs=runs, passes=runs * n)
+
+
+def _check_numbers(*, n: int, n_random: int, target: float) -> None:
+    if n < 2:
+        raise InputError(f"n is {n}; an audit needs at least 2 prompts (default 200)")
+    if n_random < 1:
+        raise InputError(
+            f"n_random is {n_random}; give at least 1 random circuit to compare with (default 20)"
+        )
+    if not 0 < target <= 1:
+        raise InputError(f"target is {target}; the normalised faithfulness to reach lies in (0, 1], e.g. 0.9")
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    del stage, done, total
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Job:
+    """One audit with everything resolved."""
+
+    model: Model
+    draws: Draws
+    method: str
+    objective: Objective
+    ablation: str
+    steps: int
+    target: float
+    seed: int
+    metrics: tuple[str, ...]
+    n_random: int
+    batch_size: int | None
+    store: Store | None
+    progress: Progress
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the result is a function of."""
+        return {
+            "job": "audit",
+            "schema": document.SCHEMA,
+            "library": library_version(),
+            "model": self.model.describe(),
+            "graph": self.model.graph.fingerprint,
+            "discovery": task_record(self.draws.discovery),
+            "measured": task_record(self.draws.measured),
+            "held_out": self.draws.held_out,
+            "method": {"key": self.method, "steps": self.steps, "quadrature": "midpoint"},
+            "objective": self.objective.key,
+            "ablation": self.ablation,
+            "target": self.target,
+            "metrics": list(self.metrics),
+            "n_random": self.n_random,
+            "random_per_size": RANDOM_PER_SIZE,
+            "seed": self.seed,
+        }
+
+    def runs(self, task: PairTask, circuit: Circuit) -> CircuitRuns:
+        """Runs of a circuit under the audit's objective and ablation."""
+        return CircuitRuns(
+            self.model,
+            task,
+            circuit,
+            ablation=self.ablation,
+            objective=self.objective,
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
+
+    def run(self) -> Audit:
+        """Do the work and keep it."""
+        started = time.perf_counter()
+        self.progress("discover", 0, 1)
+        scores = discover_stored(
+            self.model,
+            self.draws.discovery,
+            self.method,
+            objective=self.objective,
+            ablation=self.ablation,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            store=self.store,
+        )
+        self.progress("discover", 1, 1)
+        sweep = self.runs(self.draws.discovery, Circuit.full(self.model.graph))
+        found = find_circuit(
+            scores, lambda circuit: recovery(sweep, circuit), target=self.target, progress=self.progress
+        )
+        del sweep
+        runs = self.runs(self.draws.measured, found.circuit)
+        self.progress("faithfulness curve", 0, 1)
+        curve = faithfulness_curve(
+            scores, self.model, self.draws.measured, runs=runs, random_circuits=RANDOM_PER_SIZE
+        )
+        self.progress("faithfulness curve", 1, 1)
+        measured = {}
+        for place, key in enumerate(self.metrics):
+            self.progress("measure", place, len(self.metrics))
+            n_random = self.n_random if key in BASELINED else 0
+            measured[key] = measure_stored(runs, key, random_circuits=n_random, store=self.store)
+        self.progress("measure", len(self.metrics), len(self.metrics))
+        faithfulness = measured["faithfulness-norm"]
+        identity = record_id("audit", self.record)
+        made = document.as_document(
+            {
+                "title": document.title(self.model, self.draws.measured),
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "model": document.model_facts(self.model),
+                "task": document.task_facts(self.draws, runs),
+                "discovery": {
+                    "n": self.draws.discovery.n,
+                    "seed": self.seed,
+                    "data_hash": self.draws.discovery.data_hash,
+                    "held_out": self.draws.held_out,
+                },
+                "graph": {
+                    **self.model.graph.describe(),
+                    "n_edges": self.model.graph.n_edges,
+                    "n_sources": self.model.graph.n_sources,
+                    "n_targets": self.model.graph.n_targets,
+                    "fingerprint": self.model.graph.fingerprint,
+                },
+                "method": {
+                    "key": self.method,
+                    "objective": self.objective.key,
+                    "ablation": self.ablation,
+                    "steps": self.steps if METHODS[self.method].needs_gradients else None,
+                    "quadrature": "midpoint",
+                    "completeness_gap": scores.details.get("completeness_gap"),
+                    "seconds": scores.details.get("seconds"),
+                    "passes": scores.details.get("passes"),
+                },
+                "edges": document.listed_edges(scores, found.circuit, found.size),
+                "curve": document.curve_facts(curve, RANDOM_PER_SIZE),
+                "circuit": {
+                    **document.circuit_facts(found, self.target, faithfulness),
+                    "provenance": dict(found.circuit.provenance),
+                },
+                "random": document.random_facts(faithfulness, found.circuit.n_edges),
+                "measurements": list(measured.values()),
+                "topk": document.agreement_facts(measured["topk"], self.model.n_vocab),
+                "per_layer": document.layer_table(scores),
+                "per_head": document.head_table(scores),
+                "provenance": {
+                    "id": identity,
+                    "library": f"assay {library_version()}",
+                    "record": self.record,
+                    "scores": dict(scores.provenance),
+                    "machine": {
+                        "device": str(self.model.device),
+                        "dtype": str(self.model.dtype).removeprefix("torch."),
+                        "torch": torch.__version__,
+                        "seconds": round(time.perf_counter() - started, 1),
+                    },
+                },
+            }
+        )
+        if self.store is not None:
+            arrays = {"scores": scores.values, "mask": found.circuit.mask}
+            self.store.put("audit", self.record, made, arrays)
+        return Audit(id=identity, document=made, scores=scores, circuit=found.circuit)

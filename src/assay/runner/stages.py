@@ -1,0 +1,278 @@
+"""The stages of a job, each kept in the store under the record of what it is a function of."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.circuits import Circuit, EdgeScores
+from assay.discovery import METHODS, discover
+from assay.errors import OutputError
+from assay.execution import CircuitRuns, get_ablation
+from assay.measurement import library_version, record_id
+from assay.metrics import find_metric, measure
+from assay.models import Model
+from assay.objectives import Objective, get_objective
+from assay.runner.prompts import draw_prompts, task_record
+from assay.stats import recovery_of
+from assay.store import Store
+from assay.tasks import TASKS, PairTask, load_task
+
+
+FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
+RESOLUTION = 50  # a sweep ends when it has bracketed the size to within 1 part in 50
+
+Progress = Callable[[str, int, int], None]
+
+
+def check_writable(directory: Path) -> None:
+    """Refuse a directory in which no file can be made, before any work is done for it.
+
+    Raises:
+        OutputError: With the reason the system gives.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to {directory}: {error.strerror}; choose a directory that you may write to"
+        ) from error
+
+
+def check_options(
+    *,
+    method: str | None = None,
+    task: PairTask | str | None = None,
+    ablation: str | None = None,
+    objective: str | Objective | None = None,
+    metrics: Sequence[str] | None = None,
+) -> None:
+    """Refuse unknown names before a model is loaded; the errors name near matches."""
+    if method is not None:
+        METHODS[method]
+    if isinstance(task, str) and Path(task).suffix != ".jsonl":
+        TASKS[task.replace("_", "-")]
+    if ablation is not None:
+        get_ablation(ablation)
+    if objective is not None:
+        get_objective(objective)
+    for key in metrics or ():
+        find_metric(key)
+
+
+# ---- discover -----------------------------------------------------------------------------------
+
+
+def discover_stored(
+    model: Model,
+    task: PairTask,
+    method: str,
+    *,
+    objective: str | Objective | None = None,
+    ablation: str | None = None,
+    steps: int = 5,
+    quadrature: str = "midpoint",
+    batch_size: int | None = None,
+    seed: int = 0,
+    store: Store | None = None,
+) -> EdgeScores:
+    """`assay.discover`, taken from the store where the same scores were computed before."""
+    record = {
+        "library": library_version(),
+        "model": model.describe(),
+        "task": task_record(task),
+        "graph": model.graph.fingerprint,
+        "method": METHODS[method].key,
+        "objective": get_objective(objective or task.objective).key,
+        "ablation": get_ablation(ablation or task.ablation).key,
+        "steps": steps,
+        "quadrature": quadrature,
+        "seed": seed,
+    }
+    identity = record_id("scores", record)
+    if store is not None and store.has(identity):
+        found = store.get(identity)
+        return EdgeScores(
+            model.graph, found.arrays["values"], provenance=found.provenance, details=found.payload["details"]
+        )
+    scores = discover(
+        model,
+        task,
+        method,
+        objective=objective,
+        ablation=ablation,
+        steps=steps,
+        quadrature=quadrature,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    if store is not None:
+        payload = {"details": dict(scores.details), "graph": model.graph.describe()}
+        store.put("scores", record, payload, {"values": scores.values})
+    return scores
+
+
+# ---- measure ------------------------------------------------------------------------------------
+
+
+def measure_stored(
+    runs: CircuitRuns, metric: str, *, random_circuits: int = 0, store: Store | None = None
+) -> dict[str, Any]:
+    """The record of one measurement (`Measurement.to_dict`), from the store where it was made before."""
+    spec = find_metric(metric)
+    how = {"id": spec.id, "key": spec.key, "version": spec.version, "options": dict(spec.options)}
+    record = {**runs.provenance, "metric": how}
+    if random_circuits:
+        record["random_circuits"] = random_circuits
+    identity = record_id("measurement", record)
+    if store is not None and store.has(identity):
+        return store.get(identity).payload
+    found = measure(runs.circuit, runs.model, runs.task, metric, runs=runs, random_circuits=random_circuits)
+    payload = found.to_dict()
+    if store is not None:
+        store.put("measurement", found.provenance, payload, found.arrays())
+    return payload
+
+
+# ---- the size of a circuit ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """A circuit whose size was chosen by a sweep.
+
+    Attributes:
+        circuit: The connected circuit.
+        size: Strongest edges it was cut from; `circuit.n_edges` of them lie on a path.
+        faithfulness: Normalised, on the prompts of the sweep; NaN where undefined.
+        sweep: Each size tried, ascending: `size`, `n_edges`, `faithfulness`.
+    """
+
+    circuit: Circuit
+    size: int
+    faithfulness: float
+    sweep: tuple[Mapping[str, Any], ...]
+
+
+def recovery(runs: CircuitRuns, circuit: Circuit) -> float:
+    """Normalised faithfulness: 0 the empty circuit, 1 the model; NaN where those two do not differ."""
+    statistic = recovery_of("keep")
+    margins = {
+        "keep": runs.margins_of(circuit),
+        "full": runs.margins("full"),
+        "empty": runs.margins_of(Circuit.empty(circuit.graph)),
+    }
+    sums = np.array([margins[name].sum() for name in statistic.components])
+    return float(statistic.of_sums(sums, runs.task.n))
+
+
+def find_circuit(
+    scores: EdgeScores, faithfulness: Callable[[Circuit], float], *, target: float, progress: Progress
+) -> Found:
+    """The smallest swept circuit that meets a faithfulness.
+
+    Sizes 8, 16, 32, ... strongest edges by |score|, each pruned to what is connected, until one meets the
+    target; then bisection below it to within 2 %. Faithfulness need not grow with size, so a smaller
+    circuit may exist between the sizes tried. NaN meets no target; the whole model meets any.
+
+    Args:
+        scores: Ranks the edges.
+        faithfulness: Normalised faithfulness of a circuit, e.g. `recovery` on some runs.
+        target: In (0, 1].
+        progress: Told of each size.
+    """
+    n_edges = scores.graph.n_edges
+    tried: dict[int, tuple[Circuit, float]] = {}
+
+    def meets(size: int) -> bool:
+        circuit = scores.top(size).connected()
+        tried[size] = (circuit, 1.0 if size == n_edges else faithfulness(circuit))
+        progress("sweep sizes", len(tried), 0)
+        return tried[size][1] >= target
+
+    low, high = 0, min(FIRST_SIZE, n_edges)
+    while not meets(high) and high < n_edges:
+        low, high = high, min(2 * high, n_edges)
+    while high - low > max(1, high // RESOLUTION):
+        middle = (low + high) // 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    circuit, value = tried[high]
+    return Found(
+        circuit=circuit,
+        size=high,
+        faithfulness=value,
+        sweep=tuple(
+            {"size": size, "n_edges": each.n_edges, "faithfulness": found}
+            for size, (each, found) in sorted(tried.items())
+        ),
+    )
+
+
+def runs_of(
+    model: Model,
+    task: PairTask | str,
+    circuit: Circuit | None,
+    *,
+    method: str = "eap-ig-inputs",
+    objective: str | None = None,
+    ablation: str | None = None,
+    n: int = 200,
+    steps: int = 5,
+    target: float = 0.9,
+    top: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    store: Store | None = None,
+    progress: Progress,
+) -> CircuitRuns:
+    """Runs of a circuit on prompts of a task; without a circuit, of one discovered for that task.
+
+    Args:
+        model: The model.
+        task: Key, JSONL file or task.
+        circuit: What to measure; None discovers one on other prompts than those it is measured on.
+        method: Discovery method.
+        objective: Loss whose negative is the margin; default: the task's own.
+        ablation: What a cut edge carries; default: the task's own.
+        n: Prompts to measure on (and as many to discover on).
+        steps: Quadrature nodes of the method.
+        target: Normalised faithfulness that a discovered circuit must reach.
+        top: Its size instead.
+        batch_size: Prompts per pass.
+        seed: Root seed.
+        store: Where scores are taken from and kept.
+        progress: Told of each stage.
+    """
+
+    def runs(prompts: PairTask, kept: Circuit) -> CircuitRuns:
+        return CircuitRuns(
+            model, prompts, kept, ablation=ablation, objective=objective, batch_size=batch_size, seed=seed
+        )
+
+    if circuit is not None:
+        prompts = task if isinstance(task, PairTask) else load_task(task, model, n=n, seed=seed)
+        return runs(prompts, circuit)
+    draws = draw_prompts(model, task, n=n, seed=seed)
+    progress("discover", 0, 1)
+    scores = discover_stored(
+        model,
+        draws.discovery,
+        method,
+        objective=objective,
+        ablation=ablation,
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        store=store,
+    )
+    progress("discover", 1, 1)
+    if top is not None:
+        return runs(draws.measured, scores.top(top).connected())
+    sweep = runs(draws.discovery, Circuit.full(model.graph))
+    found = find_circuit(scores, lambda each: recovery(sweep, each), target=target, progress=progress)
+    return runs(draws.measured, found.circuit)
