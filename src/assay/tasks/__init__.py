@@ -1,0 +1,34 @@
+"""Tasks: pairs of clean and corrupted prompts, drawn from seeded grammars or read from files."""
+
+from assay.tasks.docstring import Docstring
+from assay.tasks.encoding import EncodedPrompts, encode_prompts, pair_task
+from assay.tasks.grammar import TASKS, Grammar, Prompt, task_data
+from assay.tasks.induction import Induction
+from assay.tasks.load import draw_task, load_task, read_pairs
+from assay.tasks.task import PairBatch, PairTask, Split
+from assay.tasks.text import GenderedPronoun, GreaterThan, IndirectObject, SubjectVerbAgreement
+from assay.tasks.tokens import Tokens
+
+
+__all__ = [
+    "TASKS",
+    "Docstring",
+    "EncodedPrompts",
+    "GenderedPronoun",
+    "Grammar",
+    "GreaterThan",
+    "IndirectObject",
+    "Induction",
+    "PairBatch",
+    "PairTask",
+    "Prompt",
+    "Split",
+    "SubjectVerbAgreement",
+    "Tokens",
+    "draw_task",
+    "encode_prompts",
+    "load_task",
+    "pair_task",
+    "read_pairs",
+    "task_data",
+]

@@ -1,0 +1,181 @@
+"""From prompts to padded token ids, and from two lists of prompts to a task of pairs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from assay.errors import InputError, TokenizationError
+from assay.tasks.grammar import Prompt
+from assay.tasks.task import NO_TOKEN, PairTask
+from assay.tasks.tokens import Tokens
+
+
+if TYPE_CHECKING:
+    from assay.tasks.grammar import Grammar
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompts:
+    """Prompts as token ids, padded on the right.
+
+    Attributes:
+        ids: Token ids `[n, pos]`.
+        lengths: Tokens of each prompt.
+        positions: Read position: the last token of each prompt.
+        answers: Right next tokens, -1 where a row has fewer; None if a prompt has none.
+        wrong: Wrong next tokens, likewise.
+        slots: Slot name to token position.
+        fields: Field name to one value per prompt; `n_tokens` is among them.
+        texts: The prompts as text; None if one has no text.
+    """
+
+    ids: Int[Tensor, "n pos"]
+    lengths: Int[Tensor, " n"]
+    positions: Int[Tensor, " n"]
+    answers: Int[Tensor, "n n_answers"] | None
+    wrong: Int[Tensor, "n n_wrong"] | None
+    slots: Mapping[str, Int[Tensor, " n"]]
+    fields: Mapping[str, list[Any]]
+    texts: tuple[str, ...] | None
+
+
+def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens | None) -> EncodedPrompts:
+    """Token ids of prompts, their answers as single tokens in context, the token of every slot.
+
+    Args:
+        prompts: At least one prompt, each of text or of ids.
+        tokens: The tokenizer; None is enough for prompts and answers of ids.
+
+    Raises:
+        InputError: If there is no prompt.
+        TokenizationError: If a prompt has no token, or an answer is not exactly one; the prompt is named.
+    """
+    if not prompts:
+        raise InputError("there is no prompt to encode; the task is empty")
+    rows, places = _tokenize(prompts, tokens)
+    for prompt, row in zip(prompts, rows, strict=True):
+        if not row:
+            raise TokenizationError(f"prompt {prompt} has no token; give it some text")
+    lengths = torch.tensor([len(row) for row in rows])
+    slots = {
+        name: torch.tensor([place[name] for place in places])
+        for name in places[0]
+        if all(name in place for place in places)
+    }
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
+    fields = {name: [prompt.fields.get(name) for prompt in prompts] for name in names}
+    return EncodedPrompts(
+        ids=padded(rows, 0 if tokens is None else tokens.pad_id),
+        lengths=lengths,
+        positions=lengths - 1,
+        answers=_continuations(prompts, [prompt.answers for prompt in prompts], "answer", tokens),
+        wrong=_continuations(prompts, [prompt.wrong for prompt in prompts], "wrong answer", tokens),
+        slots=slots,
+        fields={**fields, "n_tokens": lengths.tolist()},
+        texts=tuple(prompt.text for prompt in prompts) if all(p.ids is None for p in prompts) else None,
+    )
+
+
+def pair_task(
+    clean: Sequence[Prompt],
+    corrupted: Sequence[Prompt],
+    tokens: Tokens | None,
+    *,
+    name: str,
+    grammar: "Grammar | None" = None,
+    config: Mapping[str, Any] | None = None,
+) -> PairTask:
+    """A task out of clean prompts and, in the same order, their corrupted counterparts.
+
+    Raises:
+        TokenizationError: If a pair differs in token count, or a prompt breaks a rule of `encode_prompts`.
+    """
+    left, right = encode_prompts(clean, tokens), encode_prompts(corrupted, tokens)
+    if not torch.equal(left.lengths, right.lengths):
+        index = int((left.lengths != right.lengths).nonzero()[0])
+        raise TokenizationError(
+            f"pair {index}: clean prompt {clean[index]} has {int(left.lengths[index])} tokens and corrupted "
+            f"prompt {corrupted[index]} has {int(right.lengths[index])}; patching by position needs equal "
+            "counts, so use fillers of one token"
+        )
+    if left.answers is None:
+        without = next(prompt for prompt in clean if not prompt.answers)
+        raise TokenizationError(f"prompt {without} has no answer; give at least one")
+    return PairTask(
+        clean=left.ids,
+        corrupted=right.ids,
+        answers=left.answers,
+        wrong=left.wrong,
+        lengths=left.lengths,
+        positions=left.positions,
+        fields={**left.fields, **{f"corrupted.{key}": values for key, values in right.fields.items()}},
+        name=name,
+        objective="logit_diff" if grammar is None else grammar.objective,
+        texts=left.texts,
+        corrupted_texts=right.texts,
+        slots=left.slots,
+        tokenizer=None if tokens is None else tokens.tokenizer,
+        grammar=grammar,
+        config=config or {},
+        pad_id=0 if tokens is None else tokens.pad_id,
+    )
+
+
+def padded(rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "n width"]:
+    """Rows of unequal length as one matrix, filled on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+
+
+def _tokenize(
+    prompts: Sequence[Prompt], tokens: Tokens | None
+) -> tuple[list[tuple[int, ...]], list[dict[str, int]]]:
+    written = [i for i, prompt in enumerate(prompts) if prompt.ids is None]
+    if written and tokens is None:
+        raise TokenizationError(
+            f"prompt {prompts[written[0]]} is text and there is no tokenizer; pass the model's tokenizer, or "
+            "token ids"
+        )
+    prefix = () if tokens is None else tokens.prefix
+    rows = [prefix + (prompt.ids or ()) for prompt in prompts]
+    places = [{name: start + len(prefix) for name, (start, _) in prompt.slots.items()} for prompt in prompts]
+    if tokens is not None and written:
+        coded = tokens.encode([prompts[i].text for i in written], [prompts[i].slots for i in written])
+        for i, (ids, where) in zip(written, coded, strict=True):
+            rows[i], places[i] = ids, where
+    return rows, places
+
+
+def _continuations(
+    prompts: Sequence[Prompt], pieces: Sequence[tuple[str | int, ...]], what: str, tokens: Tokens | None
+) -> Tensor | None:
+    if not all(pieces):
+        return None
+    known: dict[tuple[str, tuple[str | int, ...]], list[int]] = {}
+    rows = []
+    for prompt, row in zip(prompts, pieces, strict=True):
+        key = (prompt.text if tokens is None else tokens.tail(prompt.text), row)
+        if key not in known:
+            known[key] = [_one_id(prompt, piece, what, tokens) for piece in row]
+        rows.append(known[key])
+    return padded(rows, NO_TOKEN)
+
+
+def _one_id(prompt: Prompt, piece: str | int, what: str, tokens: Tokens | None) -> int:
+    if isinstance(piece, int):
+        return piece
+    if tokens is None:
+        raise TokenizationError(f"{what} {piece!r} is text and there is no tokenizer; give it as a token id")
+    found = tokens.one_token(prompt.text, piece)
+    if found is None:
+        count = len(tokens.continuation(prompt.text, piece) or tokens.ids(piece))
+        fact = "is unknown to the vocabulary" if count == 1 else f"is {count} tokens"
+        raise TokenizationError(
+            f"{what} {piece!r} of the prompt {prompt} {fact}; exactly one known token is needed, with its "
+            "leading space where the text has one"
+        )
+    return found

@@ -1,0 +1,256 @@
+"""Seeded grammars: what a text task's prompts are, before any model sees them.
+
+A grammar chooses the fillers of a prompt (`choose`), changes them (`corrupted`) and writes them out
+(`render`). All draws come from the generator the caller passes, one prompt after the other, so the
+first k prompts of a longer draw are the draw of k.
+"""
+
+import functools
+import importlib.resources
+import json
+import string
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from assay.errors import AssayWarning, InputError, TokenizationError, unknown_name
+from assay.registry import Registry
+from assay.tasks.tokens import Tokens
+
+
+T = TypeVar("T")
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One prompt of a grammar.
+
+    Attributes:
+        text: The prompt as the model reads it; "" when `ids` holds it.
+        ids: Token ids of a prompt that has no text (induction), else None.
+        answers: Right continuations, as text or ids; each must be one token.
+        wrong: Continuations to compare with.
+        slots: Slot name to character span in `text`, or to `(i, i + 1)` over `ids`.
+        fields: What the prompt is filled with; the names are the task's metadata fields.
+        values: All choices behind the prompt, also those that only its corruption uses.
+    """
+
+    text: str = ""
+    ids: tuple[int, ...] | None = None
+    answers: tuple[str | int, ...] = ()
+    wrong: tuple[str | int, ...] = ()
+    slots: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return repr(self.text) if self.ids is None else f"ids {list(self.ids)}"
+
+
+class Grammar(ABC):
+    """The prompts of one text task for one tokenizer, and their corruption.
+
+    Args:
+        tokens: The model's tokenizer, which decides what fillers can be used.
+        corruption: Key out of `corruptions`; the first is the default.
+
+    Attributes:
+        key: Registered name of the task.
+        objective: Key of the objective the task is judged by unless told otherwise.
+        corruptions: Kinds of corruption, the default first.
+        metadata_fields: Fields every prompt carries (`n_tokens` is added with the ids).
+        heatmap_fields: Pairs of fields worth a table of their own in worst-case reports.
+    """
+
+    key: ClassVar[str]
+    objective: ClassVar[str] = "logit_diff"
+    corruptions: ClassVar[tuple[str, ...]]
+    metadata_fields: ClassVar[tuple[str, ...]]
+    heatmap_fields: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def __init__(self, tokens: Tokens, *, corruption: str | None = None) -> None:
+        self.tokens = tokens
+        self.corruption = self.corruptions[0] if corruption is None else corruption
+        if self.corruption not in self.corruptions:
+            raise unknown_name(f"corruption of {self.key}", corruption, self.corruptions)
+
+    @abstractmethod
+    def choose(self, rng: np.random.Generator) -> Values:
+        """Draw the fillers of one clean prompt."""
+
+    @abstractmethod
+    def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
+        """The fillers of the corrupted prompt of a clean one."""
+
+    @abstractmethod
+    def render(self, values: Values) -> Prompt:
+        """Write a prompt out."""
+
+    def draw(self, n: int, rng: np.random.Generator) -> list[Prompt]:
+        """Draw `n` clean prompts independently, with replacement."""
+        return [self.render(self.choose(rng)) for _ in range(n)]
+
+    def corrupt(self, prompts: Iterable[Prompt], rng: np.random.Generator) -> list[Prompt]:
+        """The corrupted counterpart of each clean prompt, in order."""
+        return [self.render(self.corrupted(dict(prompt.values), rng)) for prompt in prompts]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether position t means the same slot in a clean prompt and in its corrupted one."""
+        return True
+
+    @property
+    def population(self) -> int | None:
+        """Number of distinct clean prompts; None where they are not counted."""
+        return None
+
+    @property
+    def corrupted_population(self) -> int | None:
+        """Number of distinct corrupted prompts over all clean ones; None where they are not counted."""
+        return None
+
+    def support(self) -> Iterator[tuple[Values, float]]:
+        """Every distinct choice of fillers with its probability.
+
+        Raises:
+            InputError: If the grammar does not enumerate its prompts.
+        """
+        raise InputError(f"the prompts of {self.key} are not enumerated; draw them instead")
+
+    def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
+        """Every corrupted choice of one clean choice with its probability given that choice.
+
+        Raises:
+            InputError: If the grammar does not enumerate its prompts.
+        """
+        raise InputError(f"the corrupted prompts of {self.key} are not enumerated; draw them instead")
+
+
+TASKS: Registry[type[Grammar]] = Registry("task")
+
+
+@functools.cache
+def task_data(name: str) -> dict[str, Any]:
+    """Word lists, templates and rules of one task file, e.g. `task_data("ioi")`."""
+    source = importlib.resources.files("assay.tasks") / "data" / f"{name}.json"
+    loaded: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
+    return loaded
+
+
+def fill(template: str, values: Mapping[str, Any]) -> tuple[str, dict[str, tuple[int, int]]]:
+    """Fill the `{slots}` of a template; the span is that of a slot's first occurrence.
+
+    Returns:
+        The text, and slot name to `(start, end)` in characters.
+    """
+    text = ""
+    slots: dict[str, tuple[int, int]] = {}
+    for literal, name, _, _ in string.Formatter().parse(template):
+        text += literal
+        if name is not None:
+            start = len(text)
+            text += str(values[name])
+            slots.setdefault(name, (start, len(text)))
+    return text, slots
+
+
+def slot_names(template: str) -> tuple[str, ...]:
+    """Names of the `{slots}` of a template in order of first occurrence."""
+    names = (name for _, name, _, _ in string.Formatter().parse(template) if name is not None)
+    return tuple(dict.fromkeys(names))
+
+
+def chosen_templates(
+    task: str,
+    known: Mapping[int, str],
+    ids: Sequence[int],
+    own: Sequence[str] | None,
+    *,
+    needs: Sequence[str],
+    allows: Sequence[str] = (),
+) -> dict[int, str]:
+    """Template id to text: those of the data file by id, or a user's own, numbered from 0.
+
+    Raises:
+        UnknownNameError: If an id is not in the data file.
+        InputError: If there is no template, or an own template has the wrong slots.
+    """
+    if own is None:
+        for template_id in ids:
+            if template_id not in known:
+                raise unknown_name(f"{task} template id", template_id, map(str, known))
+        templates = {template_id: known[template_id] for template_id in ids}
+    else:
+        templates = dict(enumerate(own))
+    if not templates:
+        raise InputError(
+            f"{task}: no template is given; name at least one id out of {min(known)}..{max(known)}"
+        )
+    for template in templates.values():
+        found = slot_names(template)
+        if not set(needs) <= set(found) or not set(found) <= {*needs, *allows}:
+            optional = f", and may have {', '.join(allows)}" if allows else ""
+            raise InputError(
+                f"{task}: template {template!r} has the slots {', '.join(found) or 'none'}; "
+                f"it must have {', '.join(needs)}{optional}"
+            )
+    return templates
+
+
+def usable(
+    words: Sequence[T], keep: Sequence[bool], *, task: str, kind: str, rule: str, at_least: int = 2
+) -> tuple[T, ...]:
+    """The fillers that satisfy a token rule; the others are named in a warning.
+
+    Raises:
+        InputError: If a filler stands in the list twice.
+        TokenizationError: If fewer than `at_least` are left.
+    """
+    twice = [word for i, word in enumerate(words) if word in words[:i]]
+    if twice:
+        raise InputError(
+            f"{task}: {kind} holds {_listed(twice)} more than once; every filler must be different"
+        )
+    kept = tuple(word for word, good in zip(words, keep, strict=True) if good)
+    dropped = [word for word, good in zip(words, keep, strict=True) if not good]
+    if len(kept) < at_least:
+        reason = f"; dropped {_listed(dropped)}" if dropped else ""
+        raise TokenizationError(
+            f"{task}: {len(kept)} of {len(words)} {kind} can be used ({rule}), at least {at_least} are "
+            f"needed{reason}; pass other {kind}, or a model with another tokenizer"
+        )
+    if dropped:
+        warnings.warn(
+            f"{task}: dropped {len(dropped)} of {len(words)} {kind} ({rule}): {_listed(dropped)}",
+            AssayWarning,
+            stacklevel=2,
+        )
+    return kept
+
+
+def one_token_words(
+    tokens: Tokens, words: Sequence[str], *, task: str, kind: str, after: str, at_least: int = 2
+) -> tuple[str, ...]:
+    """The words that are one token after `after` and a space."""
+    tokens.learn(after, [" " + word for word in words])
+    keep = [tokens.one_token(after, " " + word) is not None for word in words]
+    return usable(words, keep, task=task, kind=kind, rule="one token after a space", at_least=at_least)
+
+
+def pick(rng: np.random.Generator, options: Sequence[T]) -> T:
+    """One option, uniformly."""
+    return options[int(rng.integers(len(options)))]
+
+
+def pick_distinct(rng: np.random.Generator, options: Sequence[T], n: int) -> list[T]:
+    """`n` different options in random order, uniformly without replacement."""
+    return [options[int(i)] for i in rng.choice(len(options), size=n, replace=False)]
+
+
+def _listed(words: Sequence[Any]) -> str:
+    return ", ".join(repr(word) for word in words)

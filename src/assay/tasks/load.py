@@ -1,0 +1,232 @@
+"""Tasks by name or from a file: `load_task` and the JSONL reader."""
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from assay.errors import AssayError, FileFormatError, InputError, TokenizationError, unknown_name
+from assay.rng import stream
+from assay.tasks.encoding import pair_task
+from assay.tasks.grammar import TASKS, Grammar, Prompt
+from assay.tasks.task import PairTask
+from assay.tasks.tokens import Tokens
+
+
+DEFAULT_N = 200
+GENERATOR_VERSION = 1  # raised when the same options and seed draw other prompts than before
+
+
+@runtime_checkable
+class HasTokenizer(Protocol):
+    """A loaded model, as far as a task needs one."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, or None."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of token ids the model knows."""
+
+
+def load_task(
+    name: str | Path,
+    model: Any,
+    *,
+    n: int | None = None,
+    seed: int = 0,
+    bos: bool = False,
+    allow_unaligned: bool = False,
+    **options: Any,
+) -> PairTask:
+    """A registered text task, or one from a JSONL file, tokenised for a model.
+
+    Clean prompts come from the stream `clean` of the seed, corruptions from the stream `corrupted`, so a
+    longer draw begins with the shorter one.
+
+    Args:
+        name: Key of a registered task (`assay.list("tasks")`; `greater_than` and `greater-than` are the
+            same), or the path of a `.jsonl` file.
+        model: A loaded model, or a tokenizer.
+        n: Number of pairs. Default: 200, and all lines of a file (a file with fewer lines gives those).
+        seed: Root seed of the draws; a file is read in order.
+        bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
+        allow_unaligned: Permit corruptions that move words to other positions.
+        **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
+            `objects=["ring", "bone"]`.
+
+    Raises:
+        UnknownNameError: If no task has this name, or an option has a value out of a fixed set.
+        InputError: If `n` is below 1, an option is unknown, or the corruption moves positions.
+        TokenizationError: If a prompt or answer breaks a token rule; it is named.
+        FileFormatError: If the file cannot be read; file and line are named.
+
+    Example:
+        >>> task = load_task("ioi", load_model("mini"), n=3)
+        >>> task.length, task.slots["name1"].tolist()
+        (15, [2, 2, 2])
+    """
+    if n is not None and n < 1:
+        raise InputError(f"n is {n}; a task needs at least one pair")
+    tokenizer = model.tokenizer if isinstance(model, HasTokenizer) else model
+    if isinstance(name, Path) or str(name).endswith(".jsonl"):
+        if options:
+            raise InputError(f"a task file takes no options; got {', '.join(sorted(options))}")
+        task = read_pairs(name, tokenizer, n=n, bos=bos)
+    else:
+        grammar = _grammar(str(name), tokenizer, bos=bos, options=options)
+        if not grammar.aligned and not allow_unaligned:
+            raise InputError(
+                f"corruption {grammar.corruption!r} of {grammar.key} moves words, so a position means "
+                "different things in the clean and in the corrupted prompt and patching by position is "
+                "meaningless; choose another corruption, or pass allow_unaligned=True and an ablation that "
+                "uses no corrupted prompt (zero, mean)"
+            )
+        task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options, bos=bos)
+    if isinstance(model, HasTokenizer):
+        task.validate(model.n_vocab)
+    return task
+
+
+def draw_task(
+    grammar: Grammar, n: int, *, seed: int = 0, options: Mapping[str, Any] | None = None, bos: bool = False
+) -> PairTask:
+    """`n` pairs of a grammar: clean prompts of the stream `clean`, corrupted with the stream `corrupted`."""
+    clean = grammar.draw(n, stream(seed, "clean"))
+    corrupted = grammar.corrupt(clean, stream(seed, "corrupted"))
+    config = {
+        "task": grammar.key,
+        "generator_version": GENERATOR_VERSION,
+        "corruption": grammar.corruption,
+        "options": {key: _plain(value) for key, value in sorted((options or {}).items())},
+        "bos": bos,
+        "n": n,
+        "seed": seed,
+    }
+    return pair_task(clean, corrupted, grammar.tokens, name=grammar.key, grammar=grammar, config=config)
+
+
+def read_pairs(
+    path: str | Path, tokenizer: Any = None, *, n: int | None = None, bos: bool = False
+) -> PairTask:
+    """A task from a file with one JSON object per line.
+
+    Keys: `clean` and `corrupted` (text, or a list of token ids), `answers` and, if wanted, `wrong` (lists of
+    continuations, each one token with its leading space, or of ids); every other key is a field. A key
+    `corrupted.NAME` is a field of the corrupted prompt.
+
+    Args:
+        path: The file, UTF-8; empty lines are skipped.
+        tokenizer: Needed for lines of text.
+        n: Read only the first n pairs.
+        bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
+
+    Raises:
+        FileFormatError: If the file is missing or empty, or a line is malformed; file and line are named.
+        TokenizationError: If a prompt or answer breaks a token rule; file and line are named.
+    """
+    path = Path(path)
+    tokens = None if tokenizer is None else Tokens(tokenizer, bos=bos)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise FileFormatError(f"task file {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"task file {path} is not UTF-8 text: {error}") from error
+    clean: list[Prompt] = []
+    corrupted: list[Prompt] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or (n is not None and len(clean) == n):
+            continue
+        pair = _parse_line(line, where := f"{path}, line {number}")
+        try:
+            pair_task(pair[:1], pair[1:], tokens, name=path.stem)
+        except AssayError as error:
+            raise TokenizationError(f"{where}: {error}") from error
+        clean.append(pair[0])
+        corrupted.append(pair[1])
+    if not clean:
+        raise FileFormatError(f"task file {path} holds no pair; expected one JSON object per line: {_LINE}")
+    if any(prompt.wrong for prompt in clean) and not all(prompt.wrong for prompt in clean):
+        raise FileFormatError(
+            f"task file {path}: some lines have 'wrong' answers and some have none; give all or none"
+        )
+    config = {"task": path.stem, "file": path.name, "bos": bos, "n": len(clean)}
+    return pair_task(clean, corrupted, tokens, name=path.stem, config=config)
+
+
+_LINE = '{"clean": "...", "corrupted": "...", "answers": [" ..."], "wrong": [" ..."]}'
+_KEYS = ("clean", "corrupted", "answers", "wrong")
+
+
+def _parse_line(line: str, where: str) -> list[Prompt]:
+    """Clean and corrupted prompt of one line."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise FileFormatError(f"{where}: not JSON ({error}); expected {_LINE}") from error
+    if not isinstance(record, dict):
+        raise FileFormatError(f"{where}: a {type(record).__name__}, not an object; expected {_LINE}")
+    missing = [key for key in _KEYS[:3] if key not in record]
+    if missing:
+        raise FileFormatError(f"{where}: no {' and no '.join(map(repr, missing))}; expected {_LINE}")
+    for key in ("clean", "corrupted"):
+        if not (isinstance(record[key], str) or _all_ids(record[key])) or not record[key]:
+            raise FileFormatError(
+                f"{where}: {key!r} is {record[key]!r}; expected text or a list of token ids"
+            )
+    for key in ("answers", "wrong"):
+        value = record.get(key, [])
+        if not isinstance(value, list) or not all(
+            isinstance(piece, str) or _all_ids([piece]) for piece in value
+        ):
+            raise FileFormatError(
+                f"{where}: {key!r} is {value!r}; expected a list of continuations or token ids"
+            )
+    if not record["answers"]:
+        raise FileFormatError(f"{where}: 'answers' is empty; name at least one right continuation")
+    fields = {key: value for key, value in record.items() if key not in _KEYS}
+    prefix = "corrupted."
+    other = {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
+    own = {key: value for key, value in fields.items() if not key.startswith(prefix)}
+    return [
+        _prompt(record["clean"], own, tuple(record["answers"]), tuple(record.get("wrong", ()))),
+        _prompt(record["corrupted"], other, (), ()),
+    ]
+
+
+def _prompt(
+    content: str | list[int], fields: dict[str, Any], answers: tuple[Any, ...], wrong: tuple[Any, ...]
+) -> Prompt:
+    if isinstance(content, str):
+        return Prompt(text=content, fields=fields, answers=answers, wrong=wrong)
+    return Prompt(ids=tuple(content), fields=fields, answers=answers, wrong=wrong)
+
+
+def _all_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(piece) is int and piece >= 0 for piece in value)
+
+
+def _grammar(name: str, tokenizer: Any, *, bos: bool, options: Mapping[str, Any]) -> Grammar:
+    key = name if name in TASKS else name.replace("_", "-")
+    if key not in TASKS:
+        raise unknown_name("task", name, (*TASKS, "FILE.jsonl"))
+    if tokenizer is None:
+        raise TokenizationError(
+            f"task {key!r} needs a tokenizer and the model has none; pass one: load_model(..., tokenizer=...)"
+        )
+    task = TASKS[key]
+    allowed = [parameter for parameter in inspect.signature(task).parameters if parameter != "tokens"]
+    for option in options:
+        if option not in allowed:
+            raise unknown_name(f"option of task {key!r}", option, allowed)
+    return task(Tokens(tokenizer, bos=bos), **options)
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON says it."""
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        return value
+    return [_plain(item) for item in value]

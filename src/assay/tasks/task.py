@@ -1,0 +1,304 @@
+"""A task: clean and corrupted prompts side by side, what is right and wrong about them, where to read.
+
+Token ids are enough; text, slots and the grammar they came from are carried along where they are known.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from assay.errors import InputError, ShapeError, TokenizationError
+from assay.rng import stream
+
+
+if TYPE_CHECKING:
+    from assay.tasks.grammar import Grammar
+
+
+NO_TOKEN = -1  # fills `answers` and `wrong` where a row has fewer than the longest
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairBatch:
+    """Some rows of a task, as a model pass takes them.
+
+    Attributes:
+        clean: Token ids `[batch, pos]`.
+        corrupted: Token ids of the counterparts, same shape.
+        answers: Right next tokens `[batch, n_answers]`, -1 where a row has fewer.
+        wrong: Tokens to compare with `[batch, n_wrong]`, -1 where a row has fewer; None if there are none.
+        lengths: Tokens of each prompt; what stands right of them is padding.
+        positions: Position whose logits are read.
+        indices: Row numbers in the task.
+    """
+
+    clean: Int[Tensor, "batch pos"]
+    corrupted: Int[Tensor, "batch pos"]
+    answers: Int[Tensor, "batch n_answers"]
+    wrong: Int[Tensor, "batch n_wrong"] | None
+    lengths: Int[Tensor, " batch"]
+    positions: Int[Tensor, " batch"]
+    indices: Int[Tensor, " batch"]
+
+    def to(self, device: torch.device | str) -> "PairBatch":
+        """The same batch with every tensor on `device`."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+
+
+class Split(NamedTuple):
+    """Two disjoint parts of a task."""
+
+    first: "PairTask"
+    second: "PairTask"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairTask:
+    """Pairs of a clean and a corrupted prompt of equal length, with answers.
+
+    Args:
+        clean: Token ids `[N, T]`; prompts shorter than T are padded on the right.
+        corrupted: Token ids of the counterparts, same shape and lengths.
+        answers: Right next tokens of the clean prompts `[N, A]`; -1 fills rows that have fewer.
+        wrong: Tokens the answers are compared with `[N, W]`, -1 as above; None if there are none.
+        lengths: Tokens of each prompt `[N]`, 1..T. Default: T.
+        positions: Position whose logits are read `[N]`, within the prompt. Default: its last token.
+        fields: Facts about each prompt, name to list of N; those of the corrupted prompt under
+            `corrupted.` + name.
+        name: Name of the task in results.
+        objective: Key of the objective used unless told otherwise.
+        ablation: Key of the ablation used unless told otherwise.
+        texts: Clean prompts as text.
+        corrupted_texts: Corrupted prompts as text.
+        slots: Slot name to the token position of its filler in each clean prompt `[N]`.
+        tokenizer: Tokenizer of the ids, used to show them.
+        grammar: What the prompts were drawn from, so that more can be drawn.
+        config: How the task was made (JSON values): part of every result's provenance.
+        pad_id: Id that fills short rows.
+
+    Raises:
+        InputError: If there is no prompt, a length or position is out of range, an id is negative, a row
+            has no answer, or an answer is also wrong.
+        ShapeError: If shapes or number types do not fit together.
+
+    Example:
+        >>> ids = torch.tensor([[3, 4, 5], [3, 6, 5]])
+        >>> task = PairTask(clean=ids, corrupted=ids.flip(0), answers=torch.tensor([[7], [8]]))
+        >>> task.n, task.length, task.positions.tolist()
+        (2, 3, [2, 2])
+    """
+
+    clean: Int[Tensor, "n pos"]
+    corrupted: Int[Tensor, "n pos"]
+    answers: Int[Tensor, "n n_answers"]
+    wrong: Int[Tensor, "n n_wrong"] | None = None
+    lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]  # filled in below
+    positions: Int[Tensor, " n"] = None  # type: ignore[assignment]
+    fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
+    name: str = "custom"
+    objective: str = "logit_diff"
+    ablation: str = "resample"
+    texts: tuple[str, ...] | None = None
+    corrupted_texts: tuple[str, ...] | None = None
+    slots: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
+    tokenizer: Any = field(default=None, repr=False)
+    grammar: "Grammar | None" = field(default=None, repr=False)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in ("clean", "corrupted", "answers", "wrong", *_PER_ROW)}
+        for name, value in given.items():
+            if value is not None:
+                object.__setattr__(self, name, _ids(name, value))
+        _check_shapes(self)
+        n, width = self.clean.shape
+        defaults = {"lengths": lambda: torch.full((n,), width), "positions": lambda: self.lengths - 1}
+        for name, default in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default())
+        object.__setattr__(self, "fields", dict(self.fields or {}))
+        _check_rows(self)
+        _check_values(self)
+
+    @property
+    def n(self) -> int:
+        """Number of pairs."""
+        return len(self.clean)
+
+    @property
+    def length(self) -> int:
+        """Width T of the token matrix: tokens of the longest prompt."""
+        return self.clean.shape[1]
+
+    @cached_property
+    def data_hash(self) -> str:
+        """SHA-256 over shapes and values of every tensor that a result depends on, 64 hex digits."""
+        digest = hashlib.sha256()
+        for name in ("clean", "corrupted", "answers", "wrong", "lengths", "positions"):
+            value = getattr(self, name)
+            shape = "none" if value is None else str(tuple(value.shape))
+            digest.update(f"{name}{shape}".encode())
+            if value is not None:
+                digest.update(value.contiguous().numpy().astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def subset(self, indices: Int[Tensor, " k"] | Sequence[int]) -> "PairTask":
+        """The pairs in these rows, in this order.
+
+        Args:
+            indices: Row numbers, 0 .. n - 1; repeats are allowed.
+
+        Raises:
+            InputError: If there is none, or one is out of range.
+        """
+        rows = torch.as_tensor(indices)
+        if rows.ndim != 1 or len(rows) == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
+            raise InputError(
+                f"subset takes a list of at least one row number; got {tuple(rows.shape)} of {rows.dtype}"
+            )
+        if int(rows.min()) < 0 or int(rows.max()) >= self.n:
+            raise InputError(
+                f"subset asks for rows {int(rows.min())} to {int(rows.max())}; there are 0 to {self.n - 1}"
+            )
+        chosen = rows.tolist()
+        changed: dict[str, Any] = {
+            name: getattr(self, name)[rows] for name in ("clean", "corrupted", "answers", *_PER_ROW)
+        }
+        changed["wrong"] = None if self.wrong is None else self.wrong[rows]
+        changed["fields"] = {name: [values[i] for i in chosen] for name, values in self.fields.items()}
+        changed["slots"] = {name: where[rows] for name, where in self.slots.items()}
+        for name in ("texts", "corrupted_texts"):
+            lines = getattr(self, name)
+            changed[name] = None if lines is None else tuple(lines[i] for i in chosen)
+        return replace(self, **changed)
+
+    def split(self, fraction: float, *, seed: int = 0) -> Split:
+        """Two disjoint random parts; rows keep their order.
+
+        Args:
+            fraction: Share of the pairs in the first part, in (0, 1); each part gets at least one.
+            seed: Seed of the stream `split`.
+        """
+        if not 0 < fraction < 1 or self.n < 2:
+            raise InputError(f"split needs a fraction in (0, 1) and 2 pairs; got {fraction} and {self.n}")
+        count = min(max(round(fraction * self.n), 1), self.n - 1)
+        shuffled = stream(seed, "split").permutation(self.n)
+        return Split(
+            self.subset(sorted(shuffled[:count].tolist())), self.subset(sorted(shuffled[count:].tolist()))
+        )
+
+    def batches(self, batch_size: int) -> Iterator[PairBatch]:
+        """The pairs in order, `batch_size` at a time (the last batch may be smaller)."""
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; give at least 1")
+        for rows in torch.arange(self.n).split(batch_size):
+            yield PairBatch(
+                clean=self.clean[rows],
+                corrupted=self.corrupted[rows],
+                answers=self.answers[rows],
+                wrong=None if self.wrong is None else self.wrong[rows],
+                lengths=self.lengths[rows],
+                positions=self.positions[rows],
+                indices=rows,
+            )
+
+    def validate(self, n_vocab: int) -> None:
+        """Check every token id against a model's vocabulary.
+
+        Raises:
+            TokenizationError: If an id is `n_vocab` or more; the first such prompt is named.
+        """
+        for name in ("clean", "corrupted", "answers", "wrong"):
+            ids = getattr(self, name)
+            if ids is None or int(ids.max()) < n_vocab:
+                continue
+            row, column = (ids >= n_vocab).nonzero()[0].tolist()
+            raise TokenizationError(
+                f"{name} holds id {int(ids[row, column])} (prompt {row}, place {column}), but the model's "
+                f"vocabulary ends at {n_vocab - 1}; build the task with this model's own tokenizer"
+            )
+
+
+_PER_ROW = ("lengths", "positions")
+
+
+def _ids(name: str, value: Any) -> Tensor:
+    """An integer tensor as int64 on the CPU."""
+    if not isinstance(value, Tensor):
+        raise ShapeError(
+            f"{name} is a {type(value).__name__}; give a tensor of token ids, e.g. torch.tensor([[5, 7]])"
+        )
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise ShapeError(f"{name} has dtype {value.dtype}; token ids and positions are integers (torch.long)")
+    return value.detach().to("cpu", torch.long)
+
+
+def _check_shapes(task: PairTask) -> None:
+    if task.clean.ndim != 2:
+        raise ShapeError(
+            f"clean has shape {tuple(task.clean.shape)}; expected [N, T], one row of ids per prompt"
+        )
+    if task.clean.numel() == 0:
+        raise InputError(
+            f"the task is empty: clean has shape {tuple(task.clean.shape)}; give at least one prompt"
+        )
+    if task.corrupted.shape != task.clean.shape:
+        raise ShapeError(
+            f"clean has shape {tuple(task.clean.shape)} and corrupted {tuple(task.corrupted.shape)}; every "
+            "corrupted prompt needs the token count of its clean one"
+        )
+    n = len(task.clean)
+    for name in ("answers", "wrong"):
+        value = getattr(task, name)
+        if value is not None and (value.ndim != 2 or len(value) != n or value.shape[1] == 0):
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}; expected [{n}, at least 1]: one row of single-token "
+                "ids per prompt (-1 fills rows that have fewer)"
+            )
+    for name in _PER_ROW:
+        value = getattr(task, name)
+        if value is not None and value.shape != (n,):
+            raise ShapeError(f"{name} has shape {tuple(value.shape)}; expected [{n}], one number per prompt")
+
+
+def _check_rows(task: PairTask) -> None:
+    """What stands beside the ids has one entry per prompt."""
+    per_prompt: dict[str, Any] = {f"field {name!r}": values for name, values in task.fields.items()}
+    per_prompt |= {f"slot {name!r}": where for name, where in task.slots.items()}
+    per_prompt |= {name: getattr(task, name) for name in ("texts", "corrupted_texts") if getattr(task, name)}
+    for name, values in per_prompt.items():
+        if isinstance(values, str) or len(values) != task.n:
+            raise ShapeError(f"{name} has {len(values)} entries for {task.n} prompts; give one per prompt")
+
+
+def _check_values(task: PairTask) -> None:
+    for name in ("clean", "corrupted"):
+        _first(getattr(task, name) < 0, f"{name} holds a negative token id", "pad on the right with pad_id")
+    for name in ("answers", "wrong"):
+        ids = getattr(task, name)
+        if ids is not None:
+            _first(ids < NO_TOKEN, f"{name} holds a negative id other than -1", "-1 alone means 'none'")
+            _first((ids >= 0).sum(1, keepdim=True) == 0, f"{name} names no token", "give every prompt one")
+    width = task.length
+    outside = (task.lengths < 1) | (task.lengths > width)
+    _first(outside, f"lengths is out of range 1..{width}", "count the tokens before the padding")
+    outside = (task.positions < 0) | (task.positions >= task.lengths)
+    _first(outside, "positions lies outside its prompt", "count from 0; the last token is lengths - 1")
+    if task.wrong is not None:
+        same = (task.answers[:, :, None] == task.wrong[:, None, :]) & (task.answers[:, :, None] >= 0)
+        _first(same.any(2), "an answer is also a wrong answer", "an id can be only one of them")
+
+
+def _first(bad: Tensor, fact: str, remedy: str) -> None:
+    """Raise for the first row in which `bad` holds."""
+    if bool(bad.any()):
+        row = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
+        raise InputError(f"{fact} (prompt {row}); {remedy}")

@@ -1,0 +1,551 @@
+"""The tasks written as templates: IOI, greater-than, subject-verb agreement, gendered pronoun."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import permutations, product
+from typing import final
+
+import numpy as np
+
+from assay.errors import InputError, unknown_name
+from assay.tasks.grammar import (
+    TASKS,
+    Grammar,
+    Prompt,
+    Values,
+    chosen_templates,
+    fill,
+    one_token_words,
+    pick,
+    pick_distinct,
+    slot_names,
+    task_data,
+    usable,
+)
+from assay.tasks.tokens import Tokens
+
+
+@TASKS.register("ioi")
+@final
+class IndirectObject(Grammar):
+    """Indirect object identification: "When Mary and John went out, John gave a ring to" " Mary".
+
+    Two distinct names, a place and an object, each uniform; the answer is the name that stands once.
+
+    Args:
+        tokens: The model's tokenizer.
+        corruption: `abc` (three distinct names drawn anew), `legacy_flip`, `s2_rand`, `s2_io_flip`,
+            `s1_io_flip`.
+        template_ids: Templates out of the data file (0-14 base, 15-19 extra), drawn uniformly.
+        templates: Own templates with the slots name1, name2, name3 and, if wanted, place and object;
+            they take the place of `template_ids`.
+        orders: `ABBA` (the answer stands first) and `BABA`, drawn uniformly.
+        names: Names to draw from.
+        places: Places to draw from.
+        objects: Objects to draw from.
+        avoid_clean_names: `abc` only: the three names differ from those of the clean prompt.
+
+    Notes:
+        `legacy_flip` does not force the three names apart; it is kept for comparison with results that
+        used it.
+
+    References:
+        Wang et al. (2022), arXiv:2211.00593. Conmy et al. (2023), arXiv:2304.14997.
+    """
+
+    key = "ioi"
+    corruptions = ("abc", "legacy_flip", "s2_rand", "s2_io_flip", "s1_io_flip")
+    metadata_fields = (
+        *("template_id", "order", "name1", "name2", "name3", "IO", "S", "place", "object"),
+        *("answer", "wrong_answer", "n_tokens"),
+    )
+    heatmap_fields = (("place", "object"), ("object", "corrupted.object"), ("place", "corrupted.place"))
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        corruption: str | None = None,
+        template_ids: Sequence[int] = (0,),
+        templates: Sequence[str] | None = None,
+        orders: Sequence[str] = ("ABBA",),
+        names: Sequence[str] | None = None,
+        places: Sequence[str] | None = None,
+        objects: Sequence[str] | None = None,
+        avoid_clean_names: bool = False,
+    ) -> None:
+        super().__init__(tokens, corruption=corruption)
+        data = task_data(self.key)
+        self.templates = chosen_templates(
+            self.key,
+            {entry["id"]: entry["text"] for entry in data["templates"]},
+            template_ids,
+            templates,
+            needs=_NAME_SLOTS,
+            allows=("place", "object"),
+        )
+        for order in orders or ("",):
+            if order not in _ORDERS:
+                raise unknown_name("IOI order", order, _ORDERS)
+        self.orders = tuple(orders)
+        self.avoid_clean_names = avoid_clean_names
+        self.names = self._words("names", names, at_least=5 if avoid_clean_names else 3)
+        self.places = self._words("places", places)
+        self.objects = self._words("objects", objects)
+
+    def _words(self, kind: str, own: Sequence[str] | None, at_least: int = 2) -> tuple[str, ...]:
+        words = task_data(self.key)[kind] if own is None else own
+        return one_token_words(self.tokens, words, task=self.key, kind=kind, after="the", at_least=at_least)
+
+    def choose(self, rng: np.random.Generator) -> Values:
+        template_id, order = pick(rng, tuple(self.templates)), pick(rng, self.orders)
+        io, subject = pick_distinct(rng, self.names, 2)
+        return self._values(template_id, order, io, subject, pick(rng, self.places), pick(rng, self.objects))
+
+    def _values(
+        self, template_id: int, order: str, io: str, subject: str, place: str | None, thing: str | None
+    ) -> Values:
+        used = slot_names(self.templates[template_id])
+        role = {"A": io, "B": subject}
+        return {
+            "template_id": template_id,
+            "order": order,
+            **{slot: role[letter] for slot, letter in zip(_NAME_SLOTS, _ORDERS[order], strict=True)},
+            "IO": io,
+            "S": subject,
+            "place": place if "place" in used else None,
+            "object": thing if "object" in used else None,
+        }
+
+    def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
+        if self.corruption == "abc":
+            return _renamed(values, tuple(pick_distinct(rng, self._abc_names(values), 3)))
+        if self.corruption == "legacy_flip":
+            other, third, second = (
+                pick(rng, self._others(values)),
+                pick(rng, self.names),
+                pick(rng, self.names),
+            )
+            return _renamed(values, _legacy_flip(values["order"], other, third, second))
+        if self.corruption == "s2_rand":
+            return _renamed(values, (values["name1"], values["name2"], pick(rng, self._others(values))))
+        return _renamed(values, _flip(self.corruption, values))
+
+    def _abc_names(self, values: Values) -> tuple[str, ...]:
+        return self._others(values) if self.avoid_clean_names else self.names
+
+    def _others(self, values: Values) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in (values["IO"], values["S"]))
+
+    def render(self, values: Values) -> Prompt:
+        text, slots = fill(self.templates[values["template_id"]], values)
+        answer, wrong = " " + values["IO"], " " + values["S"]
+        return Prompt(
+            text=text,
+            slots=slots,
+            values=values,
+            answers=(answer,),
+            wrong=(wrong,),
+            fields={**values, "answer": answer, "wrong_answer": wrong},
+        )
+
+    @property
+    def population(self) -> int:
+        n = len(self.names)
+        return len(self.orders) * n * (n - 1) * self._scenes()
+
+    @property
+    def corrupted_population(self) -> int | None:
+        n = len(self.names)
+        return n * (n - 1) * (n - 2) * self._scenes() if self.corruption == "abc" else None
+
+    def _scenes(self) -> int:
+        """Distinct templates with place and object filled in."""
+        return sum(len(list(self._fillings(template_id))) for template_id in self.templates)
+
+    def _fillings(self, template_id: int) -> Iterator[tuple[str | None, str | None]]:
+        used = slot_names(self.templates[template_id])
+        return product(
+            self.places if "place" in used else (None,), self.objects if "object" in used else (None,)
+        )
+
+    def support(self) -> Iterator[tuple[Values, float]]:
+        n = len(self.names)
+        for template_id in self.templates:
+            fillings = list(self._fillings(template_id))
+            weight = 1 / (len(self.templates) * len(self.orders) * n * (n - 1) * len(fillings))
+            for order, (io, subject), filling in product(self.orders, permutations(self.names, 2), fillings):
+                yield self._values(template_id, order, io, subject, *filling), weight
+
+    def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
+        for names, share in self._corrupted_names(values):
+            yield _renamed(values, names), share
+
+    def _corrupted_names(self, values: Values) -> Iterator[tuple[tuple[str, ...], float]]:
+        others, n = self._others(values), len(self.names)
+        if self.corruption == "abc":
+            pool = self._abc_names(values)
+            share = 1 / (len(pool) * (len(pool) - 1) * (len(pool) - 2))
+            yield from ((names, share) for names in permutations(pool, 3))
+        elif self.corruption == "legacy_flip":
+            counts = Counter(
+                _legacy_flip(values["order"], *drawn) for drawn in product(others, self.names, self.names)
+            )
+            yield from ((names, count / (len(others) * n * n)) for names, count in counts.items())
+        elif self.corruption == "s2_rand":
+            yield from (((values["name1"], values["name2"], name), 1 / len(others)) for name in others)
+        else:
+            yield _flip(self.corruption, values), 1.0
+
+
+_NAME_SLOTS = ("name1", "name2", "name3")
+_ORDERS = {"ABBA": "ABB", "BABA": "BAB"}  # role of each name slot; A is the answer
+
+
+def _legacy_flip(order: str, other: str, third: str, second: str) -> tuple[str, ...]:
+    """Names of ACDC's corruption: `other` is neither clean name, `third` and `second` may be any."""
+    if order == "BABA":
+        return second, other, third
+    return (second, third, third) if third == other else (other, second, third)
+
+
+def _flip(corruption: str, values: Values) -> tuple[str, ...]:
+    if corruption == "s2_io_flip":
+        return values["name1"], values["name2"], values["IO"]
+    return values["name2"], values["name1"], values["name3"]
+
+
+def _renamed(values: Values, names: tuple[str, ...]) -> Values:
+    """The same scene with other names; order and roles are read off the names (ABC: nobody stands twice)."""
+    name1, name2, name3 = names
+    if name3 == name1 != name2:
+        order, io, subject = "BABA", name2, name1
+    elif name3 == name2 != name1:
+        order, io, subject = "ABBA", name1, name2
+    else:
+        order, io, subject = "ABC", name1, name2
+    return {**values, "name1": name1, "name2": name2, "name3": name3, "order": order, "IO": io, "S": subject}
+
+
+@TASKS.register("greater-than")
+@final
+class GreaterThan(Grammar):
+    """Years: "The war lasted from the year 1745 to 17" is continued by a two-digit number above 45.
+
+    Noun and year are independent and uniform. Answers are yy+1 .. 99, wrong answers 00 .. yy.
+
+    Args:
+        tokens: The model's tokenizer; it decides which years can be used (two tokens, " XX" and "YY").
+        corruption: `yy01`: the first year ends in 01, everything else stays.
+        template: `short`, `long` ("... to the year 17") or an own template with noun, century, yy.
+        nouns: Nouns to draw from.
+        centuries: First two digits of the years.
+        above: Only years with yy > above (40 gives the auto-circuit variant).
+        drop_extremes: Leave out the smallest and the largest usable year of every century.
+
+    References:
+        Hanna et al. (2023), arXiv:2305.00586. Conmy et al. (2023), arXiv:2304.14997.
+    """
+
+    key = "greater-than"
+    objective = "prob_diff"
+    corruptions = ("yy01",)
+    metadata_fields = ("noun", "century", "yy", "year", "n_valid_answers", "n_tokens")
+    heatmap_fields = (("noun", "yy"), ("noun", "corrupted.noun"), ("yy", "corrupted.century"))
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        corruption: str | None = None,
+        template: str = "short",
+        nouns: Sequence[str] | None = None,
+        centuries: Sequence[str] | None = None,
+        above: int = 1,
+        drop_extremes: bool = True,
+    ) -> None:
+        super().__init__(tokens, corruption=corruption)
+        data = task_data("greater_than")
+        known: dict[str, str] = {"short": data["template"], "long": data["template_long"]}
+        if template not in known and "{" not in template:
+            raise unknown_name("greater-than template", template, known)
+        self.template = known.get(template, template)
+        chosen_templates(self.key, {}, (), [self.template], needs=("noun", "century", "yy"))
+        self.nouns = one_token_words(
+            tokens, data["nouns"] if nouns is None else nouns, task=self.key, kind="nouns", after="The"
+        )
+        chosen = data["centuries"] if centuries is None else [str(century) for century in centuries]
+        self.centuries = usable(
+            chosen,
+            [self._splits(c, "01") for c in chosen],
+            task=self.key,
+            kind="centuries",
+            rule='the year ending in 01 is the two tokens " XX" and "01"',
+        )
+        self.years = tuple(
+            year for c in self.centuries for year in self._usable_years(c, above, drop_extremes)
+        )
+        if len(self.years) < 2:
+            raise InputError(
+                f"{self.key}: {len(self.years)} years can be used (two tokens, yy above {above}), at least 2 "
+                "are needed; lower `above`, or use a model whose tokenizer splits years into pairs of digits"
+            )
+
+    def _splits(self, century: str, yy: str) -> bool:
+        whole = self.tokens.continuation("year", f" {century}{yy}")
+        first = self.tokens.continuation("year", f" {century}")
+        second = self.tokens.continuation(f" {century}", yy)
+        return (
+            whole is not None
+            and first is not None
+            and second is not None
+            and len(first) == len(second) == 1
+            and whole == first + second
+        )
+
+    def _usable_years(self, century: str, above: int, drop_extremes: bool) -> list[tuple[str, str]]:
+        endings = [f"{yy:02d}" for yy in range(2, 99)]
+        self.tokens.learn("year", [f" {century}{yy}" for yy in endings])
+        self.tokens.learn(f" {century}", endings)
+        years = [(century, yy) for yy in endings if self._splits(century, yy)]
+        return [year for year in (years[1:-1] if drop_extremes else years) if int(year[1]) > above]
+
+    def choose(self, rng: np.random.Generator) -> Values:
+        noun, (century, yy) = pick(rng, self.nouns), pick(rng, self.years)
+        return {"noun": noun, "century": century, "yy": yy}
+
+    def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
+        return {**values, "yy": "01"}
+
+    def render(self, values: Values) -> Prompt:
+        text, slots = fill(self.template, values)
+        first = int(values["yy"]) + 1
+        return Prompt(
+            text=text,
+            slots=slots,
+            values=values,
+            answers=tuple(f"{yy:02d}" for yy in range(first, 100)),
+            wrong=tuple(f"{yy:02d}" for yy in range(first)),
+            fields={**values, "year": values["century"] + values["yy"], "n_valid_answers": 100 - first},
+        )
+
+    @property
+    def population(self) -> int:
+        return len(self.nouns) * len(self.years)
+
+    @property
+    def corrupted_population(self) -> int:
+        return len(self.nouns) * len(self.centuries)
+
+    def support(self) -> Iterator[tuple[Values, float]]:
+        for noun, (century, yy) in product(self.nouns, self.years):
+            yield {"noun": noun, "century": century, "yy": yy}, 1 / self.population
+
+    def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
+        yield {**values, "yy": "01"}, 1.0
+
+
+@TASKS.register("sva")
+@final
+class SubjectVerbAgreement(Grammar):
+    """Subject-verb agreement across an attractor: "The keys near the door" is continued by " are" or " were".
+
+    Args:
+        tokens: The model's tokenizer.
+        corruption: `other_number`: the subject gets its other number.
+        nouns: Pairs (singular, plural).
+        verbs: Pairs (singular, plural); every form that agrees is an answer, the others are wrong answers.
+        preps: Prepositions.
+        attractor: Only `congruent` or `incongruent` second nouns; None draws either with equal chance.
+    """
+
+    key = "sva"
+    corruptions = ("other_number",)
+    metadata_fields = ("noun1", "number", "noun2", "attractor", "prep", "n_tokens")
+    heatmap_fields = (("noun1", "noun2"), ("noun2", "prep"))
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        corruption: str | None = None,
+        nouns: Sequence[Sequence[str]] | None = None,
+        verbs: Sequence[Sequence[str]] | None = None,
+        preps: Sequence[str] | None = None,
+        attractor: str | None = None,
+    ) -> None:
+        super().__init__(tokens, corruption=corruption)
+        data = task_data("other_tasks")["subject_verb_agreement"]
+        if attractor not in (None, "congruent", "incongruent"):
+            raise unknown_name("attractor", attractor, ("congruent", "incongruent"))
+        self.template: str = data["template"]
+        self.attractor = attractor
+        self.nouns = self._pairs(data["nouns"] if nouns is None else nouns, "nouns", after="The")
+        self.verbs = self._pairs(data["verbs"] if verbs is None else verbs, "verbs", after="door", at_least=1)
+        self.preps = one_token_words(
+            tokens, data["preps"] if preps is None else preps, task=self.key, kind="preps", after="keys"
+        )
+
+    def _pairs(
+        self, pairs: Sequence[Sequence[str]], kind: str, *, after: str, at_least: int = 2
+    ) -> tuple[Sequence[str], ...]:
+        for pair in pairs:
+            if isinstance(pair, str) or len(pair) != 2:
+                raise InputError(f"{self.key}: {kind} holds {pair!r}; give pairs (singular, plural)")
+        keep = [all(self.tokens.one_token(after, " " + form) is not None for form in pair) for pair in pairs]
+        rule = "both forms one token after a space"
+        return usable(pairs, keep, task=self.key, kind=kind, rule=rule, at_least=at_least)
+
+    def choose(self, rng: np.random.Generator) -> Values:
+        subject, number, other = pick(rng, self.nouns), int(rng.integers(2)), pick(rng, self.nouns)
+        congruent = bool(rng.integers(2)) if self.attractor is None else self.attractor == "congruent"
+        return self._values(subject, number, other, congruent, pick(rng, self.preps))
+
+    @staticmethod
+    def _values(
+        subject: Sequence[str], number: int, other: Sequence[str], congruent: bool, prep: str
+    ) -> Values:
+        number2 = number if congruent else 1 - number
+        return {"subject": subject, "number": number, "other": other, "number2": number2, "prep": prep}
+
+    def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
+        return {**values, "number": 1 - values["number"]}
+
+    def render(self, values: Values) -> Prompt:
+        number, number2 = values["number"], values["number2"]
+        filled = {
+            "noun1": values["subject"][number],
+            "noun2": values["other"][number2],
+            "prep": values["prep"],
+        }
+        text, slots = fill(self.template, filled)
+        return Prompt(
+            text=text,
+            slots=slots,
+            values=values,
+            answers=tuple(" " + pair[number] for pair in self.verbs),
+            wrong=tuple(" " + pair[1 - number] for pair in self.verbs),
+            fields={
+                **filled,
+                "number": ("singular", "plural")[number],
+                "attractor": "congruent" if number == number2 else "incongruent",
+            },
+        )
+
+    @property
+    def population(self) -> int:
+        return 2 * len(self.nouns) ** 2 * len(self.preps) * (2 if self.attractor is None else 1)
+
+    @property
+    def corrupted_population(self) -> int:
+        return self.population
+
+    def support(self) -> Iterator[tuple[Values, float]]:
+        kinds = (True, False) if self.attractor is None else (self.attractor == "congruent",)
+        for choice in product(self.nouns, (0, 1), self.nouns, kinds, self.preps):
+            yield self._values(*choice), 1 / self.population
+
+    def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
+        yield {**values, "number": 1 - values["number"]}, 1.0
+
+
+@TASKS.register("gendered-pronoun")
+@final
+class GenderedPronoun(Grammar):
+    """Pronoun of a first name: "So Mary is a really great friend, isn't" is continued by " she".
+
+    What is measured is a convention of US English in the model's training text.
+
+    Args:
+        tokens: The model's tokenizer.
+        corruption: `other_gender`: a uniformly drawn name of the other list.
+        template_ids: Templates out of the data file, drawn uniformly.
+        templates: Own templates with the slot name; they take the place of `template_ids`.
+        female_names: Names answered by " she".
+        male_names: Names answered by " he".
+    """
+
+    key = "gendered-pronoun"
+    corruptions = ("other_gender",)
+    metadata_fields = ("name", "gender", "template_id", "n_tokens")
+    heatmap_fields = (("name", "template_id"), ("name", "corrupted.name"))
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        corruption: str | None = None,
+        template_ids: Sequence[int] = (0,),
+        templates: Sequence[str] | None = None,
+        female_names: Sequence[str] | None = None,
+        male_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(tokens, corruption=corruption)
+        data = task_data("other_tasks")["gendered_pronoun"]
+        known = dict(enumerate(data["templates"]))
+        self.templates = chosen_templates(self.key, known, template_ids, templates, needs=("name",))
+        self.answers: dict[str, str] = data["answers"]
+        self.names = {
+            gender: self._names(kind, data[kind] if words is None else words)
+            for gender, kind, words in (
+                ("female", "female_names", female_names),
+                ("male", "male_names", male_names),
+            )
+        }
+
+    def _names(self, kind: str, words: Sequence[str]) -> tuple[str, ...]:
+        def stands_alone(name: str) -> bool:
+            return all(
+                self.tokens.one_token(context, piece + name) is not None
+                for context, piece in map(_before_name, self.templates.values())
+            )
+
+        rule = "one token where the template puts it"
+        return usable(words, [stands_alone(w) for w in words], task=self.key, kind=kind, rule=rule)
+
+    def choose(self, rng: np.random.Generator) -> Values:
+        template_id, gender = pick(rng, tuple(self.templates)), pick(rng, ("female", "male"))
+        return {"template_id": template_id, "gender": gender, "name": pick(rng, self.names[gender])}
+
+    def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
+        other = _OTHER_GENDER[values["gender"]]
+        return {**values, "gender": other, "name": pick(rng, self.names[other])}
+
+    def render(self, values: Values) -> Prompt:
+        text, slots = fill(self.templates[values["template_id"]], values)
+        return Prompt(
+            text=text,
+            slots=slots,
+            values=values,
+            answers=(self.answers[values["gender"]],),
+            wrong=(self.answers[_OTHER_GENDER[values["gender"]]],),
+            fields={name: values[name] for name in ("name", "gender", "template_id")},
+        )
+
+    @property
+    def population(self) -> int:
+        return len(self.templates) * sum(len(names) for names in self.names.values())
+
+    @property
+    def corrupted_population(self) -> int:
+        return self.population
+
+    def support(self) -> Iterator[tuple[Values, float]]:
+        for template_id, gender in product(self.templates, self.names):
+            weight = 1 / (len(self.templates) * 2 * len(self.names[gender]))
+            for name in self.names[gender]:
+                yield {"template_id": template_id, "gender": gender, "name": name}, weight
+
+    def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
+        other = _OTHER_GENDER[values["gender"]]
+        for name in self.names[other]:
+            yield {**values, "gender": other, "name": name}, 1 / len(self.names[other])
+
+
+_OTHER_GENDER = {"female": "male", "male": "female"}
+
+
+def _before_name(template: str) -> tuple[str, str]:
+    """What stands before the name: the context, and the white space that joins the name's token."""
+    before = template.split("{name}")[0]
+    return before.rstrip(" "), before[len(before.rstrip(" ")) :]
