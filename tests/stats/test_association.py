@@ -68,7 +68,8 @@ def test_pearson_survives_extreme_scales(scale: float) -> None:
 
 @pytest.mark.parametrize("correlation", CORRELATIONS)
 @pytest.mark.parametrize(
-    ("x", "y"), [([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([1.0, 2.0, 3.0], [0.1, 0.1, 0.1]), ([1.0], [2.0]), ([], [])]
+    ("x", "y"),
+    [([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([1.0, 2.0, 3.0], [0.1, 0.1, 0.1]), ([1.0], [2.0]), ([], [])],
 )
 def test_undefined_correlations_are_nan_with_a_warning(
     correlation: object, x: list[float], y: list[float]

@@ -143,7 +143,7 @@ def test_bca_falls_back_to_percentiles_when_all_replicates_lie_on_one_side() -> 
         total = np.asarray(sums[..., 0])
         return np.where(total == 6.0, 100.0, total)
 
-    # Of three distinct values only the original sample has this sum with all three drawn; almost none equal it.
+    # None of the given draws reaches the sum of the sample itself, which the function sends far away.
     values = np.array([[1.0, 2.0, 3.0]])
     draws = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1]] * 10)
     interval = bootstrap_interval(values, away, rng=stream(0, "draws"), draws=draws, n_resamples=30)
@@ -219,7 +219,7 @@ def test_zero_spread_is_named() -> None:
     assert fieller_interval(np.full(5, 2.0), np.full(5, 4.0)).reason == "degenerate"
 
 
-# ------------------------------------------------------------------------------------------- shares, correlations
+# ------------------------------------------------------------------------------- shares, correlations
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from assay.stats import (
 )
 
 
+DETECTION = json.loads((Path(__file__).parent.parent / "golden" / "signal_detection.json").read_text())["sdt"]
 KEEP = np.array([1.0, 2.0, 3.0])
 FULL = np.array([2.0, 2.0, 4.0])
 EMPTY = np.array([0.0, 1.0, 1.0])
@@ -125,7 +127,7 @@ def test_unknown_interval_methods_list_near_matches() -> None:
         mean_of("x").interval(KEEP[None], method="fielder")
 
 
-# ------------------------------------------------------------------------------------------- functions of sums
+# ---------------------------------------------------------------------------------- functions of sums
 
 
 def test_d_prime_counts_hits_against_false_alarms() -> None:
@@ -140,10 +142,25 @@ def test_d_prime_counts_hits_against_false_alarms() -> None:
 
 def test_rate_corrections_have_their_formulas() -> None:
     counts = np.array([0.0, 3.0, 10.0])
-    assert corrected_rate(counts, 10, correction="loglinear") == pytest.approx([0.5 / 11, 3.5 / 11, 10.5 / 11])
+    assert corrected_rate(counts, 10, correction="loglinear") == pytest.approx(
+        [0.5 / 11, 3.5 / 11, 10.5 / 11]
+    )
     assert corrected_rate(counts, 10, correction="clip-half") == pytest.approx([0.05, 0.3, 0.95])
     with pytest.raises(UnknownNameError, match="loglinear"):
         corrected_rate(counts, 10, correction="log-linear")
+
+
+@pytest.mark.parametrize("case", DETECTION, ids=range(len(DETECTION)))
+@pytest.mark.parametrize("correction", ["loglinear", "clip-half"])
+def test_corrected_rates_match_golden_values(case: dict, correction: str) -> None:
+    expected = case[correction.replace("-", "_")]
+    hit = float(corrected_rate(np.array(float(case["hits"])), case["n_signal"], correction=correction))
+    false_alarm = float(
+        corrected_rate(np.array(float(case["false_alarms"])), case["n_noise"], correction=correction)
+    )
+    assert [hit, false_alarm] == pytest.approx([expected["hit"], expected["fa"]], rel=1e-9)
+    d_prime = scipy_stats.norm.ppf(hit) - scipy_stats.norm.ppf(false_alarm)
+    assert d_prime == pytest.approx(expected["d_prime"], rel=1e-9, abs=1e-12)
 
 
 def test_spread_of_ratios_is_their_coefficient_of_variation() -> None:
@@ -168,7 +185,7 @@ def test_distance_area_weighs_the_absolute_gap_to_one() -> None:
     assert math.isnan(value(form, FULL, FULL, half, twice))
 
 
-def test_pseudo_values_of_a_mean_like_function_are_the_data() -> None:
+def test_jackknifed_values_of_a_mean_like_function_are_the_data() -> None:
     form = FunctionOfSums(
         function="distance-area",
         components=("empty", "full", "p"),

@@ -18,6 +18,7 @@ from assay.metrics.metric import (
     metric,
     record,
     task_warnings,
+    undefined,
 )
 from assay.metrics.outputs import answer_is_top, answer_log_probability, divergences
 from assay.stats import FunctionOfSums, corrected_rate, mean_of, ratio_of
@@ -80,6 +81,12 @@ def _output_variants(runs: Runs, spec: MetricSpec, *, include_logprob: bool = Fa
         parts[variant] = record(spec, pair, statistic, used=used, id=part_id, rule=None, direction="report")
     entering = [each for each in VARIANTS if include_logprob or each != "log-probability"]
     defined = [each for each in entering if not math.isnan(parts[each].value)]
+    details = {"entering": defined, "undefined": [each for each in entering if each not in defined]}
+    warnings = task_warnings(runs, used)
+    if len(defined) < 2:
+        reason = "too_few_outputs" if used.any() else "no_valid_prompt"
+        found = undefined(spec, n=int(used.sum()), reason=reason, warnings=warnings)
+        return replace(found, n_excluded=int((~used).sum()), details=details, parts=parts)
     spread = FunctionOfSums(
         function="spread-of-ratios",
         components=tuple(f"{each}/{side}" for each in defined for side in ("keep", "full")),
@@ -88,13 +95,12 @@ def _output_variants(runs: Runs, spec: MetricSpec, *, include_logprob: bool = Fa
             "scales": [-1.0 if each == "kl" else 1.0 for each in defined],
         },
     )
-    details = {"entering": defined, "undefined": [each for each in entering if each not in defined]}
     return record(
         spec,
         components,
         spread,
         used=used,
-        warnings=task_warnings(runs, used),
+        warnings=warnings,
         undefined="zero_mean",
         details=details,
         parts=parts,
@@ -186,7 +192,7 @@ def _both_pass(dprime: Measurement, auc: Measurement) -> Verdict:
     """Passes where both do; fails where either does; else inconclusive."""
     assert dprime.rule is not None
     values = {"dprime": dprime.value, "auc": auc.value}
-    thresholds = {"dprime": dprime.rule.pass_at, "auc": AUC_RULE.pass_at}
+    thresholds = {"pass": dprime.rule.pass_at, "auc": AUC_RULE.pass_at}
     judged = [
         dprime.rule.judge(dprime.value, dprime.interval(ONE_SIDED_95), dprime.n),
         AUC_RULE.judge(auc.value, auc.interval(ONE_SIDED_95), auc.n),

@@ -143,9 +143,7 @@ class FaithfulnessCurve:
             "level": level,
             "cpr": self.area.to_dict(level=level),
             "cmd": self.distance.to_dict(level=level),
-            "random": None
-            if self.random is None
-            else {"mean": self.random.mean(axis=0), "values": self.random},
+            "random": None if self.random is None else _random_dict(self.random),
             "absolute": self.absolute,
             "log_scale": self.log_scale,
             "n": self.area.n,
@@ -154,6 +152,12 @@ class FaithfulnessCurve:
             "provenance": self.provenance,
         }
         return {key: plain(value) for key, value in record.items()}
+
+
+def _random_dict(random: Float64[np.ndarray, "n_draws n_fractions"]) -> dict[str, Any]:
+    """Mean, smallest and largest F of the random circuits of each size, and every draw."""
+    ends = {"values": random.mean(axis=0), "low": random.min(axis=0), "high": random.max(axis=0)}
+    return ends | {"n_circuits": len(random), "draws": random}
 
 
 def trapezoid_weights(

@@ -130,7 +130,11 @@ def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:
 
 
 def _stamped(found: Measurement, provenance: Mapping[str, Any], seed: int) -> Measurement:
-    parts = {key: _stamped(part, {**provenance, "part": key}, seed) for key, part in found.parts.items()}
+    """`found` and its parts with identity and names of their own."""
+    parts = {
+        key: _stamped(replace(part, name=f"{found.name}/{key}"), {**provenance, "part": key}, seed)
+        for key, part in found.parts.items()
+    }
     return replace(found, provenance=provenance, seed=seed, parts=parts)
 
 

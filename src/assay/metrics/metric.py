@@ -221,7 +221,7 @@ def record(
         warnings = (*warnings, "many_excluded")
     if isinstance(statistic, RatioOfSums) and n and statistic.unstable(table[:, kept]):
         warnings = (*warnings, "unstable_denominator")
-    reason = None if not math.isnan(value) else (undefined if n else "no_valid_prompt")
+    reason = None if not math.isnan(value) else (undefined if used.any() else "no_valid_prompt")
     fields: dict[str, Any] = {
         "id": spec.id,
         "name": spec.key,

@@ -209,9 +209,10 @@ def judge_agreement(parts: Mapping[str, Measurement], limits: Mapping[str, float
     the same on lower one-sided 95 % bounds for pass and moderate; fail when an upper bound is below its
     threshold; else inconclusive.
     """
-    thresholds = {key: limits[key] for key in ("acc@1", "acc@5")}
-    missing = [key for key in thresholds if key not in parts]
-    values = {key: parts[key].value for key in thresholds if key in parts}
+    judged_keys = ("acc@1", "acc@5")
+    thresholds = {"pass": limits["acc@1"], **{key: limits[key] for key in judged_keys}}
+    missing = [key for key in judged_keys if key not in parts]
+    values = {key: parts[key].value for key in judged_keys if key in parts}
     if missing or any(math.isnan(value) for value in values.values()):
         reason = "needs_k_1_and_5" if missing else next(iter(parts.values())).reason
         return Verdict(
@@ -223,7 +224,7 @@ def judge_agreement(parts: Mapping[str, Measurement], limits: Mapping[str, float
         )
     judged = [
         Rule(pass_at=thresholds[key]).judge(values[key], parts[key].interval(ONE_SIDED_95), parts[key].n)
-        for key in thresholds
+        for key in judged_keys
     ]
     statuses = [each.status for each in judged]
     status = _count_rule(statuses)

@@ -182,12 +182,14 @@ class FunctionOfSums:
         return np.asarray(SUM_FUNCTIONS[self.function](sums, n, **self.parameters))
 
     def linearised(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, " n"]:
-        """Jackknife pseudo-values n F - (n - 1) F without the example; NaN below two examples."""
+        """F plus the jackknife influence (n - 1) (mean of F without an example - F without it)."""
         n = values.shape[1]
-        if n < 2:
-            return np.full(n, np.nan)
         totals = values.sum(axis=1)
-        return np.asarray(n * self.of_sums(totals, n) - (n - 1) * self.of_sums(totals - values.T, n - 1))
+        point = self.of_sums(totals, n)
+        if n < 2:
+            return np.full(n, point)
+        left_out = self.of_sums(totals - values.T, n - 1)
+        return np.asarray(point + (n - 1) * (left_out.mean() - left_out))
 
     def interval(
         self,
@@ -197,7 +199,7 @@ class FunctionOfSums:
         method: str | None = None,
         seed: int = 0,
     ) -> Interval:
-        """Interval over examples: `bca` (default), `percentile` or `delta` (from the pseudo-values)."""
+        """Interval over examples: `bca` (default), `percentile` or `delta` (from the jackknife)."""
         if method == "delta":
             point = float(self.of_sums(values.sum(axis=1), values.shape[1]))
             return delta_interval(point, self.linearised(values), level=level)

@@ -1,0 +1,352 @@
+"""Top-K agreement: golden values, worked cases, invariances, verdicts, every edge case."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_runs import ArrayRuns
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from assay.errors import InputError, UnknownNameError
+from assay.measurement import Measurement
+from assay.metrics import measure_runs
+from assay.metrics.topk import judge_agreement, overlap, rank_agreement, reading_patterns, tied_at, top_k
+from assay.rng import stream
+from assay.stats import clopper_pearson, mean_of
+
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "topk_agreement.json").read_text())
+
+
+def golden_runs(case: dict) -> ArrayRuns:
+    return ArrayRuns(
+        full=case["full_logits"], keep=case["circuit_logits"], answers=[[token] for token in case["labels"]]
+    )
+
+
+def number(value: Any) -> float:
+    """Golden files write NaN as text, undefined as null."""
+    return math.nan if value in (None, "nan") else float(value)
+
+
+# ------------------------------------------------------------------------------------------- golden
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["mode"])
+def test_golden_lists_and_overlaps(case: dict) -> None:
+    full, keep = np.array(case["full_logits"]), np.array(case["circuit_logits"])
+    for row, prompt in enumerate(case["per_prompt"]):
+        for key, entry in prompt.items():
+            k = int(key)
+            tops = top_k(full, k), top_k(keep, k)
+            assert tops[0][row].tolist() == entry["top_full"]
+            assert tops[1][row].tolist() == entry["top_circuit"]
+            assert overlap(*tops)[row] == pytest.approx(entry["overlap"], rel=1e-9)
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["mode"])
+@pytest.mark.parametrize(
+    ("support", "name"),
+    [("full", "tau_b_on_full_topk"), ("intersection", "tau_b_on_intersection"), ("union", "fagin_tau")],
+)
+def test_golden_rank_agreement(case: dict, support: str, name: str) -> None:
+    full, keep = np.array(case["full_logits"]), np.array(case["circuit_logits"])
+    for row, prompt in enumerate(case["per_prompt"]):
+        for key, entry in prompt.items():
+            if int(key) > 1:
+                found = rank_agreement(full, keep, int(key), support=support)[row]
+                assert found == pytest.approx(number(entry[name]), rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["mode"])
+def test_golden_summaries(case: dict) -> None:
+    ks = [int(k) for k in case["acc_at_k"]]
+    measured = measure_runs(golden_runs(case), "topk", K=ks)
+    assert measured.details["K"] == ks
+    for k in ks:
+        assert measured.details["acc"][k] == pytest.approx(case["acc_at_k"][str(k)], rel=1e-9)
+        assert measured.details["chance"][k] == pytest.approx(case["chance_overlap_K_over_V"][str(k)])
+    for k in ks[1:]:
+        expected = number(case["tau_k_mean_over_defined"][str(k)])
+        assert measured.details["tau"][k] == pytest.approx(expected, rel=1e-9, nan_ok=True)
+        assert measured.details["n_defined"][k] == case["tau_k_n_defined"][str(k)]
+    assert measured.details["label_top1_full"] == pytest.approx(case["label_top1_accuracy_full"])
+    assert measured.details["label_top1_circuit"] == pytest.approx(case["label_top1_accuracy_circuit"])
+    for support, name in (
+        ("intersection", "tau_intersection_mean_over_defined"),
+        ("union", "fagin_tau_mean"),
+    ):
+        other = measure_runs(golden_runs(case), "topk", K=ks, support=support)
+        for k in ks[1:]:
+            expected = number(case[name][str(k)])
+            assert other.details["tau"][k] == pytest.approx(expected, rel=1e-9, nan_ok=True)
+
+
+# ------------------------------------------------------------------------------------------- kernels
+
+
+@given(hnp.arrays(np.float32, (4, 9), elements=st.integers(-3, 3)), st.integers(1, 9))
+def test_top_k_sorts_by_logit_then_index(logits: np.ndarray, k: int) -> None:
+    literal = [sorted(range(9), key=lambda index: (-row[index], index))[:k] for row in logits]
+    assert top_k(logits, k).tolist() == literal
+
+
+def test_top_k_does_not_rank_masked_outputs() -> None:
+    assert top_k(np.array([[-np.inf, -5.0, -np.inf, -7.0]]), 2).tolist() == [[1, 3]]
+
+
+def test_a_tie_at_the_edge_is_seen_and_one_inside_is_not() -> None:
+    logits = np.array([[3.0, 2.0, 2.0, 1.0], [3.0, 3.0, 2.0, 1.0], [3.0, 2.0, 1.0, 1.0]])
+    assert tied_at(logits, 2).tolist() == [True, False, False]
+    assert tied_at(logits, 1).tolist() == [False, True, False]
+
+
+def test_rank_agreement_is_undefined_where_one_side_ties_throughout() -> None:
+    full = np.array([[3.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
+    keep = np.array([[1.0, 1.0, 0.0, 0.0], [3.0, 2.0, 1.0, 0.0]])
+    assert np.isnan(rank_agreement(full, keep, 2)).all()
+    assert rank_agreement(full, keep, 2, support="union").tolist() == [1.0, 1.0]
+
+
+def test_reversed_order_inside_the_list_is_minus_one() -> None:
+    full, keep = np.array([[3.0, 2.0, 1.0, -9.0]]), np.array([[1.0, 2.0, 3.0, -9.0]])
+    assert rank_agreement(full, keep, 3).tolist() == [-1.0]
+    assert overlap(top_k(full, 3), top_k(keep, 3)).tolist() == [1.0]
+
+
+# ------------------------------------------------------------------------------------------- properties
+
+
+LOGITS = hnp.arrays(np.float64, (2, 5, 12), elements=st.floats(-4, 4, width=16))
+
+
+def agreement(full: np.ndarray, keep: np.ndarray, **options: Any) -> Measurement:
+    runs = ArrayRuns(full=full, keep=keep, answers=[[0]] * len(full))
+    return measure_runs(runs, "topk", K=[1, 3, 5], **options)
+
+
+@given(LOGITS)
+def test_shares_and_correlations_stay_in_range(pair: np.ndarray) -> None:
+    details = agreement(*pair).details
+    assert all(0 <= value <= 1 for value in details["acc"].values())
+    assert all(math.isnan(value) or -1 <= value <= 1 for value in details["tau"].values())
+
+
+@given(LOGITS, st.floats(0.05, 20), st.floats(-5, 5))
+def test_nothing_changes_under_temperature_and_shift(pair: np.ndarray, scale: float, shift: float) -> None:
+    plain, moved = agreement(*pair), agreement(pair[0], scale * pair[1])
+    assert moved.details["acc"] == plain.details["acc"]
+    np.testing.assert_equal(moved.details["tau"], plain.details["tau"])
+    transformed = agreement(np.exp(pair[0]) + shift, np.exp(pair[1]) + shift)
+    assert transformed.details["acc"][1] == plain.details["acc"][1]
+
+
+def test_nothing_changes_under_a_common_increasing_transform() -> None:
+    full, keep = stream(0, "logits").normal(size=(2, 6, 20))
+    plain, moved = agreement(full, keep), agreement(np.exp(full), np.exp(keep))
+    assert moved.details["acc"] == plain.details["acc"]
+    assert moved.details["tau"] == plain.details["tau"]
+
+
+@given(hnp.arrays(np.float64, (5, 12), elements=st.floats(-4, 4), unique=True))
+def test_identical_runs_agree_exactly(logits: np.ndarray) -> None:
+    details = agreement(logits, logits).details
+    assert details["acc"] == {1: 1.0, 3: 1.0, 5: 1.0}
+    assert details["tau"] == {3: 1.0, 5: 1.0}
+
+
+def test_agreement_is_with_the_model_not_with_the_label() -> None:
+    full = np.array([[0.0, 5.0, 0.1, 0.2], [0.0, 5.0, 0.1, 0.2]])
+    keep = np.array([[0.0, 5.0, 0.1, 0.2], [7.0, 5.0, 0.1, 0.2]])
+    measured = measure_runs(ArrayRuns(full=full, keep=keep, answers=[[0], [0]]), "topk", K=[1])
+    assert measured.value == 0.5
+    assert measured.details["label_top1_full"] == 0.0
+    assert measured.details["label_top1_circuit"] == 0.5
+
+
+# ------------------------------------------------------------------------------------------- result
+
+
+def random_runs(n: int = 60, noise: float = 0.05, n_outputs: int = 40, **facts: Any) -> ArrayRuns:
+    rng = stream(4, "agreement")
+    full = rng.normal(size=(n, n_outputs))
+    return ArrayRuns(full=full, keep=full + noise * rng.normal(size=full.shape), answers=[[0]] * n, **facts)
+
+
+def test_the_value_is_acc_at_1_with_an_exact_interval() -> None:
+    measured = measure_runs(random_runs(), "topk")
+    assert measured.details["K"] == [1, 5, 10]
+    assert measured.value == measured.details["acc"][1] == measured.parts["acc@1"].value
+    assert measured.interval() == clopper_pearson(round(60 * measured.value), 60)
+    assert measured.parts["acc@5"].interval().method == "bca"
+    assert measured.parts["tau@10"].interval().low < measured.details["tau"][10]
+    assert measured.parts["label-top1-full"].interval().method == "clopper-pearson"
+    assert set(np.unique(measured.per_example)) <= {0.0, 1.0}
+    assert measured.id == "D05.acc_at_K"
+    assert measured.parts["acc@5"].name == "topk/acc@5"
+
+
+def test_without_1_the_value_is_of_the_smallest_size() -> None:
+    measured = measure_runs(random_runs(), "topk", K=[7, 3])
+    assert measured.value == measured.details["acc"][3]
+    assert measured.verdict.reason == "needs_k_1_and_5"
+    assert measured.passed is None
+
+
+def test_a_small_vocabulary_gets_smaller_lists() -> None:
+    assert measure_runs(random_runs(n_outputs=10), "topk").details["K"] == [1, 3]
+    assert measure_runs(random_runs(n_outputs=11), "topk").details["K"] == [1, 5, 10]
+
+
+def test_the_tau_metric_is_that_of_the_largest_size() -> None:
+    whole = measure_runs(random_runs(), "topk")
+    alone = measure_runs(random_runs(), "topk-tau")
+    assert alone.value == whole.details["tau"][10]
+    assert alone.rule is not None
+    assert alone.rule.pass_at == 0.9
+    with pytest.raises(InputError, match="needs K of at least 2"):
+        measure_runs(random_runs(), "topk-tau", K=[1])
+
+
+def test_outputs_without_a_token_are_not_ranked() -> None:
+    full = np.array([[1.0, 0.0, -1.0, 9.0], [0.0, 1.0, -1.0, 9.0]])
+    keep = np.array([[1.0, 0.0, -1.0, -9.0], [1.0, 0.0, -1.0, 9.0]])
+    everything = ArrayRuns(full=full, keep=keep, answers=[[0], [0]])
+    assert measure_runs(everything, "topk", K=[1]).value == 0.5
+    named = ArrayRuns(full=full, keep=keep, answers=[[0], [0]], tokenizer=["a", "b", "c"])
+    measured = measure_runs(named, "topk", K=[1])
+    assert measured.per_example is not None
+    assert measured.per_example.tolist() == [1.0, 0.0]
+    assert measured.details["n_outputs"] == 3
+    assert measured.details["label_top1_full"] == 0.5
+    assert measure_runs(everything, "topk", K=[1], vocabulary=3).value == measured.value
+    with pytest.raises(InputError, match="vocabulary=5; the model has 4 outputs"):
+        measure_runs(everything, "topk", K=[1], vocabulary=5)
+
+
+def test_ties_at_the_edge_are_reported() -> None:
+    tied = [[1.0, 1.0, 0.0, -1.0]]
+    measured = measure_runs(ArrayRuns(full=tied, keep=tied, answers=[[0]]), "topk", K=[1, 2])
+    assert measured.details["tie_fraction"] == {1: 1.0, 2: 0.0}
+    assert "many_ties" in measured.warnings
+    assert "many_ties" not in measure_runs(random_runs(), "topk").warnings
+
+
+def test_a_nan_example_is_left_out() -> None:
+    runs = random_runs(n=40)
+    runs.given["keep"][3, 2] = math.nan
+    measured = measure_runs(runs, "topk")
+    assert (measured.n, measured.n_excluded) == (39, 1)
+    assert measured.parts["acc@5"].n == 39
+    assert math.isfinite(measured.value)
+
+
+def test_all_examples_left_out_is_undefined() -> None:
+    runs = random_runs(n=3)
+    runs.given["full"][:] = math.nan
+    measured = measure_runs(runs, "topk")
+    assert measured.reason == "no_valid_prompt"
+    assert measured.status == "inconclusive"
+    assert measured.verdict.reason == "no_valid_prompt"
+    assert measured.to_dict()["details"]["acc"]["1"] is None
+
+
+def test_a_tau_without_any_order_is_undefined() -> None:
+    flat = np.zeros((3, 8))
+    assert (
+        measure_runs(ArrayRuns(full=flat, keep=flat, answers=[[0]] * 3), "topk-tau", K=[3]).reason
+        == "all_tied"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ks", "message"),
+    [
+        ([40], "K holds 40, but there are 40 outputs"),
+        ([41], "choose K below that"),
+        ([0], "list sizes are integers from 1"),
+        ([-1], "list sizes are integers from 1"),
+        ([2.0], "K holds 2.0"),
+        ([True], "K holds True"),
+        ([1, 5, 5], "none twice"),
+        ([], "at least one size"),
+    ],
+)
+def test_impossible_list_sizes_are_refused(ks: list, message: str, unchecked: None) -> None:
+    with pytest.raises(InputError, match=message):
+        measure_runs(random_runs(), "topk", K=ks)
+
+
+def test_unknown_supports_and_thresholds_are_refused() -> None:
+    with pytest.raises(InputError, match="support='both' is not offered"):
+        measure_runs(random_runs(), "topk", support="both")
+    with pytest.raises(UnknownNameError, match="did you mean 'acc@5' or 'acc@1'"):
+        measure_runs(random_runs(), "topk", thresholds={"acc@2": 0.5})
+
+
+# ------------------------------------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"acc@1": 0.96, "acc@5": 0.91, "acc@10": 0.9, "tau@10": 0.95}, "best core fine"),
+        ({"acc@1": 0.95, "acc@5": 0.90, "acc@10": 0.9, "tau@10": 0.9}, ""),
+        ({"acc@1": 0.97, "acc@5": 0.80, "acc@10": 0.69, "tau@10": 0.1}, "best dominant narrow"),
+        ({"acc@1": 0.90, "acc@5": 0.80, "acc@10": 0.60, "tau@10": 0.1}, "narrow"),
+        ({"acc@1": 0.90, "acc@5": 0.95, "acc@10": 0.60, "tau@10": 0.1}, "core"),
+        ({"acc@1": 0.97}, "best"),
+    ],
+)
+def test_reading_patterns(values: dict[str, float], expected: str) -> None:
+    assert [code.split("_")[0] for code in reading_patterns(values)] == expected.split()
+
+
+def share(successes: int, n: int) -> Measurement:
+    values = np.array([1.0] * successes + [0.0] * (n - successes))
+    return Measurement(
+        id="D05.acc",
+        name="acc",
+        value=successes / n,
+        n=n,
+        statistic=mean_of("x"),
+        components={"x": values},
+        per_example=values,
+        interval_method="clopper-pearson",
+    )
+
+
+LIMITS = {"acc@1": 0.95, "acc@5": 0.90}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "n", "published", "status"),
+    [
+        (1.0, 1.0, 200, "pass", "pass"),
+        (1.0, 0.5, 200, "moderate", "moderate"),
+        (0.5, 0.5, 200, "fail", "fail"),
+        (0.96, 0.92, 50, "pass", "inconclusive"),
+        (0.94, 0.88, 50, "fail", "inconclusive"),
+        (0.5, 0.92, 50, "moderate", "fail"),
+    ],
+)
+def test_published_and_rigorous_verdicts(
+    first: float, second: float, n: int, published: str, status: str
+) -> None:
+    parts = {"acc@1": share(round(first * n), n), "acc@5": share(round(second * n), n)}
+    verdict = judge_agreement(parts, LIMITS)
+    assert (verdict.published, verdict.status) == (published, status)
+    assert (verdict.n_needed is not None) == (status == "inconclusive")
+
+
+def test_thresholds_can_be_moved() -> None:
+    strict = measure_runs(random_runs(noise=0.3), "topk")
+    lenient = measure_runs(random_runs(noise=0.3), "topk", thresholds={"acc@1": 0.1, "acc@5": 0.1})
+    assert not strict.passed
+    assert lenient.passed
+    assert lenient.verdict.thresholds["acc@1"] == 0.1
