@@ -4,7 +4,7 @@ Token ids are enough; text, slots and the grammar they came from are carried alo
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -120,7 +120,10 @@ class PairTask:
                 object.__setattr__(self, name, _ids(name, value))
         _check_shapes(self)
         n, width = self.clean.shape
-        defaults = {"lengths": lambda: torch.full((n,), width), "positions": lambda: self.lengths - 1}
+        defaults: dict[str, Callable[[], Tensor]] = {
+            "lengths": lambda: torch.full((n,), width),
+            "positions": lambda: self.lengths - 1,
+        }
         for name, default in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default())

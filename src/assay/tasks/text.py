@@ -292,15 +292,10 @@ class GreaterThan(Grammar):
             )
 
     def _splits(self, century: str, yy: str) -> bool:
-        whole = self.tokens.continuation("year", f" {century}{yy}")
-        first = self.tokens.continuation("year", f" {century}")
-        second = self.tokens.continuation(f" {century}", yy)
-        return (
-            whole is not None
-            and first is not None
-            and second is not None
-            and len(first) == len(second) == 1
-            and whole == first + second
+        first = self.tokens.one_token("year", f" {century}")
+        second = self.tokens.one_token(f" {century}", yy)
+        return None not in (first, second) and (
+            self.tokens.continuation("year", f" {century}{yy}") == (first, second)
         )
 
     def _usable_years(self, century: str, above: int, drop_extremes: bool) -> list[tuple[str, str]]:

@@ -1,0 +1,23 @@
+"""Tokenizers of the task tests: that of the embedded model and, where the reference data are there, GPT-2's."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay.models
+
+
+@pytest.fixture(scope="session")
+def mini_tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(Path(assay.models.__file__).parent / "mini")
+
+
+@pytest.fixture(scope="session")
+def gpt2_tokenizer(shared: Callable[[str], Path]) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(shared("data/gpt2_tokenizer"))

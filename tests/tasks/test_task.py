@@ -1,0 +1,222 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from assay.errors import InputError, ShapeError, TokenizationError
+from assay.tasks import PairTask
+
+
+def task(**changes: Any) -> PairTask:
+    """Three prompts of up to four ids; the second is one shorter."""
+    given: dict[str, Any] = {
+        "clean": torch.tensor([[1, 2, 3, 4], [1, 5, 3, 0], [6, 2, 3, 4]]),
+        "corrupted": torch.tensor([[1, 7, 3, 4], [1, 8, 3, 0], [6, 9, 3, 4]]),
+        "answers": torch.tensor([[10, 11], [12, -1], [10, -1]]),
+        "wrong": torch.tensor([[12], [10], [11]]),
+        "lengths": torch.tensor([4, 3, 4]),
+        "fields": {"place": ["store", "garden", "store"], "corrupted.place": ["a", "b", "c"]},
+        "texts": ("one", "two", "three"),
+        "slots": {"name": torch.tensor([1, 1, 0])},
+    }
+    return PairTask(**{**given, **changes})
+
+
+def test_a_task_of_ids_alone_reads_the_last_token_of_each_prompt() -> None:
+    ids = torch.tensor([[3, 4, 5], [3, 6, 5]])
+    plain = PairTask(clean=ids, corrupted=ids.flip(0), answers=torch.tensor([[7], [8]]))
+    assert (plain.n, plain.length) == (2, 3)
+    assert plain.lengths.tolist() == [3, 3]
+    assert plain.positions.tolist() == [2, 2]
+    assert plain.fields == {}
+    assert plain.name == "custom"
+    assert (plain.objective, plain.ablation) == ("logit_diff", "resample")
+
+
+def test_the_default_read_position_is_the_last_token_before_the_padding() -> None:
+    assert task().positions.tolist() == [3, 2, 3]
+
+
+def test_ids_of_any_integer_type_become_int64() -> None:
+    assert task(clean=task().clean.to(torch.int32)).clean.dtype == torch.long
+
+
+def test_a_task_does_not_change_what_it_was_given() -> None:
+    fields = {"place": ["x", "y", "z"]}
+    made = task(fields=fields)
+    assert made.fields == fields
+    assert made.fields is not fields
+
+
+def test_batches_hold_every_row_once_in_order_whatever_their_size() -> None:
+    whole = task()
+    for size in (1, 2, 3, 10):
+        batches = list(whole.batches(size))
+        assert torch.cat([b.indices for b in batches]).tolist() == [0, 1, 2]
+        for name in ("clean", "corrupted", "answers", "wrong", "lengths", "positions"):
+            assert torch.equal(torch.cat([getattr(b, name) for b in batches]), getattr(whole, name))
+    assert next(task(wrong=None).batches(2)).wrong is None
+
+
+def test_a_batch_moves_as_a_whole() -> None:
+    moved = next(task().batches(2)).to("meta")
+    assert {getattr(moved, name).device.type for name in ("clean", "wrong", "indices")} == {"meta"}
+
+
+def test_a_subset_takes_rows_with_everything_that_belongs_to_them() -> None:
+    part = task().subset([2, 0])
+    assert part.clean.tolist() == [[6, 2, 3, 4], [1, 2, 3, 4]]
+    assert part.positions.tolist() == [3, 3]
+    assert part.wrong is not None
+    assert part.wrong.tolist() == [[11], [12]]
+    assert part.fields == {"place": ["store", "store"], "corrupted.place": ["c", "a"]}
+    assert part.texts == ("three", "one")
+    assert part.slots["name"].tolist() == [0, 1]
+
+
+def test_a_split_is_seeded_and_leaves_nothing_out() -> None:
+    whole = PairTask(
+        clean=torch.arange(20)[:, None],
+        corrupted=torch.arange(20)[:, None],
+        answers=torch.arange(20)[:, None],
+    )
+    first, second = whole.split(0.3, seed=1)
+    assert (first.n, second.n) == (6, 14)
+    assert sorted(first.clean.flatten().tolist() + second.clean.flatten().tolist()) == list(range(20))
+    assert whole.split(0.3, seed=1).first.data_hash == first.data_hash
+    assert whole.split(0.3, seed=2).first.data_hash != first.data_hash
+    assert whole.split(0.001).first.n == 1
+
+
+@pytest.mark.parametrize("name", ["clean", "corrupted", "answers", "wrong", "lengths", "positions"])
+def test_the_data_hash_sees_every_tensor(name: str) -> None:
+    changed = {
+        "clean": task().clean + torch.tensor([1, 0, 0, 0]),
+        "corrupted": task().corrupted + torch.tensor([1, 0, 0, 0]),
+        "answers": torch.tensor([[10, 13], [12, -1], [10, -1]]),
+        "wrong": torch.tensor([[12], [10], [13]]),
+        "lengths": torch.tensor([4, 4, 4]),
+        "positions": torch.tensor([3, 1, 3]),
+    }[name]
+    given = {"positions": torch.tensor([3, 2, 3]), name: changed}
+    assert task(**given).data_hash != task().data_hash
+    assert task().data_hash == task().data_hash
+
+
+def test_the_data_hash_tells_a_missing_wrong_answer_from_an_empty_one() -> None:
+    assert task(wrong=None).data_hash != task(wrong=torch.full((3, 1), 13)).data_hash
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "mismatched shapes": (
+        {"corrupted": torch.ones(3, 5, dtype=torch.long)},
+        ShapeError,
+        r"clean has shape \(3, 4\) and corrupted \(3, 5\)",
+    ),
+    "one dimension": (
+        {"clean": torch.tensor([1, 2])},
+        ShapeError,
+        r"clean has shape \(2,\); expected \[N, T\]",
+    ),
+    "no prompt": ({"clean": torch.zeros(0, 4, dtype=torch.long)}, InputError, "the task is empty"),
+    "no token": ({"clean": torch.zeros(3, 0, dtype=torch.long)}, InputError, "the task is empty"),
+    "real numbers": ({"clean": torch.ones(3, 4)}, ShapeError, "clean has dtype torch.float32; token ids"),
+    "truth values": (
+        {"lengths": torch.ones(3, dtype=torch.bool)},
+        ShapeError,
+        "lengths has dtype torch.bool",
+    ),
+    "a list": ({"clean": [[1, 2]]}, ShapeError, "clean is a list; give a tensor"),
+    "flat answers": (
+        {"answers": torch.tensor([1, 2, 3])},
+        ShapeError,
+        r"answers has shape \(3,\); expected \[3,",
+    ),
+    "too few answers": (
+        {"answers": torch.tensor([[1]])},
+        ShapeError,
+        r"answers has shape \(1, 1\); expected \[3,",
+    ),
+    "no column of wrong": (
+        {"wrong": torch.zeros(3, 0, dtype=torch.long)},
+        ShapeError,
+        r"wrong has shape \(3, 0\)",
+    ),
+    "a row without answer": (
+        {"answers": torch.tensor([[1], [-1], [2]])},
+        InputError,
+        r"answers names no token \(prompt 1\)",
+    ),
+    "negative answer": (
+        {"answers": torch.tensor([[1], [1], [-2]])},
+        InputError,
+        r"answers holds a negative id other than -1 \(prompt 2\)",
+    ),
+    "negative id": (
+        {"corrupted": torch.tensor([[1, 2, 3, 4], [1, 2, 3, -1], [1, 2, 3, 4]])},
+        InputError,
+        r"corrupted holds a negative token id \(prompt 1\)",
+    ),
+    "length zero": (
+        {"lengths": torch.tensor([4, 0, 4])},
+        InputError,
+        r"lengths is out of range 1..4 \(prompt 1\)",
+    ),
+    "length beyond": ({"lengths": torch.tensor([4, 5, 4])}, InputError, r"out of range 1..4 \(prompt 1\)"),
+    "two lengths": (
+        {"lengths": torch.tensor([4, 3])},
+        ShapeError,
+        r"lengths has shape \(2,\); expected \[3\]",
+    ),
+    "read the padding": (
+        {"positions": torch.tensor([3, 3, 3])},
+        InputError,
+        r"positions lies outside its prompt \(prompt 1\)",
+    ),
+    "read before": ({"positions": torch.tensor([-1, 2, 3])}, InputError, r"outside its prompt \(prompt 0\)"),
+    "right and wrong": (
+        {"wrong": torch.tensor([[12], [12], [11]])},
+        InputError,
+        r"an answer is also a wrong answer \(prompt 1\)",
+    ),
+    "short field": ({"fields": {"place": ["x"]}}, ShapeError, "field 'place' has 1 entries for 3 prompts"),
+    "short texts": ({"texts": ("x",)}, ShapeError, "texts has 1 entries for 3 prompts"),
+    "short slot": ({"slots": {"name": torch.tensor([1])}}, ShapeError, "slot 'name' has 1 entries"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("case", BAD)
+def test_a_task_that_does_not_hold_together_is_refused(case: str) -> None:
+    changes, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        task(**changes)
+
+
+@pytest.mark.parametrize("name", ["clean", "corrupted", "answers", "wrong"])
+def test_an_id_beyond_the_vocabulary_is_named(name: str) -> None:
+    ids = getattr(task(), name).clone()
+    ids[1, 0] = 99
+    with pytest.raises(TokenizationError, match=rf"{name} holds id 99 \(prompt 1, place 0\).*ends at 49"):
+        task(**{name: ids}).validate(50)
+    task(**{name: ids}).validate(100)
+
+
+BAD_CALLS: dict[str, tuple[Callable[[PairTask], Any], str]] = {
+    "rows beyond": (lambda t: t.subset([0, 3]), "subset asks for rows 0 to 3; there are 0 to 2"),
+    "negative rows": (lambda t: t.subset([-1]), "subset asks for rows -1 to -1"),
+    "no rows": (lambda t: t.subset([]), "at least one row number"),
+    "a mask": (lambda t: t.subset(torch.tensor([True, False, True])), "at least one row number"),
+    "batch of none": (lambda t: list(t.batches(0)), "batch_size is 0"),
+    "all of it": (lambda t: t.split(1.0), r"fraction in \(0, 1\) and 2 pairs; got 1.0 and 3"),
+    "one pair": (lambda t: t.subset([0]).split(0.5), "got 0.5 and 1"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_a_part_that_is_not_there_is_refused(case: str) -> None:
+    call, message = BAD_CALLS[case]
+    with pytest.raises(InputError, match=message):
+        call(task())

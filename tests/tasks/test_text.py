@@ -1,0 +1,385 @@
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from assay.errors import AssayWarning, InputError, TokenizationError, UnknownNameError
+from assay.rng import stream
+from assay.tasks import TASKS, Grammar, GreaterThan, IndirectObject, SubjectVerbAgreement, Tokens, load_task
+from assay.tasks.text import GenderedPronoun
+
+
+NAMES = ("Mary", "John", "Lisa", "Mark")
+SMALL: dict[str, dict[str, Any]] = {
+    "ioi": {
+        "names": NAMES,
+        "places": ["store", "garden"],
+        "objects": ["ring", "bone"],
+        "template_ids": [0, 4],
+    },
+    "greater-than": {"nouns": ["war", "plan"][1:] + ["study"], "centuries": ["11", "17"], "above": 90},
+    "sva": {"nouns": [["key", "keys"], ["child", "children"]], "preps": ["near", "with"]},
+    "gendered-pronoun": {"female_names": ["Mary", "Lisa"], "male_names": ["John", "Mark", "Paul"]},
+}
+
+
+@pytest.fixture(scope="module")
+def tokens(mini_tokenizer: Any) -> Tokens:
+    return Tokens(mini_tokenizer)
+
+
+def small(key: str, tokens: Tokens, **options: Any) -> Grammar:
+    return TASKS[key](tokens, **{**SMALL[key], **options})
+
+
+# ------------------------------------------------------------------------------------------- any grammar
+
+
+@pytest.mark.parametrize("key", list(TASKS))
+def test_every_prompt_carries_the_metadata_fields_of_its_task(key: str, mini_tokenizer: Any) -> None:
+    task = load_task(key, mini_tokenizer, n=5)
+    for name in TASKS[key].metadata_fields:
+        assert name in task.fields
+        assert "corrupted." + name in task.fields
+
+
+@pytest.mark.parametrize("key", list(TASKS))
+def test_clean_and_corrupted_prompts_differ_and_are_equally_long(key: str, mini_tokenizer: Any) -> None:
+    task = load_task(key, mini_tokenizer, n=50)
+    assert task.fields["n_tokens"] == task.fields["corrupted.n_tokens"] == task.lengths.tolist()
+    assert bool((task.clean != task.corrupted).any(1).all())
+
+
+@pytest.mark.parametrize("key", list(TASKS))
+def test_a_longer_draw_begins_with_the_shorter_one(key: str, mini_tokenizer: Any) -> None:
+    short, long = (load_task(key, mini_tokenizer, n=n, seed=3) for n in (7, 20))
+    width = short.length
+    assert short.clean.tolist() == long.clean[:7, :width].tolist()
+    assert short.corrupted.tolist() == long.corrupted[:7, :width].tolist()
+
+
+@pytest.mark.parametrize("key", list(TASKS))
+def test_the_seed_decides_everything(key: str, mini_tokenizer: Any) -> None:
+    hashes = [load_task(key, mini_tokenizer, n=20, seed=seed).data_hash for seed in (0, 0, 1)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.parametrize("key", ["ioi", "docstring"])
+def test_the_corruption_does_not_move_the_clean_prompts(key: str, mini_tokenizer: Any) -> None:
+    tasks = [
+        load_task(key, mini_tokenizer, n=20, corruption=kind, allow_unaligned=True)
+        for kind in TASKS[key].corruptions
+    ]
+    assert all(task.texts == tasks[0].texts for task in tasks)
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_the_support_lists_every_clean_prompt_with_its_probability(key: str, tokens: Tokens) -> None:
+    grammar = small(key, tokens)
+    weights = {grammar.render(values).text: weight for values, weight in grammar.support()}
+    assert len(weights) == grammar.population
+    assert sum(weights.values()) == pytest.approx(1)
+    drawn = Counter(prompt.text for prompt in grammar.draw(4000, stream(0, "clean")))
+    assert set(drawn) <= set(weights)
+    if len(weights) < 500:
+        counts = [drawn[text] for text in weights]
+        assert chisquare(counts, [4000 * weight for weight in weights.values()]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("key", "corruption"), [(key, kind) for key in SMALL for kind in TASKS[key].corruptions]
+)
+def test_the_corrupted_support_is_what_corruption_draws(key: str, corruption: str, tokens: Tokens) -> None:
+    grammar = small(key, tokens, corruption=corruption)
+    (clean,) = grammar.draw(1, stream(5, "clean"))
+    weights: Counter[str] = Counter()
+    for values, share in grammar.corrupted_support(dict(clean.values)):
+        weights[grammar.render(values).text] += share
+    assert sum(weights.values()) == pytest.approx(1)
+    drawn = Counter(p.text for p in grammar.corrupt([clean] * 3000, stream(5, "corrupted")))
+    assert set(drawn) <= set(weights)
+    if len(weights) > 1:
+        assert chisquare([drawn[t] for t in weights], [3000 * w for w in weights.values()]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_the_counted_corrupted_prompts_are_those_of_all_clean_ones(key: str, tokens: Tokens) -> None:
+    grammar = small(key, tokens)
+    texts = {
+        grammar.render(other).text
+        for values, _ in grammar.support()
+        for other, _ in grammar.corrupted_support(values)
+    }
+    assert len(texts) == grammar.corrupted_population
+
+
+def test_a_grammar_that_is_not_enumerated_says_so(mini_tokenizer: Any) -> None:
+    for key in ("docstring", "induction"):
+        grammar = load_task(key, mini_tokenizer, n=1).grammar
+        assert grammar is not None
+        assert grammar.population is grammar.corrupted_population is None
+        with pytest.raises(InputError, match=f"prompts of {key} are not enumerated; draw them"):
+            grammar.support()
+        with pytest.raises(InputError, match=f"corrupted prompts of {key} are not enumerated"):
+            grammar.corrupted_support({})
+
+
+@pytest.mark.parametrize("key", list(TASKS))
+def test_an_unknown_corruption_is_refused_with_near_matches(key: str, mini_tokenizer: Any) -> None:
+    near = TASKS[key].corruptions[0]
+    with pytest.raises(UnknownNameError, match=f"unknown corruption of {key} .*did you mean .*{near}"):
+        load_task(key, mini_tokenizer, corruption=near + "x")
+
+
+def test_fillers_that_are_not_one_token_are_dropped_and_listed(mini_tokenizer: Any) -> None:
+    with pytest.warns(AssayWarning, match=r"ioi: dropped 2 of 5 names .*'Zyxw', 'Mary Ann'"):
+        task = load_task("ioi", mini_tokenizer, n=30, names=["Mary", "Zyxw", "John", "Mary Ann", "Lisa"])
+    assert set(task.fields["IO"]) == {"Mary", "John", "Lisa"}
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "message"),
+    [
+        (
+            "ioi",
+            {"objects": ["Zyxw", "ring"]},
+            r"ioi: 1 of 2 objects can be used .*at least 2.*dropped 'Zyxw'",
+        ),
+        ("ioi", {"names": ["Mary", "John"]}, "ioi: 2 of 2 names can be used .*at least 3 are needed"),
+        ("ioi", {"names": NAMES, "avoid_clean_names": True}, "at least 5 are needed"),
+        (
+            "docstring",
+            {"arg_names": ["load", "size"]},
+            "docstring: 2 of 2 arg_names .*at least 15 are needed",
+        ),
+        ("docstring", {"words": ["oil"]}, "docstring: 1 of 1 words .*at least 3"),
+        ("sva", {"verbs": [["is", "blibber"]]}, "sva: 0 of 1 verbs .*at least 1 are needed"),
+    ],
+)
+def test_too_few_usable_fillers_are_an_error(
+    key: str, options: Any, message: str, mini_tokenizer: Any
+) -> None:
+    with pytest.raises(TokenizationError, match=message):
+        load_task(key, mini_tokenizer, **options)
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "message"),
+    [
+        ("ioi", {"names": ["Mary", "John", "Mary"]}, "names holds 'Mary' more than once"),
+        ("ioi", {"template_ids": [20]}, "unknown ioi template id 20"),
+        ("ioi", {"template_ids": []}, r"ioi: no template is given; name at least one id out of 0..19"),
+        (
+            "ioi",
+            {"templates": ["{name1} and {name2} saw"]},
+            "must have name1, name2, name3, and may have place",
+        ),
+        ("ioi", {"templates": ["{name1} {name2} {name3} {thing}"]}, "slots name1, name2, name3, thing"),
+        ("ioi", {"orders": ["ABAB"]}, "unknown IOI order 'ABAB'; did you mean 'BABA'"),
+        ("ioi", {"orders": []}, "unknown IOI order"),
+        ("greater-than", {"template": "lnog"}, "unknown greater-than template 'lnog'"),
+        ("greater-than", {"template": "{noun} {yy}"}, "must have noun, century, yy"),
+        ("greater-than", {"above": 97}, "greater-than: 0 years can be used .*lower `above`"),
+        ("sva", {"nouns": ["keys", "doors"]}, r"sva: nouns holds 'keys'; give pairs \(singular, plural\)"),
+        ("sva", {"attractor": "incongrous"}, "unknown attractor 'incongrous'; did you mean 'incongruent'"),
+        ("gendered-pronoun", {"template_ids": [7]}, "unknown gendered-pronoun template id 7"),
+        ("docstring", {"style": "google"}, "unknown docstring style 'google'; did you mean 'goog'"),
+        ("induction", {"length": 1}, "length is 1, at least 2"),
+        ("induction", {"length": 8, "k": 8}, r"k is 8, allowed are 1 .. 7 for length 8"),
+        (
+            "induction",
+            {"length": 5000},
+            "5000 different ids are drawn and the vocabulary has|5000 ids are drawn",
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    key: str, options: Any, message: str, mini_tokenizer: Any
+) -> None:
+    with pytest.raises(InputError, match=message):
+        load_task(key, mini_tokenizer, **options)
+
+
+# --------------------------------------------------------------------------------------------------- IOI
+
+
+def test_ioi_by_default_is_the_first_template_in_the_order_abba(mini_tokenizer: Any) -> None:
+    task = load_task("ioi", mini_tokenizer)
+    assert (task.n, task.length) == (200, 15)
+    assert {name: set(where.tolist()) for name, where in task.slots.items()} == {
+        "name1": {2}, "name2": {4}, "place": {8}, "name3": {10}, "object": {13},
+    }  # fmt: skip
+    assert task.texts is not None
+    for row in range(task.n):
+        fields = {name: values[row] for name, values in task.fields.items()}
+        assert fields["name1"] == fields["IO"] != fields["S"] == fields["name2"] == fields["name3"]
+        assert task.texts[row] == (
+            f"Then, {fields['IO']} and {fields['S']} went to the {fields['place']}. "
+            f"{fields['S']} gave a {fields['object']} to"
+        )
+        assert mini_tokenizer.decode(task.answers[row]) == fields["answer"] == " " + fields["IO"]
+        assert task.wrong is not None
+        assert mini_tokenizer.decode(task.wrong[row]) == fields["wrong_answer"] == " " + fields["S"]
+        assert fields["corrupted.place"] == fields["place"]
+        assert fields["corrupted.object"] == fields["object"]
+        assert len({fields[f"corrupted.name{i}"] for i in (1, 2, 3)}) == 3
+
+
+def test_ioi_in_the_order_baba_has_the_answer_second(mini_tokenizer: Any) -> None:
+    fields = load_task("ioi", mini_tokenizer, orders=["BABA"], n=20).fields
+    assert fields["name2"] == fields["IO"]
+    assert fields["name1"] == fields["name3"] == fields["S"]
+
+
+def test_ioi_mixes_templates_and_orders_evenly(mini_tokenizer: Any) -> None:
+    fields = load_task("ioi", mini_tokenizer, n=2000, template_ids=range(20), orders=("ABBA", "BABA")).fields
+    counts = Counter(zip(fields["template_id"], fields["order"], strict=True))
+    assert len(counts) == 40
+    assert chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_a_template_without_a_place_has_none_in_its_fields(mini_tokenizer: Any) -> None:
+    task = load_task("ioi", mini_tokenizer, template_ids=[12], n=10)
+    assert set(task.fields["place"]) == set(task.fields["object"]) == {None}
+    assert set(task.slots) == {"name1", "name2", "name3"}
+
+
+@pytest.mark.parametrize("order", ["ABBA", "BABA"])
+def test_ioi_corruptions_follow_their_rules(order: str, tokens: Tokens) -> None:
+    def pairs(corruption: str, **options: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        grammar = IndirectObject(tokens, corruption=corruption, orders=[order], **options)
+        clean = grammar.draw(200, stream(0, "clean"))
+        corrupted = grammar.corrupt(clean, stream(0, "corrupted"))
+        return [(dict(a.fields), dict(b.fields)) for a, b in zip(clean, corrupted, strict=True)]
+
+    def three(fields: dict[str, Any]) -> tuple[str, str, str]:
+        return fields["name1"], fields["name2"], fields["name3"]
+
+    for clean, other in pairs("s2_rand"):
+        assert three(other)[:2] == three(clean)[:2]
+        assert other["name3"] not in (clean["IO"], clean["S"])
+        assert other["order"] == "ABC"
+    for clean, other in pairs("s2_io_flip"):
+        assert three(other) == (clean["name1"], clean["name2"], clean["IO"])
+        assert (other["IO"], other["answer"]) == (clean["S"], " " + clean["S"])
+        assert other["order"] == {"ABBA": "BABA", "BABA": "ABBA"}[order]
+    for clean, other in pairs("s1_io_flip"):
+        assert three(other) == (clean["name2"], clean["name1"], clean["name3"])
+        assert other["answer"] == clean["answer"]
+    for _, other in pairs("abc"):
+        assert len(set(three(other))) == 3
+    meets = [bool({a["IO"], a["S"]} & set(three(b))) for a, b in pairs("abc", names=NAMES)]
+    assert all(meets)  # of four names, three new ones meet two old ones
+    for clean, other in pairs("abc", names=(*NAMES, "Paul"), avoid_clean_names=True):
+        assert not {clean["IO"], clean["S"]} & set(three(other))
+    for clean, other in pairs("legacy_flip", names=NAMES):
+        second = other["name2"] if order == "ABBA" else other["name1"]
+        new = other["name1"] if order == "ABBA" else other["name2"]
+        assert second in NAMES
+        if order == "BABA" or new != second or other["name3"] != second:
+            assert new not in (clean["IO"], clean["S"]) or other["name3"] == second
+
+
+def test_the_legacy_flip_has_the_distribution_of_its_rule(tokens: Tokens) -> None:
+    grammar = IndirectObject(tokens, corruption="legacy_flip", names=NAMES)
+    clean = next(v for v, _ in grammar.support() if (v["IO"], v["S"]) == ("Mary", "John"))
+    shares = {(v["name1"], v["name2"], v["name3"]): share for v, share in grammar.corrupted_support(clean)}
+    # I' is Lisa or Mark; X = I' (1 in 4) puts Y first and X second and third.
+    assert shares["Lisa", "Mary", "Mary"] == pytest.approx(1 / 2 * 1 / 4 * 1 / 4)
+    assert shares["Mary", "Lisa", "Lisa"] == pytest.approx(1 / 2 * 1 / 4 * 1 / 4)
+    assert ("Mary", "Lisa", "John") not in shares
+    assert shares["Lisa", "Lisa", "Lisa"] == pytest.approx(1 / 2 * 1 / 4 * 1 / 4)
+    # (Mark, Lisa, Lisa): I' = Mark with X = Y = Lisa, or I' = X = Lisa with Y = Mark.
+    assert shares["Mark", "Lisa", "Lisa"] == pytest.approx(2 * 1 / 2 * 1 / 4 * 1 / 4)
+
+
+def test_the_population_counts_of_the_published_lists(tokens: Tokens) -> None:
+    ioi = IndirectObject(tokens)
+    assert ioi.population == 620_928
+    assert ioi.corrupted_population == 99 * 98 * 97 * 64
+    assert IndirectObject(tokens, orders=["ABBA", "BABA"], template_ids=[0, 4]).population == 2 * 99 * 98 * 65
+    assert IndirectObject(tokens, corruption="s2_rand").corrupted_population is None
+
+
+# ------------------------------------------------------------------------------------------ greater-than
+
+
+def test_greater_than_asks_for_a_later_year(mini_tokenizer: Any) -> None:
+    task = load_task("greater-than", mini_tokenizer, n=50)
+    assert task.objective == "prob_diff"
+    assert (task.length, {k: set(v.tolist()) for k, v in task.slots.items()}) == (
+        10,
+        {"noun": {1}, "century": {6}, "yy": {7}},
+    )
+    assert task.wrong is not None
+    for row in range(task.n):
+        yy = int(task.fields["yy"][row])
+        answers = [int(mini_tokenizer.decode(i)) for i in task.answers[row].tolist() if i >= 0]
+        wrong = [int(mini_tokenizer.decode(i)) for i in task.wrong[row].tolist() if i >= 0]
+        assert answers == list(range(yy + 1, 100))
+        assert wrong == list(range(yy + 1))
+        assert task.fields["n_valid_answers"][row] == len(answers)
+        assert task.fields["corrupted.year"][row] == task.fields["century"][row] + "01"
+        assert task.fields["corrupted.noun"][row] == task.fields["noun"][row]
+
+
+def test_the_years_lose_the_extremes_of_their_century(tokens: Tokens) -> None:
+    assert GreaterThan(tokens, centuries=["11", "12"]).years[:1] == (("11", "03"),)
+    assert GreaterThan(tokens, centuries=["11", "12"]).years[94:96] == (("11", "97"), ("12", "03"))
+    assert len(GreaterThan(tokens, drop_extremes=False).years) == 7 * 97
+    assert min(yy for _, yy in GreaterThan(tokens, above=40).years) == "41"
+
+
+def test_greater_than_long_ends_with_the_word_year(mini_tokenizer: Any) -> None:
+    task = load_task("greater-than", mini_tokenizer, n=3, template="long")
+    assert task.texts is not None
+    assert all(f"to the year {c}" in t for t, c in zip(task.texts, task.fields["century"], strict=True))
+    assert task.length == 12
+
+
+def test_a_tokenizer_without_two_token_years_is_refused(mini_tokenizer: Any) -> None:
+    with pytest.raises(TokenizationError, match=r"greater-than: 0 of 2 centuries can be used"):
+        load_task("greater-than", mini_tokenizer, centuries=["31", "42"])
+
+
+# ------------------------------------------------------------------------------ agreement and pronouns
+
+
+def test_agreement_answers_with_every_verb_form_of_the_first_noun(mini_tokenizer: Any) -> None:
+    task = load_task("sva", mini_tokenizer, n=60)
+    singular, plural = {" is", " was", " has", " does"}, {" are", " were", " have", " do"}
+    assert task.wrong is not None
+    for row in range(task.n):
+        right = {mini_tokenizer.decode(i) for i in task.answers[row].tolist()}
+        wrong = {mini_tokenizer.decode(i) for i in task.wrong[row].tolist()}
+        expected = (singular, plural) if task.fields["number"][row] == "singular" else (plural, singular)
+        assert (right, wrong) == expected
+        assert task.fields["corrupted.number"][row] != task.fields["number"][row]
+        assert task.fields["corrupted.noun2"][row] == task.fields["noun2"][row]
+    assert Counter(task.fields["attractor"]).keys() == {"congruent", "incongruent"}
+
+
+def test_an_incongruent_attractor_disagrees_with_the_subject(tokens: Tokens) -> None:
+    grammar = SubjectVerbAgreement(tokens, attractor="incongruent", verbs=[["is", "are"]])
+    singular = {pair[0] for pair in grammar.nouns}
+    for prompt in grammar.draw(50, np.random.default_rng(0)):
+        assert prompt.fields["attractor"] == "incongruent"
+        assert (prompt.fields["noun1"] in singular) != (prompt.fields["noun2"] in singular)
+        assert prompt.answers == ((" is",) if prompt.fields["noun1"] in singular else (" are",))
+
+
+def test_a_pronoun_follows_the_name_and_its_corruption_changes_the_gender(mini_tokenizer: Any) -> None:
+    task = load_task("gendered_pronoun", mini_tokenizer, n=40, template_ids=[0, 2])
+    for row in range(task.n):
+        pronoun = {"female": " she", "male": " he"}[task.fields["gender"][row]]
+        assert mini_tokenizer.decode(task.answers[row]) == pronoun
+        assert task.fields["corrupted.gender"][row] != task.fields["gender"][row]
+        assert task.fields["corrupted.template_id"][row] == task.fields["template_id"][row]
+
+
+def test_a_name_that_begins_the_prompt_is_judged_without_its_space(tokens: Tokens) -> None:
+    with pytest.warns(AssayWarning, match="dropped 1 of 3 female_names .*'Jamie'"):
+        names = GenderedPronoun(tokens, template_ids=[1], female_names=["Mary", "Jamie", "Lisa"]).names
+    assert names["female"] == ("Mary", "Lisa")
