@@ -152,7 +152,7 @@ def fieller_interval(
 
     Returns:
         Undefined with reason `unbounded` when the denominator's mean is not distinguishable from zero, and
-        `too_few` below two examples.
+        `too_few` below two examples. Both ends at the ratio (`degenerate`) where every example has it.
 
     References:
         Fieller (1954), doi:10.1111/j.2517-6161.1954.tb00159.x.
@@ -161,6 +161,9 @@ def fieller_interval(
     if n < 2:
         return undefined_interval(level, "fieller", "too_few")
     t = scipy_stats.t.ppf((1 + level) / 2, n - 1)
+    ratio = float(numerator.sum() / denominator.sum())
+    if np.abs(numerator - ratio * denominator).max() <= _EQUAL * np.abs(numerator).max():
+        return Interval(low=ratio, high=ratio, level=level, method="fieller", reason="degenerate")
     covariance = np.cov(numerator, denominator, ddof=1) * t**2 / n
     top, bottom = numerator.mean(), denominator.mean()
     a = bottom**2 - covariance[1, 1]
@@ -169,10 +172,7 @@ def fieller_interval(
     if a <= 0:
         return undefined_interval(level, "fieller", "unbounded")
     root = math.sqrt(max(b * b - a * c, 0.0))
-    reason = None if root > 0 else "degenerate"
-    return Interval(
-        low=float((b - root) / a), high=float((b + root) / a), level=level, method="fieller", reason=reason
-    )
+    return Interval(low=float((b - root) / a), high=float((b + root) / a), level=level, method="fieller")
 
 
 def clopper_pearson(successes: int, n: int, *, level: float = 0.95) -> Interval:

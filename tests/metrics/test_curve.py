@@ -1,0 +1,231 @@
+"""The faithfulness curve: golden integrals, worked cases on arrays, and a run of a real model."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from array_runs import margin_runs
+from torch import nn
+
+from assay.circuits import EdgeScores
+from assay.errors import GraphMismatchError, InputError
+from assay.execution import CircuitRuns
+from assay.graph import build_graph
+from assay.metrics import faithfulness_curve, measure
+from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, _Margins, integrate, trapezoid_weights
+from assay.models import Model, load_model
+from assay.rng import stream, torch_stream
+from assay.tasks import PairTask
+
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "faithfulness_integrals.json").read_text())
+
+
+def integrals(values: np.ndarray, fractions: np.ndarray, *, log_scale: bool = False) -> tuple[float, float]:
+    """CPR and CMD of a curve whose points have the given faithfulness, through per-example margins."""
+    n = 7
+    rng = stream(0, "margins")
+    full, empty = rng.normal(3.0, 0.5, n), rng.normal(0.5, 0.5, n)
+    gained = full.mean() - empty.mean()
+    points = [empty.mean() + value * gained + rng.permutation(np.arange(n) - 3.0) for value in values]
+    margins = _Margins(full=full, empty=empty, points=points)
+    found, area, distance = integrate(
+        margin_runs(full=list(full)), margins, fractions, log_scale=log_scale, provenance={}
+    )
+    np.testing.assert_allclose([point.value for point in found], values, rtol=1e-9, atol=1e-12)
+    return area.value, distance.value
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=range(len(GOLDEN)))
+def test_golden_integrals(case: dict) -> None:
+    values, fractions = np.array(case["f"]), np.array(case["k"])
+    assert integrals(values, fractions) == pytest.approx((case["cpr"], case["cmd"]), rel=1e-9)
+    logarithmic = integrals(values, fractions, log_scale=True)
+    assert logarithmic == pytest.approx((case["cpr_log"], case["cmd_log"]), rel=1e-9)
+
+
+def test_a_perfect_curve_reaches_the_largest_area_and_no_distance() -> None:
+    area, distance = integrals(np.ones(10), np.array(FRACTIONS))
+    assert area == pytest.approx(0.999)
+    assert distance == pytest.approx(0.0, abs=1e-12)
+
+
+def test_weights_are_half_the_gap_on_either_side() -> None:
+    weights = trapezoid_weights(np.array([0.1, 0.2, 0.6]))
+    assert weights.tolist() == pytest.approx([0.05, 0.25, 0.2])
+    assert trapezoid_weights(np.array([0.1, 1.0]), log_scale=True).sum() == pytest.approx(math.log(10))
+
+
+def test_an_empty_circuit_as_good_as_the_model_leaves_everything_undefined() -> None:
+    same = np.array([1.0, 2.0, 3.0])
+    margins = _Margins(full=same, empty=same[::-1].copy(), points=[same, same])
+    points, area, distance = integrate(
+        margin_runs(full=list(same)), margins, np.array([0.5, 1.0]), log_scale=False, provenance={}
+    )
+    for measured in (*points, area, distance):
+        assert measured.reason == "zero_denominator"
+
+
+def test_an_example_that_breaks_anywhere_counts_nowhere() -> None:
+    full, empty = np.array([2.0, 2.0, 9.0]), np.array([0.0, 0.0, 1.0])
+    points = [np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, np.nan])]
+    found, area, _ = integrate(
+        margin_runs(full=list(full)),
+        _Margins(full=full, empty=empty, points=points),
+        np.array([0.5, 1.0]),
+        log_scale=False,
+        provenance={},
+    )
+    assert [point.value for point in found] == pytest.approx([0.5, 1.0])
+    assert (area.n, area.n_excluded) == (2, 1)
+    assert "many_excluded" in area.warnings
+
+
+# ------------------------------------------------------------------------------------------- with a model
+
+
+@pytest.fixture(scope="module")
+def model(tiny_module: Callable[..., nn.Module]) -> Model:
+    return load_model(tiny_module("gpt2", torch.float64))
+
+
+@pytest.fixture(scope="module")
+def task(model: Model) -> PairTask:
+    """A task that the model solves: its own prediction against its least likely output."""
+    generator = torch_stream(3, "curve-task")
+    clean, corrupted = (torch.randint(1, 61, (12, 5), generator=generator) for _ in range(2))
+    with torch.no_grad():
+        logits = model.module(clean).logits[:, -1]
+    return PairTask(
+        clean=clean,
+        corrupted=corrupted,
+        answers=logits.argmax(dim=1, keepdim=True),
+        wrong=logits.argmin(dim=1, keepdim=True),
+    )
+
+
+@pytest.fixture(scope="module")
+def scores(model: Model) -> EdgeScores:
+    shape = (model.graph.n_sources, model.graph.n_targets)
+    return EdgeScores(model.graph, torch.randn(shape, generator=torch_stream(4, "curve-scores")))
+
+
+@pytest.fixture(scope="module")
+def curve(model: Model, task: PairTask, scores: EdgeScores) -> FaithfulnessCurve:
+    return faithfulness_curve(scores, model, task, random_circuits=2)
+
+
+def test_points_are_the_corrected_faithfulness_of_the_chosen_circuits(
+    curve: FaithfulnessCurve, model: Model, task: PairTask, scores: EdgeScores
+) -> None:
+    n_edges = model.graph.n_edges
+    assert curve.fractions.tolist() == list(FRACTIONS)
+    assert curve.n_edges.tolist() == [int(share * n_edges) for share in FRACTIONS]
+    assert curve.n_edges[0] == 0
+    assert curve.values[0] == 0.0
+    assert curve.values[-1] == 1.0
+    assert curve.warnings == ()
+    for index in (6, 8):
+        circuit = scores.top(int(curve.n_edges[index])).connected()
+        assert curve.circuits[index] == circuit
+        assert curve.kept_edges[index] == circuit.n_edges
+        alone = measure(circuit, model, task, "faithfulness-norm")
+        assert curve.values[index] == pytest.approx(alone.value, rel=1e-9)
+        assert curve.points[index].interval() == alone.interval()
+
+
+def test_the_integrals_are_trapezoids_of_the_values(curve: FaithfulnessCurve) -> None:
+    assert curve.cpr == pytest.approx(np.trapezoid(curve.values, curve.fractions), rel=1e-9)
+    assert curve.cmd == pytest.approx(np.trapezoid(np.abs(1 - curve.values), curve.fractions), rel=1e-9)
+    assert curve.area.interval().low < curve.cpr < curve.area.interval().high
+    assert curve.distance.interval().defined
+    assert (curve.area.direction, curve.distance.direction) == ("higher", "lower")
+
+
+def test_the_band_holds_the_values(curve: FaithfulnessCurve) -> None:
+    low, high = curve.band()
+    assert (low <= curve.values + 1e-12).all()
+    assert (curve.values <= high + 1e-12).all()
+    assert curve.points[-1].interval().reason == "degenerate"
+
+
+def test_random_circuits_stand_beside(curve: FaithfulnessCurve) -> None:
+    assert curve.random is not None
+    assert curve.random.shape == (2, 10)
+    np.testing.assert_allclose(curve.random[:, -1], 1.0)
+    assert (curve.random[:, 0] == 0.0).all()
+
+
+def test_the_smallest_faithful_size_is_found(curve: FaithfulnessCurve) -> None:
+    index = curve.smallest(0.9)
+    assert index is not None
+    assert curve.values[index] >= 0.9
+    assert (curve.values[:index] < 0.9).all()
+    assert curve.smallest(math.inf) is None
+
+
+def test_a_curve_is_finite_json_with_arrays_beside(curve: FaithfulnessCurve) -> None:
+    record = json.loads(json.dumps(curve.to_dict(), allow_nan=False))
+    assert record["values"] == pytest.approx(curve.values.tolist())
+    assert record["random"]["values"] == pytest.approx(curve.random.mean(axis=0).tolist())  # type: ignore[union-attr]
+    assert record["cpr"]["value"] == pytest.approx(curve.cpr)
+    assert record["hash"] == curve.id_hash
+    assert set(curve.arrays()) == {"full", "empty", *(f"point/{index}" for index in range(10))}
+
+
+def test_batch_size_changes_nothing_and_a_setting_changes_the_identity(
+    curve: FaithfulnessCurve, model: Model, task: PairTask, scores: EdgeScores
+) -> None:
+    again = faithfulness_curve(scores, model, task, random_circuits=2, batch_size=5)
+    np.testing.assert_allclose(again.values, curve.values, rtol=1e-9, atol=1e-12)
+    assert again.id_hash == curve.id_hash
+    signed = faithfulness_curve(scores, model, task, absolute=False)
+    assert not signed.absolute
+    assert signed.id_hash != curve.id_hash
+    assert signed.circuits[6] == scores.top(int(signed.n_edges[6]), absolute=False).connected()
+
+
+def test_runs_made_earlier_are_used(model: Model, task: PairTask, scores: EdgeScores) -> None:
+    runs = CircuitRuns(model, task, scores.top(20), objective="kl")
+    fractions = [0.3, 1.0]
+    shared = faithfulness_curve(scores, model, task, fractions=fractions, runs=runs)
+    alone = faithfulness_curve(scores, model, task, fractions=fractions, objective="kl")
+    assert shared.values.tolist() == alone.values.tolist()
+    assert shared.id_hash == alone.id_hash
+    circuit = shared.circuits[0]
+    kl = measure(circuit, model, task, "kl-faithfulness")
+    assert shared.values[0] == pytest.approx(kl.value, rel=1e-9)
+
+
+def test_greedy_and_unpruned_selection(model: Model, task: PairTask, scores: EdgeScores) -> None:
+    greedy = faithfulness_curve(scores, model, task, fractions=[0.3, 1.0], selection="greedy")
+    assert greedy.circuits[0] == scores.greedy(int(greedy.n_edges[0]))
+    raw = faithfulness_curve(scores, model, task, fractions=[0.3, 1.0], prune=False)
+    assert raw.kept_edges[0] == raw.n_edges[0]
+
+
+@pytest.mark.parametrize(
+    "fractions", [[0.0, 1.0], [0.5, 0.2], [0.5, 1.2], [0.5], [0.5, 0.5]], ids=lambda value: str(value)
+)
+def test_impossible_fractions_are_refused(
+    fractions: list[float], model: Model, task: PairTask, scores: EdgeScores
+) -> None:
+    with pytest.raises(InputError, match="ascending shares of the edges"):
+        faithfulness_curve(scores, model, task, fractions=fractions)
+
+
+def test_scores_of_another_graph_are_refused(model: Model, task: PairTask) -> None:
+    graph = build_graph(1, 2)
+    foreign = EdgeScores(graph, torch.zeros(graph.n_sources, graph.n_targets))
+    with pytest.raises(GraphMismatchError, match="the model is"):
+        faithfulness_curve(foreign, model, task)
+
+
+def test_runs_of_another_task_are_refused(model: Model, task: PairTask, scores: EdgeScores) -> None:
+    runs = CircuitRuns(model, task.subset([0, 1]), scores.top(3))
+    with pytest.raises(InputError, match="another model or task"):
+        faithfulness_curve(scores, model, task, runs=runs)
