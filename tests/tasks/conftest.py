@@ -1,4 +1,4 @@
-"""Tokenizers of the task tests: that of the embedded model and, where the reference data are there, GPT-2's."""
+"""Tokenizers of the task tests: the embedded model's and, where the reference data are there, GPT-2's."""
 
 from collections.abc import Callable
 from pathlib import Path

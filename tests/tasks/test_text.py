@@ -19,7 +19,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "objects": ["ring", "bone"],
         "template_ids": [0, 4],
     },
-    "greater-than": {"nouns": ["war", "plan"][1:] + ["study"], "centuries": ["11", "17"], "above": 90},
+    "greater-than": {"nouns": ["plan", "study"], "centuries": ["11", "17"], "above": 90},
     "sva": {"nouns": [["key", "keys"], ["child", "children"]], "preps": ["near", "with"]},
     "gendered-pronoun": {"female_names": ["Mary", "Lisa"], "male_names": ["John", "Mark", "Paul"]},
 }

@@ -1,0 +1,270 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from assay.errors import FileFormatError, InputError, TokenizationError, UnknownNameError
+from assay.tasks import Prompt, Tokens, encode_prompts, load_task, pair_task, read_pairs
+
+
+class Loaded:
+    """What a loaded model shows to a task."""
+
+    def __init__(self, tokenizer: Any, n_vocab: int) -> None:
+        self.tokenizer, self.n_vocab = tokenizer, n_vocab
+
+
+def write(path: Path, *records: Any) -> Path:
+    lines = (record if isinstance(record, str) else json.dumps(record) for record in records)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+PAIR = {
+    "clean": "Then, Mary and John went to the store. John gave a ring to",
+    "corrupted": "Then, Mary and Lisa went to the store. Paul gave a ring to",
+    "answers": [" Mary"],
+    "wrong": [" John"],
+    "place": "store",
+    "corrupted.speaker": "Paul",
+}
+
+
+def test_a_task_is_found_by_either_spelling_of_its_name(mini_tokenizer: Any) -> None:
+    a, b = (load_task(name, mini_tokenizer, n=2) for name in ("greater_than", "greater-than"))
+    assert a.data_hash == b.data_hash
+    assert a.name == b.name == "greater-than"
+
+
+def test_the_config_says_how_to_draw_the_task_again(mini_tokenizer: Any) -> None:
+    task = load_task("ioi", mini_tokenizer, n=4, seed=9, template_ids=range(2), corruption="s2_rand")
+    assert task.config == {
+        "task": "ioi",
+        "generator_version": 1,
+        "corruption": "s2_rand",
+        "options": {"template_ids": [0, 1], "corruption": "s2_rand"},
+        "bos": False,
+        "n": 4,
+        "seed": 9,
+    }
+    json.dumps(task.config)
+
+
+def test_two_hundred_pairs_are_the_default(mini_tokenizer: Any) -> None:
+    assert load_task("sva", mini_tokenizer).n == 200
+
+
+def test_a_loaded_model_brings_its_tokenizer_and_its_vocabulary(mini_tokenizer: Any) -> None:
+    assert load_task("ioi", Loaded(mini_tokenizer, len(mini_tokenizer)), n=2).tokenizer is mini_tokenizer
+    with pytest.raises(TokenizationError, match="clean holds id .*vocabulary ends at 9"):
+        load_task("ioi", Loaded(mini_tokenizer, 10), n=2)
+    with pytest.raises(TokenizationError, match="task 'ioi' needs a tokenizer and the model has none"):
+        load_task("ioi", Loaded(None, 10), n=2)
+
+
+def test_an_unknown_task_or_option_names_near_matches(mini_tokenizer: Any) -> None:
+    with pytest.raises(UnknownNameError, match="unknown task 'greater-then'; did you mean 'greater-than'"):
+        load_task("greater-then", mini_tokenizer)
+    with pytest.raises(
+        UnknownNameError, match="unknown option of task 'ioi' 'object'; did you mean 'objects'"
+    ):
+        load_task("ioi", mini_tokenizer, object=["ring"])
+
+
+@pytest.mark.parametrize("n", [0, -3])
+def test_an_empty_task_is_refused(n: int, mini_tokenizer: Any) -> None:
+    with pytest.raises(InputError, match=f"n is {n}; a task needs at least one pair"):
+        load_task("ioi", mini_tokenizer, n=n)
+
+
+def test_bos_needs_a_tokenizer_that_has_one(mini_tokenizer: Any) -> None:
+    class Plain:
+        bos_token_id = None
+
+    with pytest.raises(TokenizationError, match="bos=True needs a tokenizer with a beginning-of-sequence"):
+        Tokens(Plain(), bos=True)  # type: ignore[arg-type]
+    assert load_task("ioi", mini_tokenizer, n=2, bos=True).slots["name1"].tolist() == [3, 3]
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+def test_a_file_of_text_becomes_a_task_with_its_fields(tmp_path: Path, mini_tokenizer: Any) -> None:
+    other = {**PAIR, "answers": [" Mary", " Lisa"], "place": "shop"}
+    path = write(tmp_path / "pairs.jsonl", PAIR, "", other)
+    task = load_task(path, mini_tokenizer)
+    assert (task.n, task.length, task.name) == (2, 15, "pairs")
+    assert task.texts == (PAIR["clean"], PAIR["clean"])
+    assert task.fields["place"] == ["store", "shop"]
+    assert task.fields["corrupted.speaker"] == ["Paul", "Paul"]
+    assert task.fields["n_tokens"] == [15, 15]
+    assert mini_tokenizer.batch_decode(task.answers[:, :1]) == [" Mary", " Mary"]
+    assert task.answers[0, 1] == -1
+    assert task.config == {"task": "pairs", "file": "pairs.jsonl", "bos": False, "n": 2}
+    assert load_task(str(path), mini_tokenizer, n=1).n == 1
+    assert load_task(str(path), mini_tokenizer, n=50).n == 2
+
+
+def test_a_file_of_ids_needs_no_tokenizer(tmp_path: Path) -> None:
+    records = [
+        {"clean": [1, 2, 3], "corrupted": [1, 4, 3], "answers": [5], "wrong": [6, 7]},
+        {"clean": [1, 2], "corrupted": [1, 4], "answers": [6], "wrong": [5]},
+    ]
+    task = read_pairs(write(tmp_path / "ids.jsonl", *records))
+    assert task.clean.tolist() == [[1, 2, 3], [1, 2, 0]]
+    assert task.lengths.tolist() == [3, 2]
+    assert task.positions.tolist() == [2, 1]
+    assert task.wrong is not None
+    assert task.wrong.tolist() == [[6, 7], [5, -1]]
+    assert task.texts is None
+
+
+def test_a_file_without_wrong_answers_has_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"clean": [1], "corrupted": [2], "answers": [3]})
+    assert read_pairs(path).wrong is None
+
+
+def without(*keys: str) -> dict[str, Any]:
+    return {key: value for key, value in PAIR.items() if key not in keys}
+
+
+MALFORMED: dict[str, tuple[Any, type[Exception], str]] = {
+    "not JSON": ("{oops", FileFormatError, r"bad.jsonl, line 2: not JSON"),
+    "not an object": ([1, 2], FileFormatError, "line 2: a list, not an object; expected"),
+    "keys missing": (
+        without("corrupted", "answers"),
+        FileFormatError,
+        "line 2: no 'corrupted' and no 'answers'",
+    ),
+    "a number as prompt": (
+        {**PAIR, "clean": 3},
+        FileFormatError,
+        "line 2: 'clean' is 3; expected text or a list",
+    ),
+    "an empty prompt": ({**PAIR, "clean": ""}, FileFormatError, "line 2: 'clean' is ''"),
+    "a negative id": ({**PAIR, "clean": [1, -2]}, FileFormatError, r"line 2: 'clean' is \[1, -2\]"),
+    "answers as text": (
+        {**PAIR, "answers": " Mary"},
+        FileFormatError,
+        "line 2: 'answers' is ' Mary'; expected a list",
+    ),
+    "no answer": ({**PAIR, "answers": []}, FileFormatError, "line 2: 'answers' is empty"),
+    "an answer of two tokens": (
+        {**PAIR, "answers": [" Mary Lisa"]},
+        TokenizationError,
+        r"bad.jsonl, line 2: answer ' Mary Lisa' of the prompt 'Then, .* is 2 tokens; exactly one",
+    ),
+    "an unknown answer": (
+        {**PAIR, "wrong": [" Zyxw"]},
+        TokenizationError,
+        "line 2: wrong answer ' Zyxw' .* is unknown to the vocabulary",
+    ),
+    "an unknown word": (
+        {**PAIR, "clean": "Then, Zyxw"},
+        TokenizationError,
+        r"line 2: prompt 'Then, Zyxw' holds a word",
+    ),
+    "unequal lengths": (
+        {**PAIR, "corrupted": "Then, Mary and John went to the store. John gave a ring"},
+        TokenizationError,
+        "line 2: pair 0: clean prompt 'Then, .* has 15 tokens and corrupted prompt 'Then, .* has 14",
+    ),
+    "right and wrong": (
+        {**PAIR, "wrong": [" Mary"]},
+        TokenizationError,
+        "line 2: an answer is also a wrong answer",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_line_is_named_with_its_file(case: str, tmp_path: Path, mini_tokenizer: Any) -> None:
+    record, error, message = MALFORMED[case]
+    with pytest.raises(error, match=message):
+        load_task(write(tmp_path / "bad.jsonl", PAIR, record), mini_tokenizer)
+
+
+def test_a_file_that_cannot_be_a_task_is_refused(tmp_path: Path, mini_tokenizer: Any) -> None:
+    with pytest.raises(FileFormatError, match=r"missing.jsonl cannot be read: No such file"):
+        load_task(tmp_path / "missing.jsonl", mini_tokenizer)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FileFormatError, match=r"binary.jsonl is not UTF-8"):
+        load_task(tmp_path / "binary.jsonl", mini_tokenizer)
+    with pytest.raises(FileFormatError, match=r"empty.jsonl holds no pair; expected one JSON object"):
+        load_task(write(tmp_path / "empty.jsonl", ""), mini_tokenizer)
+    with pytest.raises(FileFormatError, match="some lines have 'wrong' answers and some have none"):
+        load_task(write(tmp_path / "mixed.jsonl", PAIR, without("wrong")), mini_tokenizer)
+    with pytest.raises(
+        TokenizationError, match=r"line 1: prompt 'Then, .* is text and there is no tokenizer"
+    ):
+        read_pairs(write(tmp_path / "text.jsonl", PAIR))
+    with pytest.raises(InputError, match="a task file takes no options; got corruption"):
+        load_task(write(tmp_path / "fine.jsonl", PAIR), mini_tokenizer, corruption="abc")
+
+
+# ---------------------------------------------------------------------------------------------- encoding
+
+
+def test_prompts_of_unequal_length_are_padded_on_the_right(mini_tokenizer: Any) -> None:
+    texts = ("The keys near the door", "The keys near the door behind the house")
+    coded = encode_prompts([Prompt(text=text) for text in texts], Tokens(mini_tokenizer))
+    assert coded.lengths.tolist() == [5, 8]
+    assert coded.positions.tolist() == [4, 7]
+    assert coded.ids[0, 5:].tolist() == [mini_tokenizer.pad_token_id] * 3
+    assert coded.answers is coded.wrong is None
+    assert coded.texts == texts
+
+
+def test_a_slot_is_the_last_token_of_its_filler(mini_tokenizer: Any) -> None:
+    class Slow:
+        """The same tokenizer without character offsets."""
+
+        is_fast = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(mini_tokenizer, name)
+
+        def __call__(self, text: Any, add_special_tokens: bool, return_offsets_mapping: bool = False) -> Any:
+            assert not return_offsets_mapping
+            return mini_tokenizer(text, add_special_tokens=add_special_tokens)
+
+    text = "The keys near the door"
+    prompt = Prompt(text=text, slots={"where": (9, len(text)), "first": (0, 3)})
+    for tokenizer in (mini_tokenizer, Slow()):
+        coded = encode_prompts([prompt], Tokens(tokenizer))
+        assert {name: where.tolist() for name, where in coded.slots.items()} == {"where": [4], "first": [0]}
+
+
+def test_a_continuation_is_judged_in_its_context(mini_tokenizer: Any) -> None:
+    tokens = Tokens(mini_tokenizer)
+    assert tokens.one_token("gave a ring to", " Mary") == mini_tokenizer.convert_tokens_to_ids(" Mary")
+    assert tokens.one_token("", "Mary") == mini_tokenizer.convert_tokens_to_ids("Mary")
+    assert tokens.one_token("to 17", "45") == mini_tokenizer.convert_tokens_to_ids("45")
+    assert tokens.one_token("to", " Mary and") is None
+    assert tokens.one_token("to", " Zyxw") is None
+
+
+def test_nothing_to_encode_is_an_empty_task(mini_tokenizer: Any) -> None:
+    with pytest.raises(InputError, match="no prompt to encode; the task is empty"):
+        encode_prompts([], Tokens(mini_tokenizer))
+    with pytest.raises(TokenizationError, match="prompt '' has no token"):
+        encode_prompts([Prompt(text="")], Tokens(mini_tokenizer))
+    with pytest.raises(TokenizationError, match=r"prompt ids \[1, 2\] has no answer"):
+        pair_task([Prompt(ids=(1, 2))], [Prompt(ids=(3, 4))], None, name="bare")
+    with pytest.raises(TokenizationError, match=r"answer ' x' is text and there is no tokenizer"):
+        encode_prompts([Prompt(ids=(1,), answers=(" x",))], None)
+
+
+def test_clean_and_corrupted_prompts_can_be_encoded_apart(mini_tokenizer: Any) -> None:
+    grammar = load_task("ioi", mini_tokenizer, n=1).grammar
+    assert grammar is not None
+    from assay.rng import stream
+
+    clean = encode_prompts(grammar.draw(3, stream(0, "clean")), grammar.tokens)
+    fresh = stream(0, "corrupted")
+    corrupted = encode_prompts(grammar.corrupt(grammar.draw(5, fresh), fresh), grammar.tokens)
+    assert clean.ids.shape == (3, 15)
+    assert corrupted.ids.shape == (5, 15)
+    assert torch.equal(clean.lengths, torch.full((3,), 15))
