@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +80,19 @@ def write_atomically(path: Path, content: bytes) -> Path:
     Raises:
         OutputError: If the directory does not exist or cannot be written.
     """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror} in {path.parent}; choose a writable directory") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:  # not tempfile: the result is as readable as the user's files are
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise OutputError(f"cannot write {path}: {error.strerror}; the previous content, if any, is untouched") from error
+        raise OutputError(
+            f"cannot write {path}: {error.strerror}; nothing was changed, choose a writable directory"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
 
 
