@@ -5,6 +5,8 @@ alarm fired. Options may come from `ASSAY_*` variables or a TOML file; the comma
 variables, the variables over the file.
 """
 
+import os
+
 from assay.cli.commands import app
 
 
@@ -13,4 +15,6 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Entry point of the command."""
+    # One kind of progress at a time: transformers draws a bar even for weights on disk.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     app()

@@ -164,13 +164,15 @@ def print_measurements(found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     for task, record in found:
         for name, each in [(record["name"], record), *_sub_rows(record)]:
             interval = each.get("interval") or {}
+            low, high = interval.get("low"), interval.get("high")
+            digits = words.precision(low, high)
             random = ((each.get("baseline") or {}).get("random") or {}).get("value")
             rows.append(
                 [
                     task,
                     name,
-                    words.number(each["value"]),
-                    words.interval(interval.get("low"), interval.get("high")),
+                    words.number(each["value"], digits),
+                    words.interval(low, high, digits) or str(interval.get("reason") or ""),
                     "" if random is None else words.number(random),
                     each["unit"],
                     str(each["n"]),

@@ -44,7 +44,7 @@ class CurveData:
         values, low, high: Normalised faithfulness (0 empty circuit, 1 model) and its interval; NaN undefined.
         random_values, random_low, random_high: Mean and range of random circuits; empty where not run.
         target: The faithfulness asked for.
-        chosen: Fraction of the circuit reported, or None.
+        chosen: Share of edges that the reported circuit was cut from, or None.
         chosen_value: Its faithfulness, or None.
         n: Prompts behind each value.
     """
@@ -108,6 +108,7 @@ class StripData:
     low: float | None
     high: float | None
     threshold: float | None
+    random: float | None
     good: tuple[float, float] | None
     label: str
 
@@ -121,7 +122,8 @@ def strip_data(measurement: Document) -> StripData | None:
     interval = measurement.get("interval") or {}
     low, high = interval.get("low"), interval.get("high")
     direction = measurement.get("direction")
-    shown = [number for number in (value, low, high, threshold) if number is not None]
+    random = ((measurement.get("baseline") or {}).get("random") or {}).get("value")
+    shown = [number for number in (value, low, high, threshold, random) if number is not None]
     first, last = min(0.0, *shown), max(1.0 if direction == "target" else 0.0, *shown)
     room = (last - first) * 0.06 or 1.0
     first, last = (first - room if first < 0 else first), last + room
@@ -139,7 +141,13 @@ def strip_data(measurement: Document) -> StripData | None:
     if threshold is not None:
         words += f", threshold {threshold:g}"
     return StripData(
-        value=place(value), low=place(low), high=place(high), threshold=at, good=good, label=words
+        value=place(value),
+        low=place(low),
+        high=place(high),
+        threshold=at,
+        random=place(random),
+        good=good,
+        label=words,
     )
 
 
@@ -158,7 +166,7 @@ def curve_data(document: Document) -> CurveData:
         random_low=_numbers(random.get("low", [])),
         random_high=_numbers(random.get("high", [])),
         target=float(circuit["target"]),
-        chosen=circuit["fraction"],
+        chosen=circuit["size"] / document["graph"]["n_edges"],
         chosen_value=faithfulness.get("value"),
         n=int(curve["n"]),
     )
@@ -258,34 +266,28 @@ def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
 
 def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
     """Draw top-K agreement: a point with its interval per K, random circuits and chance beside it."""
-    ax = _axes(ax, 6.6, 0.75 + 0.5 * len(data.k))
+    ax = _axes(ax, 6.6, 0.95 + 0.42 * len(data.k))
     rows = np.arange(len(data.k))
     for row, value in zip(rows, data.values, strict=True):
         ax.plot([0, 1], [row, row], color=RULE, linewidth=0.8, zorder=0)
         ax.plot([data.low[row], data.high[row]], [row, row], color=SUPPORTS, linewidth=2.2)
-        ax.plot([value], [row], "o", color=SUPPORTS, markersize=6)
-        ax.plot([data.random[row]], [row], "s", color=MUTED, markersize=5, markerfacecolor="none")
-        ax.plot([data.chance[row]], [row], "|", color=MUTED, markersize=9)
-    if len(data.k) and math.isfinite(data.values[0]):
-        ax.annotate(
-            "circuit",
-            (data.values[0], 0),
-            xytext=(0, 8),
-            textcoords="offset points",
-            color=SUPPORTS,
-            ha="center",
+        names = ("circuit", "random circuits", "chance") if row == 0 else ("", "", "")
+        ax.plot([value], [row], "o", color=SUPPORTS, markersize=6, label=names[0])
+        ax.plot(
+            [data.random[row]], [row], "s", color=MUTED, markersize=5, markerfacecolor="none", label=names[1]
         )
-    if len(data.k) and math.isfinite(data.random[0]):
-        ax.annotate(
-            "random circuits",
-            (data.random[0], 0),
-            xytext=(0, 8),
-            textcoords="offset points",
-            color=MUTED,
-            ha="left",
-        )
+        ax.plot([data.chance[row]], [row], "|", color=MUTED, markersize=9, label=names[2])
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=3,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=MUTED,
+        handletextpad=0.2,
+    )
     ax.set_yticks(rows, [f"top {k}" for k in data.k])
-    ax.set_ylim(len(data.k) - 0.5, -0.75)
+    ax.set_ylim(len(data.k) - 0.5, -0.5)
     ax.set_xlim(-0.02, 1.02)
     ax.set_xlabel("mean share of the model's top K that the circuit also ranks in its top K")
     ax.tick_params(left=False)
@@ -306,6 +308,7 @@ def plot_matrix(data: MatrixData, ax: Axes | None = None, *, percent: bool = Fal
     ax = _axes(ax, 0.9 + cell * n_columns, 0.75 + cell * 0.72 * n_rows)
     largest = np.nanmax(np.abs(data.values)) if np.isfinite(data.values).any() else 0.0
     printed = max(n_rows, n_columns) <= 14
+    exponent = 0 if percent or not 0 < largest < 0.1 else math.floor(math.log10(largest))
     for (row, column), value in np.ndenumerate(data.values):
         if not math.isfinite(value):
             continue
@@ -323,7 +326,7 @@ def plot_matrix(data: MatrixData, ax: Axes | None = None, *, percent: bool = Fal
             )
         )
         if printed and share >= 0.02:
-            text = f"{100 * value:.0f}" if percent else _short(value)
+            text = f"{100 * value:.0f}" if percent else _short(value / 10**exponent)
             ink = PAPER if share > 0.6 else INK
             ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=ink)
     ax.set_xlim(-0.55, n_columns - 0.45)
@@ -332,7 +335,8 @@ def plot_matrix(data: MatrixData, ax: Axes | None = None, *, percent: bool = Fal
     ax.set_xticks(range(0, n_columns, step), [_last_word(name) for name in data.columns[::step]])
     ax.set_yticks(range(0, n_rows, step), [_last_word(name) for name in data.rows[::step]])
     ax.tick_params(length=0)
-    ax.set_xlabel(data.column_title)
+    scaled = f" (numbers in units of $10^{{{exponent}}}$)" if exponent else ""
+    ax.set_xlabel(data.column_title + scaled)
     ax.set_ylabel(data.row_title)
     for spine in ax.spines.values():
         spine.set_visible(False)
@@ -411,7 +415,7 @@ def _label_line(
     colour: str,
     *,
     level: float,
-    offset: tuple[float, float],
+    offset: tuple[int, int],
     align: str,
 ) -> None:
     """Write a line's name beside the place where it comes closest to `level`."""

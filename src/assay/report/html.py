@@ -166,7 +166,7 @@ def _audit_view(document: Document, key: str) -> dict[str, Any]:
                 ),
             )
         },
-        "rows": [_measurement_row(measurement) for measurement in document["measurements"]],
+        "rows": [row for measurement in document["measurements"] for row in _measurement_rows(measurement)],
         "record": json.dumps(document["provenance"].get("record", {}), indent=2, sort_keys=True),
     }
 
@@ -192,16 +192,29 @@ def _changed_words(text: str, other: str) -> list[tuple[str, bool]]:
     return result
 
 
-def _measurement_row(measurement: Document) -> dict[str, Any]:
+def _measurement_rows(measurement: Document) -> list[dict[str, Any]]:
+    """A measurement and the parts that say more than itself."""
+    parts = measurement.get("parts") or {}
+    listed = [(measurement["name"], measurement)]
+    for name, part in parts.items():
+        if part.get("value") != measurement.get("value") or part.get("value") is None:
+            listed.append((f"{measurement['name']}: {name}", part))
+    return [_measurement_row(name, each) for name, each in listed]
+
+
+def _measurement_row(name: str, measurement: Document) -> dict[str, Any]:
     interval = measurement.get("interval") or {}
+    digits = words.precision(interval.get("low"), interval.get("high"))
     mark, status = words.STATUSES.get(measurement.get("status") or "none", words.STATUSES["none"])
     return {
         "id": measurement["id"],
-        "name": measurement["name"],
+        "name": name.replace("-", " "),
         "value": measurement.get("value"),
-        "low": interval.get("low"),
-        "high": interval.get("high"),
+        "shown": words.number(measurement.get("value"), digits),
+        "interval": words.interval(interval.get("low"), interval.get("high"), digits),
         "method": interval.get("method"),
+        "no_interval": str(interval.get("reason") or "").replace("_", " "),
+        "random": ((measurement.get("baseline") or {}).get("random") or {}).get("value"),
         "n": measurement.get("n"),
         "n_excluded": measurement.get("n_excluded", 0),
         "unit": words.UNITS.get(measurement.get("unit") or "", measurement.get("unit") or ""),
@@ -209,6 +222,7 @@ def _measurement_row(measurement: Document) -> dict[str, Any]:
         "mark": mark,
         "status": status,
         "meaning": words.meaning(measurement),
+        "warnings": [str(code).replace("_", " ") for code in measurement.get("warnings") or ()],
         "reason": words.reason(measurement) if measurement.get("value") is None else "",
         "strip": figures.strip_data(measurement),
     }

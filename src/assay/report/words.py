@@ -9,17 +9,26 @@ MINUS, NARROW = "\N{MINUS SIGN}", "\N{NARROW NO-BREAK SPACE}"
 
 # What each measurement means, by its code.
 MEANINGS = {
-    "D02.faithfulness": "Share of the model’s margin that remains when all edges outside the circuit are ablated.",
-    "D02.faithfulness_norm": "The same with the empty circuit counted as 0 and the whole model as 1.",
+    "D02.faithfulness": "Share of the model’s margin that remains when only the circuit’s edges are kept.",
+    "D02.faithfulness_norm": "The same share, counted from the empty circuit (0) to the whole model (1).",
     "D02.completeness": "Share of the margin that is lost when the circuit itself is ablated.",
     "D01.output_divergence": "Mean divergence between the output distributions of circuit and model.",
     "D03.kl": "Mean information lost when the circuit’s output stands in for the model’s.",
-    "D03.kl_faithfulness": "One minus that loss relative to the empty circuit’s.",
+    "D03.reverse-kl": "The same with the roles of circuit and model exchanged.",
+    "D03.js": "Jensen-Shannon divergence, symmetric, at most 0.69.",
+    "D03.tv": "Total variation: probability mass that changes place.",
+    "D03.kl_faithfulness": "One minus the divergence relative to the empty circuit’s.",
     "D04.ce_delta_drop": "Rise of the cross-entropy of the right answer when the circuit is ablated.",
     "D04.ce_delta_keep": "Rise of the cross-entropy of the right answer when only the circuit is kept.",
     "D04.ce_ratio": "Harm of ablating the circuit over harm of ablating everything else.",
-    "D05.acc_at_K": "Share of prompts on which circuit and model predict the same token.",
-    "D05.tau_K": "Rank agreement of circuit and model inside the model’s top K.",
+    "D05.acc_at_K": "Share of prompts on which circuit and model predict the same token. "
+    "The verdict asks for the top five too.",
+    "D05.acc_at_5": "Mean overlap of the circuit’s five likeliest tokens with the model’s.",
+    "D05.acc_at_10": "Mean overlap of the ten likeliest tokens.",
+    "D05.tau_5": "Rank agreement (Kendall) inside the model’s top five.",
+    "D05.tau_10": "Rank agreement (Kendall) inside the model’s top ten.",
+    "D05.label_top1_full": "Share of prompts on which the model ranks a right answer first.",
+    "D05.label_top1_circuit": "Share of prompts on which the circuit does.",
     "C4b.minimality": "Mean loss of faithfulness when one head is taken out of the circuit.",
     "MIB.cpr": "Area under the faithfulness curve: how fast growing circuits recover the behaviour.",
     "MIB.cmd": "Mean distance of the faithfulness curve from 1.",
@@ -82,35 +91,49 @@ def percent(fraction: float | None) -> str:
     return f"{text}{NARROW}%"
 
 
-def interval(low: float | None, high: float | None) -> str:
+def interval(low: float | None, high: float | None, digits: int = 2) -> str:
     """`[low, high]`, or nothing where there is none."""
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return ""
-    return f"[{number(low)}, {number(high)}]"
+    return f"[{number(low, digits)}, {number(high, digits)}]"
+
+
+def precision(low: float | None, high: float | None) -> int:
+    """Decimals that tell the ends of an interval apart: 2, or more where it is narrow."""
+    if low is None or high is None or not 0 < high - low < math.inf:
+        return 2
+    return min(6, max(2, -math.floor(math.log10(high - low))))
+
+
+def solved(document: Mapping[str, Any]) -> bool:
+    """Whether the model shows a behaviour on the measured prompts that a circuit could keep."""
+    codes = {code for each in document["measurements"][:1] for code in each.get("warnings", [])}
+    undefined = document["circuit"]["faithfulness"]["value"] is None
+    return not undefined and not codes & {"task_not_solved", "unstable_denominator"}
 
 
 def verdict(document: Mapping[str, Any]) -> str:
     """The finding of an audit in one sentence."""
     circuit, graph, random = document["circuit"], document["graph"], document.get("random") or {}
-    faithfulness = circuit["faithfulness"]
+    task, faithfulness = document["task"], circuit["faithfulness"]
     size = (
         f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({percent(circuit['fraction'])})"
     )
-    if faithfulness["value"] is None:
+    if not solved(document):
+        right = (
+            "" if task.get("accuracy") is None else f" (right on {percent(task['accuracy'])} of the prompts)"
+        )
         return (
-            f"No faithfulness can be stated for {document['task']['name']} in {document['model']['id']}: "
-            "the model shows no margin on this task that a circuit could keep."
+            f"{document['model']['id']} does not do {task['name']}{right}: "
+            "there is no margin that a circuit could be said to keep."
         )
     range_ = interval(faithfulness.get("low"), faithfulness.get("high"))
     kept = f"{number(faithfulness['value'])} {range_}".strip()
     sentence = f"{size} keep {kept} of the model’s margin"
     if random.get("mean") is not None:
-        plural = (
-            "random circuits of that size keep"
-            if random.get("n_circuits", 2) > 1
-            else "a random circuit of that size keeps"
-        )
-        sentence += f"; {plural} {number(random['mean'])}"
+        many = random.get("n_circuits", 2) > 1
+        other = "random circuits of that size keep" if many else "a random circuit of that size keeps"
+        sentence += f"; {other} {number(random['mean'])}"
     if circuit["fraction"] >= 1:
         sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
     return sentence + "."
@@ -119,24 +142,21 @@ def verdict(document: Mapping[str, Any]) -> str:
 def caveats(document: Mapping[str, Any]) -> list[str]:
     """What a reader must know before trusting the verdict; empty when there is nothing."""
     notes = []
-    task, circuit, discovery = document["task"], document["circuit"], document["discovery"]
+    circuit, discovery = document["circuit"], document["discovery"]
     value, target = circuit["faithfulness"]["value"], circuit["target"]
-    if task.get("accuracy") is not None and task["accuracy"] < 0.6:
+    low, high = circuit["faithfulness"].get("low"), circuit["faithfulness"].get("high")
+    if not solved(document):
+        shown = "undefined" if value is None else number(value)
         notes.append(
-            f"The model prefers a right answer on only {percent(task['accuracy'])} of the prompts: it does not "
-            "solve this task, so the numbers below say how its behaviour is composed, not how it succeeds."
+            f"Faithfulness ({shown}) divides by the model’s gain over its corrupted run, which is not told "
+            "apart from zero here. The pictures below describe the model’s arithmetic, not a behaviour."
         )
-    if value is not None and value < target:
-        low, high = circuit["faithfulness"].get("low"), circuit["faithfulness"].get("high")
+    elif value is not None and value < target:
         inside = low is not None and high is not None and low <= target <= high
+        ending = ", with the target inside the interval." if inside else "."
         notes.append(
-            f"The size was chosen to reach {number(target)} on the discovery prompts; on the prompts measured "
-            f"here the circuit reaches {number(value)}"
-            + (
-                ", with the target inside the interval."
-                if inside
-                else ", and the interval excludes the target."
-            )
+            f"The size was chosen to reach {number(target)} on the discovery prompts; on the prompts "
+            f"measured here the circuit reaches {number(value)}{ending}"
         )
     if not discovery["held_out"]:
         notes.append("Discovery and measurement used the same prompts, so the numbers are optimistic.")

@@ -159,7 +159,7 @@ def random_facts(faithfulness: Mapping[str, Any], n_edges: int) -> dict[str, Any
     }
 
 
-def agreement_facts(topk: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
+def agreement_facts(topk: Mapping[str, Any]) -> dict[str, Any]:
     """Top-K agreement by K, with random circuits and chance beside it."""
     parts = topk["parts"]
     sizes = sorted(int(key.partition("@")[2]) for key in parts if key.startswith("acc@"))
@@ -171,7 +171,7 @@ def agreement_facts(topk: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
         "low": [part["interval"]["low"] for part in accuracy],
         "high": [part["interval"]["high"] for part in accuracy],
         "random": [random.get(f"acc@{k}") for k in sizes],
-        "chance": [k / n_vocab for k in sizes],
+        "chance": [topk["details"]["chance"][str(k)] for k in sizes],
         "tau": [parts.get(f"tau@{k}", {}).get("value") for k in sizes],
         "label_top1_full": parts["label-top1-full"]["value"],
         "label_top1_circuit": parts["label-top1-circuit"]["value"],

@@ -416,7 +416,7 @@ class _Job:
                 },
                 "random": document.random_facts(faithfulness, found.circuit.n_edges),
                 "measurements": list(measured.values()),
-                "topk": document.agreement_facts(measured["topk"], self.model.n_vocab),
+                "topk": document.agreement_facts(measured["topk"]),
                 "per_layer": document.layer_table(scores),
                 "per_head": document.head_table(scores),
                 "provenance": {

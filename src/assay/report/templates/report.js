@@ -194,7 +194,8 @@ function circuitView(figure) {
     const first = nodes.find((node) => node.classList.contains("on")) || nodes[0];
     if (!nodes.some((node) => node.getAttribute("tabindex") === "0" && node.classList.contains("on"))) focusable(first);
     const value = count ? interpolate(data.curve.n_edges, data.curve.values, size) : null;
-    const text = `${size.toLocaleString("en")}, ${count.toLocaleString("en")} of them connected`;
+    const joined = count === size ? "all" : `${count.toLocaleString("en")} of them`;
+    const text = `${size.toLocaleString("en")}, ${joined} connected`;
     output.replaceChildren(
       element("b", "", text),
       ` \u00b7 ${(100 * count / data.total).toFixed(1)}\u202f% of all \u00b7 ${on.size} of ${nodes.length} nodes` +

@@ -1,0 +1,129 @@
+import re
+import subprocess
+import sys
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from assay.report import figures
+
+
+Document = dict[str, Any]
+
+
+def test_the_curve_data_are_the_document_s(document: Document) -> None:
+    data = figures.curve_data(document)
+    assert data.values == tuple(document["curve"]["values"])
+    assert data.random_values == tuple(document["curve"]["random"]["values"])
+    assert data.chosen == document["circuit"]["size"] / document["graph"]["n_edges"]
+    assert (data.target, data.chosen_value, data.n) == (0.9, 0.921, 200)
+
+
+def test_missing_numbers_become_nan_not_zero(document: Document) -> None:
+    document["curve"]["values"][0] = None
+    document["curve"]["random"] = None
+    data = figures.curve_data(document)
+    assert np.isnan(data.values[0])
+    assert data.random_values == ()
+    assert np.isnan(figures.agreement_data(document).tau[0])
+
+
+def test_layer_shares_add_up_and_leave_impossible_pairs_out(document: Document) -> None:
+    data = figures.layer_data(document)
+    assert np.nansum(data.values) == pytest.approx(1)
+    assert data.rows[0] == "input"
+    assert data.columns[-1] == "logits"
+    # Layer 1 writes after layer 0 has read; the MLP of a layer reads its own heads.
+    assert np.isnan(data.values[2, 0])
+    assert not np.isnan(data.values[1, 0])
+
+
+def test_heads_are_rows_and_layers_columns_in_forward_order(document: Document) -> None:
+    data = figures.head_data(document)
+    assert data.values.shape == (8, 4)
+    assert data.values[3, 1] == document["per_head"][1][3]
+
+
+def test_plots_draw_on_given_axes_and_return_them(document: Document) -> None:
+    for plot, data in (
+        (figures.plot_curve, figures.curve_data(document)),
+        (figures.plot_agreement, figures.agreement_data(document)),
+        (figures.plot_matrix, figures.head_data(document)),
+    ):
+        ax = Figure().subplots()
+        assert plot(data, ax) is ax
+        assert ax.get_xlabel()
+
+
+def test_axes_are_labelled_and_intervals_shown(document: Document) -> None:
+    ax = figures.plot_curve(figures.curve_data(document))
+    assert ax.get_ylabel() == "normalised faithfulness"
+    assert ax.get_xscale() == "log"
+    assert len(ax.collections) == 2, "one band for the interval, one for the random circuits"
+
+
+def test_drawing_leaves_no_global_state(document: Document) -> None:
+    before = dict(mpl.rcParams)
+    figures.to_svg(figures.plot_curve(figures.curve_data(document)), key="k", label="x")
+    assert dict(mpl.rcParams) == before
+    code = "import assay.report.html, sys; print('matplotlib.pyplot' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_svg_is_trimmed_themed_and_repeatable(document: Document) -> None:
+    data = figures.curve_data(document)
+    svg = figures.to_svg(figures.plot_curve(data), key="one", label='a "quoted" <label>')
+    assert svg.startswith("<svg")
+    assert svg.endswith("</svg>")
+    assert 'aria-label="a &quot;quoted&quot; &lt;label&gt;"' in svg
+    assert "metadata" not in svg
+    assert "xlink" not in svg
+    assert "var(--supports)" in svg
+    assert not re.search("|".join((figures.INK, figures.SUPPORTS, figures.MUTED)), svg)
+    assert all(name.startswith("one-") for name in re.findall(r' id="([^"]+)"', svg))
+    assert svg == figures.to_svg(figures.plot_curve(data), key="one", label='a "quoted" <label>')
+    assert "random edges" in svg, "text stays text"
+
+
+def test_small_head_values_are_printed_in_a_common_unit(document: Document) -> None:
+    document["per_head"] = [[1e-4 * (layer + head + 1) for head in range(8)] for layer in range(4)]
+    ax = figures.plot_matrix(figures.head_data(document))
+    assert "10^{-3}" in ax.get_xlabel()
+    assert "1.10" in {text.get_text() for text in ax.texts}
+
+
+def strip(**facts: Any) -> figures.StripData:
+    measurement = {"value": 0.9, "direction": "higher", "verdict": {"thresholds": {"pass": 0.8}}, **facts}
+    found = figures.strip_data(measurement)
+    assert found is not None
+    return found
+
+
+def test_a_strip_shows_the_value_against_its_threshold() -> None:
+    found = strip(interval={"low": 0.85, "high": 0.95}, baseline={"random": {"value": 0.1}})
+    assert found.random is not None
+    assert found.threshold is not None
+    assert found.random < found.threshold < found.low < found.value < found.high  # type: ignore[operator]
+    assert found.good == (found.threshold, 100.0)
+    assert "threshold 0.8" in found.label
+
+
+def test_a_strip_knows_which_side_is_good() -> None:
+    assert strip(direction="lower").good == (0.0, strip(direction="lower").threshold)
+    assert strip(direction="report", verdict={}).good is None
+
+
+def test_a_strip_of_nothing_is_nothing() -> None:
+    assert figures.strip_data({"value": None}) is None
+
+
+@pytest.mark.parametrize("value", [-2.0, 0.0, 1e-9, 4000.0])
+def test_every_place_on_a_strip_is_inside_it(value: float) -> None:
+    found = strip(value=value, interval={"low": value - 1, "high": value + 1}, direction="target")
+    for place in (found.low, found.value, found.high, found.threshold):
+        assert place is not None
+        assert 0 <= place <= 100

@@ -1,0 +1,223 @@
+import copy
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import InputError, OutputError
+from assay.report import save_report
+from assay.report.html import render
+
+
+Document = dict[str, Any]
+VOID = {"meta", "br", "input", "img", "link", "hr", "col", "wbr"}
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}"
+
+
+class Page(HTMLParser):
+    """Collects what a test asks about and insists that every element is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.data: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for name, value in attrs:
+            self.attributes.append((name, value or ""))
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "data", "action", "poster", "srcset"):
+                self.links.append(value or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> out of order"
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.data.setdefault(self.open[-1], []).append(data)
+
+
+def test_the_page_is_well_formed_and_small(document: Document) -> None:
+    text = render(document)
+    page = Page(text)
+    assert len(text.encode()) < 3_000_000
+    assert [name for name, count in Counter(page.ids).items() if count > 1] == []
+    assert page.tags["h1"] == 1
+    assert page.tags["figure"] == 6
+
+
+def test_the_page_asks_the_network_for_nothing(document: Document) -> None:
+    text = render(document)
+    page = Page(text)
+    assert [link for link in page.links if not link.startswith("#")] == []
+    assert not re.search(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|WebSocket|sendBeacon", text)
+    assert page.tags["link"] == page.tags["img"] == page.tags["iframe"] == 0
+    # An SVG name space of a picture is not in the page either, so no address occurs at all.
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert (
+        "content",
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:",
+    ) in (page.attributes)
+
+
+def test_hostile_names_stay_text(document: Document) -> None:
+    harmless = Page(render(document))
+    bad = copy.deepcopy(document)
+    bad["title"] = bad["model"]["id"] = bad["task"]["name"] = bad["created"] = HOSTILE
+    bad["model"]["weight_hash"] = bad["provenance"]["id"] = bad["method"]["key"] = HOSTILE
+    bad["task"]["examples"][0] |= {"clean": HOSTILE, "corrupted": "x", "answers": [HOSTILE]}
+    bad["measurements"][0] |= {"name": HOSTILE, "id": HOSTILE, "unit": HOSTILE, "warnings": [HOSTILE]}
+    bad["measurements"][1] |= {"value": None, "reason": HOSTILE}
+    bad["provenance"]["record"] = {HOSTILE: HOSTILE}
+    bad["provenance"]["machine"] = {HOSTILE: HOSTILE}
+    bad["topk"]["patterns"] = [HOSTILE]
+    page = Page(render(bad))
+    assert page.tags["script"] == harmless.tags["script"]
+    assert page.tags["img"] == 0
+    assert {name for name, _ in page.attributes if name.startswith("on")} == set()
+    assert any("alert(2)" in text and "{{ 7 * 7 }}" in text for text in page.data["h1"])
+
+
+def test_hostile_edges_are_refused_by_the_graph(document: Document) -> None:
+    document["edges"][0]["source"] = HOSTILE
+    with pytest.raises(InputError, match="unknown source"):
+        render(document)
+
+
+def test_the_script_gets_the_edges_it_draws(document: Document) -> None:
+    page = Page(render(document))
+    (data,) = [json.loads(text) for text in page.data["script"] if text.startswith("{")]
+    assert len(data["edges"]) == len(document["edges"])
+    assert data["size"] == document["circuit"]["size"]
+    assert data["nodes"][0] == "input"
+    assert data["nodes"][-1] == "logits"
+    drawn = [value for name, value in page.attributes if name == "data-i"]
+    assert sorted(map(int, drawn)) == list(range(len(document["edges"])))
+
+
+def test_edges_outside_the_circuit_are_hidden_without_a_script(document: Document) -> None:
+    text = render(document)
+    hidden = {int(i) for i in re.findall(r'class="edge[^"]* off" data-i="(\d+)"', text)}
+    assert hidden == {i for i, edge in enumerate(document["edges"]) if not edge["kept"]}
+
+
+def test_undefined_numbers_say_why(document: Document) -> None:
+    text = render(document)
+    assert "n/a" in text
+    assert "undefined: all values tie" in text
+
+
+def test_every_measurement_and_part_has_a_row(document: Document) -> None:
+    document["measurements"][0]["parts"] = {
+        "other": {**document["measurements"][1], "id": "X.other", "value": 0.5},
+        "same": {**document["measurements"][0], "id": "X.same"},
+    }
+    text = render(document)
+    for measurement in document["measurements"]:
+        assert measurement["id"] in text
+    assert "faithfulness norm: other" in text
+    assert "X.same" not in text, "a part that repeats the value is left out"
+
+
+def test_several_audits_share_a_page(document: Document, make_document: Callable[..., Document]) -> None:
+    page = Page(render(document, make_document(n_layers=2, n_heads=4, size=60)))
+    assert [name for name, count in Counter(page.ids).items() if count > 1] == []
+    assert page.tags["article"] == 2
+
+
+@pytest.mark.parametrize(
+    "shape", [{"n_kv_heads": 2}, {"n_layers": 1, "n_heads": 1, "size": 3}, {"n_layers": 12, "n_heads": 12}]
+)
+def test_other_shapes_are_drawn(make_document: Callable[..., Document], shape: dict[str, int]) -> None:
+    document = make_document(**shape)
+    text = render(document)
+    Page(text)
+    assert ("Keys and values are shared by 4 heads" in text) == ("n_kv_heads" in shape)
+
+
+def test_an_audit_without_a_solved_task_says_so(document: Document) -> None:
+    document["measurements"][0]["warnings"] = ["task_not_solved"]
+    document["circuit"]["faithfulness"] = {"value": None, "low": None, "high": None}
+    document["measurements"][0]["value"] = None
+    document["curve"] |= {
+        "values": [None] * 10,
+        "low": [None] * 10,
+        "high": [None] * 10,
+        "random": None,
+        "cpr": None,
+        "cmd": None,
+    }
+    document["task"] |= {"accuracy": 0.51}
+    text = render(document)
+    assert "mini does not do ioi (right on 51" in text
+
+
+def test_the_same_document_gives_the_same_page(document: Document) -> None:
+    assert render(document) == render(copy.deepcopy(document))
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({"schema": "assay-audit/9"}, r"schema 'assay-audit/9'; this version reads 'assay-audit/1'"),
+        ({"schema": "assay-audit/1", "title": "x"}, r"lacks model, task, .*; it is incomplete"),
+    ],
+)
+def test_other_documents_are_refused(result: Document, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        render(result)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_objects_are_refused() -> None:
+    with pytest.raises(InputError, match="made from an audit or its document; got int"):
+        render(3)  # type: ignore[arg-type]
+
+
+def test_no_result_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one audit"):
+        render()
+
+
+def test_save_report_takes_results_and_documents(document: Document, tmp_path: Path) -> None:
+    class Result:
+        def __init__(self) -> None:
+            self.document = document
+
+    first = save_report(tmp_path / "new" / "a.html", document)
+    second = save_report(tmp_path / "b.html", Result())
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.html", "new"]
+
+
+def test_an_unwritable_place_is_refused_and_nothing_is_left(document: Document, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="cannot make .*file for the report"):
+        save_report(tmp_path / "file" / "report.html", document)
+    (tmp_path / "directory.html").mkdir()
+    with pytest.raises(OutputError, match="cannot write"):
+        save_report(tmp_path / "directory.html", document)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["directory.html", "file"]
+    assert (tmp_path / "file").read_text() == "mine"

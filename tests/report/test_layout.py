@@ -1,0 +1,107 @@
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from assay.report.layout import CircuitLayout, circuit_layout, document_graph
+
+
+Document = dict[str, Any]
+SHAPES = [{}, {"n_layers": 12, "n_heads": 12}, {"n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "size": 60}]
+
+
+@pytest.fixture(params=SHAPES, ids=["4x8", "12x12", "grouped"])
+def layout(request: pytest.FixtureRequest, make_document: Callable[..., Document]) -> CircuitLayout:
+    return circuit_layout(make_document(**request.param))
+
+
+def test_nodes_stand_in_forward_order_without_touching(layout: CircuitLayout) -> None:
+    boxes = layout.nodes
+    for one in boxes:
+        assert one.x >= 0
+        assert one.x + one.width <= layout.width
+        assert one.y + one.height <= layout.height
+        for other in boxes:
+            if one.index < other.index:
+                beside = one.x + one.width < other.x
+                below = one.x == other.x and one.y + one.height < other.y
+                assert beside or below, (one.name, other.name)
+
+
+def test_edges_leave_their_source_and_enter_their_target_from_the_left(layout: CircuitLayout) -> None:
+    nodes = {node.index: node for node in layout.nodes}
+    for edge in layout.edges:
+        source, target = nodes[edge.source], nodes[edge.feeds[0]]
+        start, *_, end = _points(edge.path)
+        assert start[0] == pytest.approx(source.x + source.width, abs=0.1)
+        assert source.y <= start[1] <= source.y + source.height
+        assert end[0] == pytest.approx(target.x, abs=0.1)
+        assert target.y <= end[1] <= target.y + target.height
+
+
+def test_level_runs_never_pass_behind_a_node(layout: CircuitLayout) -> None:
+    for edge in layout.edges:
+        for x1, y, x2 in _level_runs(edge.path):
+            for node in layout.nodes:
+                if node.index in (edge.source, *edge.feeds):
+                    continue
+                overlap = node.x < x2 and x1 < node.x + node.width
+                assert not (overlap and node.y < y < node.y + node.height), (
+                    edge.source_name,
+                    edge.target_name,
+                    node.name,
+                )
+
+
+def _level_runs(path: str) -> list[tuple[float, float, float]]:
+    """The straight pieces of a path as (from x, y, to x)."""
+    return [(one[0], one[1], two[0]) for one, two in pairwise(_points(path)) if one[1] == two[1]]
+
+
+def _points(path: str) -> list[tuple[float, float]]:
+    """Ends of the pieces of a path."""
+    points = [(0.0, 0.0)]
+    for letter, body in re.findall(r"([MHC])([^MHC]*)", path):
+        numbers = [float(number) for number in body.split()]
+        points.append((numbers[0], points[-1][1]) if letter == "H" else (numbers[-2], numbers[-1]))
+    return points[1:]
+
+
+def test_q_k_and_v_enter_at_different_heights(layout: CircuitLayout) -> None:
+    places: dict[tuple[int, str], set[float]] = {}
+    for edge in layout.edges:
+        if edge.channel:
+            places.setdefault((edge.feeds[0], edge.channel), set()).add(_points(edge.path)[-1][1])
+    by_node: dict[int, list[float]] = {}
+    for (node, _), heights in sorted(places.items()):
+        assert len(heights) == 1
+        by_node.setdefault(node, []).extend(heights)
+    assert any(len(heights) == 3 for heights in by_node.values())
+    for heights in by_node.values():
+        assert len(set(heights)) == len(heights)
+
+
+def test_width_grows_with_the_score(layout: CircuitLayout) -> None:
+    widths = [edge.width for edge in layout.edges]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == 6.0
+
+
+def test_grouped_keys_feed_all_heads_of_their_group(make_document: Callable[..., Document]) -> None:
+    document = make_document(n_layers=2, n_heads=4, n_kv_heads=2, size=60)
+    graph = document_graph(document)
+    for edge in circuit_layout(document).edges:
+        expected = 2 if edge.channel in ("k", "v") else 1
+        assert len(edge.feeds) == expected
+        if edge.target_name != "logits":
+            column = graph.target_index(edge.target_name)
+            assert set(edge.feeds) == set(graph.feeds[column].nonzero().flatten().tolist())
+
+
+def test_attention_only_and_parallel_models_have_a_place_too(document: Document) -> None:
+    document["graph"] |= {"mlps": False}
+    document["edges"] = [edge for edge in document["edges"] if "m" not in edge["source"] + edge["target"]]
+    layout = circuit_layout(document)
+    assert {node.kind for node in layout.nodes} == {"bar", "head"}

@@ -1,0 +1,101 @@
+import math
+from typing import Any
+
+import pytest
+
+from assay.report.words import caveats, interval, number, percent, precision, solved, verdict
+
+
+Document = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.923, "0.92"),
+        (-0.5, "\N{MINUS SIGN}0.50"),
+        (0.0034, "0.0034"),
+        (0.0123, "0.01"),
+        (3.2e-7, "3.2e\N{MINUS SIGN}07"),
+        (1893, "1,893"),
+        (12345.6, "12,346"),
+        (0.0, "0.00"),
+        (None, "n/a"),
+        (math.nan, "n/a"),
+        (math.inf, "n/a"),
+    ],
+)
+def test_numbers_read_well(value: float | int | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [
+        (0.0787, "7.9"),
+        (1.0, "100"),
+        (0.5, "50"),
+        (0.0004, "0.04"),
+        (0.9999, "100"),
+        (0.125, "12.5"),
+        (0.0, "0"),
+    ],
+)
+def test_shares_are_percentages(fraction: float, text: str) -> None:
+    assert percent(fraction) == f"{text}\N{NARROW NO-BREAK SPACE}%"
+
+
+def test_undefined_shares_and_intervals_are_named_or_empty() -> None:
+    assert percent(None) == percent(math.nan) == "n/a"
+    assert interval(None, 1.0) == interval(math.nan, 1.0) == ""
+    assert interval(0.1, 0.2) == "[0.10, 0.20]"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "digits"), [(0.1, 0.4, 2), (0.101, 0.103, 3), (0.5, 0.5, 2), (None, 1.0, 2), (0.0, 1e-9, 6)]
+)
+def test_narrow_intervals_get_more_decimals(low: float | None, high: float | None, digits: int) -> None:
+    assert precision(low, high) == digits
+
+
+def test_the_verdict_is_one_sentence_with_all_its_numbers(document: Document) -> None:
+    document["circuit"] |= {"n_edges": 149, "fraction": 149 / 1893}
+    document["graph"]["n_edges"] = 1893
+    assert verdict(document) == (
+        "149 of 1,893 edges (7.9\N{NARROW NO-BREAK SPACE}%) keep 0.92 [0.90, 0.94] of the model’s margin; "
+        "random circuits of that size keep 0.03."
+    )
+
+
+def test_a_verdict_without_random_circuits_claims_nothing_of_them(document: Document) -> None:
+    document["random"] = None
+    assert verdict(document).endswith("of the model’s margin.")
+    document["random"] = {"mean": 0.03, "n_circuits": 1}
+    assert verdict(document).endswith("a random circuit of that size keeps 0.03.")
+
+
+def test_the_whole_model_is_no_finding(document: Document) -> None:
+    document["circuit"] |= {"n_edges": document["graph"]["n_edges"], "fraction": 1.0}
+    assert verdict(document).startswith("No circuit smaller than the model reaches 0.90: ")
+
+
+@pytest.mark.parametrize("code", ["task_not_solved", "unstable_denominator"])
+def test_an_unsolved_task_has_no_faithful_circuit(document: Document, code: str) -> None:
+    assert solved(document)
+    document["measurements"][0]["warnings"] = [code]
+    assert not solved(document)
+    assert "does not do ioi" in verdict(document)
+    assert "divides by the model’s gain over its corrupted run" in caveats(document)[0]
+
+
+def test_caveats_name_what_weakens_the_verdict(document: Document) -> None:
+    assert caveats(document) == []
+    document["circuit"]["faithfulness"] |= {"value": 0.88, "low": 0.85, "high": 0.91}
+    assert caveats(document)[0].endswith("reaches 0.88, with the target inside the interval.")
+    document["circuit"]["faithfulness"] |= {"value": 0.7, "low": 0.6, "high": 0.8}
+    assert caveats(document)[0].endswith("reaches 0.70.")
+    document["discovery"]["held_out"] = False
+    document["method"]["completeness_gap"] = 0.2
+    same, gap = caveats(document)[1:]
+    assert "the same prompts" in same
+    assert "completeness gap of the attribution is 20" in gap
