@@ -22,6 +22,7 @@ from assay.rng import torch_stream
 from assay.tasks import PairTask
 
 
+GOLDEN = Path(__file__).parent.parent / "golden"
 MEASURED = [key for key, spec in METRICS.items() if spec.compute is not None]
 
 
@@ -124,18 +125,18 @@ def test_random_circuits_of_equal_size_and_the_empty_one_stand_beside(model: Mod
 
 
 @pytest.fixture(scope="module")
-def golden(shared: Callable[[str], Path]) -> dict:
-    return json.loads(shared("golden/calibrations/tiny_gpt2_heads.json").read_text())
+def golden() -> dict:
+    return json.loads((GOLDEN / "tiny_gpt2_heads.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def golden_runs(golden: dict, shared: Callable[[str], Path]) -> CircuitRuns:
+def golden_runs(golden: dict) -> CircuitRuns:
     """The head circuit of the reference data under mean ablation, on its three-layer GPT-2 in float64."""
     config = GPT2Config(
         vocab_size=97, n_positions=32, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
     )
     module = GPT2LMHeadModel(config).double().eval()
-    weights = np.load(shared("golden/adversarial/gpt2_tiny_model.npz"))
+    weights = np.load(GOLDEN / "adversarial" / "gpt2_tiny_model.npz")
     state = {name: torch.from_numpy(weights[name]).double() for name in weights.files}
     missing = module.load_state_dict(state, strict=False)
     assert (missing.missing_keys, missing.unexpected_keys) == (["lm_head.weight"], [])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_runs import ArrayRuns
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -102,8 +102,8 @@ def test_top_k_does_not_rank_masked_outputs() -> None:
 
 def test_a_tie_at_the_edge_is_seen_and_one_inside_is_not() -> None:
     logits = np.array([[3.0, 2.0, 2.0, 1.0], [3.0, 3.0, 2.0, 1.0], [3.0, 2.0, 1.0, 1.0]])
-    assert tied_at(logits, 2).tolist() == [True, False, False]
-    assert tied_at(logits, 1).tolist() == [False, True, False]
+    assert tied_at(logits, top_k(logits, 3)).tolist() == [True, False, False]
+    assert tied_at(logits, top_k(logits, 2)).tolist() == [False, True, False]
 
 
 def test_rank_agreement_is_undefined_where_one_side_ties_throughout() -> None:
@@ -130,6 +130,7 @@ def agreement(full: np.ndarray, keep: np.ndarray, **options: Any) -> Measurement
     return measure_runs(runs, "topk", K=[1, 3, 5], **options)
 
 
+@settings(max_examples=25)
 @given(LOGITS)
 def test_shares_and_correlations_stay_in_range(pair: np.ndarray) -> None:
     details = agreement(*pair).details
@@ -137,6 +138,7 @@ def test_shares_and_correlations_stay_in_range(pair: np.ndarray) -> None:
     assert all(math.isnan(value) or -1 <= value <= 1 for value in details["tau"].values())
 
 
+@settings(max_examples=25)
 @given(LOGITS, st.floats(0.05, 20), st.floats(-5, 5))
 def test_nothing_changes_under_temperature_and_shift(pair: np.ndarray, scale: float, shift: float) -> None:
     plain, moved = agreement(*pair), agreement(pair[0], scale * pair[1])
@@ -153,6 +155,7 @@ def test_nothing_changes_under_a_common_increasing_transform() -> None:
     assert moved.details["tau"] == plain.details["tau"]
 
 
+@settings(max_examples=25)
 @given(hnp.arrays(np.float64, (5, 12), elements=st.floats(-4, 4), unique=True))
 def test_identical_runs_agree_exactly(logits: np.ndarray) -> None:
     details = agreement(logits, logits).details

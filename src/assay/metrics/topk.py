@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
@@ -42,12 +42,10 @@ def top_k(logits: Float[np.ndarray, "n d_vocab"], k: int) -> Int[np.ndarray, "n 
     if logits.shape[0] == 0:
         return np.empty((0, k), dtype=np.int64)
     limit = np.partition(logits, -k, axis=1)[:, -k, None]
-    above, at = logits > limit, logits == limit
-    room = k - above.sum(axis=1, keepdims=True)
-    chosen = above | (at & (at.cumsum(axis=1) <= room))
-    candidates = chosen.nonzero()[1].reshape(-1, k)
-    order = np.argsort(-np.take_along_axis(logits, candidates, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(candidates, order, axis=1)
+    rows, columns = (logits >= limit).nonzero()  # k of each row, more where ties stand at the edge
+    order = np.lexsort((columns, -logits[rows, columns], rows))
+    starts = np.searchsorted(rows, np.arange(len(logits)))
+    return np.asarray(columns[order[starts[:, None] + np.arange(k)]])
 
 
 def overlap(
@@ -80,8 +78,18 @@ def rank_agreement(
     References:
         Kendall (1945); Fagin, Kumar and Sivakumar (2003), doi:10.1137/S0895480102412856.
     """
+    return _order_agreement(full, circuit, top_k(full, k), top_k(circuit, k), support)
+
+
+def _order_agreement(
+    full: Float[np.ndarray, "n d_vocab"],
+    circuit: Float[np.ndarray, "n d_vocab"],
+    top_full: Int[np.ndarray, "n k"],
+    top_circuit: Int[np.ndarray, "n k"],
+    support: str,
+) -> Float64[np.ndarray, " n"]:
+    """`rank_agreement` with both lists at hand."""
     check_choice("support", support, SUPPORTS)
-    top_full, top_circuit = top_k(full, k), top_k(circuit, k)
     if support == "union":
         return fagin_tau_rows(top_full, top_circuit)
     sides = [np.take_along_axis(run, top_full, axis=1).astype(np.float64) for run in (full, circuit)]
@@ -89,12 +97,12 @@ def rank_agreement(
     return kendall_tau_rows(sides[0], sides[1], used=shared)
 
 
-def tied_at(logits: Float[np.ndarray, "n d_vocab"], k: int) -> Bool[np.ndarray, " n"]:
-    """Whether the k-th and the (k+1)-th largest logit are equal, so that membership rests on the index."""
-    if logits.shape[0] == 0:
-        return np.empty(0, dtype=bool)
-    around = np.partition(logits, (-k - 1, -k), axis=1)
-    return np.asarray(around[:, -k] == around[:, -k - 1])
+def tied_at(
+    logits: Float[np.ndarray, "n d_vocab"], top: Int[np.ndarray, "n k_plus_1"]
+) -> Bool[np.ndarray, " n"]:
+    """Whether the last two of a list have equal logits: who stands before the end then rests on the index."""
+    edge = np.take_along_axis(logits, top[:, -2:], axis=1)
+    return np.asarray(edge[:, 0] == edge[:, 1])
 
 
 # ------------------------------------------------------------------------------------------- input
@@ -125,57 +133,76 @@ def _thresholds(given: Mapping[str, float] | None) -> dict[str, float]:
     return {**THRESHOLDS, **(given or {})}
 
 
-def _ranked_runs(runs: Runs, vocabulary: int | None) -> list[Float[np.ndarray, "n n_outputs"]]:
-    """Logits of model and circuit over the outputs that a tokenizer can name."""
+class _Ranking(NamedTuple):
+    """Both runs over the outputs that can be ranked, and their lists one longer than the largest K."""
+
+    ks: tuple[int, ...]
+    used: Bool[np.ndarray, " n"]
+    runs: tuple[Float[np.ndarray, "n n_outputs"], Float[np.ndarray, "n n_outputs"]]
+    tops: tuple[Int[np.ndarray, "n k_plus_1"], Int[np.ndarray, "n k_plus_1"]]
+
+    @property
+    def n_outputs(self) -> int:
+        return int(self.runs[0].shape[1])
+
+    def overlap(self, k: int) -> Float64[np.ndarray, " n"]:
+        return overlap(self.tops[0][:, :k], self.tops[1][:, :k])
+
+    def order(self, k: int, support: str) -> Float64[np.ndarray, " n"]:
+        return _order_agreement(*self.runs, self.tops[0][:, :k], self.tops[1][:, :k], support)
+
+    def tie_fraction(self, k: int) -> float:
+        """Share of the examples with equal K-th and (K+1)-th logits in either run."""
+        sides = zip(self.runs, self.tops, strict=True)
+        tied = np.logical_or(*(tied_at(run, top[:, : k + 1]) for run, top in sides))
+        return float(tied[self.used].mean()) if self.used.any() else math.nan
+
+
+def _ranking(runs: Runs, K: Sequence[int] | None, vocabulary: int | None) -> _Ranking:
+    """Rank both runs once; excluded examples are ranked as all equal and counted nowhere."""
     logits = [run_logits(runs, which) for which in ("full", "keep")]
+    d_vocab = logits[0].shape[1]
     if vocabulary is None:
         tokenizer = runs.model.tokenizer
-        vocabulary = logits[0].shape[1] if tokenizer is None else min(len(tokenizer), logits[0].shape[1])
-    if not 1 < vocabulary <= logits[0].shape[1]:
-        raise InputError(
-            f"vocabulary={vocabulary}; the model has {logits[0].shape[1]} outputs, at least 2 are ranked"
-        )
-    return [each[:, :vocabulary] for each in logits]
+        vocabulary = d_vocab if tokenizer is None else min(len(tokenizer), d_vocab)
+    if not 1 < vocabulary <= d_vocab:
+        raise InputError(f"vocabulary={vocabulary}; the model has {d_vocab} outputs, at least 2 are ranked")
+    ks = check_k(K, vocabulary)
+    used = finite_examples(runs, "full", "keep")
+    full, keep = (np.where(used[:, None], run[:, :vocabulary], 0.0) for run in logits)
+    return _Ranking(ks, used, (full, keep), (top_k(full, ks[-1] + 1), top_k(keep, ks[-1] + 1)))
 
 
 # ------------------------------------------------------------------------------------------- metrics
 
 
 def _parts(
-    runs: Runs,
-    spec: MetricSpec,
-    ks: tuple[int, ...],
-    ranked: list[Float[np.ndarray, "n n_outputs"]],
-    limits: Mapping[str, float],
-    support: str,
+    runs: Runs, spec: MetricSpec, ranking: _Ranking, limits: Mapping[str, float], support: str
 ) -> dict[str, Measurement]:
     """Acc@K and tau_K for each K, and both label accuracies, each with its interval."""
-    used = finite_examples(runs, "full", "keep")
-    full, keep = (np.where(used[:, None], run, 0.0) for run in ranked)
-    top_full, top_keep = top_k(full, ks[-1]), top_k(keep, ks[-1])
-    parts = {}
-    for k in ks:
-        key = f"acc@{k}"
-        shares = {key: overlap(top_full[:, :k], top_keep[:, :k])}
-        facts: dict[str, Any] = {
-            "id": f"D05.acc_at_{k}",
-            "rule": Rule(pass_at=limits[key]) if key in limits else None,
-        }
-        method = "clopper-pearson" if k == 1 else None
-        parts[key] = record(spec, shares, mean_of(key), used=used, interval_method=method, **facts)
-    for k in ks:
-        if k < 2:
-            continue
-        key = f"tau@{k}"
-        taus = {key: rank_agreement(full, keep, k, support=support)}
-        facts = {"id": f"D05.tau_{k}", "rule": Rule(pass_at=limits[key]) if key in limits else None}
-        parts[key] = record(spec, taus, mean_of(key), used=used, undefined="all_tied", **facts)
     answers = runs.task.answers.numpy()
-    for key, run in (("label-top1-full", full), ("label-top1-circuit", keep)):
-        right = {key: answer_is_top(run, answers).astype(np.float64)}
-        facts = {"id": "D05." + key.replace("-", "_"), "rule": None, "interval_method": "clopper-pearson"}
-        parts[key] = record(spec, right, mean_of(key), used=used, **facts)
-    return parts
+    columns: dict[str, tuple[str, np.ndarray]] = {}
+    for k in ranking.ks:
+        columns[f"acc@{k}"] = f"D05.acc_at_{k}", ranking.overlap(k)
+    for k in ranking.ks:
+        if k > 1:
+            columns[f"tau@{k}"] = f"D05.tau_{k}", ranking.order(k, support)
+    for key, run in zip(("label-top1-full", "label-top1-circuit"), ranking.runs, strict=True):
+        columns[key] = "D05." + key.replace("-", "_"), answer_is_top(run, answers).astype(np.float64)
+    exact = {"acc@1", "label-top1-full", "label-top1-circuit"}
+    return {
+        key: record(
+            spec,
+            {key: values},
+            mean_of(key),
+            used=ranking.used,
+            undefined="all_tied",
+            id=id_,
+            rule=Rule(pass_at=limits[key]) if key in limits else None,
+            interval_method="clopper-pearson" if key in exact else None,
+        )
+        for key, (id_, values) in columns.items()
+    }
 
 
 def reading_patterns(values: Mapping[str, float], limits: Mapping[str, float] = THRESHOLDS) -> list[str]:
@@ -276,13 +303,12 @@ def _topk(
     The warning `many_ties` says that more than 1 % of the examples have equal K-th and (K+1)-th logits.
     """
     limits = _thresholds(thresholds)
-    ranked = _ranked_runs(runs, vocabulary)
-    ks = check_k(K, ranked[0].shape[1])
-    parts = _parts(runs, spec, ks, ranked, limits, support)
-    main = parts[f"acc@{ks[0]}"]
-    details = _details(runs, ks, ranked, parts) | {"support": support}
+    ranking = _ranking(runs, K, vocabulary)
+    parts = _parts(runs, spec, ranking, limits, support)
+    main = parts[f"acc@{ranking.ks[0]}"]
+    details = _details(ranking, parts) | {"support": support}
     details["patterns"] = reading_patterns({key: part.value for key, part in parts.items()}, limits)
-    tied = max(details["tie_fraction"].values(), default=0.0) > MANY_TIES
+    tied = any(share > MANY_TIES for share in details["tie_fraction"].values())
     return replace(
         main,
         id=spec.id,
@@ -293,28 +319,18 @@ def _topk(
     )
 
 
-def _details(
-    runs: Runs,
-    ks: tuple[int, ...],
-    ranked: list[Float[np.ndarray, "n n_outputs"]],
-    parts: Mapping[str, Measurement],
-) -> dict[str, Any]:
-    used = finite_examples(runs, "full", "keep")
-    full, keep = (run[used] for run in ranked)
-    n_outputs = full.shape[1]
-    sizes = [k for k in ks if k > 1]
+def _details(ranking: _Ranking, parts: Mapping[str, Measurement]) -> dict[str, Any]:
+    sizes = [k for k in ranking.ks if k > 1]
     return {
-        "K": list(ks),
-        "acc": {k: parts[f"acc@{k}"].value for k in ks},
+        "K": list(ranking.ks),
+        "acc": {k: parts[f"acc@{k}"].value for k in ranking.ks},
         "tau": {k: parts[f"tau@{k}"].value for k in sizes},
         "n_defined": {k: parts[f"tau@{k}"].n for k in sizes},
-        "chance": {k: k / n_outputs for k in ks},
-        "tie_fraction": {k: float((tied_at(full, k) | tied_at(keep, k)).mean()) for k in ks}
-        if used.any()
-        else {},
+        "chance": {k: k / ranking.n_outputs for k in ranking.ks},
+        "tie_fraction": {k: ranking.tie_fraction(k) for k in ranking.ks},
         "label_top1_full": parts["label-top1-full"].value,
         "label_top1_circuit": parts["label-top1-circuit"].value,
-        "n_outputs": n_outputs,
+        "n_outputs": ranking.n_outputs,
     }
 
 
@@ -342,12 +358,11 @@ def _topk_tau(
     Options as for `topk`. Examples where one side ties throughout are left out and counted; all of them:
     undefined (`all_tied`).
     """
-    ranked = _ranked_runs(runs, vocabulary)
-    k = check_k(K, ranked[0].shape[1])[-1]
+    ranking = _ranking(runs, K, vocabulary)
+    k = ranking.ks[-1]
     if k < 2:
         raise InputError("rank agreement needs K of at least 2; give K=[10] or use the metric 'topk'")
-    used = finite_examples(runs, "full", "keep")
-    full, keep = (np.where(used[:, None], run, 0.0) for run in ranked)
-    taus = {f"tau@{k}": rank_agreement(full, keep, k, support=support)}
+    key = f"tau@{k}"
+    taus = {key: ranking.order(k, support)}
     details = {"K": [k], "support": support}
-    return record(spec, taus, mean_of(f"tau@{k}"), used=used, undefined="all_tied", details=details)
+    return record(spec, taus, mean_of(key), used=ranking.used, undefined="all_tied", details=details)
