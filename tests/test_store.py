@@ -184,9 +184,10 @@ def test_an_ambiguous_beginning_lists_the_matches(store: Store) -> None:
 
 
 def test_a_long_list_of_matches_is_cut(store: Store) -> None:
-    for seed in range(200):
+    same_start = [seed for seed in range(400) if record_id("measurement", {"seed": seed}).startswith("0")]
+    for seed in same_start[:11]:
         store.put("measurement", {"seed": seed}, {})
-    with pytest.raises(InputError, match=r", and more$"):
+    with pytest.raises(InputError, match=r"'0' is ambiguous.*, and more$"):
         store.get("0")
 
 
@@ -398,7 +399,7 @@ def _writer(directory: Path, worker: int, count: int, failures: Any) -> None:
 
 def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     """All of them also race to make the store."""
-    workers, count = 3, 25
+    workers, count = 2, 25
     context = multiprocessing.get_context("spawn")
     failures = context.SimpleQueue()
     processes = [
