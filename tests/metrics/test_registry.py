@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from assay.circuits import Circuit
 from assay.errors import InputError, UnknownNameError
-from assay.measurement import Measurement
-from assay.metrics import METRICS, find_metric, measure_runs, metric, random_like
+from assay.measurement import Measurement, record_id
+from assay.metrics import METRICS, find_metric, measure_runs, measurement_provenance, metric, random_like
 from assay.metrics.metric import MetricSpec, Runs, record
 from assay.rng import stream
 from assay.stats import mean_of
@@ -160,6 +160,13 @@ def test_options_and_parts_enter_the_identity() -> None:
     assert plain.parts["acc@5"].id_hash not in (plain.id_hash, plain.parts["acc@10"].id_hash)
     assert plain.id_hash == measure_runs(rich_runs(), "topk", support="full").id_hash
     assert measure_runs(rich_runs(seed=1), "topk").id_hash != plain.id_hash
+
+
+def test_the_identity_is_known_before_anything_runs() -> None:
+    runs = rich_runs()
+    provenance = measurement_provenance(runs, "D05", support="union")
+    assert not runs.asked
+    assert record_id("measurement", provenance) == measure_runs(runs, "topk", support="union").id_hash
 
 
 @pytest.fixture

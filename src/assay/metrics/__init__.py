@@ -2,7 +2,7 @@
 
 from assay.metrics import behaviour, cross_entropy, divergence, faithfulness, minimality, topk  # noqa: F401 (register)
 from assay.metrics.curve import FaithfulnessCurve, faithfulness_curve
-from assay.metrics.measuring import measure, measure_runs, random_like
+from assay.metrics.measuring import measure, measure_runs, measurement_provenance, random_like
 from assay.metrics.metric import METRICS, MetricSpec, Runs, find_metric, metric
 
 
@@ -15,6 +15,7 @@ __all__ = [
     "find_metric",
     "measure",
     "measure_runs",
+    "measurement_provenance",
     "metric",
     "random_like",
 ]

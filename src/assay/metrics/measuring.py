@@ -110,12 +110,23 @@ def measure_runs(runs: Runs, metric: str, *, random_circuits: int = 0, **options
     if random_circuits < 0:
         raise InputError(f"random_circuits is {random_circuits}; a count from 0 is needed")
     found = compute(runs, spec, **options)
-    how = {"id": spec.id, "key": spec.key, "version": spec.version, "options": {**spec.options, **options}}
-    provenance = {**runs.provenance, "metric": how}
     if random_circuits:
-        provenance["random_circuits"] = random_circuits
         found = replace(found, baseline=_baseline(runs, spec, random_circuits, options))
+    provenance = measurement_provenance(runs, metric, random_circuits=random_circuits, **options)
     return _stamped(found, provenance, runs.seed)
+
+
+def measurement_provenance(
+    runs: Runs, metric: str, *, random_circuits: int = 0, **options: Any
+) -> dict[str, Any]:
+    """The provenance that `measure_runs` of the same arguments gives, known before anything runs.
+
+    Its `record_id("measurement", ...)` is the identity of the measurement, so a store can be asked first.
+    """
+    spec = find_metric(metric)
+    how = {"id": spec.id, "key": spec.key, "version": spec.version, "options": {**spec.options, **options}}
+    baseline = {"random_circuits": random_circuits} if random_circuits else {}
+    return {**runs.provenance, "metric": how, **baseline}
 
 
 def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:
