@@ -13,6 +13,7 @@ from assay.circuits import Circuit
 from assay.models import Model
 from assay.objectives import get_objective
 
+
 # node name -> output in the stream, [batch, pos, d_model]
 Outputs = dict[str, Tensor]
 
@@ -149,9 +150,7 @@ def edge_gradients(
     }
 
 
-def scores(
-    model: Model, differences: Outputs, gradients: dict[str, Tensor], lengths: Tensor
-) -> Tensor:
+def scores(model: Model, differences: Outputs, gradients: dict[str, Tensor], lengths: Tensor) -> Tensor:
     """sum_t difference . gradient over real positions, per example: [batch, S, R]."""
     graph = model.graph
     n, length = next(iter(gradients.values())).shape[:2]
@@ -163,7 +162,9 @@ def scores(
     return result
 
 
-def loss_of(model: Model, objective: str, batch: object, positions: Tensor, clean_logits: Tensor) -> Callable[[Tensor], Tensor]:
+def loss_of(
+    model: Model, objective: str, batch: object, positions: Tensor, clean_logits: Tensor
+) -> Callable[[Tensor], Tensor]:
     """Objective on all-position logits."""
     chosen = get_objective(objective)
     index = torch.arange(len(positions))

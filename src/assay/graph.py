@@ -18,6 +18,7 @@ from torch import Tensor
 
 from assay.errors import InputError, UnknownNameError, near_matches
 
+
 CHANNELS = ("q", "k", "v")
 
 
@@ -213,7 +214,8 @@ class Graph:
         row, column = self.source_index(source.strip()), self.target_index(target.strip())
         if not self.valid[row, column]:
             raise UnknownNameError(
-                f"edge {name!r} is not in the graph: {self.sources[row]} writes after {self.targets[column]} reads"
+                f"edge {name!r} is not in the graph: {self.sources[row]} writes after "
+                f"{self.targets[column]} reads"
             )
         return row, column
 

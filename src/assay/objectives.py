@@ -52,7 +52,10 @@ class Objective:
     source: str = ""
 
     def __call__(
-        self, logits: Float[Tensor, "batch d_vocab"], clean_logits: Float[Tensor, "batch d_vocab"], batch: ObjectiveBatch
+        self,
+        logits: Float[Tensor, "batch d_vocab"],
+        clean_logits: Float[Tensor, "batch d_vocab"],
+        batch: ObjectiveBatch,
     ) -> Float[Tensor, " batch"]:
         """Loss of each example; higher means the behaviour is more damaged."""
         if self.needs_wrong and batch.wrong is None:
@@ -71,7 +74,9 @@ def get_objective(objective: "str | Objective | Loss") -> Objective:
     if isinstance(objective, Objective):
         return objective
     if callable(objective):
-        return Objective(key=getattr(objective, "__name__", type(objective).__name__), loss=objective, unit="user")
+        return Objective(
+            key=getattr(objective, "__name__", type(objective).__name__), loss=objective, unit="user"
+        )
     return OBJECTIVES[objective.replace("-", "_")]
 
 
@@ -138,12 +143,27 @@ def _pseudo_margin(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) 
 
 
 for _objective in (
-    Objective(key="logit_diff", loss=_logit_diff, needs_answers=True, needs_wrong=True, source="Wang et al. 2022, arXiv:2211.00593"),
     Objective(
-        key="logit_diff_max", loss=_logit_diff_max, needs_answers=True, needs_wrong=True, source="Conmy et al. 2023, arXiv:2304.14997"
+        key="logit_diff",
+        loss=_logit_diff,
+        needs_answers=True,
+        needs_wrong=True,
+        source="Wang et al. 2022, arXiv:2211.00593",
     ),
     Objective(
-        key="prob_diff", loss=_prob_diff, needs_answers=True, needs_wrong=True, unit="probability", source="Hanna et al. 2023, arXiv:2305.00586"
+        key="logit_diff_max",
+        loss=_logit_diff_max,
+        needs_answers=True,
+        needs_wrong=True,
+        source="Conmy et al. 2023, arXiv:2304.14997",
+    ),
+    Objective(
+        key="prob_diff",
+        loss=_prob_diff,
+        needs_answers=True,
+        needs_wrong=True,
+        unit="probability",
+        source="Hanna et al. 2023, arXiv:2305.00586",
     ),
     Objective(key="ce", loss=_cross_entropy, needs_answers=True, unit="nats"),
     Objective(key="kl", loss=_kl, stationary=True, unit="nats", source="Conmy et al. 2023, arXiv:2304.14997"),

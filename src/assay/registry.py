@@ -65,6 +65,11 @@ class Registry(Generic[T]):
         self._load_entry_points()
         return list(self._entries.items())
 
+    def values(self) -> list[T]:
+        """All entries in order of registration."""
+        self._load_entry_points()
+        return list(self._entries.values())
+
     def _load_entry_points(self) -> None:
         if self._entry_points_loaded:
             return

@@ -4,4 +4,5 @@ from assay.circuits.circuit import Circuit, prune
 from assay.circuits.files import load_circuit, load_scores, write_atomically
 from assay.circuits.scores import EdgeScores
 
+
 __all__ = ["Circuit", "EdgeScores", "load_circuit", "load_scores", "prune", "write_atomically"]

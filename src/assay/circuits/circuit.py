@@ -16,9 +16,10 @@ from assay.errors import FileFormatError, GraphMismatchError, InputError, ShapeE
 from assay.graph import Graph
 from assay.rng import torch_stream
 
+
 if TYPE_CHECKING:
-    import networkx
-    import pandas
+    import networkx as nx
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,13 +45,15 @@ class Circuit:
         expected = (self.graph.n_sources, self.graph.n_targets)
         if tuple(self.mask.shape) != expected or self.mask.dtype != torch.bool:
             raise ShapeError(
-                f"mask is {self.mask.dtype} {tuple(self.mask.shape)}; this graph needs a torch.bool mask of shape {expected}"
+                f"mask is {self.mask.dtype} {tuple(self.mask.shape)}; this graph needs a torch.bool "
+                f"mask of shape {expected}"
             )
         outside = self.mask & ~self.graph.valid
         if outside.any():
             row, column = outside.nonzero()[0].tolist()
             raise InputError(
-                f"mask keeps {self.graph.edge_name(row, column)}, which is not an edge of the graph; start from graph.valid"
+                f"mask keeps {self.graph.edge_name(row, column)}, which is not an edge of the graph; "
+                "start from graph.valid"
             )
 
     # ---- making ---------------------------------------------------------------------------------
@@ -106,7 +109,8 @@ class Circuit:
         for layer, head in kept:
             if not (0 <= layer < graph.n_layers and 0 <= head < graph.n_heads):
                 raise InputError(
-                    f"head ({layer}, {head}) is out of range: the graph has {graph.n_layers} layers of {graph.n_heads} heads, "
+                    f"head ({layer}, {head}) is out of range: the graph has {graph.n_layers} layers "
+                    f"of {graph.n_heads} heads, "
                     "counted from 0"
                 )
         if len(set(kept)) != len(kept):
@@ -145,8 +149,16 @@ class Circuit:
         return [self.graph.edge_name(row, column) for row, column in self.mask.nonzero().tolist()]
 
     def nodes(self) -> list[str]:
-        """Names of the nodes at the ends of kept edges, in forward order; `logits` last."""
-        rows = self.mask.any(1) | (self.graph.feeds & self.mask.any(0)[:, None]).any(0)
+        """Names of the nodes at the ends of kept edges, in forward order; `logits` last.
+
+        An edge into a key or value head that several query heads share counts for those of them that
+        other edges touch; if there is none, for all.
+        """
+        feeds, read = self.graph.feeds, self.mask.any(0)
+        alone = feeds.sum(1) == 1
+        rows = self.mask.any(1) | feeds[read & alone].any(0)
+        shared = feeds[read & ~alone]
+        rows |= shared[~(shared & rows).any(1)].any(0)
         names = [self.graph.sources[row] for row in rows.nonzero().squeeze(1).tolist()]
         return names + (["logits"] if bool(self.mask[:, -1].any()) else [])
 
@@ -162,12 +174,12 @@ class Circuit:
             if f"a{layer}.h{head}" in names
         )
 
-    def to_frame(self) -> "pandas.DataFrame":
+    def to_frame(self) -> "pd.DataFrame":
         """One row per kept edge: source, target, source_layer, target_layer."""
-        import pandas
+        import pandas as pd
 
         rows, columns = self.mask.nonzero(as_tuple=True)
-        return pandas.DataFrame(
+        return pd.DataFrame(
             {
                 "source": [self.graph.sources[row] for row in rows.tolist()],
                 "target": [self.graph.targets[column] for column in columns.tolist()],
@@ -176,11 +188,11 @@ class Circuit:
             }
         )
 
-    def to_networkx(self) -> "networkx.MultiDiGraph":
+    def to_networkx(self) -> "nx.MultiDiGraph[str]":
         """Node-level graph; each kept edge carries `target`, the slot it enters."""
-        import networkx
+        import networkx as nx
 
-        graph = networkx.MultiDiGraph()
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
         for row, column in self.mask.nonzero().tolist():
             target = self.graph.targets[column]
             for node in self._fed_nodes(column):
@@ -228,7 +240,9 @@ class Circuit:
         return self._combine(other, self.mask & ~self._check(other).mask)
 
     def __invert__(self) -> "Circuit":
-        return Circuit(graph=self.graph, mask=self.graph.valid & ~self.mask, provenance={"complement_of": self.hash})
+        return Circuit(
+            graph=self.graph, mask=self.graph.valid & ~self.mask, provenance={"complement_of": self.hash}
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Circuit) and self.hash == other.hash
@@ -255,7 +269,12 @@ class Circuit:
         mask = self.mask.clone()
         mask[self.graph.head_source(layer, head)] = False
         heads = None if self.heads is None else tuple(pair for pair in self.heads if pair != (layer, head))
-        return Circuit(graph=self.graph, mask=mask, heads=heads, provenance={"parent": self.hash, "without": [layer, head]})
+        return Circuit(
+            graph=self.graph,
+            mask=mask,
+            heads=heads,
+            provenance={"parent": self.hash, "without": [layer, head]},
+        )
 
     def connected(self) -> "Circuit":
         """Only the edges on a kept path from `input` to `logits`; no logit changes under resampling."""
@@ -308,7 +327,10 @@ def check_n_edges(graph: Graph, n_edges: int, *, allow_zero: bool = False) -> No
     """Refuse a circuit size outside the graph."""
     low = 0 if allow_zero else 1
     if not low <= n_edges <= graph.n_edges:
-        raise InputError(f"cannot keep {n_edges} edges: this graph has {graph.n_edges}; choose k from {low} to {graph.n_edges}")
+        raise InputError(
+            f"cannot keep {n_edges} edges: this graph has {graph.n_edges}; choose k from {low} to "
+            f"{graph.n_edges}"
+        )
 
 
 def _is_placeholder(name: str) -> bool:
@@ -316,7 +338,9 @@ def _is_placeholder(name: str) -> bool:
     target = name.partition("->")[2]
     source = name.partition("->")[0]
     inner = (".attn.hook_q", ".attn.hook_k", ".attn.hook_v")
-    return target.strip().partition("[")[0].endswith(inner) or source.strip().partition("[")[0].endswith(inner)
+    return target.strip().partition("[")[0].endswith(inner) or source.strip().partition("[")[0].endswith(
+        inner
+    )
 
 
 def _read_head_file(
@@ -327,14 +351,20 @@ def _read_head_file(
     except (OSError, ValueError) as error:
         raise FileFormatError(f"cannot read {path} as a head-circuit JSON file: {error}") from error
     if content.get("schema") != "head_circuit/1" or content.get("index_base") != 0:
-        raise FileFormatError(f"{path} is not a head_circuit/1 file with zero-based heads (schema {content.get('schema')!r})")
+        raise FileFormatError(
+            f"{path} is not a head_circuit/1 file with zero-based heads (schema {content.get('schema')!r})"
+        )
     shape = content["model"]
     if (shape["n_layers"], shape["n_heads"]) != (graph.n_layers, graph.n_heads):
         raise GraphMismatchError(
-            f"{path.name} describes {shape['n_layers']} layers of {shape['n_heads']} heads; the graph has {graph.n_layers} of "
+            f"{path.name} describes {shape['n_layers']} layers of {shape['n_heads']} heads; the graph "
+            f"has {graph.n_layers} of "
             f"{graph.n_heads}"
         )
-    roles = {name: tuple((layer, head) for layer, head in role["heads"]) for name, role in content.get("roles", {}).items()}
+    roles = {
+        name: tuple((layer, head) for layer, head in role["heads"])
+        for name, role in content.get("roles", {}).items()
+    }
     _check_roles(path, roles, content.get("pathways", []))
     return content["heads"], roles, {"published": content["id"], "task": content.get("task")}
 
@@ -346,7 +376,9 @@ def _check_roles(
     for name, heads in roles.items():
         for head in heads:
             if head in owners:
-                raise InputError(f"{path.name}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one")
+                raise InputError(
+                    f"{path.name}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one"
+                )
             owners[head] = name
     for pathway in pathways:
         for name in pathway:

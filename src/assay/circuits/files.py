@@ -17,6 +17,7 @@ from assay.circuits.scores import EdgeScores
 from assay.errors import FileFormatError, GraphMismatchError, OutputError
 from assay.graph import Graph, build_graph
 
+
 FORMAT = 1
 
 
@@ -48,7 +49,9 @@ def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
         graph=stored,
         mask=arrays["mask"].bool(),
         heads=None if heads is None else tuple((layer, head) for layer, head in heads),
-        roles={name: tuple((layer, head) for layer, head in pairs) for name, pairs in metadata["roles"].items()},
+        roles={
+            name: tuple((layer, head) for layer, head in pairs) for name, pairs in metadata["roles"].items()
+        },
         provenance=metadata["provenance"],
     )
 
@@ -100,13 +103,14 @@ def _digest(arrays: dict[str, Tensor], metadata: str) -> str:
     digest = hashlib.sha256(metadata.encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {tuple(array.shape)} {array.dtype}".encode())
-        digest.update(array.contiguous().view(torch.uint8).numpy())
+        digest.update(array.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def _write(path: Path, graph: Graph, arrays: dict[str, Tensor], metadata: dict[str, Any]) -> Path:
     arrays = {
-        name: (array.to(torch.uint8) if array.dtype == torch.bool else array).contiguous() for name, array in arrays.items()
+        name: (array.to(torch.uint8) if array.dtype == torch.bool else array).contiguous()
+        for name, array in arrays.items()
     }
     text = json.dumps(
         {"format": FORMAT, "graph": graph.describe(), "fingerprint": graph.fingerprint, **metadata},
@@ -128,22 +132,35 @@ def _read(path: Path, kind: str, graph: Graph | None) -> tuple[Graph, dict[str, 
             f"{path} is not a readable safetensors file ({error}); it may be truncated, so save it again"
         ) from error
     if "assay" not in header or "sha256" not in header:
-        raise FileFormatError(f"{path} holds tensors but no assay metadata; expected a {kind} written by .save()")
+        raise FileFormatError(
+            f"{path} holds tensors but no assay metadata; expected a {kind} written by .save()"
+        )
     if _digest(arrays, header["assay"]) != header["sha256"]:
-        raise FileFormatError(f"{path} was changed after it was written (hash mismatch); restore it or make it again")
+        raise FileFormatError(
+            f"{path} was changed after it was written (hash mismatch); restore it or make it again"
+        )
     metadata = json.loads(header["assay"])
     if metadata["format"] > FORMAT:
-        raise FileFormatError(f"{path} has format {metadata['format']}, this version reads up to {FORMAT}; update assay")
+        raise FileFormatError(
+            f"{path} has format {metadata['format']}, this version reads up to {FORMAT}; update assay"
+        )
     if metadata["kind"] != kind:
         raise FileFormatError(f"{path} holds {metadata['kind']!r}, not {kind!r}")
     shape = metadata["graph"]
     stored = build_graph(
-        shape["n_layers"], shape["n_heads"], shape["n_kv_heads"], parallel=shape["parallel"], mlps=shape["mlps"]
+        shape["n_layers"],
+        shape["n_heads"],
+        shape["n_kv_heads"],
+        parallel=shape["parallel"],
+        mlps=shape["mlps"],
     )
     if stored.fingerprint != metadata["fingerprint"]:
-        raise FileFormatError(f"{path}: graph description and fingerprint disagree; the file was not written by this package")
+        raise FileFormatError(
+            f"{path}: graph description and fingerprint disagree; the file was not written by this package"
+        )
     if graph is not None and graph.fingerprint != stored.fingerprint:
         raise GraphMismatchError(
-            f"{path} belongs to another model: its graph is {stored.describe()}, the one asked for is {graph.describe()}"
+            f"{path} belongs to another model: its graph is {stored.describe()}, the one asked for is "
+            f"{graph.describe()}"
         )
     return stored, arrays, metadata

@@ -14,8 +14,9 @@ from assay.circuits.circuit import Circuit, check_n_edges
 from assay.errors import NonFiniteError, ShapeError
 from assay.graph import Graph
 
+
 if TYPE_CHECKING:
-    import pandas
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +47,15 @@ class EdgeScores:
             if tensor is None:
                 continue
             if tuple(tensor.shape[-2:]) != expected:
-                raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; this graph needs [..., {expected[0]}, {expected[1]}]")
+                raise ShapeError(
+                    f"{name} has shape {tuple(tensor.shape)}; this graph needs [..., {expected[0]}, "
+                    f"{expected[1]}]"
+                )
         if not bool(torch.isfinite(self.values).all()):
             row, column = (~torch.isfinite(self.values)).nonzero()[0].tolist()
             raise NonFiniteError(
-                f"score of {self.graph.edge_name(row, column)} is {self.values[row, column].item()}; check the model's logits and "
+                f"score of {self.graph.edge_name(row, column)} is {self.values[row, column].item()}; "
+                "check the model's logits and "
                 "weights for NaN"
             )
         object.__setattr__(self, "values", self.values.where(self.graph.valid, 0))
@@ -119,19 +124,21 @@ class EdgeScores:
     def _circuit(self, mask: Bool[Tensor, "n_sources n_targets"], selection: dict[str, Any]) -> Circuit:
         return Circuit(graph=self.graph, mask=mask, provenance={**self.provenance, **selection})
 
-    def to_frame(self) -> "pandas.DataFrame":
+    def to_frame(self) -> "pd.DataFrame":
         """One row per edge: source, target, score; strongest first."""
-        import pandas
+        import pandas as pd
 
         rows, columns = self.graph.valid.nonzero(as_tuple=True)
-        frame = pandas.DataFrame(
+        frame = pd.DataFrame(
             {
                 "source": [self.graph.sources[row] for row in rows.tolist()],
                 "target": [self.graph.targets[column] for column in columns.tolist()],
                 "score": self.values[rows, columns].double().numpy(),
             }
         )
-        return frame.sort_values("score", key=lambda score: score.abs(), ascending=False, kind="stable", ignore_index=True)
+        return frame.sort_values(
+            "score", key=lambda score: score.abs(), ascending=False, kind="stable", ignore_index=True
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""

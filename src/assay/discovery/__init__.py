@@ -4,6 +4,7 @@ from assay.discovery import attribution, patching  # noqa: F401 - registers the 
 from assay.discovery.method import METHODS, BatchScores, EdgeMethod, Settings, completeness_gap, discover
 from assay.discovery.quadrature import Node, quadrature_nodes
 
+
 __all__ = [
     "METHODS",
     "BatchScores",

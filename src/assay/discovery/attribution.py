@@ -25,7 +25,9 @@ class _Passes:
             so a gradient there costs a backward pass only.
     """
 
-    def __init__(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings, alphas: set[float]) -> None:
+    def __init__(
+        self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings, alphas: set[float]
+    ) -> None:
         self.model, self.batch, self.settings = model, batch, settings
         self.forward = self.backward = 0
         self.traces: dict[float, Trace] = {}
@@ -48,13 +50,18 @@ class _Passes:
     def between(self, alpha: float, *, gradients: bool = True) -> Trace:
         """The run whose input source is a~ + alpha (a - a~)."""
         if alpha not in self.traces:
-            start = (self.ablated_input + alpha * (self.clean_input - self.ablated_input)).requires_grad_(gradients)
+            start = (self.ablated_input + alpha * (self.clean_input - self.ablated_input)).requires_grad_(
+                gradients
+            )
             self.resume(start, alpha, gradients=gradients)
         return self.traces[alpha]
 
     def resume(self, start: Tensor, alpha: float, *, gradients: bool) -> Trace:
         """The native blocks from a given input source on."""
-        with torch.set_grad_enabled(gradients), self.model.tracing(sources=False, gradients=gradients) as trace:
+        with (
+            torch.set_grad_enabled(gradients),
+            self.model.tracing(sources=False, gradients=gradients) as trace,
+        ):
             hidden = self.model.resume(start, self.clean)
             self._finish(trace, hidden, alpha, start if gradients else None)
         return trace
@@ -116,7 +123,7 @@ class _PathGradient(EdgeMethod):
 
     def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
         per_step = 2 * model.n_layers
-        steps = len(self.nodes(settings))
+        steps = 6 if settings.steps == "auto" else len(self.nodes(settings))
         floats = (30 * model.n_layers + per_step * steps) * model.d_model * length
         scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
         return 4 * (floats + scores)
@@ -131,7 +138,8 @@ class Eap(_PathGradient):
     def check(self, settings: Settings) -> None:
         if settings.objective.stationary:
             raise InputError(
-                f"eap takes the gradient at the clean run, where objective {settings.objective.key!r} has zero gradient, so all scores "
+                f"eap takes the gradient at the clean run, where objective {settings.objective.key!r} "
+                "has zero gradient, so all scores "
                 "would vanish; use objective='logit_diff' or 'ce', or method='eap-ig-inputs'"
             )
 
@@ -148,7 +156,8 @@ class CleanCorrupted(_PathGradient):
     def check(self, settings: Settings) -> None:
         if not settings.ablation.paired:
             raise InputError(
-                f"clean-corrupted needs the run on the corrupted input, but ablation is {settings.ablation.key!r}; use "
+                "clean-corrupted needs the run on the corrupted input, but ablation is "
+                f"{settings.ablation.key!r}; use "
                 "ablation='resample', or method='eap-ig-inputs', which serves every ablation"
             )
 
@@ -208,7 +217,10 @@ class EapIgActivations(EdgeMethod):
 
     def check(self, settings: Settings) -> None:
         if settings.steps == "auto":
-            raise InputError("steps='auto' watches the completeness gap of eap-ig-inputs; give eap-ig-activations a number of steps")
+            raise InputError(
+                "steps='auto' watches the completeness gap of eap-ig-inputs; give eap-ig-activations "
+                "a number of steps"
+            )
         check_steps(settings.steps, settings.quadrature)
         quadrature_nodes(int(settings.steps), settings.quadrature)
 
@@ -221,7 +233,10 @@ class EapIgActivations(EdgeMethod):
             scores = self._group(passes, differences, nodes, slice(0, 1), None)
             for layer in range(model.n_layers):
                 first = graph.head_source(layer)
-                heads, mlp = slice(first, first + model.n_heads), slice(first + model.n_heads, first + model.n_heads + 1)
+                heads, mlp = (
+                    slice(first, first + model.n_heads),
+                    slice(first + model.n_heads, first + model.n_heads + 1),
+                )
                 scores += self._group(passes, differences, nodes, heads, ("heads", layer))
                 scores += self._group(passes, differences, nodes, mlp, ("mlp", layer))
         return BatchScores(scores=scores, forward=passes.forward, backward=passes.backward)

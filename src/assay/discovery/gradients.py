@@ -20,6 +20,7 @@ from torch import Tensor
 from assay.execution import Baseline
 from assay.models import Model, Norm, Trace
 
+
 # Bytes of expanded differences and gradients held at once; more gains nothing on any device tried.
 CHUNK_BYTES = 256 * 2**20
 
@@ -40,7 +41,9 @@ class ActivationDifferences:
     mlp: list[Tensor]
 
     @classmethod
-    def between(cls, model: Model, clean: Trace, baseline: Baseline, lengths: Int[Tensor, " batch"]) -> "ActivationDifferences":
+    def between(
+        cls, model: Model, clean: Trace, baseline: Baseline, lengths: Int[Tensor, " batch"]
+    ) -> "ActivationDifferences":
         """Differences of a batch, zero at padded positions."""
         real = (torch.arange(clean.input.shape[1], device=lengths.device) < lengths[:, None])[..., None]
         wide = model.result_dtype
@@ -108,13 +111,16 @@ class GradientSums:
             if gradient is not None:
                 norm = self.model.blocks[layer].mlp_norm
                 change = _norm_backward(norm, trace.mlp_in[layer - offset_mlp], gradient.to(wide) * weight)
-                self.mlp[layer] = change if self.mlp[layer] is None else self.mlp[layer] + change
+                before = self.mlp[layer]
+                self.mlp[layer] = change if before is None else before + change
         gradient = trace.gradients.get(("logits", 0, 0))
         if gradient is not None:
             assert trace.final_in is not None
             index = torch.arange(len(positions), device=positions.device)
             change = _norm_backward(
-                self.model.final_norm, trace.final_in[index, positions], gradient[index, positions].to(wide) * weight
+                self.model.final_norm,
+                trace.final_in[index, positions],
+                gradient[index, positions].to(wide) * weight,
             )
             self.logits = change if self.logits is None else self.logits + change
 
@@ -124,7 +130,9 @@ class GradientSums:
         if any(part is None for part in parts):
             return
         direction, inverse = block.attention_norm.standardise(trace.attention_in[place])
-        scaled = block.channels([part.to(wide) for part in parts if part is not None]) * (weight * inverse[..., None])
+        scaled = block.channels([part.to(wide) for part in parts if part is not None]) * (
+            weight * inverse[..., None]
+        )
         linear = block.channels([part.to(wide) for part in trace.qkv[place]])
         constant = _constant(self.model, layer)
         if constant is not None:
@@ -140,17 +148,25 @@ class GradientSums:
             return None
         scaled = sums.scaled[rows]
         n, length = scaled.shape[:2]
-        weight = block.qkv_weight().to(scaled.dtype) * block.attention_norm.gain.to(scaled.dtype)[:, None, None]
+        weight = (
+            block.qkv_weight().to(scaled.dtype) * block.attention_norm.gain.to(scaled.dtype)[:, None, None]
+        )
         weight = block.attention_norm.centre(weight.permute(1, 2, 0))
         gradient = torch.bmm(scaled.permute(2, 0, 1, 3).flatten(1, 2), weight)
         along = torch.stack([part[rows] for part in sums.along], -1).flatten(0, 1)
         direction = torch.stack([part[rows] for part in sums.direction], 2).flatten(0, 1)
         gradient -= torch.bmm(along, direction).transpose(0, 1)
-        return gradient.unflatten(1, (n, length))
+        result: Tensor = gradient.unflatten(1, (n, length))
+        return result
 
     def contract(
-        self, differences: ActivationDifferences, positions: Int[Tensor, " batch"], *, rows: slice | None = None, per_example: bool
-    ) -> Float[Tensor, "batch n_sources n_targets"]:
+        self,
+        differences: ActivationDifferences,
+        positions: Int[Tensor, " batch"],
+        *,
+        rows: slice | None = None,
+        per_example: bool,
+    ) -> Float[Tensor, "rows n_sources n_targets"]:
         """Scores of the batch: difference of each source times gradient at each later target.
 
         Args:
@@ -163,7 +179,9 @@ class GradientSums:
         n, length = differences.input.shape[:2]
         wanted = rows or slice(0, graph.n_sources)
         scores = differences.input.new_zeros(n if per_example else 1, graph.n_sources, graph.n_targets)
-        size = max(1, CHUNK_BYTES // ((graph.n_sources + 3 * self.model.n_heads) * length * self.model.d_model * 4))
+        size = max(
+            1, CHUNK_BYTES // ((graph.n_sources + 3 * self.model.n_heads) * length * self.model.d_model * 4)
+        )
         for start in range(0, n, size):
             chunk = slice(start, min(start + size, n))
             expanded = differences.expand(chunk)

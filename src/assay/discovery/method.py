@@ -53,8 +53,8 @@ class BatchScores:
     """
 
     scores: Float[Tensor, "rows n_sources n_targets"]
-    forward: float = 0
-    backward: float = 0
+    forward: int = 0
+    backward: int = 0
     input_effect: float | None = None
 
 
@@ -116,8 +116,8 @@ def discover(
 ) -> EdgeScores:
     """Score every edge by the damage that ablating it would do.
 
-    score(u, v) = E_x [ sum_t (a~_u,t - a_u,t) . g_v,t ], with a~ the ablated activation and g_v what the method
-    takes for the gradient of the loss at the input of v; `exact` measures the damage instead.
+    score(u, v) = E_x [ sum_t (a~_u,t - a_u,t) . g_v,t ], with a~ the ablated activation and g_v what the
+    method takes for the gradient of the loss at the input of v; `exact` measures the damage instead.
 
     Args:
         model: The model.
@@ -173,8 +173,12 @@ def discover(
 
 
 def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect: float) -> float:
-    """|sum of the scores out of `input` - effect of ablating `input`| / |effect|; NaN where the effect is 0."""
-    return abs(float(values[0].double().sum()) - input_effect) / abs(input_effect) if input_effect else float("nan")
+    """|sum of the scores out of `input` - effect of ablating it| / |effect|; NaN where the effect is 0."""
+    return (
+        abs(float(values[0].double().sum()) - input_effect) / abs(input_effect)
+        if input_effect
+        else float("nan")
+    )
 
 
 def _sweeps(
@@ -191,7 +195,11 @@ def _sweeps(
         coarse = sweep
         sweep = _merge(coarse, _sweep(method, model, task, rounds[{1: 1, 3: 2}[nodes]], size))
         nodes *= 3
-        gap = completeness_gap(sweep.total, sweep.input_effect) if sweep.input_effect is not None else float("nan")
+        gap = (
+            completeness_gap(sweep.total, sweep.input_effect)
+            if sweep.input_effect is not None
+            else float("nan")
+        )
         moved = _moved(model, coarse.total, sweep.total)
         if nodes == 9 or (gap <= 0.02 and moved <= 0.02):
             return sweep, {"steps": nodes, "top_moved": moved}
@@ -204,7 +212,10 @@ def _merge(coarse: Sweep, new: Sweep) -> Sweep:
         apart = (coarse.per_example + 2 * new.per_example) / 3
     passes = {name: coarse.passes[name] + new.passes[name] for name in coarse.passes}
     return Sweep(
-        total=(coarse.total + 2 * new.total) / 3, per_example=apart, passes=passes, input_effect=coarse.input_effect
+        total=(coarse.total + 2 * new.total) / 3,
+        per_example=apart,
+        passes=passes,
+        input_effect=coarse.input_effect,
     )
 
 
@@ -219,7 +230,11 @@ def _sweep(method: EdgeMethod, model: Model, task: PairTask, settings: Settings,
     prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed)
     shape = (model.graph.n_sources, model.graph.n_targets)
     # float64 sums: the mean must not depend on how examples fall into batches.
-    sweep = Sweep(total=torch.zeros(shape, dtype=torch.float64), per_example=None, passes={"forward": 0.0, "backward": 0.0})
+    sweep = Sweep(
+        total=torch.zeros(shape, dtype=torch.float64),
+        per_example=None,
+        passes={"forward": 0.0, "backward": 0.0},
+    )
     kept = []
     for batch in task.batches(size):
         batch = batch.to(model.device)
@@ -227,7 +242,8 @@ def _sweep(method: EdgeMethod, model: Model, task: PairTask, settings: Settings,
         scores = result.scores.double().cpu()
         if not bool(torch.isfinite(scores).all()):
             raise NonFiniteError(
-                f"method {method.key!r} gave NaN or infinite scores in examples {batch.indices[0]} to {batch.indices[-1]}; check the "
+                f"method {method.key!r} gave NaN or infinite scores in examples {batch.indices[0]} to "
+                f"{batch.indices[-1]}; check the "
                 "model's weights and number type (float16 gradients overflow)"
             )
         sweep.total += scores.sum(0)
@@ -264,4 +280,7 @@ def check_steps(steps: int | str, quadrature: str) -> None:
     if isinstance(steps, str) and steps != "auto":
         raise InputError(f"steps is {steps!r}; give a positive integer or 'auto'")
     if steps == "auto" and quadrature != "midpoint":
-        raise InputError(f"steps='auto' refines the midpoint rule, but quadrature is {quadrature!r}; give a number of steps")
+        raise InputError(
+            f"steps='auto' refines the midpoint rule, but quadrature is {quadrature!r}; give a number "
+            "of steps"
+        )

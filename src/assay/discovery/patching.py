@@ -18,9 +18,10 @@ class Exact(EdgeMethod):
     needs_gradients = False
     source = "Conmy et al. 2023, arXiv:2304.14997"
 
+    @torch.no_grad()
     def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph
-        with torch.no_grad(), model.tracing() as clean:
+        with model.tracing() as clean:
             hidden = model.forward(batch.clean)
         baseline = prepared.baseline(batch)
         clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
@@ -35,7 +36,7 @@ class Exact(EdgeMethod):
             logits = runner.logits(clean, baseline, batch.positions).to(model.result_dtype)
             damage = settings.objective(logits, clean_logits, batch) - clean_loss
             scores[:, row, column] = damage if settings.per_example else damage.sum()
-        return BatchScores(scores=scores, forward=graph.n_edges + 1 + settings.ablation.paired)
+        return BatchScores(scores=scores, forward=graph.n_edges + 1 + int(settings.ablation.paired))
 
 
 class Random(EdgeMethod):
@@ -47,7 +48,13 @@ class Random(EdgeMethod):
 
     def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph
-        draw = torch.rand(graph.n_sources, graph.n_targets, generator=torch_stream(settings.seed, "random-scores")) * 2 - 1
+        draw = (
+            torch.rand(
+                graph.n_sources, graph.n_targets, generator=torch_stream(settings.seed, "random-scores")
+            )
+            * 2
+            - 1
+        )
         scores = (draw * graph.valid).to(model.result_dtype)
         n = len(batch.indices)
         return BatchScores(scores=scores.expand(n, -1, -1) if settings.per_example else scores[None] * n)

@@ -7,6 +7,7 @@ import numpy as np
 
 from assay.errors import InputError, unknown_name
 
+
 Rule = Literal["midpoint", "left", "right", "gauss-legendre"]
 
 
@@ -38,7 +39,8 @@ def quadrature_nodes(steps: int, rule: str = "midpoint") -> tuple[Node, ...]:
     if rule == "gauss-legendre":
         points, weights = np.polynomial.legendre.leggauss(steps)
         return tuple(
-            Node(alpha=float(point + 1) / 2, weight=float(weight) / 2) for point, weight in zip(points, weights, strict=True)
+            Node(alpha=float(point + 1) / 2, weight=float(weight) / 2)
+            for point, weight in zip(points, weights, strict=True)
         )
     if rule not in get_args(Rule):
         raise unknown_name("quadrature", rule, get_args(Rule))

@@ -6,6 +6,7 @@ from assay.execution.plan import Plan, compile_plan
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
 
+
 __all__ = [
     "ABLATIONS",
     "Ablation",

@@ -75,7 +75,9 @@ class Baseline:
         stream = self.input
         for layer, block in enumerate(self.model.blocks):
             streams.append(stream)
-            attention = torch.nn.functional.linear(self.z[layer], block.out_weight().flatten(0, 1).T, block.out_bias())
+            attention = torch.nn.functional.linear(
+                self.z[layer], block.out_weight().flatten(0, 1).T, block.out_bias()
+            )
             if not self.model.graph.parallel:
                 stream = stream + attention
                 streams.append(stream)
@@ -143,8 +145,8 @@ class _Resampled(Prepared):
 class _Shared(Prepared):
     """One row for all examples; a single position is spread over all of them."""
 
-    def __init__(self, model: Model, input: Tensor, z: list[Tensor], mlp: list[Tensor]) -> None:
-        self.model, self.input, self.z, self.mlp = model, input, z, mlp
+    def __init__(self, model: Model, stream: Tensor, z: list[Tensor], mlp: list[Tensor]) -> None:
+        self.model, self.input, self.z, self.mlp = model, stream, z, mlp
 
     def baseline(self, batch: PairBatch, trace: Trace | None = None) -> Baseline:
         length = batch.clean.shape[1]
@@ -166,9 +168,8 @@ class Zero(Ablation):
     key = "zero"
 
     def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> Prepared:
-        options = {"dtype": model.dtype, "device": model.device}
-        heads = torch.zeros(1, 1, model.n_heads * model.d_head, **options)
-        stream = torch.zeros(1, 1, model.d_model, **options)
+        heads = torch.zeros(1, 1, model.n_heads * model.d_head, dtype=model.dtype, device=model.device)
+        stream = torch.zeros(1, 1, model.d_model, dtype=model.dtype, device=model.device)
         return _Shared(model, stream, [heads] * model.n_layers, [stream] * model.n_layers)
 
 
@@ -190,15 +191,19 @@ class Mean(Ablation):
     def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> Prepared:
         if task.n < 2:
             raise InputError(
-                f"{self.key} ablation of {task.n} example would replace every activation by itself; give at least 2 examples"
+                f"{self.key} ablation of {task.n} example would replace every activation by itself; "
+                "give at least 2 examples"
             )
         lengths = sorted(set(task.lengths.tolist()))
         if self.per_position and len(lengths) > 1:
             raise InputError(
-                f"mean-positional ablation needs prompts of one length, this task has lengths {lengths}; use one template, "
+                "mean-positional ablation needs prompts of one length, this task has lengths "
+                f"{lengths}; use one template, "
                 "or ablation='mean'"
             )
-        sums = _over_data(model, task, batch_size, lambda value, weight: (value * weight).sum(0, keepdim=True).flatten(2))
+        sums = _over_data(
+            model, task, batch_size, lambda value, weight: (value * weight).sum(0, keepdim=True).flatten(2)
+        )
         count: Tensor | int = task.n
         if not self.per_position:
             sums = [value.sum(1, keepdim=True) for value in sums]
@@ -236,10 +241,15 @@ class _Noisy(Prepared):
 
     def baseline(self, batch: PairBatch, trace: Trace | None = None) -> Baseline:
         length = batch.clean.shape[1]
-        widths = [width * deviation.numel() for width, deviation in zip(_widths(self.model), self.deviations, strict=True)]
+        widths = [
+            width * deviation.numel()
+            for width, deviation in zip(_widths(self.model), self.deviations, strict=True)
+        ]
         draws = torch.stack(
             [
-                torch.from_numpy(stream(self.seed, f"noise/{row}").standard_normal((length, sum(widths)), dtype="float32"))
+                torch.from_numpy(
+                    stream(self.seed, f"noise/{row}").standard_normal((length, sum(widths)), dtype="float32")
+                )
                 for row in batch.indices.tolist()
             ]
         ).to(self.model.device)
@@ -247,8 +257,8 @@ class _Noisy(Prepared):
         for part, deviation in zip(draws.split(widths, dim=2), self.deviations, strict=True):
             scale = deviation.float().repeat_interleave(part.shape[2] // deviation.numel())
             values.append((part * scale).to(self.model.dtype))
-        input, z, mlp = _split(values, self.model.n_layers)
-        return Baseline(model=self.model, input=input, z=z, mlp=mlp)
+        embedded, z, mlp = _split(values, self.model.n_layers)
+        return Baseline(model=self.model, input=embedded, z=z, mlp=mlp)
 
 
 def _widths(model: Model) -> list[int]:

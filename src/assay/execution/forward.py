@@ -14,11 +14,14 @@ from assay.execution.runner import CircuitRunner
 from assay.models import Model, Trace
 from assay.tasks import PairBatch, PairTask
 
+
 # Tokens per pass on a CPU: large enough for full matrix products, small enough for the cache.
 TOKENS_PER_PASS = 2048
 
 
-def default_batch_size(model: Model, task: PairTask, *, bytes_per_example: int = 0, memory: int | None = None) -> int:
+def default_batch_size(
+    model: Model, task: PairTask, *, bytes_per_example: int = 0, memory: int | None = None
+) -> int:
     """Examples per pass: what fits 60 % of free memory, at most about two thousand tokens on a CPU.
 
     Args:
@@ -57,9 +60,10 @@ def check_finite(logits: Float[Tensor, "batch d_vocab"], what: str, rows: Int[Te
     """Refuse NaN or infinite logits, naming the first example."""
     bad = ~torch.isfinite(logits).all(1)
     if bool(bad.any()):
-        row = int(rows[bad.nonzero()[0, 0].item()])
+        row = int(rows[bad.nonzero()[0, 0]])
         raise NonFiniteError(
-            f"{what} has NaN or infinite logits for example {row}; check the model's weights and number type (float16 overflows)"
+            f"{what} has NaN or infinite logits for example {row}; check the model's weights and "
+            "number type (float16 overflows)"
         )
 
 
@@ -67,13 +71,15 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
     """Refuse a circuit of another graph; warn where it was found on other weights."""
     if circuit.graph.fingerprint != model.graph.fingerprint:
         raise GraphMismatchError(
-            f"the circuit belongs to another model: its graph is {circuit.graph.describe()}, that of {model.id!r} is "
+            f"the circuit belongs to another model: its graph is {circuit.graph.describe()}, that of "
+            f"{model.id!r} is "
             f"{model.graph.describe()}"
         )
     found_on = circuit.provenance.get("model")
     if isinstance(found_on, dict) and found_on.get("weight_hash") not in (None, model.weight_hash):
         warnings.warn(
-            f"the circuit was found on {found_on.get('id')!r} with weights {found_on['weight_hash']}, and is run on "
+            f"the circuit was found on {found_on.get('id')!r} with weights {found_on['weight_hash']}, "
+            "and is run on "
             f"{model.id!r} with weights {model.weight_hash}",
             AssayWarning,
             stacklevel=3,
@@ -102,7 +108,9 @@ def run_model(
         with torch.no_grad():
             hidden = model.forward(batch.corrupted if corrupted else batch.clean)
             logits = model.read(hidden, batch.positions).to(model.result_dtype).cpu()
-        check_finite(logits, f"{model.id} on the {'corrupted' if corrupted else 'clean'} input", batch.indices)
+        check_finite(
+            logits, f"{model.id} on the {'corrupted' if corrupted else 'clean'} input", batch.indices
+        )
         results.append(logits)
     return torch.cat(results)
 
@@ -155,7 +163,9 @@ def run_circuit(
     results = []
     for batch in task.batches(size):
         batch = batch.to(model.device)
-        logits = runner.logits(clean_pass(model, runner, batch.clean), prepared.baseline(batch), batch.positions)
+        logits = runner.logits(
+            clean_pass(model, runner, batch.clean), prepared.baseline(batch), batch.positions
+        )
         logits = logits.to(model.result_dtype).cpu()
         check_finite(logits, "the circuit run", batch.indices)
         results.append(logits)
@@ -164,7 +174,10 @@ def run_circuit(
 
 def clean_pass(model: Model, runner: CircuitRunner, tokens: Int[Tensor, "batch pos"]) -> Trace:
     """As much of a plain pass over the clean input as the circuit reads directly."""
-    with torch.no_grad(), model.tracing(until=runner.clean_depth if runner.clean_depth != model.n_layers else None) as trace:
+    with (
+        torch.no_grad(),
+        model.tracing(until=runner.clean_depth if runner.clean_depth != model.n_layers else None) as trace,
+    ):
         model.forward(tokens)
     return trace
 
@@ -218,18 +231,24 @@ def _pair_blocks(pairs: Int[Tensor, "pairs 2"], size: int) -> Iterator[Tensor]:
 def _check_pairs(task: PairTask, ablation: Ablation, pairs: Tensor) -> None:
     if not ablation.paired:
         raise InputError(
-            f"pairs= chooses corrupted inputs, but {ablation.key!r} ablation uses none; use ablation='resample', or leave pairs out"
+            f"pairs= chooses corrupted inputs, but {ablation.key!r} ablation uses none; use "
+            "ablation='resample', or leave pairs out"
         )
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype != torch.int64 or len(pairs) == 0:
         raise ShapeError(
-            f"pairs is {pairs.dtype} {tuple(pairs.shape)}; expected int64 [n_pairs, 2] of (clean index, corrupted index), n_pairs >= 1"
+            f"pairs is {pairs.dtype} {tuple(pairs.shape)}; expected int64 [n_pairs, 2] of (clean "
+            "index, corrupted index), n_pairs >= 1"
         )
     if int(pairs.min()) < 0 or int(pairs.max()) >= task.n:
-        raise InputError(f"pairs hold indices from {int(pairs.min())} to {int(pairs.max())}; the task has rows 0 to {task.n - 1}")
+        raise InputError(
+            f"pairs hold indices from {int(pairs.min())} to {int(pairs.max())}; the task has rows 0 "
+            f"to {task.n - 1}"
+        )
     unequal = (task.lengths[pairs[:, 0]] != task.lengths[pairs[:, 1]]).nonzero()
     if len(unequal):
         clean, corrupted = pairs[unequal[0, 0]].tolist()
         raise InputError(
-            f"pair ({clean}, {corrupted}) joins prompts of {int(task.lengths[clean])} and {int(task.lengths[corrupted])} tokens; "
+            f"pair ({clean}, {corrupted}) joins prompts of {int(task.lengths[clean])} and "
+            f"{int(task.lengths[corrupted])} tokens; "
             "edges can only be patched between prompts of one length"
         )

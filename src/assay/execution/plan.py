@@ -213,7 +213,9 @@ def compile_plan(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, res
             needed = bool(everywhere[row])
             live = everywhere if needed else somewhere
             plan.mlp.append(
-                MlpStep(layer=layer, inlet=_inlet(graph, kept, live, graph.mlp_target(layer), everywhere=needed))
+                MlpStep(
+                    layer=layer, inlet=_inlet(graph, kept, live, graph.mlp_target(layer), everywhere=needed)
+                )
             )
         else:
             plan.mlp.append(None)

@@ -65,7 +65,9 @@ class CircuitRunner:
 
     def bytes_per_pair(self, length: int) -> int:
         """Rough memory of one pair: stored differences plus the widest step."""
-        rows = len(self.plan.single_everywhere) + 2 * max((len(step.inlets) for step in self.plan.attention if step), default=1)
+        rows = len(self.plan.single_everywhere) + 2 * max(
+            (len(step.inlets) for step in self.plan.attention if step), default=1
+        )
         return (rows + 12) * length * self.model.d_model * (8 if self.dtype == torch.float64 else 4)
 
     @torch.no_grad()
@@ -100,7 +102,12 @@ def _bind(model: Model, step: AttentionStep) -> _BoundAttention:
     kv_heads = tuple(sorted(step.reads["k"]))
     projections = []
     for index, inlet in enumerate(step.inlets):
-        channels = [(channel, head) for channel in ("q", "k", "v") for head, used in step.reads[channel].items() if used == index]
+        channels = [
+            (channel, head)
+            for channel in ("q", "k", "v")
+            for head, used in step.reads[channel].items()
+            if used == index
+        ]
         columns = [_channel_column(block, channel, head) for channel, head in channels]
         if inlet.empty:
             projections.append(_Projection(inlet=index, weight=None, bias=None, channels=channels))
@@ -114,7 +121,12 @@ def _bind(model: Model, step: AttentionStep) -> _BoundAttention:
                 )
             )
     places = [kv_heads.index(block.kv_head(head)) for head in step.heads]
-    return _BoundAttention(step=step, projections=projections, kv_heads=kv_heads, kv_of_head=torch.tensor(places, device=weight.device))
+    return _BoundAttention(
+        step=step,
+        projections=projections,
+        kv_heads=kv_heads,
+        kv_of_head=torch.tensor(places, device=weight.device),
+    )
 
 
 def _channel_column(block: Block, channel: str, head: int) -> int:
@@ -134,15 +146,16 @@ class _Run:
     ) -> None:
         self.runner, self.model, self.plan = runner, runner.model, runner.plan
         self.clean, self.baseline, self.read = clean, baseline, read
-        self.clean_rows, self.ablated_rows = pairs if pairs is not None else (None, None)
+        self.clean_rows = None if pairs is None else pairs[0]
+        self.ablated_rows = None if pairs is None else pairs[1]
         self.n_pairs, self.length = len(read), clean.input.shape[1]
         self.index = torch.arange(self.n_pairs, device=read.device)
-        options = {"dtype": runner.dtype, "device": clean.input.device}
-        width = self.model.d_model
-        self.everywhere = torch.empty(len(runner._slots_everywhere), self.n_pairs, self.length, width, **options)
-        self.last = torch.empty(len(runner._slots_read), self.n_pairs, width, **options)
-        self.total = torch.zeros(self.n_pairs, self.length, width, **options) if self.plan.total_everywhere else None
-        self.total_last = torch.zeros(self.n_pairs, width, **options) if self.plan.total_read else None
+        like = torch.empty(0, dtype=runner.dtype, device=clean.input.device)
+        at_read, at_all = (self.n_pairs, self.model.d_model), (self.n_pairs, self.length, self.model.d_model)
+        self.everywhere = like.new_empty(len(runner._slots_everywhere), *at_all)
+        self.last = like.new_empty(len(runner._slots_read), *at_read)
+        self.total = like.new_zeros(at_all) if self.plan.total_everywhere else None
+        self.total_last = like.new_zeros(at_read) if self.plan.total_read else None
 
     # ---- choosing rows and positions ------------------------------------------------------------
 
@@ -221,9 +234,15 @@ class _Run:
             clean = self.of_clean(self.clean.z[layer]).unflatten(-1, (block.n_heads, block.d_head))
             for head in (*full, *last):
                 if head not in values:
-                    values[head] = clean[:, :, head] if head in full else self.at_read(clean[:, :, head])[:, None]
+                    values[head] = (
+                        clean[:, :, head] if head in full else self.at_read(clean[:, :, head])[:, None]
+                    )
         everywhere = torch.stack([values[head] - ablated[:, :, head] for head in full]) if full else None
-        read = torch.stack([values[head] - self.at_read(ablated[:, :, head])[:, None] for head in last]) if last else None
+        read = (
+            torch.stack([values[head] - self.at_read(ablated[:, :, head])[:, None] for head in last])
+            if last
+            else None
+        )
         return everywhere, read
 
     def _live_heads(self, layer: int) -> tuple[list[int], list[int]]:
@@ -263,15 +282,21 @@ class _Run:
         return results
 
     def project(self, layer: int, block: Block, bound: _BoundAttention) -> dict[tuple[str, int], Tensor]:
-        """q, k and v of the live heads: (channel, head) -> `[pairs, pos or 1, d_head]`, in the model's dtype."""
+        """q, k and v of the live heads: (channel, head) -> `[pairs, pos or 1, d_head]`."""
         step = bound.step
         channels: dict[tuple[str, int], Tensor] = {}
         start = self.of_ablated(self.baseline.attention_in(layer))
         for everywhere in (True, False):
-            chosen = [p for p in bound.projections if p.weight is not None and step.inlets[p.inlet].everywhere is everywhere]
+            chosen = [
+                p
+                for p in bound.projections
+                if p.weight is not None and step.inlets[p.inlet].everywhere is everywhere
+            ]
             if not chosen:
                 continue
-            streams = self.inputs([step.inlets[p.inlet] for p in chosen], start if everywhere else self.at_read(start))
+            streams = self.inputs(
+                [step.inlets[p.inlet] for p in chosen], start if everywhere else self.at_read(start)
+            )
             normed = block.attention_norm.module(streams.to(self.model.dtype))
             for projection, stream in zip(chosen, normed, strict=True):
                 assert projection.weight is not None
@@ -310,7 +335,10 @@ class _Run:
         tables = self.clean.calls[0][1].get("position_embeddings")
         if tables is None:
             return x
-        cos, sin = (table.expand(self.n_pairs, -1, -1) if table.shape[0] == 1 else self.rows_of(table) for table in tables)
+        cos, sin = (
+            table.expand(self.n_pairs, -1, -1) if table.shape[0] == 1 else self.rows_of(table)
+            for table in tables
+        )
         if read_only:
             cos, sin = cos[self.index, self.read][:, None], sin[self.index, self.read][:, None]
         cos, sin = cos[:, None], sin[:, None]
@@ -394,7 +422,9 @@ class _Run:
         single = [index for index, row in enumerate(rows) if row in slots]
         if single:
             target = self.everywhere[slots[rows[single[0]]] : slots[rows[single[-1]]] + 1]
-            torch.bmm(z[single].flatten(1, 2), weight[single], out=target.view(len(single), -1, target.shape[-1]))
+            torch.bmm(
+                z[single].flatten(1, 2), weight[single], out=target.view(len(single), -1, target.shape[-1])
+            )
         if self.total is None:
             return
         if single:

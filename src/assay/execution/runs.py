@@ -18,6 +18,7 @@ from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import PairTask
 
+
 Which = Literal["full", "keep", "drop", "empty"]
 
 
@@ -66,7 +67,11 @@ class CircuitRuns:
         return self.objective_object.key
 
     def logits(self, which: Which) -> Float[Tensor, "n d_vocab"]:
-        """Logits at the read position of the `full` model, with the circuit kept (`keep`), dropped (`drop`), or nothing kept."""
+        """Logits at the read position, of one of four runs.
+
+        Args:
+            which: `full` model, circuit kept (`keep`), circuit dropped (`drop`), or `empty`: nothing kept.
+        """
         if which == "full":
             if "full" not in self._logits:
                 self._logits["full"] = run_model(self.model, self.task, batch_size=self.batch_size)
@@ -121,7 +126,12 @@ class CircuitRuns:
         return {
             "library": library_version(),
             "model": self.model.describe(),
-            "task": {"name": self.task.name, "data_hash": self.task.data_hash, "n": self.task.n, "config": dict(self.task.config)},
+            "task": {
+                "name": self.task.name,
+                "data_hash": self.task.data_hash,
+                "n": self.task.n,
+                "config": dict(self.task.config),
+            },
             "circuit": self.circuit.hash,
             "graph": self.model.graph.fingerprint,
             "ablation": self.ablation,

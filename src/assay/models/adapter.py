@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from assay.errors import InputError, NonFiniteError, UnsupportedModelError
 from assay.graph import Graph, build_graph
 
+
 Config = Any  # a Hugging Face configuration: attributes differ per family
 
 
@@ -102,7 +103,8 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
         return root.get_submodule(path)
     except AttributeError as error:
         raise UnsupportedModelError(
-            f"{type(root).__name__} has no module {path!r} ({error}); its layout differs from the description of its family"
+            f"{type(root).__name__} has no module {path!r} ({error}); its layout differs from the "
+            "description of its family"
         ) from error
 
 
@@ -133,7 +135,13 @@ class Norm:
 
     @property
     def eps(self) -> float:
-        return float(getattr(self.module, "eps", None) or getattr(self.module, "variance_epsilon", 0.0))
+        for name in ("eps", "variance_epsilon"):
+            value = getattr(self.module, name, None)
+            if isinstance(value, float):
+                return value
+        raise UnsupportedModelError(
+            f"norm {type(self.module).__name__} states neither eps nor variance_epsilon"
+        )
 
     def standardise(
         self, x: Float[Tensor, "*batch d_model"]
@@ -182,10 +190,12 @@ class Block:
         """Outputs (or gradients) of the q/k/v projection modules in the common channel layout."""
         if len(outputs) == 3:
             return torch.cat([part.unflatten(-1, (-1, self.d_head)) for part in outputs], -2)
-        fused = outputs[0]
+        fused: Tensor = outputs[0]
         if isinstance(self.family.qkv, Fused) and self.family.qkv.per_head:
-            return fused.unflatten(-1, (self.n_heads, 3, self.d_head)).transpose(-3, -2).flatten(-3, -2)
-        return fused.unflatten(-1, (-1, self.d_head))
+            by_head: Tensor = fused.unflatten(-1, (self.n_heads, 3, self.d_head))
+            return by_head.transpose(-3, -2).flatten(-3, -2)
+        split: Tensor = fused.unflatten(-1, (-1, self.d_head))
+        return split
 
     def qkv_weight(self) -> Float[Tensor, "d_model n_channels d_head"]:
         """Projection weights in the common channel layout."""
@@ -204,7 +214,8 @@ class Block:
 
     def out_weight(self) -> Float[Tensor, "n_heads d_head d_model"]:
         """Output projection per head."""
-        return _matrix(self.out).detach().unflatten(0, (self.n_heads, self.d_head))
+        weight: Tensor = _matrix(self.out).detach().unflatten(0, (self.n_heads, self.d_head))
+        return weight
 
     def out_bias(self) -> Float[Tensor, " d_model"] | None:
         """Output projection bias: part of the stream, of no source."""
@@ -268,12 +279,12 @@ class Model:
         id: Hub id, directory name, `mini`, or the class name of a live module.
     """
 
-    def __init__(self, module: nn.Module, family: Family, *, tokenizer: Any = None, id: str) -> None:
+    def __init__(self, module: nn.Module, family: Family, *, tokenizer: Any = None, name: str) -> None:
         self.module = module
         self.family = family
         self.tokenizer = tokenizer
-        self.id = id
-        config = module.config
+        self.id = name
+        config: Config = module.config
         reason = family.refuse(config)
         if reason is not None:
             raise UnsupportedModelError(f"{type(module).__name__}: {reason}")
@@ -289,16 +300,19 @@ class Model:
             self.n_layers, self.n_heads, self.n_kv_heads, parallel=family.parallel(config)
         )
         self.n_parameters = sum(parameter.numel() for parameter in module.parameters())
-        for name, parameter in module.named_parameters():
+        for path, parameter in module.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
-                raise NonFiniteError(f"weight {name!r} of {id} holds NaN or infinite values; reload or retrain the model")
+                raise NonFiniteError(
+                    f"weight {path!r} of {name} holds NaN or infinite values; reload or retrain the model"
+                )
 
     def _block(self, block: nn.Module) -> Block:
         family = self.family
         attention = submodule(block, family.attention)
         window = getattr(attention, "sliding_window", None)
-        if window is None and self.module.config.model_type == "mistral":
-            window = getattr(self.module.config, "sliding_window", None)
+        config: Config = self.module.config
+        if window is None and config.model_type == "mistral":
+            window = getattr(config, "sliding_window", None)
         return Block(
             module=block,
             family=family,
@@ -343,22 +357,28 @@ class Model:
         digest = hashlib.sha256()
         for name, parameter in sorted(self.module.named_parameters()):
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
         return (
-            f"Model({self.id!r}, family={self.family.key!r}, n_layers={self.n_layers}, n_heads={self.n_heads}, "
+            f"Model({self.id!r}, family={self.family.key!r}, n_layers={self.n_layers}, "
+            f"n_heads={self.n_heads}, "
             f"d_model={self.d_model}, n_edges={self.graph.n_edges})"
         )
 
     def describe(self) -> dict[str, Any]:
         """Identity of the model as it enters provenance and reports."""
-        return {"id": self.id, "family": self.family.key, "weight_hash": self.weight_hash, "dtype": str(self.dtype)[6:]}
+        return {
+            "id": self.id,
+            "family": self.family.key,
+            "weight_hash": self.weight_hash,
+            "dtype": str(self.dtype)[6:],
+        }
 
     # ---- running ------------------------------------------------------------------------------
 
-    def unembed(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch d_vocab"]:
+    def unembed(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
         """Logits of final-norm outputs."""
         logits: Tensor = self.unembed_module(hidden)
         return logits
@@ -376,7 +396,8 @@ class Model:
         """
         if self.module.training:
             raise InputError(
-                f"{self.id} is in training mode, so dropout would change its numbers; call module.eval() first"
+                f"{self.id} is in training mode, so dropout would change its numbers; call "
+                "module.eval() first"
             )
         embedding = self.module.get_input_embeddings()  # type: ignore[operator]
         backbone = submodule(self.module, self.family.backbone)
@@ -387,9 +408,8 @@ class Model:
     ) -> Float[Tensor, "batch pos d_model"]:
         """Run the native blocks from `layer` on, with the arguments a traced pass gave them."""
         for block, (args, kwargs) in zip(self.blocks[layer:], trace.calls[layer:], strict=True):
-            hidden = block.module(hidden, *args, **kwargs)
-            if isinstance(hidden, tuple):
-                hidden = hidden[0]
+            output = block.module(hidden, *args, **kwargs)
+            hidden = output[0] if isinstance(output, tuple) else output
         final: Tensor = self.final_norm.module(hidden)
         return final
 
@@ -407,7 +427,12 @@ class Model:
 
     @contextmanager
     def tracing(
-        self, *, sources: bool = True, gradients: bool = False, streams: bool = False, until: int | None = None
+        self,
+        *,
+        sources: bool = True,
+        gradients: bool = False,
+        streams: bool = False,
+        until: int | None = None,
     ) -> Iterator[Trace]:
         """Record the native pass made inside into the returned trace (one pass per trace).
 
@@ -424,11 +449,13 @@ class Model:
         def catch(site: str, layer: int, part: int, tensor: Tensor) -> None:
             # A tensor hook, not a module backward hook: it sees exactly this tensor's gradient.
             if gradients and tensor.requires_grad:
-                tensor.register_hook(lambda gradient: trace.gradients.__setitem__((site, layer, part), gradient))
+                tensor.register_hook(
+                    lambda gradient: trace.gradients.__setitem__((site, layer, part), gradient)
+                )
 
         with ExitStack() as hooks:
 
-            def on_input(module: nn.Module, function: Callable[..., None]) -> None:
+            def on_input(module: nn.Module, function: Callable[..., object]) -> None:
                 handle = module.register_forward_pre_hook(function, with_kwargs=True)
                 hooks.callback(handle.remove)
 
@@ -449,7 +476,8 @@ class Model:
                         lambda module, args, kwargs: trace.attention_in.append(args[0].detach()),
                     )
                     on_input(
-                        block.mlp_norm.module, lambda module, args, kwargs: trace.mlp_in.append(args[0].detach())
+                        block.mlp_norm.module,
+                        lambda module, args, kwargs: trace.mlp_in.append(args[0].detach()),
                     )
                     for part, projection in enumerate(block.qkv):
                         on_output(projection, _Projection(trace, layer, part, catch))
@@ -492,7 +520,9 @@ class _BlockCall:
 class _Projection:
     """Forward hook of a q/k/v projection."""
 
-    def __init__(self, trace: Trace, layer: int, part: int, catch: Callable[[str, int, int, Tensor], None]) -> None:
+    def __init__(
+        self, trace: Trace, layer: int, part: int, catch: Callable[[str, int, int, Tensor], None]
+    ) -> None:
         self.trace, self.layer, self.part, self.catch = trace, layer, part, catch
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

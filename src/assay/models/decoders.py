@@ -11,6 +11,7 @@ from assay.errors import FileFormatError, InputError, UnsafeFileError, Unsupport
 from assay.models.adapter import Config, Family, Fused, Model, Separate
 from assay.registry import Registry
 
+
 FAMILIES: Registry[Family] = Registry("family", plural="families")
 
 FAMILIES.add(
@@ -88,6 +89,8 @@ _REFUSED = {
     "olmo2": ("post_attention_layernorm", "normalises the branch output before adding it"),
 }
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
 MINI = Path(__file__).parent / "mini"
 
 
@@ -99,19 +102,21 @@ def family_of(module: nn.Module) -> Family:
     """
     config: Config = getattr(module, "config", None)
     model_type = getattr(config, "model_type", None)
-    for _, family in FAMILIES.items():
+    for family in FAMILIES.values():
         if model_type in family.model_types:
             return family
     if model_type in _REFUSED:
         suffix, why = _REFUSED[model_type]
         found = next((name for name, _ in module.named_modules() if name.endswith(suffix)), suffix)
         raise UnsupportedModelError(
-            f"{type(module).__name__}: module {found!r} {why}, so the residual stream is not a sum of node outputs; "
+            f"{type(module).__name__}: module {found!r} {why}, so the residual stream is not a sum of "
+            "node outputs; "
             "only pre-norm models are supported"
         )
     served = ", ".join(sorted(name for _, family in FAMILIES.items() for name in family.model_types))
     raise UnsupportedModelError(
-        f"{type(module).__name__} (model type {model_type!r}) belongs to no described family; served model types: {served}"
+        f"{type(module).__name__} (model type {model_type!r}) belongs to no described family; served "
+        f"model types: {served}"
     )
 
 
@@ -147,8 +152,11 @@ def load_model(
         module, name = source, type(source).__name__
         family = family_of(module)
         if dtype is not None or device is not None:
-            raise InputError("a live module is used as it is; convert or move it yourself instead of passing dtype= or device=")
-        return Model(module, family, tokenizer=tokenizer, id=name)
+            raise InputError(
+                "a live module is used as it is; convert or move it yourself instead of passing "
+                "dtype= or device="
+            )
+        return Model(module, family, tokenizer=tokenizer, name=name)
     path = MINI if str(source) == "mini" else Path(source)
     location = str(path) if path.is_dir() else str(source)
     if path.is_dir():
@@ -158,7 +166,7 @@ def load_model(
         module.to(device)
     tokenizer = tokenizer if tokenizer is not None else _load_tokenizer(location)
     name = path.name if path.is_dir() else location
-    return Model(module.eval(), family_of(module), tokenizer=tokenizer, id=name)
+    return Model(module.eval(), family_of(module), tokenizer=tokenizer, name=name)
 
 
 def _check_directory(path: Path, *, allow_pickle: bool) -> None:
@@ -171,7 +179,8 @@ def _check_directory(path: Path, *, allow_pickle: bool) -> None:
         raise FileFormatError(f"{path} holds no weights; expected model.safetensors beside config.json")
     if not allow_pickle:
         raise UnsafeFileError(
-            f"{path} holds only pickled weights ({', '.join(pickles)}), and opening a pickle can run any code; convert them "
+            f"{path} holds only pickled weights ({', '.join(pickles)}), and opening a pickle can run "
+            "any code; convert them "
             "to safetensors, or pass allow_pickle=True if you trust their origin"
         )
 
@@ -188,7 +197,8 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise FileFormatError(
-            f"cannot load {location!r} as a causal language model: {error}. Expected 'mini', a hub id, or a directory "
+            f"cannot load {location!r} as a causal language model: {error}. Expected 'mini', a hub "
+            "id, or a directory "
             "with config.json and model.safetensors"
         ) from error
     return module
@@ -199,13 +209,18 @@ def _refuse_early(config: Config, location: str) -> None:
     if config.model_type in _REFUSED:
         suffix, why = _REFUSED[config.model_type]
         raise UnsupportedModelError(
-            f"{location}: a {config.model_type!r} block has {suffix!r}, which {why}, so the residual stream is not a sum of "
+            f"{location}: a {config.model_type!r} block has {suffix!r}, which {why}, so the residual "
+            "stream is not a sum of "
             "node outputs; only pre-norm models are supported"
         )
 
 
 def _load_tokenizer(location: str) -> Any:
     from transformers import AutoTokenizer
+
+    directory = Path(location)
+    if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        return None  # transformers would make up an empty tokenizer
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,0 +1,268 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import networkx as nx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from assay.circuits import Circuit, EdgeScores, load_circuit
+from assay.errors import (
+    FileFormatError,
+    GraphMismatchError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+)
+from assay.graph import Graph, build_graph
+
+
+GRAPH = build_graph(3, 4, 2)
+
+
+def node_graph(circuit: Circuit) -> nx.DiGraph:
+    """Node-level graph of the kept edges, made by the definition of targets."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(["input", "logits"])
+    for edge in circuit.edges():
+        source, target = edge.split("->")
+        node, _, channel = target.rpartition(".")
+        group = GRAPH.n_heads // GRAPH.n_kv_heads
+        if channel == "q":
+            fed = [node]
+        elif channel in ("k", "v"):
+            layer, kv = node.split(".h")
+            fed = [f"{layer}.h{int(kv) * group + i}" for i in range(group)]
+        else:
+            fed = [target]
+        for one in fed:
+            graph.add_edge(source, one)
+    return graph
+
+
+def literal_prune(circuit: Circuit) -> set[str]:
+    """Edges on a path from input to logits, by reachability of their ends."""
+    graph = node_graph(circuit)
+    after_input = nx.descendants(graph, "input") | {"input"}
+    before_logits = nx.ancestors(graph, "logits") | {"logits"}
+    kept = set()
+    for edge in circuit.edges():
+        single = Circuit.from_edges(GRAPH, [edge])
+        source, fed = edge.split("->")[0], node_graph(single).successors(edge.split("->")[0])
+        if source in after_input and any(node in before_logits for node in fed):
+            kept.add(edge)
+    return kept
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.floats(0.02, 0.5))
+def test_connected_keeps_exactly_the_edges_on_a_path(seed: int, share: float) -> None:
+    circuit = Circuit.random(GRAPH, max(1, int(share * GRAPH.n_edges)), seed=seed)
+    assert set(circuit.connected().edges()) == literal_prune(circuit)
+    assert circuit.connected().connected() == circuit.connected()
+
+
+def test_set_operations_act_on_edges() -> None:
+    a = Circuit.from_edges(GRAPH, ["input->m0", "m0->logits"])
+    b = Circuit.from_edges(GRAPH, ["m0->logits", "m1->logits"])
+    assert (a | b).edges() == ["input->m0", "m0->logits", "m1->logits"]
+    assert (a & b).edges() == ["m0->logits"]
+    assert (a - b).edges() == ["input->m0"]
+    assert (~a).n_edges == GRAPH.n_edges - 2
+    assert a.jaccard(b) == pytest.approx(1 / 3)
+    assert Circuit.empty(GRAPH).jaccard(Circuit.empty(GRAPH)) == 1.0
+    assert a.nodes() == ["input", "m0", "logits"]
+
+
+def test_circuit_of_heads_holds_all_edges_among_kept_nodes() -> None:
+    circuit = Circuit.from_heads(GRAPH, [(0, 1), (2, 3)])
+    assert circuit.nodes() == ["input", "a0.h1", "m0", "m1", "a2.h3", "m2", "logits"]
+    assert "a0.h1->a2.h1.k" in circuit.edges()  # key/value head 1 serves head 3
+    assert "a0.h1->a2.h0.k" not in circuit.edges()
+    assert circuit.heads == ((0, 1), (2, 3)) == circuit.kept_heads()
+    assert Circuit.from_heads(GRAPH, [(0, 1)], mlps=False).nodes() == ["input", "a0.h1", "logits"]
+
+
+def test_dropping_a_head_circuit_ablates_its_heads_only() -> None:
+    dropped = Circuit.from_heads(GRAPH, [(0, 1)]).dropped()
+    assert dropped.edges() == [edge for edge in Circuit.full(GRAPH).edges() if not edge.startswith("a0.h1->")]
+    edges = Circuit.from_edges(GRAPH, ["input->m0"])
+    assert edges.dropped() == ~edges
+
+
+@pytest.mark.parametrize(
+    ("name", "n_edges"),
+    [
+        ("ioi_gpt2", 963),
+        ("ioi_gpt2_autocircuit", 739),
+        ("greater_than_gpt2", 235),
+        ("docstring_attn_only_4l", 24),
+    ],
+)
+def test_published_edge_circuits_have_their_published_sizes(
+    shared: Callable[[str], Path], name: str, n_edges: int
+) -> None:
+    stored = json.loads(shared(f"data/circuits_edges/{name}.json").read_text())
+    graph = build_graph(
+        stored["model"]["n_layers"], stored["model"]["n_heads"], mlps=stored["model"]["has_mlp"]
+    )
+    circuit = Circuit.from_edges(graph, stored["edges"])
+    assert circuit.n_edges == n_edges == circuit.connected().n_edges
+
+
+def test_published_head_circuit_of_ioi(shared: Callable[[str], Path]) -> None:
+    graph = build_graph(12, 12)
+    circuit = Circuit.from_heads(graph, shared("data/circuits_heads/ioi_gpt2_wang26.json"))
+    assert len(circuit.kept_heads()) == 26
+    every_edge_but_those_of_other_heads = graph.valid.clone()
+    for layer in range(12):
+        for head in range(12):
+            if (layer, head) not in circuit.kept_heads():
+                every_edge_but_those_of_other_heads[graph.head_source(layer, head)] = False
+    assert int(every_edge_but_those_of_other_heads.sum()) == 6540  # the published node version
+    assert (
+        Circuit(graph=graph, mask=every_edge_but_those_of_other_heads).connected().edges() == circuit.edges()
+    )
+
+
+def test_placeholders_of_other_tools_are_skipped() -> None:
+    edges = [
+        "blocks.0.hook_resid_pre->blocks.0.hook_q_input[:, :, 1]",
+        "blocks.0.hook_q_input[:, :, 1]->blocks.0.attn.hook_q[:, :, 1]",
+        "blocks.0.attn.hook_q[:, :, 1]->blocks.0.attn.hook_result[:, :, 1]",
+    ]
+    assert Circuit.from_edges(GRAPH, edges).edges() == ["input->a0.h1.q"]
+
+
+def test_frames_and_networkx_name_every_edge() -> None:
+    circuit = Circuit.from_edges(GRAPH, ["input->a0.h1.k", "m0->logits"])
+    frame = circuit.to_frame()
+    assert (frame["source"] + "->" + frame["target"]).tolist() == circuit.edges()
+    exported = circuit.to_networkx()
+    assert set(exported.edges()) == {("input", "a0.h2"), ("input", "a0.h3"), ("m0", "logits")}
+
+
+# ---- selection ------------------------------------------------------------------------------------
+
+
+def some_scores(seed: int = 0, graph: Graph = GRAPH) -> EdgeScores:
+    return EdgeScores(
+        graph, torch.randn(graph.n_sources, graph.n_targets, generator=torch.Generator().manual_seed(seed))
+    )
+
+
+def test_top_takes_magnitudes_or_signs() -> None:
+    values = torch.zeros(GRAPH.n_sources, GRAPH.n_targets)
+    values[GRAPH.edge_index("input->m0")] = -3.0
+    values[GRAPH.edge_index("input->logits")] = 2.0
+    values[GRAPH.edge_index("m0->logits")] = 1.0
+    scores = EdgeScores(GRAPH, values)
+    assert scores.top(2).edges() == ["input->m0", "input->logits"]
+    assert scores.top(2, absolute=False).edges() == ["input->logits", "m0->logits"]
+    assert scores.threshold(1.0).n_edges == 3
+    assert scores.threshold(1.0, absolute=False).n_edges == 2
+
+
+def test_ties_go_to_the_smaller_edge_index() -> None:
+    scores = EdgeScores(GRAPH, torch.ones(GRAPH.n_sources, GRAPH.n_targets))
+    assert scores.top(5).edges() == Circuit.full(GRAPH).edges()[:5]
+
+
+@given(st.integers(0, 1000), st.integers(1, GRAPH.n_edges))
+def test_larger_circuits_contain_smaller_ones(seed: int, k: int) -> None:
+    scores = some_scores(seed)
+    smaller, larger = scores.top(k), scores.top(min(k + 7, GRAPH.n_edges))
+    assert smaller.n_edges == k
+    assert (smaller - larger).n_edges == 0
+
+
+def literal_greedy(scores: EdgeScores, k: int) -> Circuit:
+    values = scores.values.abs()
+    mask = torch.zeros_like(GRAPH.valid)
+    targets = {GRAPH.n_targets - 1}
+    for _ in range(k):
+        candidates = [
+            (row, column)
+            for column in targets
+            for row in range(GRAPH.n_sources)
+            if GRAPH.valid[row, column] and not mask[row, column]
+        ]
+        if not candidates:
+            break
+        row, column = max(candidates, key=lambda edge: (values[edge].item(), -edge[0], -edge[1]))
+        mask[row, column] = True
+        targets |= set(GRAPH.feeds[:, row].nonzero().squeeze(1).tolist())
+    return Circuit(graph=GRAPH, mask=mask).connected()
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), st.integers(1, 60))
+def test_greedy_grows_from_the_logits(seed: int, k: int) -> None:
+    scores = some_scores(seed)
+    assert scores.greedy(k) == literal_greedy(scores, k)
+
+
+# ---- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [0, -1, GRAPH.n_edges + 1])
+def test_sizes_outside_the_graph_are_refused(k: int) -> None:
+    with pytest.raises(InputError, match=f"cannot keep {k} edges: this graph has {GRAPH.n_edges}"):
+        some_scores().top(k)
+
+
+def test_masks_of_another_shape_or_type_are_refused() -> None:
+    with pytest.raises(ShapeError, match="needs a torch.bool mask of shape"):
+        Circuit(graph=GRAPH, mask=torch.zeros(3, 4, dtype=torch.bool))
+    with pytest.raises(InputError, match="is not an edge of the graph"):
+        Circuit(graph=GRAPH, mask=torch.ones_like(GRAPH.valid))
+
+
+def test_nan_scores_name_the_edge() -> None:
+    values = torch.zeros(GRAPH.n_sources, GRAPH.n_targets)
+    values[GRAPH.edge_index("m0->logits")] = torch.nan
+    with pytest.raises(NonFiniteError, match="score of m0->logits is nan"):
+        EdgeScores(GRAPH, values)
+
+
+def test_first_unknown_edge_is_named() -> None:
+    with pytest.raises(UnknownNameError, match="unknown source 'a9.h0'"):
+        Circuit.from_edges(GRAPH, ["input->m0", "a9.h0->logits", "a8.h0->logits"])
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [([(0, 4)], "out of range"), ([(3, 0)], "out of range"), ([(0, 1), (0, 1)], "listed twice")],
+)
+def test_impossible_heads_are_refused(heads: list[tuple[int, int]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Circuit.from_heads(GRAPH, heads)
+
+
+def test_head_file_of_another_model_is_refused(shared: Callable[[str], Path]) -> None:
+    with pytest.raises(GraphMismatchError, match="describes 12 layers of 12 heads"):
+        Circuit.from_heads(GRAPH, shared("data/circuits_heads/ioi_gpt2_wang26.json"))
+
+
+def test_circuits_of_different_graphs_do_not_mix() -> None:
+    with pytest.raises(GraphMismatchError, match="different graphs"):
+        _ = Circuit.full(GRAPH) & Circuit.full(build_graph(3, 4))
+
+
+def test_unreadable_head_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "heads.json"
+    path.write_text("{")
+    with pytest.raises(FileFormatError, match=r"cannot read .*heads\.json"):
+        Circuit.from_heads(GRAPH, path)
+
+
+def test_masks_are_not_shared_with_the_caller(tmp_path: Path) -> None:
+    circuit = Circuit.full(GRAPH)
+    before: Tensor = GRAPH.valid.clone()
+    circuit.mask[0, 0] = False
+    assert torch.equal(GRAPH.valid, before)
+    assert load_circuit(circuit.save(tmp_path / "c.safetensors")).n_edges == GRAPH.n_edges - 1

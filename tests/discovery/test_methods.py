@@ -1,0 +1,373 @@
+"""Every edge method against its slow literal twin, and what holds for all of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import literal
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from assay.circuits import Circuit, EdgeScores
+from assay.discovery import METHODS, discover, quadrature_nodes
+from assay.errors import InputError, NonFiniteError, UnknownNameError
+from assay.execution import ABLATIONS
+from assay.models import Model, load_model
+from assay.tasks import PairTask, load_task
+
+
+STEPS = 3
+ABLATION_KEYS = ("resample", "zero", "mean", "mean-positional", "noise")
+
+
+def random_task(model: Model, n: int = 4, length: int = 6, *, ragged: bool = False) -> PairTask:
+    generator = torch.Generator().manual_seed(1)
+
+    def ids(*shape: int) -> Tensor:
+        return torch.randint(1, model.n_vocab, shape, generator=generator)
+
+    lengths = torch.randint(3, length + 1, (n,), generator=generator) if ragged else torch.full((n,), length)
+    answers = ids(n, 1)
+    return PairTask(
+        clean=ids(n, length),
+        corrupted=ids(n, length),
+        answers=answers,
+        wrong=(answers + 1 + torch.arange(2)) % model.n_vocab,
+        lengths=lengths,
+    )
+
+
+class Literal:
+    """Twin of all methods: per-example scores from node-by-node runs."""
+
+    def __init__(self, model: Model, task: PairTask, objective: str, ablation: str) -> None:
+        self.model, self.task = model, task
+        batch = next(iter(task.batches(task.n)))
+        logits, self.clean = literal.run_plain(model, task.clean)
+        clean_logits = logits[torch.arange(task.n), task.positions].detach()
+        self.loss = literal.loss_of(model, objective, batch, task.positions, clean_logits)
+        self.clean_loss = self.loss(logits)
+        baseline = ABLATIONS[ablation].prepare(model, task, batch_size=2, seed=0).baseline(batch)
+        shape = (task.n, task.length, -1)
+        self.ablated = {"input": baseline.input.expand(shape)}
+        for layer, block in enumerate(model.blocks):
+            z = baseline.z[layer].expand(shape).unflatten(-1, (model.n_heads, model.d_head))
+            self.ablated |= {
+                f"a{layer}.h{head}": z[:, :, head] @ block.out_weight()[head] for head in range(model.n_heads)
+            }
+            self.ablated[f"m{layer}"] = baseline.mlp[layer].expand(shape)
+        self.differences = {name: (self.ablated[name] - self.clean[name]).detach() for name in self.clean}
+
+    def at(self, names: list[str], alpha: float) -> dict[str, Tensor]:
+        return {
+            name: (self.ablated[name] + alpha * (self.clean[name] - self.ablated[name])).detach()
+            for name in names
+        }
+
+    def gradient_mean(self, runs: list[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
+        total: dict[str, Tensor] = {}
+        for weight, override in runs:
+            gradients = literal.edge_gradients(self.model, self.task.clean, self.loss, override=override)
+            total = {name: total.get(name, 0) + weight * gradient for name, gradient in gradients.items()}
+        return total
+
+    def score(self, gradients: dict[str, Tensor]) -> Tensor:
+        return literal.scores(self.model, self.differences, gradients, self.task.lengths)
+
+    def eap(self) -> Tensor:
+        return self.score(self.gradient_mean([(1.0, {})]))
+
+    def clean_corrupted(self) -> Tensor:
+        corrupted = literal.edge_gradients(self.model, self.task.corrupted, self.loss)
+        clean = literal.edge_gradients(self.model, self.task.clean, self.loss)
+        return self.score({name: (clean[name] + corrupted[name]) / 2 for name in clean})
+
+    def eap_ig_inputs(self, rule: str = "midpoint") -> Tensor:
+        nodes = quadrature_nodes(STEPS, rule)
+        return self.score(
+            self.gradient_mean([(node.weight, self.at(["input"], node.alpha)) for node in nodes])
+        )
+
+    def eap_ig_activations(self) -> Tensor:
+        groups = [["input"]]
+        for layer in range(self.model.n_layers):
+            groups += [[f"a{layer}.h{head}" for head in range(self.model.n_heads)], [f"m{layer}"]]
+        scores = torch.zeros(1)
+        for group in groups:
+            nodes = quadrature_nodes(STEPS)
+            part = self.score(
+                self.gradient_mean([(node.weight, self.at(group, node.alpha)) for node in nodes])
+            )
+            rows = [self.model.graph.source_index(name) for name in group]
+            own = torch.zeros(self.model.graph.n_sources, 1)
+            own[rows] = 1
+            scores = scores + part * own
+        return scores
+
+    def exact(self) -> Tensor:
+        graph = self.model.graph
+        scores = torch.zeros(self.task.n, graph.n_sources, graph.n_targets, dtype=torch.float64)
+        for row, column in graph.valid.nonzero().tolist():
+            mask = graph.valid.clone()
+            mask[row, column] = False
+            logits = literal.run_circuit(
+                self.model, Circuit(graph=graph, mask=mask), self.task.clean, self.ablated
+            )
+            scores[:, row, column] = self.loss(logits) - self.clean_loss
+        return scores
+
+
+def assert_scores(found: EdgeScores, expected: Tensor) -> None:
+    assert found.per_example is not None
+    # transformers takes norms and rotary tables of Llama and NeoX in float32 even inside a float64 model
+    atol = 2e-6 * float(expected.abs().max())
+    torch.testing.assert_close(found.per_example, expected.detach(), rtol=0, atol=atol)
+    torch.testing.assert_close(found.values, expected.detach().mean(0), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("ablation", ABLATION_KEYS)
+@pytest.mark.parametrize("objective", ["logit_diff", "kl"])
+def test_integrated_gradients_equal_their_twin(module64: nn.Module, objective: str, ablation: str) -> None:
+    model = load_model(module64)
+    task = random_task(model, ragged=ablation != "mean-positional")
+    twin = Literal(model, task, objective, ablation)
+    settings = {
+        "objective": objective,
+        "ablation": ablation,
+        "steps": STEPS,
+        "per_example": True,
+        "batch_size": 3,
+    }
+    assert_scores(discover(model, task, "eap-ig-inputs", **settings), twin.eap_ig_inputs())
+    assert_scores(discover(model, task, "eap-ig-activations", **settings), twin.eap_ig_activations())
+
+
+@pytest.mark.parametrize("ablation", ABLATION_KEYS)
+def test_eap_equals_its_twin(module64: nn.Module, ablation: str) -> None:
+    model = load_model(module64)
+    task = random_task(model)
+    twin = Literal(model, task, "logit_diff", ablation)
+    assert_scores(discover(model, task, "eap", ablation=ablation, per_example=True, batch_size=3), twin.eap())
+
+
+def test_clean_corrupted_equals_its_twin(module64: nn.Module) -> None:
+    model = load_model(module64)
+    task = random_task(model, ragged=True)
+    for objective in ("logit_diff", "kl"):
+        found = discover(model, task, "clean-corrupted", objective=objective, per_example=True, batch_size=3)
+        assert_scores(found, Literal(model, task, objective, "resample").clean_corrupted())
+
+
+@pytest.mark.parametrize("ablation", ["resample", "mean"])
+def test_exact_equals_its_twin(module64: nn.Module, ablation: str) -> None:
+    model = load_model(module64)
+    task = random_task(model, n=2, length=4)
+    found = discover(model, task, "exact", ablation=ablation, per_example=True)
+    assert_scores(found, Literal(model, task, "logit_diff", ablation).exact())
+
+
+@pytest.mark.parametrize("rule", ["left", "right", "gauss-legendre"])
+@pytest.mark.parametrize("ablation", ["resample", "zero"])
+def test_every_quadrature_equals_its_twin(gpt2_tiny64: nn.Module, rule: str, ablation: str) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model)
+    found = discover(
+        model, task, objective="kl", ablation=ablation, steps=STEPS, quadrature=rule, per_example=True
+    )
+    assert_scores(found, Literal(model, task, "kl", ablation).eap_ig_inputs(rule))
+
+
+def test_refined_steps_equal_the_nine_node_rule(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model)
+    automatic = discover(model, task, objective="kl", steps="auto", per_example=True)
+    assert automatic.details["steps"] in (3, 9)
+    fixed = discover(model, task, objective="kl", steps=automatic.details["steps"], per_example=True)
+    torch.testing.assert_close(automatic.values, fixed.values)
+    torch.testing.assert_close(automatic.per_example, fixed.per_example)
+
+
+@given(st.integers(1, 40), st.sampled_from(["midpoint", "left", "right", "gauss-legendre"]))
+def test_quadrature_integrates_a_line(steps: int, rule: str) -> None:
+    nodes = quadrature_nodes(steps, rule)
+    assert sum(node.weight for node in nodes) == pytest.approx(1)
+    bias = {"left": -0.5 / steps, "right": 0.5 / steps}.get(rule, 0.0)
+    assert sum(node.weight * node.alpha for node in nodes) == pytest.approx(0.5 + bias)
+
+
+def test_published_rule_starts_at_the_ablated_end() -> None:
+    assert [node.alpha for node in quadrature_nodes(5, "left")] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+
+
+def test_completeness_gap_is_the_one_of_the_definition(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model)
+    for ablation in ("resample", "mean"):
+        scores = discover(model, task, ablation=ablation, steps=40)
+        twin = Literal(model, task, "logit_diff", ablation)
+        ablated_input = literal.run(
+            model, task.clean, literal.plain_stream, override={"input": twin.ablated["input"]}
+        )[0]
+        effect = float((twin.loss(ablated_input) - twin.clean_loss).mean())
+        gap = abs(float(scores.values[0].sum()) - effect) / abs(effect)
+        assert scores.details["completeness_gap"] == pytest.approx(gap, rel=1e-6, abs=1e-9)
+        assert gap < 0.01
+
+
+def test_sign_says_what_ablation_does(gpt2_tiny64: nn.Module) -> None:
+    """Positive = ablation hurts: the loss rises when the edge is cut."""
+    model = load_model(gpt2_tiny64)
+    task = random_task(model)
+    estimate, exact = discover(model, task, steps=9).values, discover(model, task, "exact").values
+    assert np.corrcoef(estimate[model.graph.valid], exact[model.graph.valid])[0, 1] > 0.8
+
+
+# ---- what holds for every method -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=sorted(METHODS))
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestEveryMethod:
+    def scores(self, module: nn.Module, method: str, **options: object) -> EdgeScores:
+        model = load_model(module)
+        return discover(model, random_task(model, n=3, length=4), method, steps=2, **options)
+
+    def test_batch_size_does_not_matter(self, gpt2_tiny64: nn.Module, method: str) -> None:
+        whole = self.scores(gpt2_tiny64, method, batch_size=3)
+        torch.testing.assert_close(self.scores(gpt2_tiny64, method, batch_size=2).values, whole.values)
+
+    def test_examples_average_to_the_values(self, gpt2_tiny64: nn.Module, method: str) -> None:
+        scores = self.scores(gpt2_tiny64, method, per_example=True)
+        torch.testing.assert_close(scores.per_example.mean(0), scores.values)
+
+    def test_edges_outside_the_graph_score_zero(self, gpt2_tiny: nn.Module, method: str) -> None:
+        scores = self.scores(gpt2_tiny, method)
+        assert scores.values.dtype == torch.float32
+        assert not scores.values[~scores.graph.valid].any()
+
+    def test_same_seed_gives_the_same_bytes(self, gpt2_tiny: nn.Module, method: str) -> None:
+        assert torch.equal(self.scores(gpt2_tiny, method).values, self.scores(gpt2_tiny, method).values)
+
+    def test_model_is_left_as_it_was(self, gpt2_tiny: nn.Module, method: str) -> None:
+        before = {name: parameter.detach().clone() for name, parameter in gpt2_tiny.named_parameters()}
+        self.scores(gpt2_tiny, method)
+        for name, parameter in gpt2_tiny.named_parameters():
+            assert parameter.requires_grad
+            assert parameter.grad is None
+            assert torch.equal(parameter, before[name])
+        hooks = [part for part in gpt2_tiny.modules() if part._forward_hooks or part._forward_pre_hooks]
+        assert not hooks
+
+    def test_results_can_be_saved(self, gpt2_tiny: nn.Module, method: str, tmp_path: Path) -> None:
+        from assay.circuits import load_scores
+
+        scores = self.scores(gpt2_tiny, method)
+        loaded = load_scores(scores.save(tmp_path / "scores.safetensors"))
+        assert loaded.provenance["method"] == method
+        assert torch.equal(loaded.values, scores.values)
+
+
+# ---- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["kl", "js"])
+def test_eap_refuses_objectives_that_are_stationary(gpt2_tiny64: nn.Module, objective: str) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(InputError, match="zero gradient.*eap-ig-inputs"):
+        discover(model, random_task(model), "eap", objective=objective)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "need at least 1"),
+        ({"steps": "many"}, "positive integer or 'auto'"),
+        ({"steps": "auto", "quadrature": "left"}, "refines the midpoint rule"),
+        ({"quadrature": "midpiont"}, "did you mean 'midpoint'"),
+        ({"method": "eap-ig-activations", "steps": "auto"}, "a number of steps"),
+        ({"method": "clean-corrupted", "ablation": "zero"}, "needs the run on the corrupted input"),
+        ({"method": "eap-ig-input"}, "did you mean 'eap-ig-inputs'"),
+        ({"objective": "logit-dif"}, "did you mean 'logit_diff'"),
+        ({"ablation": "resampel"}, "did you mean 'resample'"),
+        ({"batch_size": 0}, "give at least 1"),
+    ],
+)
+def test_settings_no_method_can_serve_are_refused(
+    gpt2_tiny64: nn.Module, options: dict[str, object], message: str
+) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(InputError, match=message):
+        discover(model, random_task(model), **options)
+
+
+def test_unknown_method_is_its_own_error(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(UnknownNameError):
+        discover(model, random_task(model), "shapley-of-everything-and-more")
+
+
+def test_objective_that_needs_wrong_answers_says_so(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(InputError, match="the task has no `wrong`"):
+        discover(model, replace(random_task(model), wrong=None))
+
+
+def test_infinite_gradients_are_named(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(NonFiniteError, match="NaN or infinite scores in examples 0 to"):
+        discover(model, random_task(model), objective=lambda logits, clean, batch: logits.sum(1) * torch.inf)
+
+
+# ---- the embedded model --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mini_ioi() -> tuple[Model, PairTask]:
+    model = load_model("mini")
+    return model, load_task("ioi", model, n=40, seed=0)
+
+
+def test_completeness_gap_is_small_on_mini(mini_ioi: tuple[Model, PairTask]) -> None:
+    model, task = mini_ioi
+    assert discover(model, task).details["completeness_gap"] < 0.05
+
+
+@pytest.mark.slow
+def test_exact_and_integrated_gradients_agree_on_mini(mini_ioi: tuple[Model, PairTask]) -> None:
+    """Committed figures: experiments/mini_agreement."""
+    from scipy.stats import pearsonr, spearmanr
+
+    model, task = mini_ioi
+    valid = model.graph.valid
+    estimate = discover(model, task).values[valid].double().numpy()
+    exact = discover(model, task, "exact").values[valid].double().numpy()
+    assert pearsonr(estimate, exact).statistic > 0.9
+    strongest = np.union1d(np.argsort(-abs(estimate))[:200], np.argsort(-abs(exact))[:200])
+    assert spearmanr(estimate[strongest], exact[strongest]).statistic > 0.9
+
+
+def test_results_are_the_same_from_python_to_python(mini_ioi: tuple[Model, PairTask], tmp_path: Path) -> None:
+    """A saved circuit, loaded in a new process, gives the same logits to the bit."""
+    import subprocess
+    import sys
+
+    from assay.execution import run_circuit
+
+    model, task = mini_ioi
+    circuit = discover(model, task).top(150)
+    path = circuit.save(tmp_path / "circuit.safetensors")
+    torch.save(run_circuit(model, task, circuit), tmp_path / "logits.pt")
+    script = (
+        "import torch, assay; torch.set_num_threads(1); model = assay.load_model('mini');"
+        "task = assay.load_task('ioi', model, n=40, seed=0);"
+        f"circuit = assay.load_circuit({str(path)!r}, model.graph);"
+        "assert torch.equal(assay.run_circuit(model, task, circuit), "
+        f"torch.load({str(tmp_path / 'logits.pt')!r}))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,346 @@
+"""Ablated runs: golden values of three families, the slow literal twin, and limits."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import literal
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from assay.circuits import Circuit
+from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
+from assay.execution import ABLATIONS, CircuitRuns, compile_plan, run_circuit, run_model
+from assay.execution.plan import source_types
+from assay.graph import build_graph
+from assay.models import Model, load_model
+from assay.tasks import PairTask
+
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def golden_model(name: str, dtype: torch.dtype) -> tuple[Model, dict]:
+    described = json.loads((GOLDEN / "adversarial" / f"{name}_circuits.json").read_text())
+    model_class = getattr(transformers, described["hf_class"])
+    config = model_class.config_class(**described["hf_config"], bos_token_id=0, eos_token_id=0)
+    module = model_class(config).to(dtype)
+    with np.load(GOLDEN / "adversarial" / f"{name}_model.npz") as weights:
+        state = {key: torch.from_numpy(weights[key]).to(dtype) for key in weights.files}
+    missing, unexpected = module.load_state_dict(state, strict=False)
+    assert set(missing) <= {"lm_head.weight"}
+    assert not unexpected
+    return load_model(module.eval()), described
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny", "neox_tiny"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_pair_of_every_golden_circuit(name: str, dtype: torch.dtype) -> None:
+    model, described = golden_model(name, dtype)
+    case = np.load(GOLDEN / "adversarial" / f"{name}_case.npz")
+    clean, corrupted = torch.from_numpy(case["clean_tokens"]), torch.from_numpy(case["corrupted_tokens"])
+    n = max(len(clean), len(corrupted))
+    rows, columns = torch.arange(n) % len(clean), torch.arange(n) % len(corrupted)
+    task = PairTask(clean=clean[rows], corrupted=corrupted[columns], answers=torch.zeros(n, 1).long())
+    pairs = torch.cartesian_prod(torch.arange(len(clean)), torch.arange(len(corrupted)))
+    if dtype == torch.float64:
+        relative = 1e-9 if name == "gpt2_tiny" else 1e-5
+    else:
+        relative = 1e-4
+    for circuit_name, stored in described["circuits"].items():
+        circuit = Circuit.from_edges(model.graph, stored["edges"])
+        expected = torch.from_numpy(case[f"logits_last__{circuit_name}"])
+        close = {"rtol": 0, "atol": relative * float(expected.abs().max())}
+        logits = run_circuit(model, task, circuit, pairs=pairs, batch_size=7).double()
+        torch.testing.assert_close(logits.view_as(expected), expected, **close)
+        matched = run_circuit(model, task, circuit).double()
+        torch.testing.assert_close(matched, expected[rows, columns], **close)
+        full = run_model(model, task).double().log_softmax(1)[: len(clean), None]
+        run = logits.view_as(expected).log_softmax(2)
+        divergence = (full.exp() * (full - run)).sum(2)
+        loose = 1e-4 if dtype == torch.float32 else max(1e-9, relative)
+        torch.testing.assert_close(
+            divergence, torch.from_numpy(case[f"kl_last__{circuit_name}"]), rtol=loose, atol=loose
+        )
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny", "neox_tiny"])
+def test_node_types_and_live_positions_are_the_golden_ones(name: str) -> None:
+    described = json.loads((GOLDEN / "adversarial" / f"{name}_circuits.json").read_text())
+    config = described["hf_config"]
+    graph = build_graph(
+        config.get("num_hidden_layers") or config["n_layer"],
+        config.get("num_attention_heads") or config["n_head"],
+        config.get("num_key_value_heads"),
+        parallel=config.get("use_parallel_residual", False),
+    )
+    assert graph.n_edges == described["n_edges_total"]
+    for stored in described["circuits"].values():
+        circuit = Circuit.from_edges(graph, stored["edges"])
+        assert circuit.connected().n_edges == stored["pruned_n_edges"]
+        clean, ablated = source_types(graph, circuit.mask)
+        plan = compile_plan(graph, circuit.mask, resample=True)
+        for row, source in enumerate(graph.sources):
+            kind = "clean" if clean[row] else "corr" if ablated[row] else "mixed"
+            assert kind == stored["node_type"][source]
+            if kind == "mixed":
+                where = "all" if plan.everywhere[row] else "last" if plan.somewhere[row] else None
+                assert where == stored["live_positions"].get(source)
+
+
+def random_task(
+    model: Model, n: int = 5, length: int = 7, *, ragged: bool = False, seed: int = 0
+) -> PairTask:
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(*shape: int) -> Tensor:
+        return torch.randint(1, model.n_vocab, shape, generator=generator)
+
+    lengths = torch.randint(3, length + 1, (n,), generator=generator) if ragged else torch.full((n,), length)
+    return PairTask(
+        clean=ids(n, length),
+        corrupted=ids(n, length),
+        answers=ids(n, 1),
+        wrong=None,
+        lengths=lengths,
+        objective="ce",
+    )
+
+
+def ablated_outputs(model: Model, task: PairTask, ablation: str, batch_size: int = 2) -> literal.Outputs:
+    """Ablated values as streams, from the package's own replacement activations."""
+    batch = next(iter(task.batches(task.n)))
+    baseline = ABLATIONS[ablation].prepare(model, task, batch_size=batch_size, seed=0).baseline(batch)
+    n, length = task.clean.shape
+    outputs = {"input": baseline.input.expand(n, length, -1)}
+    for layer, block in enumerate(model.blocks):
+        z = baseline.z[layer].expand(n, length, -1).unflatten(-1, (model.n_heads, model.d_head))
+        for head in range(model.n_heads):
+            outputs[f"a{layer}.h{head}"] = z[:, :, head] @ block.out_weight()[head]
+        outputs[f"m{layer}"] = baseline.mlp[layer].expand(n, length, -1)
+    return outputs
+
+
+@pytest.mark.parametrize("ablation", ["resample", "zero", "mean", "mean-positional", "noise"])
+def test_equals_the_literal_run_under_every_ablation(module64: nn.Module, ablation: str) -> None:
+    model = load_model(module64)
+    task = random_task(model, ragged=ablation != "mean-positional")
+    ablated = ablated_outputs(model, task, ablation)
+    circuits = [
+        Circuit.random(model.graph, max(1, int(share * model.graph.n_edges)), seed=3)
+        for share in (0.1, 0.4, 0.9)
+    ]
+    circuits += [
+        Circuit.empty(model.graph),
+        Circuit.full(model.graph),
+        Circuit.from_heads(model.graph, [(1, 0)]),
+    ]
+    for circuit in circuits:
+        expected = literal.run_circuit(model, circuit, task.clean, ablated)[
+            torch.arange(task.n), task.positions
+        ]
+        logits = run_circuit(model, task, circuit, ablation=ablation, batch_size=2)
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_resampled_values_are_those_of_the_corrupted_run(module64: nn.Module) -> None:
+    model = load_model(module64)
+    task = random_task(model)
+    _, outputs = literal.run_plain(model, task.corrupted)
+    for name, value in ablated_outputs(model, task, "resample").items():
+        torch.testing.assert_close(value, outputs[name], rtol=1e-5, atol=1e-5)
+
+
+def test_mean_ablation_averages_real_positions_only(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model, ragged=True)
+    _, outputs = literal.run_plain(model, task.clean)
+    real = torch.arange(task.length) < task.lengths[:, None]
+    for name, value in ablated_outputs(model, task, "mean").items():
+        torch.testing.assert_close(value[0, 0], outputs[name][real].mean(0))
+
+
+def test_noise_has_the_deviation_of_its_source(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model, n=64, length=12)
+    _, outputs = literal.run_plain(model, task.clean)
+    noise = ablated_outputs(model, task, "noise")
+    for name in ("input", "m0", "m1"):
+        assert float(noise[name].std()) == pytest.approx(float(outputs[name].std()), rel=0.05)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1000), share=st.floats(0.05, 0.95))
+def test_limits_hold_for_any_circuit(gpt2_tiny64: nn.Module, seed: int, share: float) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model, n=3, seed=seed)
+    circuit = Circuit.random(model.graph, int(share * model.graph.n_edges), seed=seed)
+    own = PairTask(clean=task.clean, corrupted=task.clean, answers=task.answers, objective="ce")
+    torch.testing.assert_close(run_circuit(model, own, circuit), run_model(model, task))
+    torch.testing.assert_close(
+        run_circuit(model, task, circuit), run_circuit(model, task, circuit.connected())
+    )
+
+
+def test_ends_are_the_model_and_the_model_on_the_corrupted_input(module32: nn.Module) -> None:
+    model = load_model(module32)
+    task = random_task(model, ragged=True)
+    torch.testing.assert_close(run_circuit(model, task, Circuit.full(model.graph)), run_model(model, task))
+    torch.testing.assert_close(
+        run_circuit(model, task, Circuit.empty(model.graph)),
+        run_model(model, task, corrupted=True),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_batch_size_does_not_change_logits(module64: nn.Module) -> None:
+    model = load_model(module64)
+    task = random_task(model, n=7, ragged=True)
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=1)
+    for ablation in ("resample", "mean", "noise"):
+        whole = run_circuit(model, task, circuit, ablation=ablation, batch_size=7)
+        torch.testing.assert_close(run_circuit(model, task, circuit, ablation=ablation, batch_size=3), whole)
+
+
+def test_padding_content_does_not_matter(module64: nn.Module) -> None:
+    model = load_model(module64)
+    task = random_task(model, ragged=True)
+    padded = torch.arange(task.length) >= task.lengths[:, None]
+    other = PairTask(
+        clean=task.clean.masked_fill(padded, 1),
+        corrupted=task.corrupted.masked_fill(padded, 2),
+        answers=task.answers,
+        lengths=task.lengths,
+        objective="ce",
+    )
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=1)
+    torch.testing.assert_close(run_circuit(model, task, circuit), run_circuit(model, other, circuit))
+
+
+def test_head_circuits_hold_to_the_golden_interventions() -> None:
+    """A head circuit under zero, mean, mean-positional and resample: margins of two other implementations."""
+    model, _ = golden_model("gpt2_tiny", torch.float64)
+    stored = json.loads((GOLDEN / "tiny_gpt2_heads.json").read_text())
+    task = PairTask(
+        clean=torch.tensor(stored["tokens"]),
+        corrupted=torch.tensor(stored["corrupt_tokens"]),
+        answers=torch.tensor(stored["correct"])[:, None],
+        wrong=torch.tensor(stored["incorrect"])[:, None],
+    )
+    circuit = Circuit.from_heads(model.graph, stored["circuit"])
+    for ablation in ("zero", "mean", "mean-positional", "resample"):
+        runs = CircuitRuns(model, task, circuit, ablation=ablation)
+        np.testing.assert_allclose(runs.margins("keep"), stored["y_keep"][ablation], rtol=1e-9)
+        np.testing.assert_allclose(runs.margins("full"), stored["y_full"], rtol=1e-9)
+    runs = CircuitRuns(model, task, circuit, ablation="mean")
+    np.testing.assert_allclose(runs.margins("drop"), stored["y_drop_mean"], rtol=1e-9)
+    np.testing.assert_allclose(runs.margins("empty"), stored["y_empty_mean"], rtol=1e-9)
+    np.testing.assert_allclose(
+        CircuitRuns(model, task, circuit, ablation="resample").logits("full")[0],
+        stored["full_last_logits_row0"],
+    )
+
+
+# ---- errors -----------------------------------------------------------------------------------------
+
+
+def test_pairs_need_resampling(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(InputError, match="but 'zero' ablation uses none"):
+        run_circuit(
+            model,
+            random_task(model),
+            Circuit.empty(model.graph),
+            ablation="zero",
+            pairs=torch.zeros(1, 2).long(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        (torch.zeros(0, 2).long(), ShapeError, "n_pairs >= 1"),
+        (torch.zeros(3, 3).long(), ShapeError, r"int64 \[n_pairs, 2\]"),
+        (torch.tensor([[0, 5]]), InputError, "rows 0 to 4"),
+        (torch.tensor([[-1, 0]]), InputError, "from -1"),
+    ],
+)
+def test_impossible_pairs_are_refused(
+    gpt2_tiny64: nn.Module, unchecked: None, pairs: Tensor, error: type[Exception], message: str
+) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(error, match=message):
+        run_circuit(model, random_task(model), Circuit.empty(model.graph), pairs=pairs)
+
+
+def test_pairs_of_unequal_length_are_refused(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = PairTask(
+        clean=torch.ones(2, 4).long(),
+        corrupted=torch.ones(2, 4).long(),
+        answers=torch.ones(2, 1).long(),
+        lengths=torch.tensor([3, 4]),
+    )
+    with pytest.raises(InputError, match=r"pair \(0, 1\) joins prompts of 3 and 4 tokens"):
+        run_circuit(model, task, Circuit.empty(model.graph), pairs=torch.tensor([[0, 1]]))
+
+
+def test_circuit_of_another_model_is_refused(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(GraphMismatchError, match="belongs to another model"):
+        run_circuit(model, random_task(model), Circuit.full(build_graph(3, 3)))
+
+
+def test_other_weights_are_warned_about(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    circuit = Circuit(
+        graph=model.graph,
+        mask=model.graph.valid,
+        provenance={"model": {"id": "other", "weight_hash": "0" * 16}},
+    )
+    with pytest.warns(AssayWarning, match="found on 'other'"):
+        run_circuit(model, random_task(model), circuit)
+
+
+def test_overflowing_logits_name_the_example(tiny_module: Callable[..., nn.Module]) -> None:
+    from copy import deepcopy
+
+    module = deepcopy(tiny_module("gpt2", torch.float32))
+    model = load_model(module)
+    with torch.no_grad():
+        module.transformer.wte.weight[5] = torch.inf
+    clean = torch.ones(3, 4).long()
+    clean[2, 1] = 5
+    task = PairTask(clean=clean, corrupted=clean, answers=torch.ones(3, 1).long())
+    with pytest.raises(NonFiniteError, match="infinite logits for example"):
+        run_model(model, task, batch_size=1)
+
+
+def test_training_mode_is_refused(tiny_module: Callable[..., nn.Module]) -> None:
+    from copy import deepcopy
+
+    model = load_model(deepcopy(tiny_module("gpt2", torch.float32)).train())
+    with pytest.raises(InputError, match=r"call module.eval\(\) first"):
+        run_model(model, random_task(model))
+
+
+def test_batch_size_of_zero_is_refused(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(InputError, match="give at least 1"):
+        run_model(model, random_task(model), batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("ablation", "message"), [("mean", "give at least 2 examples"), ("mean-positional", "lengths")]
+)
+def test_means_that_cannot_be_taken_are_refused(gpt2_tiny64: nn.Module, ablation: str, message: str) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model, n=1 if ablation == "mean" else 5, ragged=True)
+    with pytest.raises(InputError, match=message):
+        run_circuit(model, task, Circuit.empty(model.graph), ablation=ablation)

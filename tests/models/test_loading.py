@@ -1,0 +1,88 @@
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from assay.errors import FileFormatError, InputError, NonFiniteError, UnsafeFileError, UnsupportedModelError
+from assay.models import load_model
+
+
+@pytest.fixture
+def saved(gpt2_tiny: nn.Module, tmp_path: Path) -> Path:
+    gpt2_tiny.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_saved_directory_is_the_same_model(saved: Path, gpt2_tiny: nn.Module) -> None:
+    loaded = load_model(saved)
+    assert loaded.id == "model"
+    assert loaded.tokenizer is None
+    assert loaded.weight_hash == load_model(gpt2_tiny).weight_hash
+    assert not loaded.module.training
+
+
+def test_weights_can_be_loaded_in_another_number_type(saved: Path) -> None:
+    assert load_model(saved, dtype=torch.float64).result_dtype == torch.float64
+    half = load_model(saved, dtype=torch.bfloat16)
+    assert (half.dtype, half.result_dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_live_module_is_used_as_it_is(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    assert model.module is gpt2_tiny
+    with pytest.raises(InputError, match="used as it is"):
+        load_model(gpt2_tiny, dtype=torch.float64)
+
+
+def test_weight_hash_sees_one_changed_weight(gpt2_tiny: nn.Module) -> None:
+    other = deepcopy(gpt2_tiny)
+    with torch.no_grad():
+        other.transformer.h[0].mlp.c_fc.bias[0] += 1e-3
+    assert load_model(other).weight_hash != load_model(gpt2_tiny).weight_hash
+
+
+def test_pickled_weights_are_refused_unless_trusted(saved: Path, gpt2_tiny: nn.Module) -> None:
+    (saved / "model.safetensors").unlink()
+    torch.save(gpt2_tiny.state_dict(), saved / "pytorch_model.bin")
+    with pytest.raises(
+        UnsafeFileError, match=r"only pickled weights \(pytorch_model.bin\).*allow_pickle=True"
+    ):
+        load_model(saved)
+    assert load_model(saved, allow_pickle=True).weight_hash == load_model(gpt2_tiny).weight_hash
+
+
+def test_truncated_weights_are_refused(saved: Path) -> None:
+    content = (saved / "model.safetensors").read_bytes()
+    (saved / "model.safetensors").write_bytes(content[:100])
+    with pytest.raises(FileFormatError, match="cannot load .* as a causal language model"):
+        load_model(saved)
+
+
+def test_directories_without_a_model_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"holds no config\.json"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(FileFormatError, match="holds no weights"):
+        load_model(tmp_path)
+
+
+def test_post_norm_checkpoint_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "opt", "word_embed_proj_dim": 8, "hidden_size": 8}')
+    (tmp_path / "model.safetensors").write_bytes(b"never read")
+    with pytest.raises(UnsupportedModelError, match="only pre-norm models are supported"):
+        load_model(tmp_path)
+
+
+def test_unreachable_hub_id_says_what_was_expected() -> None:
+    with pytest.raises(FileFormatError, match="(?s)cannot load 'no-such/model'.*a hub id, or a directory"):
+        load_model("no-such/model")
+
+
+def test_nan_weights_are_named(gpt2_tiny: nn.Module) -> None:
+    broken = deepcopy(gpt2_tiny)
+    with torch.no_grad():
+        broken.transformer.h[1].mlp.c_fc.weight[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"weight 'transformer.h.1.mlp.c_fc.weight' .* NaN"):
+        load_model(broken)
