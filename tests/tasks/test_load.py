@@ -73,6 +73,11 @@ def test_an_unknown_task_or_option_names_near_matches(mini_tokenizer: Any) -> No
         load_task("ioi", mini_tokenizer, object=["ring"])
 
 
+def test_prompts_longer_than_the_model_reads_are_refused(mini_tokenizer: Any) -> None:
+    with pytest.raises(TokenizationError, match="longest prompt of 'induction' has 79 tokens .* reads 64"):
+        load_task("induction", mini_tokenizer, n=2, length=40, k=39)
+
+
 @pytest.mark.parametrize("n", [0, -3])
 def test_an_empty_task_is_refused(n: int, mini_tokenizer: Any) -> None:
     with pytest.raises(InputError, match=f"n is {n}; a task needs at least one pair"):

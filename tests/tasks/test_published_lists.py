@@ -83,3 +83,14 @@ def test_docstring_prompts_of_gpt2_have_one_length_per_pair(gpt2_tokenizer: Any)
     for name in ("A_def", "B_def", "C_def", "A_doc", "B_doc"):
         ids = task.clean[range(task.n), task.slots[name]]
         assert gpt2_tokenizer.batch_decode(ids[:, None]) == [" " + word for word in task.fields[name]]
+
+
+def test_names_that_gpt2_splits_at_the_start_of_a_prompt_are_reported_by_word(gpt2_tokenizer: Any) -> None:
+    with pytest.warns(AssayWarning) as caught:
+        task = load_task("gendered-pronoun", gpt2_tokenizer, n=100, template_ids=[1])
+    male, female = sorted(str(entry.message) for entry in caught)
+    assert "dropped 31 of 43 female_names" in female
+    assert "'Alicia', 'Allison'" in female
+    assert "dropped 12 of 51 male_names" in male
+    assert set(task.slots["name"].tolist()) == {0}
+    assert not set(task.fields["name"]) & {"Alicia", "Benjamin"}

@@ -85,6 +85,12 @@ def load_task(
                 "uses no corrupted prompt (zero, mean)"
             )
         task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options, bos=bos)
+    limit = getattr(tokenizer, "model_max_length", task.length)
+    if task.length > limit:
+        raise TokenizationError(
+            f"the longest prompt of {task.name!r} has {task.length} tokens and the model reads {limit}; "
+            "make the prompts shorter"
+        )
     if isinstance(model, HasTokenizer):
         task.validate(model.n_vocab)
     return task

@@ -243,6 +243,9 @@ class GreaterThan(Grammar):
         above: Only years with yy > above (40 gives the auto-circuit variant).
         drop_extremes: Leave out the smallest and the largest usable year of every century.
 
+    Notes:
+        The variant used with EAP-IG is `template="long", drop_extremes=False` and a shorter list of nouns.
+
     References:
         Hanna et al. (2023), arXiv:2305.00586. Conmy et al. (2023), arXiv:2304.14997.
     """
