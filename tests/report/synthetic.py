@@ -1,5 +1,7 @@
 """A made-up audit document of realistic size, so that the report is tested without a model."""
 
+import copy
+import functools
 from typing import Any
 
 import numpy as np
@@ -7,15 +9,15 @@ import numpy as np
 from assay.graph import Graph, build_graph
 
 
-NAMES = ("Mary", "John", "Alice", "Robert", "Sarah", "Peter", "Emma", "Frank")
-PLACES = ("store", "garden", "station")
-OBJECTS = ("drink", "letter", "key")
+def synthetic_document(**shape: Any) -> dict[str, Any]:
+    """A document like the one `assay.runner.audit` writes; every number is invented. Yours to change."""
+    return copy.deepcopy(_made(**shape))
 
 
-def synthetic_document(
+@functools.cache
+def _made(
     n_layers: int = 4, n_heads: int = 8, n_kv_heads: int | None = None, size: int = 149, listed: int = 600
 ) -> dict[str, Any]:
-    """A document like the one `assay.runner.audit` writes; every number is invented."""
     rng = np.random.default_rng(7)
     graph = build_graph(n_layers, n_heads, n_kv_heads)
     layers = graph.source_layer.numpy()[:, None] / (n_layers + 1)
@@ -47,9 +49,8 @@ def synthetic_document(
     random_values = np.array([0, 0, 0, 0.002, 0.004, 0.01, 0.02, 0.06, 0.3, 1.0])
 
     per_layer = np.zeros((n_layers + 1, n_layers + 1))
-    for row in range(graph.n_sources):
-        for column in range(graph.n_targets):
-            per_layer[graph.source_layer[row], graph.target_layer[column] - 1] += abs(scores[row, column])
+    pairs = graph.source_layer.numpy()[:, None], graph.target_layer.numpy()[None, :] - 1
+    np.add.at(per_layer, pairs, np.abs(scores))
     heads = [
         [float(scores[graph.head_source(layer, head)].sum()) for head in range(n_heads)]
         for layer in range(n_layers)

@@ -52,7 +52,8 @@ def test_undefined_shares_and_intervals_are_named_or_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "digits"), [(0.1, 0.4, 2), (0.101, 0.103, 3), (0.5, 0.5, 2), (None, 1.0, 2), (0.0, 1e-9, 6)]
+    ("low", "high", "digits"),
+    [(0.1, 0.4, 2), (0.101, 0.103, 3), (0.5, 0.5, 2), (None, 1.0, 2), (0.0, 1e-9, 6)],
 )
 def test_narrow_intervals_get_more_decimals(low: float | None, high: float | None, digits: int) -> None:
     assert precision(low, high) == digits

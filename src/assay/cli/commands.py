@@ -76,7 +76,7 @@ def audit(
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
     ablation: AblationOption = None,
-    n: CountOption = 200,
+    n: CountOption = None,
     steps: StepsOption = 5,
     target: TargetOption = 0.9,
     n_random: Annotated[int, option("--n-random", "Random circuits to compare with.", min=1)] = 20,
@@ -98,6 +98,7 @@ def audit(
     runner.check_options(method=method, task=task, ablation=ablation, objective=objective)
     if dry_run:
         loaded = load(model, device)
+        n = n or runner.DEFAULT_N
         stages = runner.plan(loaded, method=method, n=n, steps=steps, n_random=n_random)
         show_plan(loaded, n, stages, as_json=as_json)
         return
@@ -140,7 +141,7 @@ def discover(
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
     ablation: AblationOption = None,
-    n: CountOption = 200,
+    n: CountOption = None,
     steps: StepsOption = 5,
     quadrature: Annotated[
         str, option("--quadrature", "midpoint, left (as published), right or gauss-legendre.")
@@ -174,6 +175,7 @@ def discover(
         raise InputError("--top, --threshold and --greedy each choose a circuit; give one of them")
     if dry_run:
         loaded = load(model, device)
+        n = n or runner.DEFAULT_N
         stages = [runner.plan_discovery(loaded, method=method, n=n, steps=steps)]
         show_plan(loaded, n, stages, as_json=as_json)
         return
@@ -269,7 +271,7 @@ def measure(
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
     ablation: AblationOption = None,
-    n: CountOption = 200,
+    n: CountOption = None,
     steps: StepsOption = 5,
     target: TargetOption = 0.9,
     top: Annotated[int | None, option("--top", "Size of discovered circuits, instead of --target.")] = None,
@@ -296,6 +298,7 @@ def measure(
     loaded = load(model, device)
     given = None if circuit is None else load_circuit(circuit, loaded.graph)
     if dry_run:
+        n = n or runner.DEFAULT_N
         stages = [runner.plan_measurement(loaded, metric, n=n * len(task), n_random=n_random)]
         if given is None:
             stages.insert(0, runner.plan_discovery(loaded, method=method, n=n * len(task), steps=steps))

@@ -1,7 +1,7 @@
 """Options that mean the same in every command, and where their values may come from."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, no_type_check
 
 import typer
 
@@ -11,15 +11,17 @@ from assay.errors import near_matches
 DEFAULT_STORE = Path("assay-out")
 
 
-def version(wanted: bool) -> None:
+def version(wanted: bool) -> bool:
     """Print the version and stop."""
     if wanted:
         from assay.measurement import library_version
 
         typer.echo(f"assay {library_version()}")
         raise typer.Exit
+    return wanted
 
 
+@no_type_check  # typer passes another class than the one it asks callbacks to name
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Make the values of a TOML file the defaults of this command.
 
@@ -63,7 +65,7 @@ ObjectiveOption = Annotated[
 AblationOption = Annotated[
     str | None, option("--ablation", "What a cut edge carries.  [default: the task's own]")
 ]
-CountOption = Annotated[int, option("--n", "Prompts to draw.", min=1)]
+CountOption = Annotated[int | None, option("--n", "Prompts to draw.  [default: 200, all of a file]", min=1)]
 SeedOption = Annotated[int, option("--seed", "Root seed.", min=0)]
 StepsOption = Annotated[int, option("--steps", "Quadrature nodes of the method.", min=1)]
 TargetOption = Annotated[float, option("--target", "Normalised faithfulness a circuit must reach.")]

@@ -1,7 +1,7 @@
 """Jobs: pure functions of their records, resumed from the store; above all the audit."""
 
 from assay.runner.job import Audit, Stage, audit, load_audit, plan, plan_discovery, plan_measurement
-from assay.runner.prompts import Draws, draw_prompts
+from assay.runner.prompts import DEFAULT_N, Draws, draw_prompts
 from assay.runner.stages import (
     Progress,
     check_options,
@@ -14,6 +14,7 @@ from assay.runner.stages import (
 
 
 __all__ = [
+    "DEFAULT_N",
     "Audit",
     "Draws",
     "Progress",

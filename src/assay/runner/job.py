@@ -26,7 +26,7 @@ from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
 from assay.report import document_graph, save_report
 from assay.runner import document
-from assay.runner.prompts import Draws, draw_prompts, task_record
+from assay.runner.prompts import DEFAULT_N, Draws, draw_prompts, task_record
 from assay.runner.stages import (
     FIRST_SIZE,
     Progress,
@@ -116,7 +116,7 @@ def audit(
     method: str = "eap-ig-inputs",
     objective: str | Objective | None = None,
     ablation: str | None = None,
-    n: int = 200,
+    n: int | None = None,
     steps: int = 5,
     target: float = 0.9,
     seed: int = 0,
@@ -141,7 +141,7 @@ def audit(
         method: Discovery method.
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
-        n: Prompts of each of the two draws, >= 2.
+        n: Prompts of each of the two draws, >= 2; default: 200, and all lines of a file.
         steps: Quadrature nodes of the method.
         target: Normalised faithfulness to reach, in (0, 1].
         seed: Root seed of prompts, random circuits and resampling.
@@ -242,7 +242,7 @@ def plan(
     model: Model,
     *,
     method: str = "eap-ig-inputs",
-    n: int = 200,
+    n: int = DEFAULT_N,
     steps: int = 5,
     metrics: Sequence[str] | None = None,
     n_random: int = 20,
@@ -277,8 +277,8 @@ def plan_measurement(model: Model, metrics: Sequence[str], *, n: int, n_random: 
     return Stage(name="measure", runs=runs, passes=runs * n)
 
 
-def _check_numbers(*, n: int, n_random: int, target: float) -> None:
-    if n < 2:
+def _check_numbers(*, n: int | None, n_random: int, target: float) -> None:
+    if n is not None and n < 2:
         raise InputError(f"n is {n}; an audit needs at least 2 prompts (default 200)")
     if n_random < 1:
         raise InputError(

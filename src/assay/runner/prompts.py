@@ -9,6 +9,9 @@ from assay.models import Model
 from assay.tasks import TASKS, PairTask, load_task
 
 
+DEFAULT_N = 200
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Draws:
     """Two sets of prompts of one task.
@@ -24,7 +27,7 @@ class Draws:
     held_out: bool
 
 
-def draw_prompts(model: Model, task: PairTask | str, *, n: int, seed: int) -> Draws:
+def draw_prompts(model: Model, task: PairTask | str, *, n: int | None, seed: int) -> Draws:
     """Prompts to discover on and, where the task can be drawn, other prompts to measure on.
 
     A registered task is drawn once with 2 n prompts. Its distinct prompts are dealt in order of appearance:
@@ -34,7 +37,8 @@ def draw_prompts(model: Model, task: PairTask | str, *, n: int, seed: int) -> Dr
     Args:
         model: Tokenises the prompts.
         task: Key of a registered task, a JSONL file or a task.
-        n: Prompts of each set; repeated prompts can shift a few rows from one set to the other.
+        n: Prompts of each set; repeated prompts can shift a few rows from one set to the other. Default:
+            200, and all lines of a file.
         seed: Root seed of the draw.
     """
     if isinstance(task, PairTask):
@@ -42,6 +46,7 @@ def draw_prompts(model: Model, task: PairTask | str, *, n: int, seed: int) -> Dr
     if task.replace("_", "-") not in TASKS:
         only = load_task(task, model, n=n, seed=seed)
         return Draws(discovery=only, measured=only, held_out=False)
+    n = DEFAULT_N if n is None else n
     both = load_task(task, model, n=2 * n, seed=seed)
     _, group = np.unique(both.clean.numpy(), axis=0, return_inverse=True)
     prompts: dict[int, list[int]] = {}

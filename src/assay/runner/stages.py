@@ -221,7 +221,7 @@ def runs_of(
     method: str = "eap-ig-inputs",
     objective: str | None = None,
     ablation: str | None = None,
-    n: int = 200,
+    n: int | None = None,
     steps: int = 5,
     target: float = 0.9,
     top: int | None = None,
@@ -239,7 +239,7 @@ def runs_of(
         method: Discovery method.
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
-        n: Prompts to measure on (and as many to discover on).
+        n: Prompts to measure on (and as many to discover on); default: 200, all of a file.
         steps: Quadrature nodes of the method.
         target: Normalised faithfulness that a discovered circuit must reach.
         top: Its size instead.

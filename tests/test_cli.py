@@ -1,0 +1,300 @@
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from assay.cli import app
+
+
+Run = Callable[..., Any]
+SMALL = ("--n", "8", "--steps", "1")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ASSAY_MODEL", "ASSAY_TASK", "ASSAY_STORE", "ASSAY_OUT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, list(arguments))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which one small audit was made."""
+    folder = tmp_path_factory.mktemp("audited")
+    arguments = ["audit", *SMALL, "--n-random", "1", "--out", str(folder / "out"), "--json"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    (folder / "stdout.json").write_text(result.stdout)
+    return folder
+
+
+# ---- the commands -------------------------------------------------------------------------------
+
+
+def test_audit_writes_the_report_and_the_results(audited: Path) -> None:
+    document = json.loads((audited / "stdout.json").read_text())
+    assert document["schema"] == "assay-audit/1"
+    names = {path.name for path in (audited / "out").iterdir()}
+    assert names == {
+        "arrays",
+        "assay.db",
+        "audit.json",
+        "circuit.safetensors",
+        "report.html",
+        "scores.safetensors",
+    }
+    assert json.loads((audited / "out" / "audit.json").read_text()) == document
+    assert document["provenance"]["id"] in (audited / "out" / "report.html").read_text()
+
+
+def test_a_second_audit_comes_from_the_store_and_ends_with_the_verdict(audited: Path, run: Run) -> None:
+    result = run("audit", *SMALL, "--n-random", "1", "--out", str(audited / "out"))
+    assert result.exit_code == 0
+    document = json.loads((audited / "stdout.json").read_text())
+    from assay.report import verdict
+
+    assert result.stdout.startswith(verdict(document))
+    assert "faithfulness-norm" in result.stdout
+    assert f"result   {document['provenance']['id']} (taken from the store)" in result.stdout
+
+
+def test_show_and_list_find_what_was_stored(audited: Path, run: Run) -> None:
+    store = ("--store", str(audited / "out"))
+    listed = json.loads(run("list", "results", *store, "--json").stdout)
+    kinds = {line["kind"] for line in listed}
+    assert kinds == {"audit", "measurement", "scores"}
+    (found,) = json.loads(run("list", "results", "--kind", "audit", *store, "--json").stdout)
+    shown = json.loads(run("show", found["id"][:8], *store, "--json").stdout)
+    assert shown["payload"] == json.loads((audited / "stdout.json").read_text())
+    assert "on ioi in mini" in run("list", "results", *store).stdout
+    assert run("show", found["id"], *store).stdout.startswith(f"audit {found['id']}")
+    for line in listed:
+        assert run("show", line["id"], *store).exit_code == 0
+
+
+def test_report_builds_the_same_page_again(audited: Path, run: Run, tmp_path: Path) -> None:
+    result = run("report", "--store", str(audited / "out"), "--out", str(tmp_path / "again.html"))
+    assert result.exit_code == 0
+    assert (tmp_path / "again.html").read_bytes() == (audited / "out" / "report.html").read_bytes()
+
+
+def test_report_takes_audits_only(audited: Path, run: Run) -> None:
+    store = ("--store", str(audited / "out"))
+    (scores,) = json.loads(run("list", "results", "--kind", "scores", *store, "--json").stdout)
+    result = run("report", scores["id"], *store)
+    assert result.exit_code == 2
+    assert "is a scores; reports are made of audits" in result.stderr
+
+
+def test_discover_saves_a_circuit_that_a_new_process_runs_identically(run: Run, tmp_path: Path) -> None:
+    result = run("discover", *SMALL, "--top", "60", "--out", "c.safetensors", "--json")
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert document["circuit"]["n_edges"] == len(document["circuit"]["edges"]) <= 60
+    code = (
+        "import assay, torch, sys\n"
+        "torch.set_num_threads(1)\n"
+        "model = assay.load_model('mini')\n"
+        "task = assay.load_task('ioi', model, n=8)\n"
+        "circuit = assay.load_circuit('c.safetensors', model.graph)\n"
+        "torch.save(assay.run_circuit(model, task, circuit), 'logits.pt')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    from assay import load_circuit, load_model, load_task, run_circuit
+
+    model = load_model("mini")
+    circuit = load_circuit(tmp_path / "c.safetensors", model.graph)
+    here = run_circuit(model, load_task("ioi", model, n=8), circuit)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), here)
+
+
+@pytest.mark.parametrize("choice", [("--threshold", "0.01"), ("--greedy", "30"), ()])
+def test_discover_chooses_in_other_ways_too(run: Run, tmp_path: Path, choice: tuple[str, ...]) -> None:
+    result = run("discover", *SMALL, *choice, "--scores-out", "s.safetensors")
+    assert result.exit_code == 0
+    assert re.match(r"[\d,]+ of 1,519 edges \(", result.stdout)
+    assert (tmp_path / "s.safetensors").is_file()
+
+
+def test_measure_takes_several_tasks_and_metrics(run: Run) -> None:
+    arguments = ("--task", "ioi", "--task", "sva", "--metric", "topk", "--metric", "D03", "--top", "50")
+    result = run("measure", *SMALL, *arguments, "--json", "--out", "measured.json")
+    assert result.exit_code == 0
+    records = json.loads(result.stdout)
+    assert [(record["task"], record["name"]) for record in records] == [
+        ("ioi", "topk"),
+        ("ioi", "kl"),
+        ("sva", "topk"),
+        ("sva", "kl"),
+    ]
+    assert json.loads(Path("measured.json").read_text()) == records
+    assert all(record["n_edges"] <= 50 for record in records)
+
+
+def test_measure_takes_a_circuit_file(run: Run) -> None:
+    run("discover", *SMALL, "--top", "60", "--out", "c.safetensors")
+    result = run("measure", *SMALL, "--circuit", "c.safetensors", "--metric", "kl")
+    assert result.exit_code == 0
+    assert re.search(r"ioi\s+kl\s+[\d.]+", result.stdout)
+
+
+@pytest.mark.parametrize("kind", ["methods", "metrics", "tasks", "ablations", "objectives", "models"])
+def test_list_knows_every_kind(run: Run, kind: str) -> None:
+    entries = json.loads(run("list", kind, "--json").stdout)
+    table = run("list", kind).stdout
+    assert entries
+    assert all(entry["key"] in table for entry in entries)
+
+
+@pytest.mark.parametrize("verb", ["audit", "discover", "measure"])
+def test_a_dry_run_prints_a_plan_and_leaves_no_trace(run: Run, tmp_path: Path, verb: str) -> None:
+    plan = json.loads(run(verb, *SMALL, "--dry-run", "--json").stdout)
+    assert plan["passes"] == sum(stage["passes"] for stage in plan["stages"]) > 0
+    assert "discover" in run(verb, *SMALL, "--dry-run").stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- where options come from --------------------------------------------------------------------
+
+
+def passes(result: Any) -> int:
+    return int(json.loads(result.stdout)["stages"][0]["passes"])
+
+
+def test_the_command_line_wins_over_variables_and_they_over_the_file(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("a.toml").write_text("n = 5\nsteps = 1\n[audit]\nsteps = 2\n[report]\nout = 'x.html'\n")
+    plan = ("audit", "--dry-run", "--json", "--config", "a.toml")
+    assert passes(run(*plan)) == 5 * (2 + 2 * 2)
+    monkeypatch.setenv("ASSAY_N", "7")
+    assert passes(run(*plan)) == 7 * 6
+    assert passes(run(*plan, "--n", "9")) == 9 * 6
+    monkeypatch.setenv("ASSAY_TASK", "ioo")
+    assert run(*plan).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("stepps = 1", "sets 'stepps', which no command has; did you mean 'steps'"),
+        ("steps = ", "cannot read a.toml"),
+        ("steps = 'many'", "Invalid value for '--steps'"),
+    ],
+)
+def test_a_bad_file_is_wrong_usage(run: Run, content: str, message: str) -> None:
+    Path("a.toml").write_text(content)
+    result = run("audit", "--dry-run", "--config", "a.toml")
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("audit", "--task", "iio"), 2, "error: unknown task 'iio'; did you mean 'ioi'"),
+        (("audit", "--method", "epa"), 2, "error: unknown method 'epa'; did you mean 'eap'"),
+        (
+            ("discover", "--ablation", "resampel"),
+            2,
+            "error: unknown ablation 'resampel'; did you mean 'resample'",
+        ),
+        (("measure", "--metric", "top-k"), 2, "error: unknown metric 'top-k'; did you mean 'topk'"),
+        (("list", "method"), 2, "error: unknown kind 'method'; did you mean 'methods'"),
+        (("discover", "--n", "4", "--top", "0"), 2, "cannot keep 0 edges"),
+        (("discover", "--n", "4", "--top", "100000"), 2, "cannot keep 100000 edges: this graph has 1519"),
+        (("discover", "--top", "5", "--greedy", "5"), 2, "give one of them"),
+        (("audit", "--target", "2"), 2, "error: target is 2.0"),
+        (("audit", "--n", "0"), 2, "Invalid value for '--n'"),
+        (("audit", "--model", "./nowhere"), 1, "error: cannot load './nowhere'"),
+        (("measure", "--circuit", "none.safetensors"), 1, "error: no circuit file at none.safetensors"),
+        (("report",), 2, "nothing was stored there yet"),
+        (("show", "abc"), 2, "nothing was stored there yet"),
+        (("audit", "--frobnicate"), 2, "--frobnicate"),
+        (("audits",), 2, "audits"),
+    ],
+)
+def test_errors_are_one_message_and_an_exit_code(
+    run: Run, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_traceback_is_shown_on_request(run: Run) -> None:
+    with pytest.raises(ValueError, match="unknown task 'iio'"):
+        run("audit", "--task", "iio", "--traceback")
+
+
+@pytest.mark.parametrize(
+    "verb", [("audit", "--out", "file/out"), ("discover", "--out", "file/c.safetensors")]
+)
+def test_an_unwritable_place_is_refused_before_the_work(
+    run: Run, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("file").write_text("mine")
+    monkeypatch.setattr("assay.models.load_model", lambda *args, **kwargs: pytest.fail("a model was loaded"))
+    result = run(*verb)
+    assert result.exit_code == 1
+    assert "error: cannot write to file" in result.stderr
+    assert Path("file").read_text() == "mine"
+
+
+def test_a_circuit_of_another_model_is_refused(run: Run) -> None:
+    from assay.circuits import Circuit
+    from assay.graph import build_graph
+
+    Circuit.full(build_graph(2, 2)).save(Path("other.safetensors"))
+    result = run("measure", "--circuit", "other.safetensors")
+    assert result.exit_code == 2
+    assert "belongs to another model" in result.stderr
+
+
+# ---- the process --------------------------------------------------------------------------------
+
+
+def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    code = "from assay.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, check=False
+    )
+
+
+def test_json_on_stdout_is_alone_there_and_quiet_means_quiet(tmp_path: Path) -> None:
+    done = process("discover", *SMALL, "--json", cwd=tmp_path)
+    assert done.returncode == 0
+    json.loads(done.stdout)
+    assert done.stderr.split() == ["load", "...", "discover", "..."]
+    done = process("discover", *SMALL, "--json", "--quiet", cwd=tmp_path)
+    json.loads(done.stdout)
+    assert done.stderr == ""
+
+
+def test_the_process_ends_with_the_documented_codes(tmp_path: Path) -> None:
+    assert process("--version", cwd=tmp_path).stdout.startswith("assay ")
+    wrong = process("audit", "--task", "nothing-like-it", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: unknown task")
+    assert wrong.stdout == ""

@@ -1,0 +1,407 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
+from assay.errors import InputError, OutputError, UnknownNameError
+from assay.execution import CircuitRuns, run_circuit
+from assay.graph import build_graph
+from assay.models import Model, load_model
+from assay.report import save_report
+from assay.runner import (
+    Audit,
+    audit,
+    check_options,
+    check_writable,
+    discover_stored,
+    draw_prompts,
+    find_circuit,
+    job,
+    load_audit,
+    measure_stored,
+    plan,
+    runs_of,
+    stages,
+)
+from assay.runner.stages import recovery
+from assay.store import Store
+from assay.tasks import PairTask
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    del stage, done, total
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_module: Callable[..., nn.Module]) -> Model:
+    return load_model(tiny_module("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def mini() -> Model:
+    return load_model("mini")
+
+
+@pytest.fixture(scope="module")
+def task(tiny: Model) -> PairTask:
+    """Random prompts whose right answer is what the model itself prefers, so that there is a margin."""
+    generator = torch.Generator().manual_seed(3)
+    clean, corrupted = torch.randint(1, 61, (2, 24, 6), generator=generator)
+    with torch.no_grad():
+        logits = tiny.read(tiny.forward(clean), torch.full((24,), 5))
+    return PairTask(
+        clean=clean,
+        corrupted=corrupted,
+        answers=logits.argmax(1, keepdim=True),
+        wrong=logits.argmin(1, keepdim=True),
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tiny: Model, task: PairTask) -> Audit:
+    return audit(tiny, task, n_random=2)
+
+
+# ---- the audit ----------------------------------------------------------------------------------
+
+
+def test_the_document_is_finite_json_that_a_report_can_show(found: Audit, tmp_path: Path) -> None:
+    text = json.dumps(found.document, allow_nan=False)
+    assert json.loads(text) == found.document
+    page = save_report(tmp_path / "report.html", found).read_text()
+    assert found.id in page
+    assert found.circuit.hash in page
+
+
+def test_the_document_agrees_with_what_was_found(found: Audit, tiny: Model, task: PairTask) -> None:
+    document, circuit = found.document, found.circuit
+    assert document["circuit"]["n_edges"] == circuit.n_edges
+    assert document["circuit"]["id"] == circuit.hash
+    assert document["circuit"]["size"] >= circuit.n_edges
+    kept = {f"{edge['source']}->{edge['target']}" for edge in document["edges"] if edge["kept"]}
+    assert kept == set(circuit.edges())
+    for edge in document["edges"][:5]:
+        row, column = tiny.graph.source_index(edge["source"]), tiny.graph.target_index(edge["target"])
+        assert edge["score"] == pytest.approx(float(found.scores.values[row, column]))
+    assert np.sum(document["per_layer"]["values"]) == pytest.approx(
+        float(found.scores.values.abs().sum()), rel=1e-5
+    )
+    head = float(found.scores.values[tiny.graph.head_source(1, 2)].sum())
+    assert document["per_head"][1][2] == pytest.approx(head, rel=1e-5)
+    assert document["task"]["accuracy"] == 1.0
+    assert document["task"]["n"] == task.n
+
+
+def test_the_circuit_meets_its_target_on_the_discovery_prompts(
+    found: Audit, tiny: Model, task: PairTask
+) -> None:
+    runs = CircuitRuns(tiny, task, Circuit.full(tiny.graph))
+    value = recovery(runs, found.circuit)
+    assert value >= 0.9
+    assert found.document["circuit"]["discovery_faithfulness"] == pytest.approx(value)
+    # Here discovery and measurement share their prompts, so the reported number is the same.
+    assert found.document["circuit"]["faithfulness"]["value"] == pytest.approx(value)
+    assert found.document["discovery"]["held_out"] is False
+
+
+def test_every_metric_is_measured_once_with_random_circuits_where_promised(found: Audit) -> None:
+    names = [record["name"] for record in found.measurements]
+    assert names == [
+        "faithfulness-norm",
+        "faithfulness",
+        "completeness",
+        "kl",
+        "ce-delta",
+        "topk",
+        "minimality",
+    ]
+    by_name = dict(zip(names, found.measurements, strict=True))
+    assert len(by_name["faithfulness-norm"]["baseline"]["random"]["values"]) == 2
+    assert found.document["random"]["values"] == by_name["faithfulness-norm"]["baseline"]["random"]["values"]
+    assert found.document["topk"]["agreement"][0] == by_name["topk"]["value"]
+
+
+def test_the_same_call_gives_the_same_result(found: Audit, tiny: Model, task: PairTask) -> None:
+    again = audit(tiny, task, n_random=2, batch_size=5)
+    assert again.id == found.id
+    assert again.circuit == found.circuit
+    machine = ("created", "provenance", "method")
+    one, other = (
+        {key: value for key, value in each.document.items() if key not in machine} for each in (found, again)
+    )
+    assert _close(one, other)
+
+
+def _close(one: Any, other: Any) -> bool:
+    """Equal but for rounding: another batch size adds floats in another order."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            key in ("hash", "provenance") or _close(one[key], other[key]) for key in one
+        )
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_close, one, other))
+    if isinstance(one, float):
+        return other is not None and bool(np.isclose(one, other, rtol=1e-3, atol=1e-4))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"target": 0.8},
+        {"n_random": 3},
+        {"steps": 4},
+        {"ablation": "zero"},
+        {"objective": "kl"},
+        {"method": "random"},
+    ],
+)
+def test_every_choice_is_part_of_the_identity(
+    tiny: Model, task: PairTask, found: Audit, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(
+        job._Job, "run", lambda self: seen.append(job.record_id("audit", self.record)) or found
+    )
+    audit(tiny, task, **{"n_random": 2, **change})
+    assert seen[0] != found.id
+
+
+def test_a_finished_audit_is_looked_up_not_repeated(
+    tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = audit(tiny, task, n_random=1, metrics=["kl"], store=tmp_path)
+    monkeypatch.setattr(job, "discover_stored", _forbidden)
+    second = audit(tiny, task, n_random=1, metrics=["kl"], store=Store(tmp_path))
+    assert (first.cached, second.cached) == (False, True)
+    assert second.document == first.document
+    assert second.circuit == first.circuit
+    assert torch.equal(second.scores.values, first.scores.values)
+    assert load_audit(Store(tmp_path), first.id[:6]).document == first.document
+
+
+def _forbidden(*args: object, **kwargs: object) -> None:
+    raise AssertionError("this was computed before")
+
+
+def test_an_interrupted_audit_goes_on_where_it_stopped(
+    tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "faithfulness_curve", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            audit(tiny, task, n_random=1, store=tmp_path)
+    assert [result.kind for result in Store(tmp_path).find()] == ["scores"]
+    monkeypatch.setattr(stages, "discover", _forbidden)
+    assert not audit(tiny, task, n_random=1, store=tmp_path).cached
+
+
+def test_saving_writes_four_files_that_read_back(found: Audit, tiny: Model, tmp_path: Path) -> None:
+    page = found.save(tmp_path / "out")
+    assert page == tmp_path / "out" / "report.html"
+    assert sorted(path.name for path in page.parent.iterdir()) == [
+        "audit.json",
+        "circuit.safetensors",
+        "report.html",
+        "scores.safetensors",
+    ]
+    assert load_circuit(page.parent / "circuit.safetensors", tiny.graph) == found.circuit
+    assert torch.equal(load_scores(page.parent / "scores.safetensors").values, found.scores.values)
+    assert json.loads((page.parent / "audit.json").read_text()) == found.document
+
+
+def test_an_unwritable_place_is_refused_before_any_work(
+    tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(job, "draw_prompts", _forbidden)
+    with pytest.raises(OutputError, match="cannot write to .*file/out: .*; choose a directory"):
+        audit(tiny, task, out=tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 1}, "n is 1; an audit needs at least 2 prompts"),
+        ({"n_random": 0}, "n_random is 0; give at least 1"),
+        ({"target": 0.0}, r"target is 0.0; .* in \(0, 1\]"),
+        ({"target": 1.5}, r"target is 1.5"),
+        ({"method": "eap-ig-input"}, "unknown method 'eap-ig-input'; did you mean 'eap-ig-inputs'"),
+        ({"task": "iio"}, "unknown task 'iio'; did you mean 'ioi'"),
+        ({"ablation": "resampled"}, "unknown ablation 'resampled'; did you mean 'resample'"),
+        ({"objective": "logit-dif"}, "unknown objective"),
+        ({"metrics": ["fathfulness"]}, "unknown metric 'fathfulness'; did you mean 'faithfulness'"),
+    ],
+)
+def test_bad_options_are_refused_before_a_model_is_loaded(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        audit("no-such-model", **change)
+
+
+def test_an_audit_on_the_embedded_model_holds_prompts_out(mini: Model) -> None:
+    told = []
+    small = audit(
+        mini, "ioi", n=12, n_random=1, steps=1, metrics=[], progress=lambda *step: told.append(step[0])
+    )
+    assert small.document["discovery"]["held_out"] is True
+    assert small.document["task"]["data_hash"] != small.document["discovery"]["data_hash"]
+    assert small.document["task"]["examples"][0]["answers"]
+    assert list(dict.fromkeys(told)) == ["load", "discover", "sweep sizes", "faithfulness curve", "measure"]
+    assert [record["name"] for record in small.measurements] == ["faithfulness-norm", "topk"]
+
+
+# ---- prompts ------------------------------------------------------------------------------------
+
+
+def test_no_prompt_is_discovered_on_and_measured_on(mini: Model) -> None:
+    for name in ("ioi", "sva"):
+        draws = draw_prompts(mini, name, n=60, seed=1)
+        one = {tuple(row) for row in draws.discovery.clean.tolist()}
+        other = {tuple(row) for row in draws.measured.clean.tolist()}
+        assert draws.held_out
+        assert one
+        assert other
+        assert not one & other
+        assert draws.discovery.n + draws.measured.n == 120
+
+
+def test_draws_depend_on_the_seed_alone(mini: Model) -> None:
+    hashes = [draw_prompts(mini, "ioi", n=10, seed=seed).measured.data_hash for seed in (0, 0, 1)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_task_that_cannot_be_drawn_is_used_twice(
+    mini: Model, tiny: Model, task: PairTask, tmp_path: Path
+) -> None:
+    own = draw_prompts(tiny, task, n=5, seed=0)
+    assert own.discovery is own.measured is task
+    drawn = draw_prompts(mini, "ioi", n=3, seed=0).measured
+    assert drawn.texts is not None
+    assert drawn.corrupted_texts is not None
+    lines = [
+        json.dumps({"clean": clean, "corrupted": corrupted, "answers": [" Kelly"], "wrong": [" Lisa"]})
+        for clean, corrupted in zip(drawn.texts, drawn.corrupted_texts, strict=True)
+    ]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines))
+    file = draw_prompts(mini, str(tmp_path / "own.jsonl"), n=None, seed=0)
+    assert not file.held_out
+    assert file.measured.n == drawn.n
+    assert draw_prompts(mini, str(tmp_path / "own.jsonl"), n=2, seed=0).measured.n == 2
+
+
+# ---- the size of a circuit ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranked() -> EdgeScores:
+    graph = build_graph(3, 4)
+    values = torch.randn(graph.n_sources, graph.n_targets, generator=torch.Generator().manual_seed(0))
+    return EdgeScores(graph, values)
+
+
+@pytest.mark.parametrize("needed", [1, 7, 60, 131, 200])
+def test_the_sweep_finds_the_smallest_size_of_a_growing_curve(ranked: EdgeScores, needed: int) -> None:
+    sizes: list[int] = []
+
+    def faithfulness(circuit: Circuit) -> float:
+        sizes.append(circuit.n_edges)
+        return float(circuit.n_edges >= needed)
+
+    found = find_circuit(ranked, faithfulness, target=0.9, progress=silent)
+    assert found.circuit.n_edges >= needed
+    smaller = ranked.top(found.size - max(1, found.size // 50)).connected()
+    assert smaller.n_edges < needed
+    assert len(sizes) < 20
+    assert [step["size"] for step in found.sweep] == sorted(step["size"] for step in found.sweep)
+
+
+def test_only_the_model_itself_meets_what_nothing_else_does(ranked: EdgeScores) -> None:
+    for value in (0.0, float("nan")):
+        found = find_circuit(ranked, lambda circuit, value=value: value, target=0.5, progress=silent)
+        assert found.circuit == Circuit.full(ranked.graph)
+        assert found.faithfulness == 1.0
+
+
+def test_recovery_is_one_for_the_model_and_zero_for_nothing(tiny: Model, task: PairTask) -> None:
+    runs = CircuitRuns(tiny, task, Circuit.full(tiny.graph))
+    assert recovery(runs, Circuit.full(tiny.graph)) == pytest.approx(1.0, abs=1e-5)
+    assert recovery(runs, Circuit.empty(tiny.graph)) == pytest.approx(0.0, abs=1e-5)
+
+
+# ---- stages and plans ---------------------------------------------------------------------------
+
+
+def test_stored_scores_and_measurements_come_back_unchanged(
+    tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    scores = discover_stored(tiny, task, "eap", store=store)
+    runs = CircuitRuns(tiny, task, scores.top(20).connected())
+    record = measure_stored(runs, "kl", store=store)
+    monkeypatch.setattr(stages, "discover", _forbidden)
+    monkeypatch.setattr(stages, "measure", _forbidden)
+    again = discover_stored(tiny, task, "eap", store=store)
+    assert torch.equal(again.values, scores.values)
+    assert again.details == scores.details
+    assert measure_stored(runs, "kl", store=store) == record
+    with pytest.raises(AssertionError, match="computed before"):
+        measure_stored(runs, "kl", random_circuits=2, store=store)
+
+
+def test_a_circuit_found_on_the_way_is_measured_on_other_prompts(mini: Model) -> None:
+    runs = runs_of(mini, "ioi", None, n=8, steps=1, top=40, progress=silent)
+    assert runs.circuit.n_edges <= 40
+    assert runs.task.data_hash == draw_prompts(mini, "ioi", n=8, seed=0).measured.data_hash
+    given = runs_of(mini, "ioi", runs.circuit, n=8, progress=silent)
+    assert given.circuit is runs.circuit
+    assert given.task.n == 8
+
+
+def test_a_plan_counts_passes(tiny: Model) -> None:
+    stages_ = plan(tiny, n=10, steps=5, n_random=20)
+    by_name = {stage.name: stage for stage in stages_}
+    assert by_name["discover"].passes == 10 * 12
+    # full, keep, drop, empty; 20 random circuits; one run per head of minimality
+    assert by_name["measure"].runs == 4 + 20 + tiny.n_layers * tiny.n_heads
+    exact = plan(tiny, method="exact", n=10)[0]
+    assert exact.passes == 10 * tiny.graph.n_edges
+
+
+def test_writable_places_are_made_and_others_named(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write to"):
+        check_writable(tmp_path / "file")
+
+
+def test_options_are_checked_by_name() -> None:
+    check_options(method="eap", task="greater_than", ablation="mean", objective="kl", metrics=["D05"])
+    check_options(task="my/own.jsonl")
+    with pytest.raises(UnknownNameError, match="unknown task"):
+        check_options(task="my/own.json")
+
+
+def test_another_kind_of_result_is_no_audit(tiny: Model, task: PairTask, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    discover_stored(tiny, task, "eap", store=store)
+    (stored,) = store.find()
+    with pytest.raises(InputError, match="is a scores, not an audit"):
+        load_audit(store, stored.id)
+
+
+def test_a_saved_circuit_runs_identically(found: Audit, tiny: Model, task: PairTask, tmp_path: Path) -> None:
+    found.circuit.save(tmp_path / "c.safetensors")
+    again = load_circuit(tmp_path / "c.safetensors")
+    assert torch.equal(run_circuit(tiny, task, again), run_circuit(tiny, task, found.circuit))
