@@ -240,6 +240,12 @@ def test_worked_dprime() -> None:
     assert published.value == pytest.approx(scipy_stats.norm.ppf(0.75) - scipy_stats.norm.ppf(0.25))
 
 
+def test_a_model_that_rarely_answers_has_a_positive_criterion() -> None:
+    measured = measure_runs(margin_runs(full=[1.0, -1.0, -1.0], drop=[-1.0, -1.0, -2.0]), "dprime")
+    assert measured.details["criterion"] == pytest.approx(-scipy_stats.norm.ppf([1.5 / 4, 0.5 / 4]).mean())
+    assert measured.details["criterion"] > 0
+
+
 def test_dprime_passes_only_with_its_auc() -> None:
     rng = stream(0, "margins")
     full = list(np.abs(rng.normal(3.0, 1.0, 80)) + 0.1)
