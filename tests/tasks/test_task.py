@@ -32,6 +32,7 @@ def test_a_task_of_ids_alone_reads_the_last_token_of_each_prompt() -> None:
     assert plain.fields == {}
     assert plain.name == "custom"
     assert (plain.objective, plain.ablation) == ("logit_diff", "resample")
+    assert repr(plain) == "PairTask('custom', n=2, length=3, objective='logit_diff')"
 
 
 def test_the_default_read_position_is_the_last_token_before_the_padding() -> None:

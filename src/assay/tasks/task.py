@@ -59,7 +59,7 @@ class Split(NamedTuple):
     second: "PairTask"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PairTask:
     """Pairs of a clean and a corrupted prompt of equal length, with answers.
 
@@ -108,8 +108,8 @@ class PairTask:
     texts: tuple[str, ...] | None = None
     corrupted_texts: tuple[str, ...] | None = None
     slots: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
-    tokenizer: Any = field(default=None, repr=False)
-    grammar: "Grammar | None" = field(default=None, repr=False)
+    tokenizer: Any = None
+    grammar: "Grammar | None" = None
     config: Mapping[str, Any] = field(default_factory=dict)
     pad_id: int = 0
 
@@ -130,6 +130,9 @@ class PairTask:
         object.__setattr__(self, "fields", dict(self.fields or {}))
         _check_rows(self)
         _check_values(self)
+
+    def __repr__(self) -> str:
+        return f"PairTask({self.name!r}, n={self.n}, length={self.length}, objective={self.objective!r})"
 
     @property
     def n(self) -> int:
