@@ -2,7 +2,7 @@
 
 GPT-2-small shape, random weights. Prints one JSON document; `--save` writes it to benchmarks/results.
 
-    python benchmarks/bench_engine.py [--threads 2] [--repeats 5] [--device cpu] [--dtype float32] [--batch 10] [--save]
+    python benchmarks/bench_engine.py [--threads 2] [--repeats 5] [--device cpu] [--dtype float32] [--save]
 """
 
 import argparse

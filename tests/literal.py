@@ -105,7 +105,8 @@ def plain_stream(target: str, outputs: Outputs, biases: Tensor) -> Tensor:
 
 def run_plain(model: Model, tokens: Tensor) -> tuple[Tensor, Outputs]:
     """The model itself, node by node."""
-    return run(model, tokens, plain_stream)
+    with torch.no_grad():
+        return run(model, tokens, plain_stream)
 
 
 def run_circuit(model: Model, circuit: Circuit, tokens: Tensor, ablated: Outputs) -> Tensor:

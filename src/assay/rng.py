@@ -5,9 +5,13 @@ means the same numbers, whatever was drawn before it. Nothing seeds a global gen
 """
 
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+
+if TYPE_CHECKING:
+    import torch
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
@@ -16,8 +20,10 @@ def stream(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(sequence))
 
 
-def torch_stream(seed: int, name: str) -> torch.Generator:
+def torch_stream(seed: int, name: str) -> "torch.Generator":
     """A CPU torch generator seeded from the stream `name`; draw on CPU, then move."""
+    import torch
+
     generator = torch.Generator()
     generator.manual_seed(int(stream(seed, name).integers(2**63 - 1)))
     return generator

@@ -344,3 +344,24 @@ def test_means_that_cannot_be_taken_are_refused(gpt2_tiny64: nn.Module, ablation
     task = random_task(model, n=1 if ablation == "mean" else 5, ragged=True)
     with pytest.raises(InputError, match=message):
         run_circuit(model, task, Circuit.empty(model.graph), ablation=ablation)
+
+
+def test_margins_outlive_the_logits_they_came_from(
+    gpt2_tiny64: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the byte budget logits are made again, margins are not, and neither changes."""
+    from assay.execution import runs as module
+
+    model = load_model(gpt2_tiny64)
+    circuits = [Circuit.random(model.graph, 30, seed=seed) for seed in range(4)]
+    shared_runs = CircuitRuns(model, random_task(model), circuits[0])
+    expected = [shared_runs.logits_of(circuit) for circuit in circuits]
+    margins = [shared_runs.margins_of(circuit) for circuit in circuits]
+    monkeypatch.setattr(module, "LOGIT_BYTES", 1)
+    small = CircuitRuns(model, random_task(model), circuits[0])
+    for circuit, logits, margin in zip(circuits, expected, margins, strict=True):
+        np.testing.assert_array_equal(small.margins_of(circuit), margin)
+        assert torch.equal(small.logits_of(circuit), logits)
+    assert len(small._logits) == 1
+    monkeypatch.setattr(module, "run_circuit", None)  # a margin that is known costs no run
+    np.testing.assert_array_equal(small.margins_of(circuits[0]), margins[0])

@@ -1,5 +1,6 @@
 """All runs that the measurements of one circuit share: each is made once, when first asked for."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
@@ -20,6 +21,9 @@ from assay.tasks import PairTask
 
 
 Which = Literal["full", "keep", "drop", "empty"]
+
+# Logits of other runs than the full model's are dropped, least used first, beyond this many bytes.
+LOGIT_BYTES = 2**30
 
 
 class CircuitRuns:
@@ -54,7 +58,9 @@ class CircuitRuns:
         self.objective_object = get_objective(objective or task.objective)
         self.batch_size = batch_size
         self.seed = seed
-        self._logits: dict[str, Tensor] = {}
+        self._full: Tensor | None = None
+        self._logits: OrderedDict[str, Tensor] = OrderedDict()
+        self._kept_margins: dict[str, np.ndarray] = {}
 
     @property
     def ablation(self) -> str:
@@ -73,15 +79,18 @@ class CircuitRuns:
             which: `full` model, circuit kept (`keep`), circuit dropped (`drop`), or `empty`: nothing kept.
         """
         if which == "full":
-            if "full" not in self._logits:
-                self._logits["full"] = run_model(self.model, self.task, batch_size=self.batch_size)
-            return self._logits["full"]
+            if self._full is None:
+                self._full = run_model(self.model, self.task, batch_size=self.batch_size)
+            return self._full
+        return self.logits_of(self._circuit(which))
+
+    def _circuit(self, which: Which) -> Circuit:
         if which == "keep":
-            return self.logits_of(self.circuit)
+            return self.circuit
         if which == "drop":
-            return self.logits_of(self.circuit.dropped())
+            return self.circuit.dropped()
         if which == "empty":
-            return self.logits_of(self._empty)
+            return self._empty
         raise InputError(f"no run named {which!r}; choose 'full', 'keep', 'drop' or 'empty'")
 
     @cached_property
@@ -93,8 +102,9 @@ class CircuitRuns:
 
     def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
         """Logits of any circuit of the same graph under the same ablation."""
-        if circuit.hash not in self._logits:
-            self._logits[circuit.hash] = run_circuit(
+        logits = self._logits.pop(circuit.hash, None)
+        if logits is None:
+            logits = run_circuit(
                 self.model,
                 self.task,
                 circuit,
@@ -102,22 +112,29 @@ class CircuitRuns:
                 batch_size=self.batch_size,
                 seed=self.seed,
             )
-        return self._logits[circuit.hash]
+        self._logits[circuit.hash] = logits
+        while len(self._logits) > 1 and sum(kept.nbytes for kept in self._logits.values()) > LOGIT_BYTES:
+            self._logits.popitem(last=False)
+        return logits
 
     def margins(self, which: Which) -> np.ndarray:
         """-objective of each example, float64 `[n]`; higher = the behaviour is more intact."""
-        return self._margins(self.logits(which))
+        if which == "full":
+            return self._margins(self.logits("full"))
+        return self.margins_of(self._circuit(which))
 
     def margins_of(self, circuit: Circuit) -> np.ndarray:
         """-objective of each example with `circuit` kept, float64 `[n]`."""
-        return self._margins(self.logits_of(circuit))
+        if circuit.hash not in self._kept_margins:
+            self._kept_margins[circuit.hash] = self._margins(self.logits_of(circuit))
+        return self._kept_margins[circuit.hash].copy()
 
     def _margins(self, logits: Tensor) -> np.ndarray:
-        full = self.logits("full").double()
-        losses = [
-            self.objective_object(logits[batch.indices].double(), full[batch.indices], batch)
-            for batch in self.task.batches(self.task.n)
-        ]
+        full = self.logits("full")
+        losses = []
+        for batch in self.task.batches(256):
+            rows = batch.indices
+            losses.append(self.objective_object(logits[rows].double(), full[rows].double(), batch))
         return -torch.cat(losses).numpy()
 
     @cached_property
