@@ -121,6 +121,7 @@ def _made(
             "high": (values + spread).tolist(),
             "n": 200,
             "random": {
+                "fractions": fractions.tolist(),
                 "values": random_values.tolist(),
                 "low": (random_values - 0.01).tolist(),
                 "high": (random_values + 0.04).tolist(),

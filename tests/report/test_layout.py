@@ -1,8 +1,8 @@
 import re
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from assay.report.layout import CircuitLayout, circuit_layout, document_graph
@@ -41,23 +41,31 @@ def test_edges_leave_their_source_and_enter_their_target_from_the_left(layout: C
         assert target.y <= end[1] <= target.y + target.height
 
 
-def test_level_runs_never_pass_behind_a_node(layout: CircuitLayout) -> None:
+def test_edges_never_pass_behind_a_node(layout: CircuitLayout) -> None:
     for edge in layout.edges:
-        for x1, y, x2 in _level_runs(edge.path):
-            for node in layout.nodes:
-                if node.index in (edge.source, *edge.feeds):
-                    continue
-                overlap = node.x < x2 and x1 < node.x + node.width
-                assert not (overlap and node.y < y < node.y + node.height), (
-                    edge.source_name,
-                    edge.target_name,
-                    node.name,
-                )
+        places = np.array(_samples(edge.path))
+        for node in layout.nodes:
+            if node.index in (edge.source, *edge.feeds):
+                continue
+            across = (places[:, 0] > node.x + 1) & (places[:, 0] < node.x + node.width - 1)
+            behind = across & (places[:, 1] > node.y + 1) & (places[:, 1] < node.y + node.height - 1)
+            assert not behind.any(), (edge.source_name, edge.target_name, node.name)
 
 
-def _level_runs(path: str) -> list[tuple[float, float, float]]:
-    """The straight pieces of a path as (from x, y, to x)."""
-    return [(one[0], one[1], two[0]) for one, two in pairwise(_points(path)) if one[1] == two[1]]
+def _samples(path: str) -> list[tuple[float, float]]:
+    """Places along a path: many on a curve, many on a level run."""
+    here, found = (0.0, 0.0), []
+    for letter, body in re.findall(r"([MHC])([^MHC]*)", path):
+        numbers = [float(number) for number in body.split()]
+        for t in np.linspace(0, 1, 40) if letter != "M" else (1.0,):
+            if letter == "C":
+                x1, y1, x2, y2, x, y = numbers
+                weights = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
+                found.append((np.dot(weights, (here[0], x1, x2, x)), np.dot(weights, (here[1], y1, y2, y))))
+            elif letter == "H":
+                found.append((here[0] + t * (numbers[0] - here[0]), here[1]))
+        here = (numbers[0], here[1]) if letter == "H" else (numbers[-2], numbers[-1])
+    return found
 
 
 def _points(path: str) -> list[tuple[float, float]]:

@@ -42,7 +42,8 @@ class CurveData:
         n_edges: Circuit sizes, ascending.
         fractions: The same as shares of all edges, in (0, 1].
         values, low, high: Normalised faithfulness (0 empty circuit, 1 model) and its interval; NaN undefined.
-        random_values, random_low, random_high: Mean and range of random circuits; empty where not run.
+        random_fractions: Sizes at which random circuits ran; empty where none did.
+        random_values, random_low, random_high: Their mean and range.
         target: The faithfulness asked for.
         chosen: Share of edges that the reported circuit was cut from, or None.
         chosen_value: Its faithfulness, or None.
@@ -54,6 +55,7 @@ class CurveData:
     values: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    random_fractions: tuple[float, ...]
     random_values: tuple[float, ...]
     random_low: tuple[float, ...]
     random_high: tuple[float, ...]
@@ -72,7 +74,7 @@ class AgreementData:
         values, low, high: Mean overlap share in [0, 1] and its interval.
         random: Mean of random circuits of equal size; NaN where not run.
         chance: Expected overlap of two random lists, K / vocabulary; NaN where unknown.
-        tau: Kendall's tau-b inside the model's top K; NaN where undefined.
+        tau: Kendall's tau-b inside the model’s top K; NaN where undefined.
         n: Prompts.
     """
 
@@ -162,6 +164,7 @@ def curve_data(document: Document) -> CurveData:
         values=_numbers(curve["values"]),
         low=_numbers(curve.get("low") or [None] * len(curve["values"])),
         high=_numbers(curve.get("high") or [None] * len(curve["values"])),
+        random_fractions=tuple(random.get("fractions", [])),
         random_values=_numbers(random.get("values", [])),
         random_low=_numbers(random.get("low", [])),
         random_high=_numbers(random.get("high", [])),
@@ -233,15 +236,22 @@ def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
         textcoords="offset points",
         color=MUTED,
     )
-    if data.random_values:
-        ax.fill_between(x, data.random_low, data.random_high, color=MUTED, alpha=0.16, linewidth=0)
+    if data.random_fractions:
+        random_x = np.array(data.random_fractions)
+        ax.fill_between(random_x, data.random_low, data.random_high, color=MUTED, alpha=0.16, linewidth=0)
         ax.plot(
-            x, data.random_values, color=MUTED, linewidth=1.2, linestyle=(0, (4, 2)), marker="s", markersize=3
+            random_x,
+            data.random_values,
+            color=MUTED,
+            linewidth=1.2,
+            linestyle=(0, (4, 2)),
+            marker="s",
+            markersize=3,
         )
-        _label_line(ax, x, data.random_values, "random edges", MUTED, level=0.3, offset=(6, -9), align="left")
+        _label_line(ax, random_x, data.random_values, "random edges", MUTED)
     ax.fill_between(x, data.low, data.high, color=SUPPORTS, alpha=0.16, linewidth=0)
-    ax.plot(x, data.values, color=SUPPORTS, linewidth=1.8, marker="o", markersize=4)
-    _label_line(ax, x, data.values, "strongest edges", SUPPORTS, level=0.5, offset=(-8, 3), align="right")
+    ax.plot(x, data.values, color=SUPPORTS, linewidth=1.8, marker="o", markersize=3.5)
+    _label_line(ax, x, data.values, "strongest edges", SUPPORTS)
     if data.chosen is not None and data.chosen_value is not None:
         ax.plot(
             [data.chosen], [data.chosen_value], "o", markersize=9, markerfacecolor="none", color=INK, zorder=5
@@ -249,7 +259,7 @@ def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
         ax.annotate(
             "this circuit",
             (data.chosen, data.chosen_value),
-            xytext=(9, -13),
+            xytext=(9, -16),
             textcoords="offset points",
             color=INK,
         )
@@ -289,7 +299,7 @@ def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
     ax.set_yticks(rows, [f"top {k}" for k in data.k])
     ax.set_ylim(len(data.k) - 0.5, -0.5)
     ax.set_xlim(-0.02, 1.02)
-    ax.set_xlabel("mean share of the model's top K that the circuit also ranks in its top K")
+    ax.set_xlabel("mean share of the model’s top K that the circuit also ranks in its top K")
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     return ax
@@ -407,24 +417,25 @@ def _axes(ax: Axes | None, width: float, height: float) -> Axes:
     return ax
 
 
-def _label_line(
-    ax: Axes,
-    x: np.ndarray,
-    y: Sequence[float],
-    text: str,
-    colour: str,
-    *,
-    level: float,
-    offset: tuple[int, int],
-    align: str,
-) -> None:
-    """Write a line's name beside the place where it comes closest to `level`."""
+def _label_line(ax: Axes, x: np.ndarray, y: Sequence[float], text: str, colour: str) -> None:
+    """Write a line's name to the left of where it first rises above one half."""
     values = np.array(y)
-    if not np.isfinite(values).any():
+    above = np.flatnonzero(values > 0.5)
+    if not len(above) or above[0] == 0:
         return
-    place = int(np.nanargmin(np.abs(values - level)))
+    after = int(above[0])
+    part = (0.5 - values[after - 1]) / (values[after] - values[after - 1])
+    if not math.isfinite(part):
+        return
+    crossing = x[after - 1] * (x[after] / x[after - 1]) ** part
     ax.annotate(
-        text, (x[place], values[place]), xytext=offset, textcoords="offset points", color=colour, ha=align
+        text,
+        (crossing, 0.5),
+        xytext=(-8, 0),
+        textcoords="offset points",
+        color=colour,
+        ha="right",
+        va="center",
     )
 
 

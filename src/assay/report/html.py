@@ -193,11 +193,11 @@ def _changed_words(text: str, other: str) -> list[tuple[str, bool]]:
 
 
 def _measurement_rows(measurement: Document) -> list[dict[str, Any]]:
-    """A measurement and the parts that say more than itself."""
+    """A measurement and its parts, less one that is the measurement itself."""
     parts = measurement.get("parts") or {}
     listed = [(measurement["name"], measurement)]
     for name, part in parts.items():
-        if part.get("value") != measurement.get("value") or part.get("value") is None:
+        if part.get("statistic") is None or part["statistic"] != measurement.get("statistic"):
             listed.append((f"{measurement['name']}: {name}", part))
     return [_measurement_row(name, each) for name, each in listed]
 

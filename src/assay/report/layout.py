@@ -181,18 +181,21 @@ class _Grid:
         lane = self._lane(source, target, jitter)
         if source.kind == "bar" and target.kind == "bar":
             return f"M{x1:.1f} {lane:.1f}H{x2:.1f}"
-        bend = min(self.pitch * 0.8, (x2 - x1) / 2)
+        # Beside an MLP stands a column of heads, so the curve has to be done in the gap between the two.
+        gap = self.pitch - self.node_width
+        leave = min(gap if source.kind == "mlp" else 0.8 * self.pitch, (x2 - x1) / 2)
+        enter = min(gap if target.kind == "mlp" else 0.8 * self.pitch, (x2 - x1) / 2)
         if source.kind == "bar":
             lane = y2 if x2 - x1 < self.pitch else lane
-            return f"M{x1:.1f} {lane:.1f}H{x2 - bend:.1f}{_curve(x2 - bend, lane, x2, y2)}"
+            return f"M{x1:.1f} {lane:.1f}H{x2 - enter:.1f}{_curve(x2 - enter, lane, x2, y2)}"
         if target.kind == "bar":
             lane = y1 if x2 - x1 < self.pitch else lane
-            return f"M{x1:.1f} {y1:.1f}{_curve(x1, y1, x1 + bend, lane)}H{x2:.1f}"
+            return f"M{x1:.1f} {y1:.1f}{_curve(x1, y1, x1 + leave, lane)}H{x2:.1f}"
         if x2 - x1 < self.pitch * 1.9:
             return f"M{x1:.1f} {y1:.1f}{_curve(x1, y1, x2, y2)}"
         return (
-            f"M{x1:.1f} {y1:.1f}{_curve(x1, y1, x1 + bend, lane)}"
-            f"H{x2 - bend:.1f}{_curve(x2 - bend, lane, x2, y2)}"
+            f"M{x1:.1f} {y1:.1f}{_curve(x1, y1, x1 + leave, lane)}"
+            f"H{x2 - enter:.1f}{_curve(x2 - enter, lane, x2, y2)}"
         )
 
     def _lane(self, source: DrawnNode, target: DrawnNode, jitter: int) -> float:

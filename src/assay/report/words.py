@@ -76,6 +76,11 @@ def number(value: float | int | None, digits: int = 2) -> str:
     return text.replace("-", MINUS)
 
 
+def rounded(value: float) -> str:
+    """Two decimals whatever the size, and no minus before zero: for sentences."""
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", MINUS)
+
+
 def percent(fraction: float | None) -> str:
     """A share as a percentage, one decimal below 10 %."""
     if fraction is None or not math.isfinite(fraction):
@@ -128,12 +133,12 @@ def verdict(document: Mapping[str, Any]) -> str:
             "there is no margin that a circuit could be said to keep."
         )
     range_ = interval(faithfulness.get("low"), faithfulness.get("high"))
-    kept = f"{number(faithfulness['value'])} {range_}".strip()
+    kept = f"{rounded(faithfulness['value'])} {range_}".strip()
     sentence = f"{size} keep {kept} of the model’s margin"
     if random.get("mean") is not None:
         many = random.get("n_circuits", 2) > 1
         other = "random circuits of that size keep" if many else "a random circuit of that size keeps"
-        sentence += f"; {other} {number(random['mean'])}"
+        sentence += f"; {other} {rounded(random['mean'])}"
     if circuit["fraction"] >= 1:
         sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
     return sentence + "."

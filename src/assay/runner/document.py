@@ -10,6 +10,7 @@ from assay.circuits import Circuit, EdgeScores
 from assay.execution import CircuitRuns
 from assay.measurement import plain
 from assay.metrics import FaithfulnessCurve
+from assay.metrics.curve import FRACTIONS
 from assay.models import Model
 from assay.runner.prompts import Draws
 from assay.runner.stages import Found
@@ -112,17 +113,35 @@ def listed_edges(scores: EdgeScores, circuit: Circuit, size: int) -> list[dict[s
     return edges
 
 
-def curve_facts(curve: FaithfulnessCurve, n_random: int) -> dict[str, Any]:
-    """The curve's numbers with mean and range of the random circuits."""
-    record = curve.to_dict()
-    facts = {key: record[key] for key in ("fractions", "n_edges", "kept_edges", "values", "low", "high", "n")}
-    facts |= {"cpr": record["cpr"]["value"], "cmd": record["cmd"]["value"], "random": None}
+def fine_fractions(n_edges: int, size: int) -> list[float]:
+    """Shares for a drawn curve: the published ones, more between them, and the reported circuit’s own."""
+    sizes = {int(share * n_edges) for share in (*FRACTIONS, *np.geomspace(0.005, 0.5, 14))} | {size}
+    # Half an edge more, so that taking the integer part gives the size back.
+    return [min((each + 0.5) / n_edges, 1.0) for each in sorted(sizes - {0})]
+
+
+def curve_facts(curve: FaithfulnessCurve, fine: FaithfulnessCurve) -> dict[str, Any]:
+    """A curve to draw (`fine`), with CPR, CMD and random circuits of the published sizes (`curve`).
+
+    Sizes count edges asked for; `fractions` are those sizes over all edges.
+    """
+    published, drawn = curve.to_dict(), fine.to_dict()
+    n_edges = fine.circuits[0].graph.n_edges
+    facts = {key: drawn[key] for key in ("n_edges", "kept_edges", "values", "low", "high", "n")}
+    facts |= {
+        "fractions": [size / n_edges for size in drawn["n_edges"]],
+        "cpr": published["cpr"]["value"],
+        "cmd": published["cmd"]["value"],
+        "random": None,
+    }
     if curve.random is not None and np.isfinite(curve.random).all():
+        ran = curve.n_edges > 0
         facts["random"] = {
-            "n_circuits": n_random,
-            "values": curve.random.mean(axis=0),
-            "low": curve.random.min(axis=0),
-            "high": curve.random.max(axis=0),
+            "n_circuits": len(curve.random),
+            "fractions": curve.n_edges[ran] / n_edges,
+            "values": curve.random.mean(axis=0)[ran],
+            "low": curve.random.min(axis=0)[ran],
+            "high": curve.random.max(axis=0)[ran],
         }
     return facts
 

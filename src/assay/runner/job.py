@@ -44,7 +44,8 @@ from assay.tasks import PairTask
 METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality too: it needs one run per head
-RANDOM_PER_SIZE = 4  # random circuits at each size of the curve
+RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve
+CURVE_RUNS = 25 + 10 * RANDOM_PER_SIZE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -256,9 +257,7 @@ def plan(
     return [
         plan_discovery(model, method=method, n=n, steps=steps),
         Stage(name="sweep sizes", runs=sweeps, passes=sweeps * n),
-        Stage(
-            name="faithfulness curve", runs=10 * (1 + RANDOM_PER_SIZE), passes=10 * (1 + RANDOM_PER_SIZE) * n
-        ),
+        Stage(name="faithfulness curve", runs=CURVE_RUNS, passes=CURVE_RUNS * n),
         plan_measurement(model, metric_keys(model, metrics), n=n, n_random=n_random),
     ]
 
@@ -367,17 +366,18 @@ class _Job:
         del sweep
         runs = self.runs(self.draws.measured, found.circuit)
         self.progress("faithfulness curve", 0, 1)
-        curve = faithfulness_curve(
-            scores, self.model, self.draws.measured, runs=runs, random_circuits=RANDOM_PER_SIZE
-        )
+        measured = self.draws.measured
+        curve = faithfulness_curve(scores, self.model, measured, runs=runs, random_circuits=RANDOM_PER_SIZE)
+        shares = document.fine_fractions(self.model.graph.n_edges, found.size)
+        fine = faithfulness_curve(scores, self.model, measured, runs=runs, fractions=shares)
         self.progress("faithfulness curve", 1, 1)
-        measured = {}
+        records = {}
         for place, key in enumerate(self.metrics):
             self.progress("measure", place, len(self.metrics))
             n_random = self.n_random if key in BASELINED else 0
-            measured[key] = measure_stored(runs, key, random_circuits=n_random, store=self.store)
+            records[key] = measure_stored(runs, key, random_circuits=n_random, store=self.store)
         self.progress("measure", len(self.metrics), len(self.metrics))
-        faithfulness = measured["faithfulness-norm"]
+        faithfulness = records["faithfulness-norm"]
         identity = record_id("audit", self.record)
         made = document.as_document(
             {
@@ -409,14 +409,14 @@ class _Job:
                     "passes": scores.details.get("passes"),
                 },
                 "edges": document.listed_edges(scores, found.circuit, found.size),
-                "curve": document.curve_facts(curve, RANDOM_PER_SIZE),
+                "curve": document.curve_facts(curve, fine),
                 "circuit": {
                     **document.circuit_facts(found, self.target, faithfulness),
                     "provenance": dict(found.circuit.provenance),
                 },
                 "random": document.random_facts(faithfulness, found.circuit.n_edges),
-                "measurements": list(measured.values()),
-                "topk": document.agreement_facts(measured["topk"]),
+                "measurements": list(records.values()),
+                "topk": document.agreement_facts(records["topk"]),
                 "per_layer": document.layer_table(scores),
                 "per_head": document.head_table(scores),
                 "provenance": {

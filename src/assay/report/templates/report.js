@@ -36,6 +36,10 @@ function signed(score) {
   return (score < 0 ? "\u2212" : "+") + text;
 }
 
+function edgeCount(count) {
+  return `${count.toLocaleString("en")} ${count === 1 ? "edge" : "edges"}`;
+}
+
 function element(tag, className, text) {
   const made = document.createElement(tag);
   if (className) made.className = className;
@@ -94,7 +98,7 @@ function circuitView(figure) {
 
   function list(title, found, name) {
     const part = element("div"), items = element("ol");
-    part.append(element("h4", "", `${title} ${found.length} ${found.length === 1 ? "edge" : "edges"}`), items);
+    part.append(element("h4", "", `${title} ${edgeCount(found.length)}`), items);
     found.slice(0, 12).forEach((i) => {
       const item = element("li"), score = edges[i][3];
       item.append(element("span", "", name(i)), element("span", score < 0 ? "minus" : "plus", signed(score)));
@@ -122,6 +126,7 @@ function circuitView(figure) {
     tip.hidden = true;
     if (pinned !== null) return pickNode(pinned);
     graph.classList.remove("picked");
+    paths.forEach((path) => path.classList.remove("hot"));
     nodes.forEach((node) => node.classList.remove("near", "picked"));
     inspector.replaceChildren(element("span", "quiet", "Nothing picked. Hover a node or an edge; click a node, or press Enter on it, to keep it picked."));
   }
@@ -189,7 +194,7 @@ function circuitView(figure) {
       node.classList.toggle("on", on.has(n));
       const into = edges.filter((edge, i) => kept[i] && edge[1].includes(n)).length;
       const from = edges.filter((edge, i) => kept[i] && edge[0] === n).length;
-      node.setAttribute("aria-label", `${data.nodes[n]}: ${into} edges in, ${from} out`);
+      node.setAttribute("aria-label", `${data.nodes[n]}: ${edgeCount(into)} in, ${edgeCount(from)} out`);
     });
     const first = nodes.find((node) => node.classList.contains("on")) || nodes[0];
     if (!nodes.some((node) => node.getAttribute("tabindex") === "0" && node.classList.contains("on"))) focusable(first);
