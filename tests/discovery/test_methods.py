@@ -371,3 +371,31 @@ def test_results_are_the_same_from_python_to_python(mini_ioi: tuple[Model, PairT
         f"torch.load({str(tmp_path / 'logits.pt')!r}))"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# ---- number types and memory ---------------------------------------------------------------------------
+
+
+def test_half_precision_scores_report_their_drift(gpt2_tiny: nn.Module) -> None:
+    from copy import deepcopy
+
+    half = load_model(deepcopy(gpt2_tiny).to(torch.bfloat16))
+    task = random_task(half)
+    scores = discover(half, task)
+    reference = discover(load_model(deepcopy(half.module).float()), task)
+    drift = float((scores.values - reference.values).norm() / reference.values.norm())
+    assert scores.values.dtype == torch.float32
+    assert 0 < drift < 0.1
+    assert scores.details["drift"] == pytest.approx(drift, rel=0.05)
+    assert "drift" not in reference.details
+
+
+def test_a_batch_that_does_not_fit_is_split(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model)
+    whole = discover(model, task, batch_size=task.n)
+    split = discover(model, task, batch_size=task.n, memory=1)
+    assert (whole.details["batch_size"], split.details["batch_size"]) == (task.n, 1)
+    torch.testing.assert_close(split.values, whole.values)
+    with pytest.raises(InputError, match="memory is 0; give at least 1"):
+        discover(model, task, memory=0)

@@ -365,3 +365,16 @@ def test_margins_outlive_the_logits_they_came_from(
     assert len(small._logits) == 1
     monkeypatch.setattr(module, "run_circuit", None)  # a margin that is known costs no run
     np.testing.assert_array_equal(small.margins_of(circuits[0]), margins[0])
+
+
+def test_half_precision_runs_stay_near_float32(tiny_module: Callable[..., nn.Module]) -> None:
+    from copy import deepcopy
+
+    for family in ("gpt2", "llama", "neox"):
+        half = load_model(deepcopy(tiny_module(family, torch.float32)).to(torch.bfloat16))
+        wide = load_model(deepcopy(half.module).float())
+        task = random_task(half, ragged=True)
+        circuit = Circuit.random(half.graph, half.graph.n_edges // 3, seed=1)
+        low, high = run_circuit(half, task, circuit), run_circuit(wide, task, circuit)
+        assert low.dtype == torch.float32
+        assert float((low - high).norm() / high.norm()) < 0.05

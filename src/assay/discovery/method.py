@@ -3,6 +3,7 @@
 import abc
 import time
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from assay.circuits import EdgeScores
 from assay.errors import InputError, NonFiniteError
 from assay.execution import Ablation, Prepared, get_ablation
-from assay.execution.forward import check_batch_size, default_batch_size
+from assay.execution.forward import choose_batch_size
 from assay.measurement import library_version
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
@@ -111,6 +112,7 @@ def discover(
     steps: int | str = 5,
     quadrature: str = "midpoint",
     batch_size: int | None = None,
+    memory: int | None = None,
     per_example: bool = False,
     seed: int = 0,
 ) -> EdgeScores:
@@ -129,12 +131,14 @@ def discover(
             the completeness gap exceeds 2 % or the 200 strongest edges move by more than 2 %.
         quadrature: `midpoint` (default), `left` (the published rule), `right` or `gauss-legendre`.
         batch_size: Examples per pass; default: by free memory. Results do not depend on it.
+        memory: Bytes that a pass may take; default: 60 % of what is free.
         per_example: Also keep the scores of each example (same passes).
         seed: Root seed.
 
     Returns:
         Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
-        `details` has the passes spent and, for `eap-ig-inputs`, the completeness gap.
+        `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a half-precision
+        model `drift`, the relative L2 distance of the scores of some examples from float32 scores.
 
     Raises:
         UnknownNameError: For an unknown method, objective or ablation; near matches are named.
@@ -151,11 +155,9 @@ def discover(
         seed=seed,
     )
     chosen.check(settings)
-    check_batch_size(batch_size)
     task.validate(model.n_vocab)
-    size = batch_size or default_batch_size(
-        model, task, bytes_per_example=chosen.bytes_per_example(model, task.length, settings)
-    )
+    extra = chosen.bytes_per_example(model, task.length, settings)
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     started = time.perf_counter()
     sweep, details = _sweeps(chosen, model, task, settings, size)
     passes = {name: round(count, 3) for name, count in sweep.passes.items()}
@@ -163,6 +165,8 @@ def discover(
     values = (sweep.total / task.n).to(model.result_dtype)
     if sweep.input_effect is not None:
         details["completeness_gap"] = completeness_gap(values, sweep.input_effect / task.n)
+    if model.dtype in (torch.bfloat16, torch.float16) and chosen.needs_gradients:
+        details["drift"] = _drift(chosen, model, task, settings)
     return EdgeScores(
         model.graph,
         values,
@@ -170,6 +174,15 @@ def discover(
         provenance=_provenance(model, task, chosen, settings),
         details=details,
     )
+
+
+def _drift(method: EdgeMethod, model: Model, task: PairTask, settings: Settings) -> float:
+    """Relative L2 distance of half-precision scores from those of a float32 copy, on a few examples."""
+    few = task.subset(torch.arange(min(task.n, 8)))
+    settings = method.rounds(settings)[0]
+    wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
+    low, high = (_sweep(method, each, few, settings, few.n).total for each in (model, wide))
+    return float((low - high).norm() / high.norm())
 
 
 def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect: float) -> float:

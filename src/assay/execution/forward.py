@@ -19,23 +19,38 @@ from assay.tasks import PairBatch, PairTask
 TOKENS_PER_PASS = 2048
 
 
-def default_batch_size(
-    model: Model, task: PairTask, *, bytes_per_example: int = 0, memory: int | None = None
+def choose_batch_size(
+    model: Model,
+    task: PairTask,
+    *,
+    n: int | None = None,
+    asked: int | None = None,
+    bytes_per_example: int = 0,
+    memory: int | None = None,
 ) -> int:
-    """Examples per pass: what fits 60 % of free memory, at most about two thousand tokens on a CPU.
+    """Examples per pass: what was asked for or suits the device, but never more than memory holds.
 
     Args:
         model: The model.
-        task: Its prompts' length counts.
+        task: The length of its prompts counts.
+        n: How many examples or pairs there are; default: those of the task.
+        asked: Batch size the caller wants; a larger one than fits is split, not failed.
         bytes_per_example: Extra memory of one example beyond a plain pass.
         memory: Bytes to spend; default: 60 % of what is free on the model's device.
+
+    Raises:
+        InputError: If `asked` or `memory` is below 1.
     """
+    for name, value in (("batch_size", asked), ("memory", memory)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; give at least 1, or None to choose by free memory")
     memory = free_memory(model.device) * 6 // 10 if memory is None else memory
     width = model.d_model * 4 * task.length
     plain = width * (12 * model.n_layers if bytes_per_example else 24) + model.n_vocab * 16
-    by_memory = max(1, memory // (plain + bytes_per_example))
-    by_cache = max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
-    return int(min(by_memory, by_cache, task.n))
+    fits = max(1, memory // (plain + bytes_per_example))
+    if asked is None:
+        asked = max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
+    return max(1, min(fits, asked, task.n if n is None else n))
 
 
 def free_memory(device: torch.device) -> int:
@@ -48,12 +63,6 @@ def free_memory(device: torch.device) -> int:
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):  # no /proc on this system: assume a small machine
         return 4 * 2**30
-
-
-def check_batch_size(batch_size: int | None) -> None:
-    """Refuse a batch size below one."""
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size is {batch_size}; give at least 1, or None to choose by free memory")
 
 
 def check_finite(logits: Float[Tensor, "batch d_vocab"], what: str, rows: Int[Tensor, " batch"]) -> None:
@@ -87,7 +96,12 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
 
 
 def run_model(
-    model: Model, task: PairTask, *, corrupted: bool = False, batch_size: int | None = None
+    model: Model,
+    task: PairTask,
+    *,
+    corrupted: bool = False,
+    batch_size: int | None = None,
+    memory: int | None = None,
 ) -> Float[Tensor, "n d_vocab"]:
     """Logits of the unablated model at the read position of every example.
 
@@ -96,14 +110,14 @@ def run_model(
         task: The examples.
         corrupted: Run the corrupted inputs instead of the clean ones.
         batch_size: Examples per pass; default: by free memory.
+        memory: Bytes that a pass may take; default: 60 % of what is free.
 
     Raises:
         NonFiniteError: If a logit is NaN or infinite; the message names the example.
     """
-    check_batch_size(batch_size)
     task.validate(model.n_vocab)
     results = []
-    for batch in task.batches(batch_size or default_batch_size(model, task)):
+    for batch in task.batches(choose_batch_size(model, task, asked=batch_size, memory=memory)):
         batch = batch.to(model.device)
         with torch.no_grad():
             hidden = model.forward(batch.corrupted if corrupted else batch.clean)
@@ -123,6 +137,7 @@ def run_circuit(
     ablation: str | Ablation | None = None,
     pairs: Int[Tensor, "pairs 2"] | None = None,
     batch_size: int | None = None,
+    memory: int | None = None,
     seed: int = 0,
 ) -> Float[Tensor, "n d_vocab"]:
     """Logits of the model with every edge outside the circuit ablated, at the read position.
@@ -136,6 +151,7 @@ def run_circuit(
         pairs: (clean index, corrupted index) pairs to run instead of the task's own pairing; needs
             `resample`. Each clean and each corrupted input is run once, whatever the number of pairs.
         batch_size: Examples or pairs per pass; default: by free memory.
+        memory: Bytes that a pass may take; default: 60 % of what is free.
         seed: Root seed of the noise.
 
     Returns:
@@ -150,15 +166,16 @@ def run_circuit(
         Conmy et al. 2023, arXiv:2304.14997; uit de Bos and Garriga-Alonso 2024, equation 1.
     """
     chosen = get_ablation(ablation or task.ablation)
-    check_batch_size(batch_size)
     check_circuit(model, circuit)
     task.validate(model.n_vocab)
     runner = CircuitRunner(model, circuit, resample=chosen.paired)
+    extra = runner.bytes_per_pair(task.length)
+    n = task.n if pairs is None else len(pairs)
+    size = choose_batch_size(model, task, n=n, asked=batch_size, bytes_per_example=extra, memory=memory)
     if pairs is not None:
-        return _run_pairs(model, task, runner, chosen, pairs, batch_size)
+        return _run_pairs(model, task, runner, chosen, pairs, size)
     if runner.plan.everything:
-        return run_model(model, task, batch_size=batch_size)
-    size = batch_size or default_batch_size(model, task, bytes_per_example=runner.bytes_per_pair(task.length))
+        return run_model(model, task, batch_size=size)
     prepared = chosen.prepare(model, task, batch_size=size, seed=seed)
     results = []
     for batch in task.batches(size):
@@ -188,14 +205,13 @@ def _run_pairs(
     runner: CircuitRunner,
     ablation: Ablation,
     pairs: Int[Tensor, "pairs 2"],
-    batch_size: int | None,
+    size: int,
 ) -> Tensor:
     """Blocks of the pair list that touch few inputs: each input of a block is run once."""
     _check_pairs(task, ablation, pairs)
     if runner.plan.everything:
-        clean_logits = run_model(model, task.subset(pairs[:, 0].unique()), batch_size=batch_size)
+        clean_logits = run_model(model, task.subset(pairs[:, 0].unique()), batch_size=size)
         return clean_logits[torch.searchsorted(pairs[:, 0].unique(), pairs[:, 0].contiguous())]
-    size = batch_size or default_batch_size(model, task, bytes_per_example=runner.bytes_per_pair(task.length))
     logits: Tensor | None = None
     for chosen in _pair_blocks(pairs, 4 * size):
         clean_rows, clean_index = pairs[chosen, 0].unique(return_inverse=True)
