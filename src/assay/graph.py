@@ -8,7 +8,7 @@ edges is one dense tensor `[n_sources, n_targets]`; names are looked up once, at
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -136,22 +136,6 @@ class Graph:
         return 1 + torch.arange(self.n_targets).div(self._targets_per_layer, rounding_mode="floor")
 
     @cached_property
-    def source_of_target(self) -> Int[Tensor, " n_targets"]:
-        """For each target, the first source it feeds (-1 for `logits`).
-
-        Under grouped-query attention a `k` or `v` target feeds `n_heads / n_kv_heads` heads in a
-        row; this is the first of them.
-        """
-        group = self.n_heads // self.n_kv_heads
-        rows = []
-        for layer in range(self.n_layers):
-            heads = [self.head_source(layer, head) for head in range(self.n_heads)]
-            rows += heads + heads[::group] + heads[::group]
-            if self.mlps:
-                rows.append(self.mlp_source(layer))
-        return torch.tensor([*rows, -1])
-
-    @cached_property
     def feeds(self) -> Bool[Tensor, "n_targets n_sources"]:
         """True where a target is an input of the node behind a source."""
         feeds = torch.zeros(self.n_targets, self.n_sources, dtype=torch.bool)
@@ -218,10 +202,6 @@ class Graph:
                 f"{self.targets[column]} reads"
             )
         return row, column
-
-    def edge_indices(self, names: Iterable[str]) -> list[tuple[int, int]]:
-        """`edge_index` of many names; the first offender is reported."""
-        return [self.edge_index(name) for name in names]
 
 
 def build_graph(

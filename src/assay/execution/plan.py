@@ -83,18 +83,14 @@ class Plan:
     Attributes:
         graph: The graph of the mask.
         everything: True where the run is the model itself.
-        nothing: True where no kept path joins a changed source to `logits`.
         clean: Per source, computed from the clean input alone.
         everywhere, somewhere: Per source, needed at all positions, needed at all.
-        single: Per source, whether some inlet adds or subtracts it by itself.
-        total_everywhere, total_read: Whether some inlet starts from the running total.
         attention, mlp: Steps per block (None where all of it is dead, clean or ablated).
         logits: Inlet of `logits`.
     """
 
     graph: Graph
     everything: bool
-    nothing: bool
     clean: Bool[Tensor, " n_sources"]
     everywhere: Bool[Tensor, " n_sources"]
     somewhere: Bool[Tensor, " n_sources"]
@@ -197,7 +193,6 @@ def compile_plan(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, res
     plan = Plan(
         graph=graph,
         everything=bool(upstream_clean[-1]),
-        nothing=not bool(kept[:, -1].any()),
         clean=clean,
         everywhere=everywhere,
         somewhere=somewhere,

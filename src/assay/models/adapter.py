@@ -238,7 +238,6 @@ class Trace:
         attention_in, mlp_in: Per block, input of the norms.
         qkv: Per block, outputs of the projection modules.
         final_in: Stream entering the final norm.
-        final_out: Output of the final norm.
         leaf: The stream entering block 0 as a leaf of the graph, when gradients are kept.
         calls: Per block, its positional (after the first) and keyword arguments.
         gradients: Filled during a backward pass: name of a site -> gradient.
@@ -251,7 +250,6 @@ class Trace:
     mlp_in: list[Tensor] = field(default_factory=list)
     qkv: list[list[Tensor]] = field(default_factory=list)
     final_in: Tensor | None = None
-    final_out: Tensor | None = None
     leaf: Tensor | None = None
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     gradients: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
@@ -265,7 +263,7 @@ class Trace:
         """Forget everything that only a backward pass needed."""
         self.gradients.clear()
         self.attention_in, self.mlp_in, self.qkv = [], [], []
-        self.final_in = self.final_out = self.leaf = None
+        self.final_in = self.leaf = None
 
 
 class Model:
@@ -539,7 +537,7 @@ class _Final:
         self.trace, self.catch = trace, catch
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        self.trace.final_in, self.trace.final_out = args[0].detach(), output.detach()
+        self.trace.final_in = args[0].detach()
         self.catch("logits", 0, 0, output)
 
 
