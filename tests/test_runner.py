@@ -174,6 +174,19 @@ def test_every_choice_is_part_of_the_identity(
     assert seen[0] != found.id
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [{"objective": "kl"}, {"ablation": "mean"}, {"ablation": "zero", "method": "eap"}],
+    ids=str,
+)
+def test_other_objectives_and_ablations_make_a_report_too(
+    tiny: Model, task: PairTask, choice: dict[str, Any], tmp_path: Path
+) -> None:
+    other = audit(tiny, task, n_random=1, metrics=[], out=tmp_path, **choice)
+    assert other.document["circuit"]["faithfulness"]["value"] >= 0.9 - 1e-6
+    assert (tmp_path / "report.html").stat().st_size < 3_000_000
+
+
 def test_a_finished_audit_is_looked_up_not_repeated(
     tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

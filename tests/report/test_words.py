@@ -68,6 +68,11 @@ def test_the_verdict_is_one_sentence_with_all_its_numbers(document: Document) ->
     )
 
 
+def test_a_divergence_has_no_margin(document: Document) -> None:
+    document["task"]["accuracy"] = None
+    assert "of the way from the empty circuit to the model; random" in verdict(document)
+
+
 def test_a_verdict_without_random_circuits_claims_nothing_of_them(document: Document) -> None:
     document["random"] = None
     assert verdict(document).endswith("of the model’s margin.")

@@ -117,6 +117,12 @@ def solved(document: Mapping[str, Any]) -> bool:
     return not undefined and not codes & {"task_not_solved", "unstable_denominator"}
 
 
+def kept_of(document: Mapping[str, Any]) -> str:
+    """What a faithful circuit keeps: the margin, or under a divergence the way from nothing to the model."""
+    signed = document["task"].get("accuracy") is not None
+    return "the model’s margin" if signed else "the way from the empty circuit to the model"
+
+
 def verdict(document: Mapping[str, Any]) -> str:
     """The finding of an audit in one sentence."""
     circuit, graph, random = document["circuit"], document["graph"], document.get("random") or {}
@@ -134,7 +140,7 @@ def verdict(document: Mapping[str, Any]) -> str:
         )
     range_ = interval(faithfulness.get("low"), faithfulness.get("high"))
     kept = f"{rounded(faithfulness['value'])} {range_}".strip()
-    sentence = f"{size} keep {kept} of the model’s margin"
+    sentence = f"{size} keep {kept} of {kept_of(document)}"
     if random.get("mean") is not None:
         many = random.get("n_circuits", 2) > 1
         other = "random circuits of that size keep" if many else "a random circuit of that size keeps"
