@@ -1,6 +1,7 @@
 """Statistics on arrays: intervals, association, statistics that resample. No model, no torch."""
 
 from assay.stats.association import fagin_tau_rows, kendall_tau, kendall_tau_rows, pearson, spearman
+from assay.stats.certificates import Certificate, certificate, certificate_family
 from assay.stats.intervals import (
     bootstrap_interval,
     clopper_pearson,
@@ -8,6 +9,18 @@ from assay.stats.intervals import (
     draw_counts,
     fieller_interval,
     fisher_z_interval,
+)
+from assay.stats.percentile_bounds import (
+    OrderStatistic,
+    SampleSize,
+    all_pairs_failure,
+    all_pairs_order_failure,
+    best_all_pairs_order,
+    best_order_statistic,
+    maximum_exceedance,
+    percentile_confidence,
+    percentile_failure,
+    percentile_sample_size,
 )
 from assay.stats.statistic import (
     FunctionOfSums,
@@ -19,26 +32,61 @@ from assay.stats.statistic import (
     recovery_of,
     statistic_from_dict,
 )
+from assay.stats.summary import (
+    AnchorComparison,
+    CellTable,
+    Histogram,
+    Summary,
+    cell_table,
+    compare_with_anchor,
+    histogram,
+    mean_standard_error,
+    summarize,
+    top_indices,
+)
 
 
 __all__ = [
+    "AnchorComparison",
+    "CellTable",
+    "Certificate",
     "FunctionOfSums",
+    "Histogram",
+    "OrderStatistic",
     "RatioOfSums",
+    "SampleSize",
+    "Summary",
+    "all_pairs_failure",
+    "all_pairs_order_failure",
+    "best_all_pairs_order",
+    "best_order_statistic",
     "bootstrap_interval",
+    "cell_table",
+    "certificate",
+    "certificate_family",
     "clopper_pearson",
+    "compare_with_anchor",
     "corrected_rate",
     "delta_interval",
     "draw_counts",
     "fagin_tau_rows",
     "fieller_interval",
     "fisher_z_interval",
+    "histogram",
     "kendall_tau",
     "kendall_tau_rows",
+    "maximum_exceedance",
     "mean_difference",
     "mean_of",
+    "mean_standard_error",
     "pearson",
+    "percentile_confidence",
+    "percentile_failure",
+    "percentile_sample_size",
     "ratio_of",
     "recovery_of",
     "spearman",
     "statistic_from_dict",
+    "summarize",
+    "top_indices",
 ]
