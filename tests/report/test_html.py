@@ -136,6 +136,16 @@ def test_undefined_numbers_say_why(page_text: str) -> None:
     assert "undefined: all values tie" in text
 
 
+def test_long_lists_of_answers_are_shortened(document: Document) -> None:
+    document["task"]["examples"][0] |= {
+        "answers": [str(year) for year in range(56, 100)],
+        "wrong": ["54", "55"],
+    }
+    text = render(document)
+    shown = re.findall(r'<span class="word">([^<]+)</span>', text)[:8]
+    assert shown == ["56", "57", "58", "…", "99", "(44 in all)", "54", "55"]
+
+
 def test_every_measurement_and_part_has_a_row(document: Document) -> None:
     whole = document["measurements"][0] | {"statistic": {"kind": "mean", "of": "a"}}
     document["measurements"][0] = {

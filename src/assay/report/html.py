@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from assay.report.layout import circuit_layout
 
 
 SCHEMA = "assay-audit/1"
+LISTED_WORDS = 6
 REQUIRED = (
     "title",
     "model",
@@ -176,10 +177,18 @@ def _example(example: Document) -> dict[str, Any]:
     return {
         "clean": _changed_words(clean, corrupted),
         "corrupted": _changed_words(corrupted, clean),
-        "answers": [str(word) for word in example.get("answers", [])],
-        "wrong": [str(word) for word in example.get("wrong", [])],
+        "answers": _shortened(example.get("answers", [])),
+        "wrong": _shortened(example.get("wrong", [])),
         "margin": example.get("margin"),
     }
+
+
+def _shortened(found: Sequence[object]) -> list[str]:
+    """Words as they are, or the first and the last few of many."""
+    listed = [str(word) for word in found]
+    if len(listed) <= LISTED_WORDS:
+        return listed
+    return [*listed[:3], "\N{HORIZONTAL ELLIPSIS}", listed[-1], f"({len(listed)} in all)"]
 
 
 def _changed_words(text: str, other: str) -> list[tuple[str, bool]]:

@@ -78,7 +78,10 @@ def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
         return text
 
     def prompt(texts: Sequence[str] | None, ids: torch.Tensor) -> str:
-        return texts[row] if texts is not None else decode(ids[row, : int(task.lengths[row])])
+        if texts is not None:
+            return texts[row]
+        # Tokens of no text: apart, so that the eye can count them.
+        return " ".join(decode(number[None]).strip() for number in ids[row, : int(task.lengths[row])])
 
     def words(ids: torch.Tensor | None) -> list[str]:
         return [] if ids is None else [decode(number[None]).strip() for number in ids[row] if number >= 0]
