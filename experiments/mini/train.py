@@ -2,7 +2,7 @@
 
     python experiments/mini/train.py --out build/mini
 
-4,000 steps on two CPU cores take about half an hour. The loss is cross-entropy: weight 1 where the grammar
+4,000 steps take half an hour to an hour on two CPU cores. The loss is cross-entropy: weight 1 where the grammar
 determines the next token (a soft target where several are right), a small weight at the other positions.
 Held-out prompts (held_out.py) are never trained on; accuracy is measured on them alone, with the weights
 rounded to 16 bits as they are stored.
