@@ -229,6 +229,10 @@ def test_a_bad_file_is_wrong_usage(run: Run, content: str, message: str) -> None
         (("measure", "--circuit", "none.safetensors"), 1, "error: no circuit file at none.safetensors"),
         (("report",), 2, "nothing was stored there yet"),
         (("show", "abc"), 2, "nothing was stored there yet"),
+        (("audit", "--device", "cuda:977"), 2, "error: no device 'cuda:977': PyTorch"),
+        (("discover", "--device", "gpu"), 2, "here has cpu"),
+        (("measure", "--device", "cpuu"), 2, "error: no device 'cpuu'"),
+        (("audit", "--steps", "0"), 2, "'0' is neither a count from 1 nor auto"),
         (("audit", "--frobnicate"), 2, "--frobnicate"),
         (("audits",), 2, "audits"),
     ],
@@ -260,6 +264,42 @@ def test_an_unwritable_place_is_refused_before_the_work(
     assert result.exit_code == 1
     assert "error: cannot write to file" in result.stderr
     assert Path("file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("audit", "--model", "./nowhere", "--out", "new"),
+        ("audit", "--task", "none.jsonl", "--out", "new"),
+        ("discover", "--model", "./nowhere", "--store", "new", "--out", "a/c.safetensors"),
+        ("discover", "--task", "none.jsonl", "--store", "new"),
+        ("measure", "--model", "./nowhere", "--store", "new"),
+        ("measure", "--task", "none.jsonl", "--store", "new"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_loaded_leaves_nothing_behind(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    assert run(*arguments).exit_code in (1, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outputs_may_lie_in_directories_that_do_not_exist(run: Run) -> None:
+    arguments = ("--top", "40", "--out", "a/c.safetensors", "--scores-out", "b/s.safetensors")
+    assert run("discover", *SMALL, *arguments).exit_code == 0
+    measured = ("--circuit", "a/c.safetensors", "--metric", "kl", "--out", "c/m.json")
+    assert run("measure", *SMALL, *measured).exit_code == 0
+    assert Path("b/s.safetensors").is_file()
+    assert json.loads(Path("c/m.json").read_text())
+
+
+def test_steps_can_be_left_to_the_method(run: Run) -> None:
+    result = run("discover", "--n", "8", "--steps", "auto", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["details"]["steps"] in (3, 9)
+    plan = json.loads(run("discover", "--n", "8", "--steps", "auto", "--dry-run", "--json").stdout)
+    assert plan["passes"] == 8 * (2 + 2 * 9)
 
 
 def test_a_circuit_of_another_model_is_refused(run: Run) -> None:

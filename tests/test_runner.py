@@ -390,8 +390,10 @@ def test_a_plan_counts_passes(tiny: Model) -> None:
     assert exact.passes == 10 * tiny.graph.n_edges
 
 
-def test_writable_places_are_made_and_others_named(tmp_path: Path) -> None:
+def test_writable_places_are_made_on_request_and_others_named(tmp_path: Path) -> None:
     check_writable(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    check_writable(tmp_path / "a" / "b", make=True)
     assert (tmp_path / "a" / "b").is_dir()
     assert list((tmp_path / "a" / "b").iterdir()) == []
     (tmp_path / "file").write_text("")
@@ -404,6 +406,21 @@ def test_options_are_checked_by_name() -> None:
     check_options(task="my/own.jsonl")
     with pytest.raises(UnknownNameError, match="unknown task"):
         check_options(task="my/own.json")
+
+
+def test_devices_are_named_when_there_is_no_such_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_options(device="cpu")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    for name in ("cuda", "cuda:0", "gpu", "meta", ""):
+        with pytest.raises(InputError, match=f"no device '{name}': PyTorch .* here has cpu$"):
+            check_options(device=name)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    check_options(device="cuda")
+    check_options(device="cuda:1")
+    with pytest.raises(InputError, match="here has cpu, cuda:0, cuda:1"):
+        check_options(device="cuda:2")
 
 
 def test_another_kind_of_result_is_no_audit(tiny: Model, task: PairTask, tmp_path: Path) -> None:

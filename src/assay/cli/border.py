@@ -116,11 +116,31 @@ def progress_on_stderr(*, quiet: bool) -> "Iterator[Progress]":
         yield bar
 
 
-def open_store(store: Path | None, default: Path = DEFAULT_STORE) -> "Store":
-    """The results store, opened (and found writable) before anything expensive."""
+def check_outputs(*files: Path | None, store: Path | None) -> None:
+    """Refuse places that cannot be written, before the work is done; makes nothing."""
+    from assay.runner import check_writable
+
+    check_writable(store or DEFAULT_STORE)
+    for path in files:
+        if path is not None and path.is_dir():
+            raise OutputError(f"{path} is a directory; give the name of a file to write")
+        if path is not None:
+            check_writable(path.parent)
+
+
+def make_room(path: Path) -> Path:
+    """The file to write, in a directory that exists."""
+    from assay.runner import check_writable
+
+    check_writable(path.parent, make=True)
+    return path
+
+
+def open_store(store: Path | None) -> "Store":
+    """The results store; opened once model and task are loaded, so that a failure leaves none behind."""
     from assay.store import Store
 
-    return Store(store or default)
+    return Store(store or DEFAULT_STORE)
 
 
 def load(model: str, device: str | None) -> "Model":
@@ -128,16 +148,6 @@ def load(model: str, device: str | None) -> "Model":
     from assay.models import load_model
 
     return load_model(model, device=device)
-
-
-def check_file(path: Path | None) -> None:
-    """Refuse an output file whose directory cannot be written, before the work is done."""
-    from assay.runner import check_writable
-
-    if path is not None:
-        if path.is_dir():
-            raise OutputError(f"{path} is a directory; give the name of a file to write")
-        check_writable(path.parent)
 
 
 def show_plan(model: "Model", n: int, stages: "Sequence[Stage]", *, as_json: bool) -> None:

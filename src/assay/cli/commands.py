@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.border import (
-    check_file,
+    check_outputs,
     command,
     load,
+    make_room,
     open_store,
     print_json,
     print_measurements,
@@ -45,6 +46,9 @@ from assay.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from assay.circuits import Circuit, EdgeScores
+    from assay.models import Model
+    from assay.tasks import PairTask
+
 TASKS = ["ioi"]  # defaults of repeatable options
 METRICS = ["faithfulness-norm"]
 
@@ -95,15 +99,13 @@ def audit(
     from assay import runner
     from assay.report import verdict
 
-    runner.check_options(method=method, task=task, ablation=ablation, objective=objective)
+    runner.check_options(method=method, task=task, ablation=ablation, objective=objective, device=device)
     if dry_run:
         loaded = load(model, device)
         n = n or runner.DEFAULT_N
         stages = runner.plan(loaded, method=method, n=n, steps=steps, n_random=n_random)
         show_plan(loaded, n, stages, as_json=as_json)
         return
-    runner.check_writable(out)
-    kept = open_store(store, out)
     with progress_on_stderr(quiet=quiet) as progress:
         found = runner.audit(
             model,
@@ -118,7 +120,7 @@ def audit(
             seed=seed,
             device=device,
             batch_size=batch_size,
-            store=kept,
+            store=store or out,
             out=out,
             progress=progress,
         )
@@ -170,7 +172,7 @@ def discover(
     from assay import runner
     from assay.tasks import load_task
 
-    runner.check_options(method=method, task=task, ablation=ablation, objective=objective)
+    runner.check_options(method=method, task=task, ablation=ablation, objective=objective, device=device)
     if sum(choice is not None for choice in (top, threshold, greedy)) > 1:
         raise InputError("--top, --threshold and --greedy each choose a circuit; give one of them")
     if dry_run:
@@ -179,13 +181,12 @@ def discover(
         stages = [runner.plan_discovery(loaded, method=method, n=n, steps=steps)]
         show_plan(loaded, n, stages, as_json=as_json)
         return
-    check_file(out)
-    check_file(scores_out)
-    kept = open_store(store)
+    check_outputs(out, scores_out, store=store)
     with progress_on_stderr(quiet=quiet) as progress:
         progress("load", 0, 1)
         loaded = load(model, device)
         prompts = load_task(task, loaded, n=n, seed=seed)
+        kept = open_store(store)
         progress("discover", 0, 1)
         scores = runner.discover_stored(
             loaded,
@@ -203,26 +204,34 @@ def discover(
     circuit = _choose(scores, top=top, threshold=threshold, greedy=greedy)
     circuit = circuit if keep_unconnected else circuit.connected()
     if out is not None:
-        circuit.save(out)
+        circuit.save(make_room(out))
     if scores_out is not None:
-        scores.save(scores_out)
-    edges = _edges(scores, circuit)
+        scores.save(make_room(scores_out))
     if as_json:
-        print_json(
-            {
-                "circuit": {
-                    "hash": circuit.hash,
-                    "n_edges": circuit.n_edges,
-                    "nodes": circuit.nodes(),
-                    "edges": edges,
-                },
-                "graph": {**scores.graph.describe(), "n_edges": scores.graph.n_edges},
-                "details": dict(scores.details),
-                "provenance": dict(circuit.provenance),
-                "out": None if out is None else str(out),
-            }
-        )
-        return
+        print_json(_circuit_record(scores, circuit, out))
+    else:
+        _print_circuit(scores, circuit, out)
+
+
+def _circuit_record(scores: "EdgeScores", circuit: "Circuit", out: Path | None) -> dict[str, Any]:
+    """What `discover --json` prints."""
+    return {
+        "circuit": {
+            "hash": circuit.hash,
+            "n_edges": circuit.n_edges,
+            "nodes": circuit.nodes(),
+            "edges": _edges(scores, circuit),
+        },
+        "graph": {**scores.graph.describe(), "n_edges": scores.graph.n_edges},
+        "details": dict(scores.details),
+        "provenance": dict(circuit.provenance),
+        "out": None if out is None else str(out),
+    }
+
+
+def _print_circuit(scores: "EdgeScores", circuit: "Circuit", out: Path | None) -> None:
+    """Size and strongest edges for reading."""
+    edges = _edges(scores, circuit)
     gap = scores.details.get("completeness_gap")
     typer.echo(
         f"{circuit.n_edges:,} of {scores.graph.n_edges:,} edges "
@@ -289,12 +298,14 @@ def measure(
 ) -> None:
     """Measure a circuit on one or more tasks by one or more metrics."""
     from assay import runner
-    from assay.circuits import load_circuit, write_atomically
-    from assay.measurement import plain
+    from assay.circuits import load_circuit
 
     for each in task:
-        runner.check_options(method=method, task=each, ablation=ablation, objective=objective, metrics=metric)
-    check_file(out)
+        runner.check_options(
+            method=method, task=each, ablation=ablation, objective=objective, metrics=metric, device=device
+        )
+    if not dry_run:
+        check_outputs(out, store=store)
     loaded = load(model, device)
     given = None if circuit is None else load_circuit(circuit, loaded.graph)
     if dry_run:
@@ -304,13 +315,14 @@ def measure(
             stages.insert(0, runner.plan_discovery(loaded, method=method, n=n * len(task), steps=steps))
         show_plan(loaded, n, stages, as_json=as_json)
         return
+    tasks = [_read(each, loaded, n) for each in task]
     kept = open_store(store)
     records = []
     with progress_on_stderr(quiet=quiet) as progress:
-        for each in task:
+        for prompts in tasks:
             runs = runner.runs_of(
                 loaded,
-                each,
+                prompts,
                 given,
                 method=method,
                 objective=objective,
@@ -329,12 +341,27 @@ def measure(
                 found = runner.measure_stored(runs, key, random_circuits=n_random, store=kept)
                 records.append({"task": runs.task.name, "n_edges": runs.circuit.n_edges, **found})
             progress("measure", len(metric), len(metric))
+    _hand_over(records, out=out, as_json=as_json)
+
+
+def _read(task: str, model: "Model", n: int | None) -> "PairTask | str":
+    """The prompts of a file, or the name of a registered task as it is."""
+    from assay.tasks import load_task
+
+    return load_task(task, model, n=n) if Path(task).suffix == ".jsonl" else task
+
+
+def _hand_over(records: list[dict[str, Any]], *, out: Path | None, as_json: bool) -> None:
+    """Measurement records to a file and to stdout."""
+    from assay.circuits import write_atomically
+    from assay.measurement import plain
+
     if out is not None:
-        write_atomically(out, json.dumps(plain(records), indent=1, allow_nan=False).encode())
+        write_atomically(make_room(out), json.dumps(plain(records), indent=1, allow_nan=False).encode())
     if as_json:
         print_json(records)
-        return
-    print_measurements([(record["task"], record) for record in records])
+    else:
+        print_measurements([(record["task"], record) for record in records])
 
 
 @app.command("list")

@@ -56,6 +56,19 @@ def option(name: str, text: str, **facts: Any) -> Any:
     return typer.Option(name, help=text, envvar=variable, show_envvar=False, **facts)
 
 
+def parse_steps(value: str | int) -> int | str:
+    """A count, or `auto`."""
+    if value == "auto":
+        return "auto"
+    try:
+        steps = int(value)
+    except ValueError:
+        steps = 0
+    if steps < 1:
+        raise typer.BadParameter(f"{value!r} is neither a count from 1 nor auto")
+    return steps
+
+
 ModelOption = Annotated[str, option("--model", "mini, a hub id, or a directory written by save_pretrained.")]
 TaskOption = Annotated[str, option("--task", "Registered task or a JSONL file of prompts.")]
 MethodOption = Annotated[str, option("--method", "Discovery method; see `assay list methods`.")]
@@ -67,7 +80,10 @@ AblationOption = Annotated[
 ]
 CountOption = Annotated[int | None, option("--n", "Prompts to draw.  [default: 200, all of a file]", min=1)]
 SeedOption = Annotated[int, option("--seed", "Root seed.", min=0)]
-StepsOption = Annotated[int, option("--steps", "Quadrature nodes of the method.", min=1)]
+StepsOption = Annotated[  # int | str, which typer has no option type for
+    Any,
+    option("--steps", "Quadrature nodes of the method, or auto.", parser=parse_steps, metavar="COUNT"),
+]
 TargetOption = Annotated[float, option("--target", "Normalised faithfulness a circuit must reach.")]
 DeviceOption = Annotated[str | None, option("--device", "cpu, cuda, cuda:1, ...  [default: cpu]")]
 BatchOption = Annotated[

@@ -44,6 +44,7 @@ from assay.tasks import PairTask
 METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality too: it needs one run per head
+MOST_STEPS = 9  # quadrature nodes that steps="auto" stops at
 RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve
 CURVE_RUNS = 25 + 10 * RANDOM_PER_SIZE
 
@@ -87,7 +88,7 @@ class Audit:
             OutputError: If the directory cannot be written.
         """
         folder = Path(directory)
-        check_writable(folder)
+        check_writable(folder, make=True)
         text = json.dumps(self.document, indent=1, allow_nan=False)
         write_atomically(folder / "audit.json", text.encode())
         self.circuit.save(folder / "circuit.safetensors")
@@ -118,7 +119,7 @@ def audit(
     objective: str | Objective | None = None,
     ablation: str | None = None,
     n: int | None = None,
-    steps: int = 5,
+    steps: int | str = 5,
     target: float = 0.9,
     seed: int = 0,
     metrics: Sequence[str] | None = None,
@@ -143,7 +144,7 @@ def audit(
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
         n: Prompts of each of the two draws, >= 2; default: 200, and all lines of a file.
-        steps: Quadrature nodes of the method.
+        steps: Quadrature nodes of the method, or "auto": 3 nodes, refined to 9 where that changes the scores.
         target: Normalised faithfulness to reach, in (0, 1].
         seed: Root seed of prompts, random circuits and resampling.
         metrics: Keys of what to measure beside normalised faithfulness and top-K; default: faithfulness,
@@ -151,7 +152,7 @@ def audit(
         n_random: Random circuits of the chosen size, >= 1 (4 at each size of the curve).
         batch_size: Prompts per pass; default: by free memory. Never changes a result.
         device: Where to load the model, if it is loaded here.
-        store: Results store to read from and write to, or its directory.
+        store: Results store to read from and write to, or its directory, made once model and task are loaded.
         out: Directory for the report and the results; checked before the work begins.
         progress: Called with stage, steps done and steps in all (0: unknown).
 
@@ -168,11 +169,13 @@ def audit(
         >>> found.circuit.n_edges < found.circuit.graph.n_edges
         True
     """
-    check_options(method=method, task=task, ablation=ablation, objective=objective, metrics=metrics)
+    check_options(
+        method=method, task=task, ablation=ablation, objective=objective, metrics=metrics, device=device
+    )
     _check_numbers(n=n, n_random=n_random, target=target)
-    if out is not None:
-        check_writable(Path(out))
-    keep = store if isinstance(store, Store) or store is None else Store(store)
+    for place in (out, store):
+        if place is not None and not isinstance(place, Store) and "://" not in os.fspath(place):
+            check_writable(Path(place))
     report = progress or _silent
     report("load", 0, 1)
     loaded = (
@@ -181,6 +184,7 @@ def audit(
         else load_model(Path(model) if isinstance(model, os.PathLike) else model, device=device)
     )
     draws = draw_prompts(loaded, task, n=n, seed=seed)
+    keep = store if isinstance(store, Store) or store is None else Store(store)
     report("load", 1, 1)
     job = _Job(
         model=loaded,
@@ -244,7 +248,7 @@ def plan(
     *,
     method: str = "eap-ig-inputs",
     n: int = DEFAULT_N,
-    steps: int = 5,
+    steps: int | str = 5,
     metrics: Sequence[str] | None = None,
     n_random: int = 20,
 ) -> list[Stage]:
@@ -262,9 +266,10 @@ def plan(
     ]
 
 
-def plan_discovery(model: Model, *, method: str, n: int, steps: int) -> Stage:
+def plan_discovery(model: Model, *, method: str, n: int, steps: int | str) -> Stage:
     """Cost of scoring all edges: one clean and one ablated pass, and forward and backward at each node."""
-    per_prompt = 2 + 2 * steps if METHODS[method].needs_gradients else model.graph.n_edges
+    nodes = MOST_STEPS if isinstance(steps, str) else steps
+    per_prompt = 2 + 2 * nodes if METHODS[method].needs_gradients else model.graph.n_edges
     return Stage(name="discover", runs=1, passes=per_prompt * n)
 
 
@@ -300,7 +305,7 @@ class _Job:
     method: str
     objective: Objective
     ablation: str
-    steps: int
+    steps: int | str
     target: float
     seed: int
     metrics: tuple[str, ...]
@@ -402,7 +407,9 @@ class _Job:
                     "key": self.method,
                     "objective": self.objective.key,
                     "ablation": self.ablation,
-                    "steps": self.steps if METHODS[self.method].needs_gradients else None,
+                    "steps": scores.details.get("steps", self.steps)
+                    if METHODS[self.method].needs_gradients
+                    else None,
                     "quadrature": "midpoint",
                     "completeness_gap": scores.details.get("completeness_gap"),
                     "seconds": scores.details.get("seconds"),

@@ -1,5 +1,6 @@
 """The stages of a job, each kept in the store under the record of what it is a function of."""
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from assay.circuits import Circuit, EdgeScores
 from assay.discovery import METHODS, discover
-from assay.errors import OutputError
+from assay.errors import InputError, OutputError
 from assay.execution import CircuitRuns, get_ablation
 from assay.measurement import library_version, record_id
 from assay.metrics import find_metric, measure
@@ -28,15 +30,23 @@ RESOLUTION = 50  # a sweep ends when it has bracketed the size to within 1 part 
 Progress = Callable[[str, int, int], None]
 
 
-def check_writable(directory: Path) -> None:
+def check_writable(directory: Path, *, make: bool = False) -> None:
     """Refuse a directory in which no file can be made, before any work is done for it.
+
+    Args:
+        directory: It need not exist.
+        make: Make it if it does not exist; otherwise nothing is left behind.
 
     Raises:
         OutputError: With the reason the system gives.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
+        if make:
+            directory.mkdir(parents=True, exist_ok=True)
+        existing = next(
+            place for place in (directory, *directory.absolute().parents) if os.path.exists(place)
+        )
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise OutputError(
@@ -51,8 +61,9 @@ def check_options(
     ablation: str | None = None,
     objective: str | Objective | None = None,
     metrics: Sequence[str] | None = None,
+    device: str | None = None,
 ) -> None:
-    """Refuse unknown names before a model is loaded; the errors name near matches."""
+    """Refuse unknown names before a model is loaded; the errors name near matches or what there is."""
     if method is not None:
         METHODS[method]
     if isinstance(task, str) and Path(task).suffix != ".jsonl":
@@ -63,6 +74,26 @@ def check_options(
         get_objective(objective)
     for key in metrics or ():
         find_metric(key)
+    if device is not None:
+        check_device(device)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this PyTorch does not have.
+
+    Raises:
+        InputError: Naming the devices there are.
+    """
+    devices = ["cpu"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        devices += [f"{kind}:{index}" for index in range(torch.accelerator.device_count())]
+    try:
+        asked = torch.device(name)
+    except RuntimeError:  # no such type of device
+        asked = None
+    if asked is None or (asked.type != "cpu" and f"{asked.type}:{asked.index or 0}" not in devices):
+        raise InputError(f"no device {name!r}: PyTorch {torch.__version__} here has {', '.join(devices)}")
 
 
 # ---- discover -----------------------------------------------------------------------------------
@@ -75,7 +106,7 @@ def discover_stored(
     *,
     objective: str | Objective | None = None,
     ablation: str | None = None,
-    steps: int = 5,
+    steps: int | str = 5,
     quadrature: str = "midpoint",
     batch_size: int | None = None,
     seed: int = 0,
@@ -222,7 +253,7 @@ def runs_of(
     objective: str | None = None,
     ablation: str | None = None,
     n: int | None = None,
-    steps: int = 5,
+    steps: int | str = 5,
     target: float = 0.9,
     top: int | None = None,
     batch_size: int | None = None,
@@ -240,7 +271,7 @@ def runs_of(
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
         n: Prompts to measure on (and as many to discover on); default: 200, all of a file.
-        steps: Quadrature nodes of the method.
+        steps: Quadrature nodes of the method, or "auto".
         target: Normalised faithfulness that a discovered circuit must reach.
         top: Its size instead.
         batch_size: Prompts per pass.
