@@ -2,8 +2,8 @@
 
     python experiments/mini/train.py --out build/mini
 
-4,000 steps take half an hour to an hour on two CPU cores. The loss is cross-entropy: weight 1 where the grammar
-determines the next token (a soft target where several are right), a small weight at the other positions.
+4,000 steps take half an hour to an hour on two CPU cores. The loss is cross-entropy: weight 1 where the
+grammar determines the next token (a soft target where several are right), a small weight elsewhere.
 Held-out prompts (held_out.py) are never trained on; accuracy is measured on them alone, with the weights
 rounded to 16 bits as they are stored.
 """

@@ -12,8 +12,8 @@ from assay.tasks import Prompt, Tokens, encode_prompts, load_task, pair_task, re
 class Loaded:
     """What a loaded model shows to a task."""
 
-    def __init__(self, tokenizer: Any, n_vocab: int) -> None:
-        self.tokenizer, self.n_vocab = tokenizer, n_vocab
+    def __init__(self, tokenizer: Any, n_vocab: int, n_positions: int | None = None) -> None:
+        self.tokenizer, self.n_vocab, self.n_positions = tokenizer, n_vocab, n_positions
 
 
 def write(path: Path, *records: Any) -> Path:
@@ -74,8 +74,10 @@ def test_an_unknown_task_or_option_names_near_matches(mini_tokenizer: Any) -> No
 
 
 def test_prompts_longer_than_the_model_reads_are_refused(mini_tokenizer: Any) -> None:
+    model = Loaded(mini_tokenizer, len(mini_tokenizer), 64)
+    assert load_task("induction", model, n=2, length=32, k=31).length == 63
     with pytest.raises(TokenizationError, match="longest prompt of 'induction' has 79 tokens .* reads 64"):
-        load_task("induction", mini_tokenizer, n=2, length=40, k=39)
+        load_task("induction", model, n=2, length=40, k=39)
 
 
 @pytest.mark.parametrize("n", [0, -3])

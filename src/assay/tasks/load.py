@@ -30,6 +30,10 @@ class HasTokenizer(Protocol):
     def n_vocab(self) -> int:
         """Number of token ids the model knows."""
 
+    @property
+    def n_positions(self) -> int | None:
+        """Tokens the model can read; None if any number."""
+
 
 def load_task(
     name: str | Path,
@@ -85,14 +89,8 @@ def load_task(
                 "uses no corrupted prompt (zero, mean)"
             )
         task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options, bos=bos)
-    limit = getattr(tokenizer, "model_max_length", task.length)
-    if task.length > limit:
-        raise TokenizationError(
-            f"the longest prompt of {task.name!r} has {task.length} tokens and the model reads {limit}; "
-            "make the prompts shorter"
-        )
     if isinstance(model, HasTokenizer):
-        task.validate(model.n_vocab)
+        task.validate(model.n_vocab, model.n_positions)
     return task
 
 

@@ -131,6 +131,10 @@ class PairTask:
         _check_rows(self)
         _check_values(self)
 
+    def describe(self) -> dict[str, Any]:
+        """Identity of the prompts as it enters records."""
+        return {"name": self.name, "data_hash": self.data_hash, "n": self.n, "config": dict(self.config)}
+
     def __repr__(self) -> str:
         return f"PairTask({self.name!r}, n={self.n}, length={self.length}, objective={self.objective!r})"
 
@@ -216,12 +220,18 @@ class PairTask:
                 indices=rows,
             )
 
-    def validate(self, n_vocab: int) -> None:
-        """Check every token id against a model's vocabulary.
+    def validate(self, n_vocab: int, n_positions: int | None = None) -> None:
+        """Check every token id against a model's vocabulary, and the length against what it reads.
 
         Raises:
-            TokenizationError: If an id is `n_vocab` or more; the first such prompt is named.
+            TokenizationError: If an id is `n_vocab` or more (the first such prompt is named), or the longest
+                prompt has more than `n_positions` tokens.
         """
+        if n_positions is not None and self.length > n_positions:
+            raise TokenizationError(
+                f"the longest prompt of {self.name!r} has {self.length} tokens and the model reads "
+                f"{n_positions}; make the prompts shorter"
+            )
         for name in ("clean", "corrupted", "answers", "wrong"):
             ids = getattr(self, name)
             if ids is None or int(ids.max()) < n_vocab:
