@@ -18,7 +18,7 @@ help:
 	@echo "make test-timm  the tests that need timm, in $(TIMM), an environment layered over $(VENV)"
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff rewrite what it can"
-	@echo "make bench      every benchmark, one JSON line each"
+	@echo "make bench      every benchmark, one JSON document each"
 	@echo "make docs       the documentation, warnings are errors; docs/_build/html/index.html"
 	@echo "make lock       pin what $(VENV) holds now in requirements.lock"
 	@echo "make clean      remove what was built here, the environments too"

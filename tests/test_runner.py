@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from torch import nn
 
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
 from assay.errors import InputError, OutputError, UnknownNameError
-from assay.execution import CircuitRuns, run_circuit
+from assay.execution import ABLATIONS, CircuitRuns, run_circuit
 from assay.graph import build_graph
 from assay.models import Model, load_model
+from assay.objectives import OBJECTIVES
 from assay.report import save_report
 from assay.runner import (
     Audit,
@@ -29,7 +31,7 @@ from assay.runner import (
     runs_of,
     stages,
 )
-from assay.runner.stages import recovery
+from assay.runner.stages import recovery, registered
 from assay.store import Store
 from assay.tasks import PairTask
 
@@ -369,6 +371,34 @@ def test_stored_scores_and_measurements_come_back_unchanged(
     assert measure_stored(runs, "kl", store=store) == record
     with pytest.raises(AssertionError, match="computed before"):
         measure_stored(runs, "kl", random_circuits=2, store=store)
+
+
+def test_results_under_unregistered_objectives_and_ablations_stay_out_of_the_store(
+    tiny: Model, task: PairTask, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    usual = OBJECTIVES["logit_diff"]
+    double = replace(usual, loss=lambda logits, clean, batch: 2 * usual.loss(logits, clean, batch))
+    plain, doubled = (discover_stored(tiny, task, "eap", objective=o, store=store) for o in (usual, double))
+    assert torch.allclose(doubled.values, 2 * plain.values, rtol=1e-3, atol=1e-5)
+    circuit = plain.top(20).connected()
+    for objective in (usual, double):
+        measure_stored(CircuitRuns(tiny, task, circuit, objective=objective), "kl", store=store)
+    silent_ablation = type("Silent", (type(ABLATIONS["zero"]),), {"key": "resample"})()
+    resampled = discover_stored(tiny, task, "eap", ablation="resample", store=store)
+    silenced = discover_stored(tiny, task, "eap", ablation=silent_ablation, store=store)
+    assert torch.equal(resampled.values, plain.values)
+    assert not torch.allclose(silenced.values, resampled.values)
+    assert [result.kind for result in store.find()] == ["scores", "measurement"]
+    audit(tiny, task, n_random=1, metrics=[], objective=double, store=store)
+    assert len(store.find()) == 2
+
+
+def test_what_is_registered_is_known_by_its_key() -> None:
+    usual = OBJECTIVES["kl"]
+    assert all(registered(usual, ablation) for ablation in ABLATIONS.values())
+    assert all(registered(objective, ABLATIONS["zero"]) for objective in OBJECTIVES.values())
+    assert not registered(replace(usual), ABLATIONS["zero"])
 
 
 def test_a_circuit_found_on_the_way_is_measured_on_other_prompts(mini: Model) -> None:

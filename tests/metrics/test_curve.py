@@ -185,6 +185,7 @@ def test_batch_size_changes_nothing_and_a_setting_changes_the_identity(
     assert again.id_hash == curve.id_hash
     signed = faithfulness_curve(scores, model, task, absolute=False)
     assert not signed.absolute
+    assert (curve.to_dict()["ranking"], signed.to_dict()["ranking"]) == ("|score|", "signed score")
     assert signed.id_hash != curve.id_hash
     assert signed.circuits[8] == scores.top(int(signed.n_edges[8]), absolute=False).connected()
     assert signed.circuits[8] != curve.circuits[8]

@@ -35,6 +35,12 @@ def test_a_task_of_ids_alone_reads_the_last_token_of_each_prompt() -> None:
     assert repr(plain) == "PairTask('custom', n=2, length=3, objective='logit_diff')"
 
 
+def test_a_description_is_the_identity_of_the_prompts() -> None:
+    made = task(name="own", config={"seed": 3})
+    expected = {"name": "own", "data_hash": made.data_hash, "n": 3, "config": {"seed": 3}}
+    assert made.describe() == expected
+
+
 def test_the_default_read_position_is_the_last_token_before_the_padding() -> None:
     assert task().positions.tolist() == [3, 2, 3]
 

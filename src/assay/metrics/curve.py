@@ -62,6 +62,9 @@ class Band(NamedTuple):
 class FaithfulnessCurve:
     """Faithfulness of the best n edges for growing n.
 
+    One curve, and so one ranking, gives both integrals. The published ones take a curve each: CPR ranks by
+    signed score (`absolute=False`), CMD by |score| (`absolute=True`); `ranking` says which this one did.
+
     Attributes:
         fractions: Shares of all edges, ascending.
         n_edges: Edges asked for at each, int(fraction * |E|).
@@ -95,13 +98,18 @@ class FaithfulnessCurve:
 
     @property
     def cpr(self) -> float:
-        """Trapezoid integral of F over the fractions; higher is better."""
+        """Trapezoid integral of F over the fractions; higher is better. As published: `absolute=False`."""
         return self.area.value
 
     @property
     def cmd(self) -> float:
-        """Trapezoid integral of |1 - F| over the fractions; lower is better."""
+        """Trapezoid integral of |1 - F| over the fractions; lower is better. As published: `absolute=True`."""
         return self.distance.value
+
+    @property
+    def ranking(self) -> str:
+        """What edges were ranked by: `|score|` or `signed score`."""
+        return "|score|" if self.absolute else "signed score"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -145,6 +153,7 @@ class FaithfulnessCurve:
             "cmd": self.distance.to_dict(level=level),
             "random": None if self.random is None else _random_dict(self.random),
             "absolute": self.absolute,
+            "ranking": self.ranking,
             "log_scale": self.log_scale,
             "n": self.area.n,
             "n_excluded": self.area.n_excluded,
@@ -197,7 +206,8 @@ def faithfulness_curve(
         task: The examples.
         fractions: Shares k of all edges in (0, 1], ascending; default .001 to 1 in ten steps. A circuit gets
             n = int(k |E|) edges; n = 0 is the empty circuit, F = 0.
-        absolute: Rank edges by |score|, as CMD is published; False ranks by signed score, as CPR is.
+        absolute: Rank edges by |score|, as CMD is published; False ranks by signed score, as CPR is. Numbers
+            to set beside published ones need a curve of each kind.
         selection: `top` or `greedy` (grown from `logits`).
         prune: Run only edges on a kept path from `input` to `logits`.
         log_scale: Integrate over ln k.

@@ -1,7 +1,7 @@
 """Jobs: pure functions of their records, resumed from the store; above all the audit."""
 
 from assay.runner.job import Audit, Stage, audit, load_audit, plan, plan_discovery, plan_measurement
-from assay.runner.prompts import DEFAULT_N, Draws, draw_prompts
+from assay.runner.prompts import Draws, draw_prompts
 from assay.runner.stages import (
     Progress,
     check_options,
@@ -11,6 +11,7 @@ from assay.runner.stages import (
     measure_stored,
     runs_of,
 )
+from assay.tasks.load import DEFAULT_N
 
 
 __all__ = [

@@ -11,6 +11,7 @@ from assay.execution import CircuitRuns
 from assay.measurement import plain
 from assay.metrics import FaithfulnessCurve
 from assay.metrics.curve import FRACTIONS
+from assay.metrics.metric import SIGNED_MARGINS
 from assay.models import Model
 from assay.runner.prompts import Draws
 from assay.runner.stages import Found
@@ -51,7 +52,7 @@ def task_facts(draws: Draws, runs: CircuitRuns) -> dict[str, Any]:
     """What a report says about the prompts: counts, the model's own success, a few examples."""
     task = draws.measured
     margins = runs.margins("full")
-    signed = runs.objective in ("logit_diff", "logit_diff_max", "prob_diff")
+    signed = runs.objective in SIGNED_MARGINS
     return {
         "name": task.name,
         "n": task.n,
@@ -130,7 +131,7 @@ def curve_facts(curve: FaithfulnessCurve, fine: FaithfulnessCurve) -> dict[str, 
     """
     published, drawn = curve.to_dict(), fine.to_dict()
     n_edges = fine.circuits[0].graph.n_edges
-    facts = {key: drawn[key] for key in ("n_edges", "kept_edges", "values", "low", "high", "n")}
+    facts = {key: drawn[key] for key in ("n_edges", "ranking", "kept_edges", "values", "low", "high", "n")}
     facts |= {
         "fractions": [size / n_edges for size in drawn["n_edges"]],
         "cpr": published["cpr"]["value"],

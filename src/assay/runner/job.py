@@ -26,7 +26,7 @@ from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
 from assay.report import document_graph, save_report
 from assay.runner import document
-from assay.runner.prompts import DEFAULT_N, Draws, draw_prompts, task_record
+from assay.runner.prompts import Draws, draw_prompts
 from assay.runner.stages import (
     FIRST_SIZE,
     Progress,
@@ -36,9 +36,11 @@ from assay.runner.stages import (
     find_circuit,
     measure_stored,
     recovery,
+    registered,
 )
 from assay.store import Store
 from assay.tasks import PairTask
+from assay.tasks.load import DEFAULT_N
 
 
 METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
@@ -153,6 +155,7 @@ def audit(
         batch_size: Prompts per pass; default: by free memory. Never changes a result.
         device: Where to load the model, if it is loaded here.
         store: Results store to read from and write to, or its directory, made once model and task are loaded.
+            Unused under an objective of one's own: its name does not tell it from others.
         out: Directory for the report and the results; checked before the work begins.
         progress: Called with stage, steps done and steps in all (0: unknown).
 
@@ -186,12 +189,15 @@ def audit(
     draws = draw_prompts(loaded, task, n=n, seed=seed)
     keep = store if isinstance(store, Store) or store is None else Store(store)
     report("load", 1, 1)
+    loss = get_objective(objective or draws.measured.objective)
+    replacement = get_ablation(ablation or draws.measured.ablation)
+    keep = keep if registered(loss, replacement) else None
     job = _Job(
         model=loaded,
         draws=draws,
         method=method,
-        objective=get_objective(objective or draws.measured.objective),
-        ablation=get_ablation(ablation or draws.measured.ablation).key,
+        objective=loss,
+        ablation=replacement.key,
         steps=steps,
         target=target,
         seed=seed,
@@ -323,8 +329,8 @@ class _Job:
             "library": library_version(),
             "model": self.model.describe(),
             "graph": self.model.graph.fingerprint,
-            "discovery": task_record(self.draws.discovery),
-            "measured": task_record(self.draws.measured),
+            "discovery": self.draws.discovery.describe(),
+            "measured": self.draws.measured.describe(),
             "held_out": self.draws.held_out,
             "method": {"key": self.method, "steps": self.steps, "quadrature": "midpoint"},
             "objective": self.objective.key,

@@ -1,15 +1,12 @@
 """Which prompts a circuit is found on, and which other prompts it is measured on."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from assay.models import Model
 from assay.tasks import TASKS, PairTask, load_task
-
-
-DEFAULT_N = 200
+from assay.tasks.load import DEFAULT_N
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,8 +58,3 @@ def draw_prompts(model: Model, task: PairTask | str, *, n: int | None, seed: int
     if not others:
         return Draws(discovery=both, measured=both, held_out=False)
     return Draws(discovery=both.subset(sorted(rows)), measured=both.subset(others), held_out=True)
-
-
-def task_record(task: PairTask) -> dict[str, Any]:
-    """Identity of a task's prompts as it enters records."""
-    return {"name": task.name, "data_hash": task.data_hash, "n": task.n, "config": dict(task.config)}

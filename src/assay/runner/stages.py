@@ -13,12 +13,12 @@ import torch
 from assay.circuits import Circuit, EdgeScores
 from assay.discovery import METHODS, discover
 from assay.errors import InputError, OutputError
-from assay.execution import CircuitRuns, get_ablation
+from assay.execution import ABLATIONS, Ablation, CircuitRuns, get_ablation
 from assay.measurement import library_version, record_id
-from assay.metrics import find_metric, measure
+from assay.metrics import find_metric, measure, measurement_provenance
 from assay.models import Model
-from assay.objectives import Objective, get_objective
-from assay.runner.prompts import draw_prompts, task_record
+from assay.objectives import OBJECTIVES, Objective, get_objective
+from assay.runner.prompts import draw_prompts
 from assay.stats import recovery_of
 from assay.store import Store
 from assay.tasks import TASKS, PairTask, load_task
@@ -96,6 +96,13 @@ def check_device(name: str) -> None:
         raise InputError(f"no device {name!r}: PyTorch {torch.__version__} here has {', '.join(devices)}")
 
 
+def registered(objective: Objective, ablation: Ablation) -> bool:
+    """Whether both are what their keys name; records hold keys, so a store can tell only these apart."""
+    return (objective.key in OBJECTIVES and OBJECTIVES[objective.key] is objective) and (
+        ablation.key in ABLATIONS and ABLATIONS[ablation.key] is ablation
+    )
+
+
 # ---- discover -----------------------------------------------------------------------------------
 
 
@@ -105,22 +112,28 @@ def discover_stored(
     method: str,
     *,
     objective: str | Objective | None = None,
-    ablation: str | None = None,
+    ablation: str | Ablation | None = None,
     steps: int | str = 5,
     quadrature: str = "midpoint",
     batch_size: int | None = None,
     seed: int = 0,
     store: Store | None = None,
 ) -> EdgeScores:
-    """`assay.discover`, taken from the store where the same scores were computed before."""
+    """`assay.discover`, taken from the store where the same scores were computed before.
+
+    Under an objective or ablation that is not registered the store is left alone.
+    """
+    loss, replacement = get_objective(objective or task.objective), get_ablation(ablation or task.ablation)
+    if not registered(loss, replacement):
+        store = None
     record = {
         "library": library_version(),
         "model": model.describe(),
-        "task": task_record(task),
+        "task": task.describe(),
         "graph": model.graph.fingerprint,
         "method": METHODS[method].key,
-        "objective": get_objective(objective or task.objective).key,
-        "ablation": get_ablation(ablation or task.ablation).key,
+        "objective": loss.key,
+        "ablation": replacement.key,
         "steps": steps,
         "quadrature": quadrature,
         "seed": seed,
@@ -154,19 +167,20 @@ def discover_stored(
 def measure_stored(
     runs: CircuitRuns, metric: str, *, random_circuits: int = 0, store: Store | None = None
 ) -> dict[str, Any]:
-    """The record of one measurement (`Measurement.to_dict`), from the store where it was made before."""
-    spec = find_metric(metric)
-    how = {"id": spec.id, "key": spec.key, "version": spec.version, "options": dict(spec.options)}
-    record = {**runs.provenance, "metric": how}
-    if random_circuits:
-        record["random_circuits"] = random_circuits
+    """The record of one measurement (`Measurement.to_dict`), from the store where it was made before.
+
+    Under an objective or ablation that is not registered the store is left alone.
+    """
+    if not registered(runs.objective_object, runs.ablation_object):
+        store = None
+    record = measurement_provenance(runs, metric, random_circuits=random_circuits)
     identity = record_id("measurement", record)
     if store is not None and store.has(identity):
         return store.get(identity).payload
     found = measure(runs.circuit, runs.model, runs.task, metric, runs=runs, random_circuits=random_circuits)
     payload = found.to_dict()
     if store is not None:
-        store.put("measurement", found.provenance, payload, found.arrays())
+        store.put("measurement", record, payload, found.arrays())
     return payload
 
 
