@@ -208,7 +208,6 @@ def build_graph(
     n_layers: int,
     n_heads: int,
     n_kv_heads: int | None = None,
-    *,
     parallel: bool = False,
     mlps: bool = True,
 ) -> Graph:

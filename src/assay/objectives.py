@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from assay.errors import InputError
+from assay.errors import InputError, ShapeError
 from assay.registry import Registry
 
 
@@ -63,7 +63,14 @@ class Objective:
                 f"objective {self.key!r} compares answers with wrong answers, but the task has no `wrong`; "
                 "give the task wrong=, or choose objective='kl' or 'ce'"
             )
-        return self.loss(logits, clean_logits, batch)
+        loss = self.loss(logits, clean_logits, batch)
+        if not isinstance(loss, Tensor) or loss.shape != logits.shape[:1] or not loss.is_floating_point():
+            found = f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ShapeError(
+                f"objective {self.key!r} returned {found}; expected one floating-point loss per example, "
+                f"shape ({len(logits)},); do not average over the batch"
+            )
+        return loss
 
 
 OBJECTIVES: Registry[Objective] = Registry("objective")
@@ -77,7 +84,8 @@ def get_objective(objective: "str | Objective | Loss") -> Objective:
         return Objective(
             key=getattr(objective, "__name__", type(objective).__name__), loss=objective, unit="user"
         )
-    return OBJECTIVES[objective.replace("-", "_")]
+    key = objective.replace("-", "_")
+    return OBJECTIVES[key if key in OBJECTIVES else objective]
 
 
 def _gather(

@@ -209,6 +209,15 @@ def test_greedy_grows_from_the_logits(seed: int, k: int) -> None:
 # ---- errors ---------------------------------------------------------------------------------------
 
 
+def test_thresholds_and_sizes_must_be_numbers(unchecked: None) -> None:
+    with pytest.raises(InputError, match="threshold is NaN"):
+        some_scores().threshold(float("nan"))
+    with pytest.raises(InputError, match="give a whole number"):
+        some_scores().top(5.0)
+    with pytest.raises(InputError, match="not a pair of whole numbers"):
+        Circuit.from_heads(GRAPH, [(0.9, 1)])
+
+
 @pytest.mark.parametrize("k", [0, -1, GRAPH.n_edges + 1])
 def test_sizes_outside_the_graph_are_refused(k: int) -> None:
     with pytest.raises(InputError, match=f"cannot keep {k} edges: this graph has {GRAPH.n_edges}"):

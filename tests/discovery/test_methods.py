@@ -1,5 +1,6 @@
 """Every edge method against its slow literal twin, and what holds for all of them."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 
 from assay.circuits import Circuit, EdgeScores
 from assay.discovery import METHODS, discover, quadrature_nodes
-from assay.errors import InputError, NonFiniteError, UnknownNameError
+from assay.errors import AssayWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
 from assay.execution import ABLATIONS
 from assay.models import Model, load_model
-from assay.tasks import PairTask, load_task
+from assay.tasks import PairBatch, PairTask, load_task
 
 
 STEPS = 3
@@ -180,14 +181,24 @@ def test_every_quadrature_equals_its_twin(gpt2_tiny64: nn.Module, rule: str, abl
     assert_scores(found, Literal(model, task, "kl", ablation).eap_ig_inputs(rule))
 
 
-def test_refined_steps_equal_the_nine_node_rule(gpt2_tiny64: nn.Module) -> None:
+@pytest.mark.parametrize(("tolerance", "steps", "forward"), [(1.0, 3, 5), (0.0, 9, 13)])
+def test_refined_steps_equal_the_rule_they_stop_at(
+    gpt2_tiny64: nn.Module, monkeypatch: pytest.MonkeyPatch, tolerance: float, steps: int, forward: int
+) -> None:
+    """Three nodes where they suffice, else nine; either way the scores are those of that midpoint rule."""
+    monkeypatch.setattr("assay.discovery.method.TOLERANCE", tolerance)
     model = load_model(gpt2_tiny64)
     task = random_task(model)
-    automatic = discover(model, task, objective="kl", steps="auto", per_example=True)
-    assert automatic.details["steps"] in (3, 9)
-    fixed = discover(model, task, objective="kl", steps=automatic.details["steps"], per_example=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        automatic = discover(model, task, objective="kl", steps="auto", per_example=True)
+    assert automatic.details["steps"] == steps
+    assert automatic.details["passes"]["forward"] == forward
+    assert [issubclass(warning.category, AssayWarning) for warning in caught] == [True] * (steps == 9)
+    fixed = discover(model, task, objective="kl", steps=steps, per_example=True)
     torch.testing.assert_close(automatic.values, fixed.values)
     torch.testing.assert_close(automatic.per_example, fixed.per_example)
+    assert automatic.details["completeness_gap"] == pytest.approx(fixed.details["completeness_gap"])
 
 
 @given(st.integers(1, 40), st.sampled_from(["midpoint", "left", "right", "gauss-legendre"]))
@@ -211,7 +222,7 @@ def test_completeness_gap_is_the_one_of_the_definition(gpt2_tiny64: nn.Module) -
         ablated_input = literal.run(
             model, task.clean, literal.plain_stream, override={"input": twin.ablated["input"]}
         )[0]
-        effect = float((twin.loss(ablated_input) - twin.clean_loss).mean())
+        effect = float((twin.loss(ablated_input) - twin.clean_loss).detach().mean())
         gap = abs(float(scores.values[0].sum()) - effect) / abs(effect)
         assert scores.details["completeness_gap"] == pytest.approx(gap, rel=1e-6, abs=1e-9)
         assert gap < 0.01
@@ -295,11 +306,15 @@ def test_eap_refuses_objectives_that_are_stationary(gpt2_tiny64: nn.Module, obje
         ({"method": "eap-ig-input"}, "did you mean 'eap-ig-inputs'"),
         ({"objective": "logit-dif"}, "did you mean 'logit_diff'"),
         ({"ablation": "resampel"}, "did you mean 'resample'"),
-        ({"batch_size": 0}, "give at least 1"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"batch_size": 2.5}, "batch_size is 2.5"),
+        ({"steps": 2.7}, "positive integer or 'auto'"),
+        ({"steps": True}, "positive integer or 'auto'"),
+        ({"objective": "kl", "steps": 1, "quadrature": "right"}, "all scores would vanish"),
     ],
 )
 def test_settings_no_method_can_serve_are_refused(
-    gpt2_tiny64: nn.Module, options: dict[str, object], message: str
+    gpt2_tiny64: nn.Module, unchecked: None, options: dict[str, object], message: str
 ) -> None:
     model = load_model(gpt2_tiny64)
     with pytest.raises(InputError, match=message):
@@ -318,9 +333,29 @@ def test_objective_that_needs_wrong_answers_says_so(gpt2_tiny64: nn.Module) -> N
         discover(model, replace(random_task(model), wrong=None))
 
 
-def test_infinite_gradients_are_named(gpt2_tiny64: nn.Module) -> None:
+def test_infinite_gradients_name_the_example(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
-    with pytest.raises(NonFiniteError, match="NaN or infinite scores in examples 0 to"):
+    task = random_task(model)
+    third = task.answers[2, 0]
+    assert (task.answers == third).sum() == 1
+
+    def loss(logits: Tensor, clean: Tensor, batch: PairBatch) -> Tensor:
+        return logits.sum(1) * torch.where(batch.answers[:, 0] == third, torch.inf, 1.0)
+
+    with pytest.raises(NonFiniteError, match="for example 2;"):
+        discover(model, task, objective=loss)
+
+
+def test_losses_that_are_not_per_example_are_refused(gpt2_tiny64: nn.Module, unchecked: None) -> None:
+    model = load_model(gpt2_tiny64)
+    for loss in (lambda logits, clean, batch: logits.mean(), lambda logits, clean, batch: logits[:, :1]):
+        with pytest.raises(ShapeError, match="one floating-point loss per example"):
+            discover(model, random_task(model), objective=loss)
+
+
+def test_constant_infinite_loss_is_refused(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(NonFiniteError, match="NaN or infinite scores for example 0"):
         discover(model, random_task(model), objective=lambda logits, clean, batch: logits.sum(1) * torch.inf)
 
 
@@ -397,5 +432,5 @@ def test_a_batch_that_does_not_fit_is_split(gpt2_tiny64: nn.Module) -> None:
     split = discover(model, task, batch_size=task.n, memory=1)
     assert (whole.details["batch_size"], split.details["batch_size"]) == (task.n, 1)
     torch.testing.assert_close(split.values, whole.values)
-    with pytest.raises(InputError, match="memory is 0; give at least 1"):
+    with pytest.raises(InputError, match="memory is 0; give a whole number"):
         discover(model, task, memory=0)

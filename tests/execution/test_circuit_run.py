@@ -318,7 +318,7 @@ def test_overflowing_logits_name_the_example(tiny_module: Callable[..., nn.Modul
     clean = torch.ones(3, 4).long()
     clean[2, 1] = 5
     task = PairTask(clean=clean, corrupted=clean, answers=torch.ones(3, 1).long())
-    with pytest.raises(NonFiniteError, match="infinite logits for example"):
+    with pytest.raises(NonFiniteError, match="infinite logits for example 0"):
         run_model(model, task, batch_size=1)
 
 
@@ -332,18 +332,20 @@ def test_training_mode_is_refused(tiny_module: Callable[..., nn.Module]) -> None
 
 def test_batch_size_of_zero_is_refused(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
-    with pytest.raises(InputError, match="give at least 1"):
+    with pytest.raises(InputError, match="give a whole number of at least 1"):
         run_model(model, random_task(model), batch_size=0)
 
 
-@pytest.mark.parametrize(
-    ("ablation", "message"), [("mean", "give at least 2 examples"), ("mean-positional", "lengths")]
-)
-def test_means_that_cannot_be_taken_are_refused(gpt2_tiny64: nn.Module, ablation: str, message: str) -> None:
+def test_positional_means_that_cannot_be_taken_are_refused(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
-    task = random_task(model, n=1 if ablation == "mean" else 5, ragged=True)
-    with pytest.raises(InputError, match=message):
-        run_circuit(model, task, Circuit.empty(model.graph), ablation=ablation)
+    for n, message in ((1, "give at least 2 examples"), (5, "needs prompts of one length")):
+        with pytest.raises(InputError, match=message):
+            run_circuit(
+                model,
+                random_task(model, n=n, ragged=True),
+                Circuit.empty(model.graph),
+                ablation="mean-positional",
+            )
 
 
 def test_margins_outlive_the_logits_they_came_from(

@@ -1,3 +1,5 @@
+import json
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -5,8 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from assay.errors import FileFormatError, InputError, NonFiniteError, UnsafeFileError, UnsupportedModelError
+from assay.errors import (
+    FileFormatError,
+    InputError,
+    NonFiniteError,
+    TokenizationError,
+    UnsafeFileError,
+    UnsupportedModelError,
+)
 from assay.models import load_model
+from assay.tasks import PairTask
 
 
 @pytest.fixture
@@ -86,3 +96,53 @@ def test_nan_weights_are_named(gpt2_tiny: nn.Module) -> None:
         broken.transformer.h[1].mlp.c_fc.weight[0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"weight 'transformer.h.1.mlp.c_fc.weight' .* NaN"):
         load_model(broken)
+
+
+def test_incomplete_checkpoints_are_refused(tmp_path: Path, tiny_module: Callable[..., nn.Module]) -> None:
+    """A missing tensor must not be filled with random numbers."""
+    from safetensors.torch import load_file, save_file
+
+    directory = tmp_path / "model"
+    tiny_module("llama", torch.float32).save_pretrained(directory)
+    weights = load_file(directory / "model.safetensors")
+    save_file(
+        {name: value for name, value in weights.items() if name != "lm_head.weight"},
+        directory / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(FileFormatError, match=r"not a complete checkpoint: missing keys lm_head\.weight"):
+        load_model(directory)
+
+
+def test_weights_of_another_shape_are_refused(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "vocab_size": 33}))
+    with pytest.raises(FileFormatError, match="cannot load|not a complete checkpoint"):
+        load_model(saved)
+
+
+def test_weight_hash_follows_changes_in_place(gpt2_tiny: nn.Module) -> None:
+    module = deepcopy(gpt2_tiny)
+    model = load_model(module)
+    before = model.weight_hash
+    with torch.no_grad():
+        module.transformer.ln_f.weight[0] += 1
+    assert model.weight_hash != before
+
+
+def test_weight_hash_knows_the_configuration(gpt2_tiny: nn.Module) -> None:
+    other = deepcopy(gpt2_tiny)
+    other.config.activation_function = "relu"
+    assert load_model(other).weight_hash != load_model(gpt2_tiny).weight_hash
+
+
+def test_prompts_longer_than_the_positions_are_refused(gpt2_tiny: nn.Module) -> None:
+    from assay.discovery import discover
+    from assay.execution import run_model
+
+    model = load_model(gpt2_tiny)
+    ids = torch.ones(2, 33).long()
+    task = PairTask(clean=ids, corrupted=ids, answers=ids[:, :1], wrong=ids[:, :1] + 1)
+    for call in (run_model, discover):
+        with pytest.raises(TokenizationError, match="has 33 tokens and the model reads 32"):
+            call(model, task)

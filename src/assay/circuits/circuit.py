@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -105,8 +106,10 @@ class Circuit:
         provenance: dict[str, Any] = {}
         if isinstance(heads, str | Path):
             heads, roles, provenance = _read_head_file(graph, Path(heads))
-        kept = [(int(layer), int(head)) for layer, head in heads]
+        kept = [(layer, head) for layer, head in heads]
         for layer, head in kept:
+            if not (isinstance(layer, int) and isinstance(head, int)):
+                raise InputError(f"head ({layer!r}, {head!r}) is not a pair of whole numbers (layer, head)")
             if not (0 <= layer < graph.n_layers and 0 <= head < graph.n_heads):
                 raise InputError(
                     f"head ({layer}, {head}) is out of range: the graph has {graph.n_layers} layers "
@@ -218,8 +221,34 @@ class Circuit:
 
     # ---- set operations -------------------------------------------------------------------------
 
-    def _combine(self, other: "Circuit", mask: Tensor) -> "Circuit":
-        return Circuit(graph=self.graph, mask=mask, provenance={"parents": [self.hash, other.hash]})
+    def _combine(self, other: "Circuit", operation: Callable[[Any, Any], Any]) -> "Circuit":
+        """Apply a set operation to the edges, or to the heads if both are circuits of heads."""
+        self._check(other)
+        shared = {
+            key: value
+            for key, value in self.provenance.items()
+            if key in other.provenance and other.provenance[key] == value
+        }
+        provenance = {**shared, "parents": [self.hash, other.hash]}
+        if self.heads is None or other.heads is None:
+            mask = operation(self.mask, other.mask) & self.mask.logical_or(other.mask)
+            return Circuit(graph=self.graph, mask=mask, provenance=provenance)
+        heads = sorted(operation(set(self.heads), set(other.heads)))
+        made = Circuit.from_heads(self.graph, heads, mlps=self._keeps_mlps or other._keeps_mlps)
+        return replace(made, provenance=provenance)
+
+    @property
+    def _keeps_mlps(self) -> bool:
+        return self.graph.mlps and bool(self.mask[self.graph.mlp_source(0)].any())
+
+    def emptied(self) -> "Circuit":
+        """What is left when nothing of the circuit is kept: no edge, or for a head circuit no head.
+
+        A circuit of heads ablates heads only, so its embeddings and kept MLPs still act.
+        """
+        if self.heads is None:
+            return Circuit.empty(self.graph)
+        return Circuit.from_heads(self.graph, [], mlps=self._keeps_mlps)
 
     def _check(self, other: "Circuit") -> "Circuit":
         if not isinstance(other, Circuit):
@@ -231,13 +260,13 @@ class Circuit:
         return other
 
     def __or__(self, other: "Circuit") -> "Circuit":
-        return self._combine(other, self.mask | self._check(other).mask)
+        return self._combine(other, operator.or_)
 
     def __and__(self, other: "Circuit") -> "Circuit":
-        return self._combine(other, self.mask & self._check(other).mask)
+        return self._combine(other, operator.and_)
 
     def __sub__(self, other: "Circuit") -> "Circuit":
-        return self._combine(other, self.mask & ~self._check(other).mask)
+        return self._combine(other, _minus)
 
     def __invert__(self) -> "Circuit":
         return Circuit(
@@ -289,6 +318,11 @@ class Circuit:
         return save_circuit(self, Path(path))
 
 
+def _minus(first: Any, second: Any) -> Any:
+    """Set difference, of masks or of sets."""
+    return first & ~second if isinstance(first, Tensor) else first - second
+
+
 def prune(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"]) -> Bool[Tensor, "n_sources n_targets"]:
     """Edges of `mask` that lie on a path from `input` to `logits` inside `mask`.
 
@@ -326,6 +360,8 @@ def _stages(graph: Graph) -> list[tuple[slice, slice]]:
 def check_n_edges(graph: Graph, n_edges: int, *, allow_zero: bool = False) -> None:
     """Refuse a circuit size outside the graph."""
     low = 0 if allow_zero else 1
+    if not isinstance(n_edges, int):
+        raise InputError(f"the number of edges is {n_edges!r}; give a whole number")
     if not low <= n_edges <= graph.n_edges:
         raise InputError(
             f"cannot keep {n_edges} edges: this graph has {graph.n_edges}; choose k from {low} to "
@@ -350,10 +386,21 @@ def _read_head_file(
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"cannot read {path} as a head-circuit JSON file: {error}") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path} holds a JSON {type(content).__name__}, not a head_circuit/1 object")
     if content.get("schema") != "head_circuit/1" or content.get("index_base") != 0:
         raise FileFormatError(
             f"{path} is not a head_circuit/1 file with zero-based heads (schema {content.get('schema')!r})"
         )
+    try:
+        return _head_file_parts(graph, path, content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{path} is not a complete head_circuit/1 file: {error!r}") from error
+
+
+def _head_file_parts(
+    graph: Graph, path: Path, content: Mapping[str, Any]
+) -> tuple[list[list[int]], dict[str, tuple[tuple[int, int], ...]], dict[str, Any]]:
     shape = content["model"]
     if (shape["n_layers"], shape["n_heads"]) != (graph.n_layers, graph.n_heads):
         raise GraphMismatchError(

@@ -1,6 +1,7 @@
 """Scores of edges, and the ways to choose a circuit from them."""
 
 import heapq
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.circuits.circuit import Circuit, check_n_edges
-from assay.errors import NonFiniteError, ShapeError
+from assay.errors import InputError, NonFiniteError, ShapeError
 from assay.graph import Graph
 
 
@@ -43,6 +44,10 @@ class EdgeScores:
 
     def __post_init__(self) -> None:
         expected = (self.graph.n_sources, self.graph.n_targets)
+        if self.values.ndim != 2 or (self.per_example is not None and self.per_example.ndim != 3):
+            raise ShapeError(
+                "values must be [n_sources, n_targets] and per_example [n_examples, n_sources, n_targets]"
+            )
         for name, tensor in (("values", self.values), ("per_example", self.per_example)):
             if tensor is None:
                 continue
@@ -51,8 +56,9 @@ class EdgeScores:
                     f"{name} has shape {tuple(tensor.shape)}; this graph needs [..., {expected[0]}, "
                     f"{expected[1]}]"
                 )
-        if not bool(torch.isfinite(self.values).all()):
-            row, column = (~torch.isfinite(self.values)).nonzero()[0].tolist()
+        bad = ~torch.isfinite(self.values) & self.graph.valid
+        if bool(bad.any()):
+            row, column = bad.nonzero()[0].tolist()
             raise NonFiniteError(
                 f"score of {self.graph.edge_name(row, column)} is {self.values[row, column].item()}; "
                 "check the model's logits and "
@@ -83,6 +89,8 @@ class EdgeScores:
 
     def threshold(self, minimum: float, *, absolute: bool = True) -> Circuit:
         """Every edge whose |score| (or signed score) is at least `minimum`."""
+        if math.isnan(minimum):
+            raise InputError("threshold is NaN; give a number in the unit of the scores")
         values = self.values.abs() if absolute else self.values
         mask = (values >= minimum) & self.graph.valid
         return self._circuit(mask, {"selection": "threshold", "minimum": minimum, "absolute": absolute})

@@ -1,7 +1,6 @@
 """Gradient methods: EAP, EAP-IG on inputs and on activations, clean-corrupted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -103,17 +102,33 @@ class _PathGradient(EdgeMethod):
         """Where gradients are taken, and their weights."""
         raise NotImplementedError
 
+    def check(self, settings: Settings) -> None:
+        if self.integrates:
+            check_steps(settings.steps, settings.quadrature)
+        if settings.objective.stationary and all(node.alpha == 1 for node in self.nodes(settings)):
+            raise InputError(
+                f"{self.key} takes the gradient at the clean run only, where objective "
+                f"{settings.objective.key!r} has zero gradient, so all scores would vanish; use "
+                "objective='logit_diff' or 'ce', or method='eap-ig-inputs' with more steps"
+            )
+
     def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
         nodes = self.nodes(settings)
-        sums = GradientSums(model)
+        middle = [node for node in nodes if node.alpha == 0.5] if settings.steps == "auto" else []
+        sums, centre = GradientSums(model), GradientSums(model)
         with model.frozen():
             passes = _Passes(model, batch, prepared, settings, {node.alpha for node in nodes})
             for node in nodes:
-                sums.add(passes.between(node.alpha), batch.positions, node.weight)
-                passes.traces[node.alpha].release()
+                trace = passes.between(node.alpha)
+                sums.add(trace, batch.positions, node.weight)
+                if node in middle:
+                    centre.add(trace, batch.positions, 1.0)
+                trace.release()
             effect = passes.input_effect() if self.measures_completeness else None
+        differences = passes.differences()
         return BatchScores(
-            scores=sums.contract(passes.differences(), batch.positions, per_example=settings.per_example),
+            scores=sums.contract(differences, batch.positions, per_example=settings.per_example),
+            coarse=centre.contract(differences, batch.positions, per_example=False) if middle else None,
             forward=passes.forward,
             backward=passes.backward,
             input_effect=effect,
@@ -123,7 +138,7 @@ class _PathGradient(EdgeMethod):
 
     def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
         per_step = 2 * model.n_layers
-        steps = 6 if settings.steps == "auto" else len(self.nodes(settings))
+        steps = len(self.nodes(settings))
         floats = (30 * model.n_layers + per_step * steps) * model.d_model * length
         scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
         return 4 * (floats + scores)
@@ -134,14 +149,6 @@ class Eap(_PathGradient):
 
     key = "eap"
     source = "Syed et al. 2023, arXiv:2310.10348"
-
-    def check(self, settings: Settings) -> None:
-        if settings.objective.stationary:
-            raise InputError(
-                f"eap takes the gradient at the clean run, where objective {settings.objective.key!r} "
-                "has zero gradient, so all scores "
-                "would vanish; use objective='logit_diff' or 'ce', or method='eap-ig-inputs'"
-            )
 
     def nodes(self, settings: Settings) -> Sequence[Node]:
         return (Node(alpha=1.0, weight=1.0),)
@@ -165,43 +172,24 @@ class CleanCorrupted(_PathGradient):
         return (Node(alpha=1.0, weight=0.5), Node(alpha=0.0, weight=0.5))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _NodeSettings(Settings):
-    """Settings of one round of a refined rule: the nodes to visit."""
-
-    nodes: tuple[Node, ...]
-
-
 class EapIgInputs(_PathGradient):
     """EAP with the gradient averaged while the input source moves from its ablated to its clean value."""
 
     key = "eap-ig-inputs"
     source = "Hanna et al. 2024, arXiv:2403.17806"
     measures_completeness = True
-
-    def check(self, settings: Settings) -> None:
-        check_steps(settings.steps, settings.quadrature)
-        if settings.steps != "auto":
-            quadrature_nodes(int(settings.steps), settings.quadrature)
+    integrates = True
 
     def nodes(self, settings: Settings) -> Sequence[Node]:
-        if isinstance(settings, _NodeSettings):
-            return settings.nodes
+        if settings.steps == "auto":
+            return quadrature_nodes(3)
+        if settings.steps == "auto, refined":
+            # The nodes of the 9-point midpoint rule that the 3-point rule has not visited.
+            visited = {round(18 * node.alpha) for node in quadrature_nodes(3)}
+            return tuple(
+                Node(alpha=place / 18, weight=1 / 6) for place in range(1, 18, 2) if place not in visited
+            )
         return quadrature_nodes(int(settings.steps), settings.quadrature)
-
-    def rounds(self, settings: Settings) -> list[Settings]:
-        if settings.steps != "auto":
-            return [settings]
-        # The midpoint rules of 1, 3 and 9 nodes are nested: each round visits only the new nodes.
-        rounds: list[Settings] = []
-        visited: set[int] = set()
-        for steps in (1, 3, 9):
-            places = {round(18 * node.alpha) for node in quadrature_nodes(steps)} - visited
-            visited |= places
-            nodes = tuple(Node(alpha=place / 18, weight=1 / len(places)) for place in sorted(places))
-            fields = {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
-            rounds.append(_NodeSettings(**fields, nodes=nodes))
-        return rounds
 
 
 class EapIgActivations(EdgeMethod):
@@ -213,6 +201,7 @@ class EapIgActivations(EdgeMethod):
 
     key = "eap-ig-activations"
     needs_gradients = True
+    integrates = True
     source = "Marks et al. 2024, arXiv:2403.19647"
 
     def check(self, settings: Settings) -> None:
@@ -222,7 +211,6 @@ class EapIgActivations(EdgeMethod):
                 "a number of steps"
             )
         check_steps(settings.steps, settings.quadrature)
-        quadrature_nodes(int(settings.steps), settings.quadrature)
 
     def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph

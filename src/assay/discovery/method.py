@@ -2,9 +2,10 @@
 
 import abc
 import time
+import warnings
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.errors import InputError, NonFiniteError
+from assay.discovery.quadrature import quadrature_nodes
+from assay.errors import AssayWarning, InputError, NonFiniteError
 from assay.execution import Ablation, Prepared, get_ablation
 from assay.execution.forward import choose_batch_size
 from assay.measurement import library_version
@@ -49,11 +51,13 @@ class BatchScores:
 
     Attributes:
         scores: `[batch, S, R]` if examples are kept apart, else `[1, S, R]`, their sum.
+        coarse: Sum over the batch of the scores of a coarser rule that the same passes gave, if any.
         forward, backward: Passes over the batch that were spent.
         input_effect: Sum over the batch of J(run with `input` ablated) - J(clean), where known.
     """
 
     scores: Float[Tensor, "rows n_sources n_targets"]
+    coarse: Float[Tensor, "1 n_sources n_targets"] | None = None
     forward: int = 0
     backward: int = 0
     input_effect: float | None = None
@@ -65,11 +69,13 @@ class EdgeMethod(abc.ABC):
     Attributes:
         key: Registered name.
         needs_gradients: Whether backward passes are made.
+        integrates: Whether `steps` and `quadrature` are used.
         source: Author, year, arXiv id.
     """
 
     key: str
     needs_gradients: bool
+    integrates: bool = False
     source: str
 
     def check(self, settings: Settings) -> None:
@@ -84,12 +90,10 @@ class EdgeMethod(abc.ABC):
         """Memory of one example beyond a plain pass."""
         return 24 * model.n_layers * model.d_model * length * 4
 
-    def rounds(self, settings: Settings) -> "list[Settings]":
-        """Settings of the sweeps over the data; later ones run only while `refine` asks for them."""
-        return [settings]
-
 
 METHODS: Registry[EdgeMethod] = Registry("method")
+
+TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
 
 
 @dataclass(kw_only=True, eq=False)
@@ -98,6 +102,7 @@ class Sweep:
 
     total: Tensor
     per_example: Tensor | None
+    coarse: Tensor | None = None
     passes: dict[str, float] = field(default_factory=dict)
     input_effect: float | None = None
 
@@ -155,7 +160,7 @@ def discover(
         seed=seed,
     )
     chosen.check(settings)
-    task.validate(model.n_vocab)
+    task.validate(model.n_vocab, model.n_positions)
     extra = chosen.bytes_per_example(model, task.length, settings)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     started = time.perf_counter()
@@ -166,7 +171,7 @@ def discover(
     if sweep.input_effect is not None:
         details["completeness_gap"] = completeness_gap(values, sweep.input_effect / task.n)
     if model.dtype in (torch.bfloat16, torch.float16) and chosen.needs_gradients:
-        details["drift"] = _drift(chosen, model, task, settings)
+        details["drift"] = _drift(chosen, model, task, settings, size)
     return EdgeScores(
         model.graph,
         values,
@@ -176,10 +181,9 @@ def discover(
     )
 
 
-def _drift(method: EdgeMethod, model: Model, task: PairTask, settings: Settings) -> float:
+def _drift(method: EdgeMethod, model: Model, task: PairTask, settings: Settings, size: int) -> float:
     """Relative L2 distance of half-precision scores from those of a float32 copy, on a few examples."""
-    few = task.subset(torch.arange(min(task.n, 8)))
-    settings = method.rounds(settings)[0]
+    few = task.subset(torch.arange(min(task.n, size, 8)))
     wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
     low, high = (_sweep(method, each, few, settings, few.n).total for each in (model, wide))
     return float((low - high).norm() / high.norm())
@@ -197,25 +201,32 @@ def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect:
 def _sweeps(
     method: EdgeMethod, model: Model, task: PairTask, settings: Settings, size: int
 ) -> tuple[Sweep, dict[str, Any]]:
-    """One sweep over the data, or the nested ones of steps="auto"."""
-    rounds = method.rounds(settings)
-    if len(rounds) == 1:
-        return _sweep(method, model, task, rounds[0], size), {}
-    # Nested midpoint rules: 1, 3 and 9 nodes; each round brings only the new ones.
-    sweep = _sweep(method, model, task, rounds[0], size)
-    nodes = 1
-    while True:
-        coarse = sweep
-        sweep = _merge(coarse, _sweep(method, model, task, rounds[{1: 1, 3: 2}[nodes]], size))
-        nodes *= 3
-        gap = (
-            completeness_gap(sweep.total, sweep.input_effect)
-            if sweep.input_effect is not None
-            else float("nan")
+    """One sweep over the data, or the nested ones of steps="auto".
+
+    The midpoint rules of 1, 3 and 9 nodes are nested. The first sweep visits 3 nodes, and its middle one
+    is the coarser rule to compare with; a second sweep brings the 6 nodes that make 9.
+    """
+    if settings.steps != "auto" or not method.integrates:
+        return _sweep(method, model, task, settings, size), {}
+    sweep = _sweep(method, model, task, settings, size)
+    assert sweep.coarse is not None
+    moved = _moved(model, sweep.coarse, sweep.total)
+    if _gap(sweep) <= TOLERANCE and moved <= TOLERANCE:
+        return sweep, {"steps": 3, "top_moved": moved}
+    finer = _merge(sweep, _sweep(method, model, task, replace(settings, steps="auto, refined"), size))
+    moved = _moved(model, sweep.total, finer.total)
+    if _gap(finer) > TOLERANCE:
+        warnings.warn(
+            f"9 steps leave a completeness gap of {_gap(finer):.1%}; give more steps, e.g. steps=27",
+            AssayWarning,
+            stacklevel=4,
         )
-        moved = _moved(model, coarse.total, sweep.total)
-        if nodes == 9 or (gap <= 0.02 and moved <= 0.02):
-            return sweep, {"steps": nodes, "top_moved": moved}
+    return finer, {"steps": 9, "top_moved": moved}
+
+
+def _gap(sweep: Sweep) -> float:
+    """Completeness gap of a sweep; 0 where the method measures none."""
+    return 0.0 if sweep.input_effect is None else completeness_gap(sweep.total, sweep.input_effect)
 
 
 def _merge(coarse: Sweep, new: Sweep) -> Sweep:
@@ -253,11 +264,14 @@ def _sweep(method: EdgeMethod, model: Model, task: PairTask, settings: Settings,
         batch = batch.to(model.device)
         result = method.score(model, batch, prepared, settings)
         scores = result.scores.double().cpu()
+        if result.coarse is not None:
+            coarse = result.coarse[0].double().cpu()
+            sweep.coarse = coarse if sweep.coarse is None else sweep.coarse + coarse
         if not bool(torch.isfinite(scores).all()):
+            example = _first_bad(method, model, batch, prepared, settings)
             raise NonFiniteError(
-                f"method {method.key!r} gave NaN or infinite scores in examples {batch.indices[0]} to "
-                f"{batch.indices[-1]}; check the "
-                "model's weights and number type (float16 gradients overflow)"
+                f"method {method.key!r} gave NaN or infinite scores for example {example}; check the model's "
+                "weights and number type (float16 gradients overflow)"
             )
         sweep.total += scores.sum(0)
         if settings.per_example:
@@ -273,6 +287,18 @@ def _sweep(method: EdgeMethod, model: Model, task: PairTask, settings: Settings,
     return sweep
 
 
+def _first_bad(
+    method: EdgeMethod, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings
+) -> int:
+    """Row of the first example whose own scores are not finite."""
+    for row in range(len(batch.indices)):
+        tensors = {name: value[row : row + 1] for name, value in vars(batch).items() if value is not None}
+        alone = method.score(model, replace(batch, **tensors), prepared, settings).scores
+        if not bool(torch.isfinite(alone).all()):
+            break
+    return int(batch.indices[row])
+
+
 def _provenance(model: Model, task: PairTask, method: EdgeMethod, settings: Settings) -> Mapping[str, Any]:
     return {
         "library": library_version(),
@@ -282,18 +308,21 @@ def _provenance(model: Model, task: PairTask, method: EdgeMethod, settings: Sett
         "method": method.key,
         "objective": settings.objective.key,
         "ablation": settings.ablation.key,
-        "steps": settings.steps,
-        "quadrature": settings.quadrature,
+        "steps": settings.steps if method.integrates else None,
+        "quadrature": settings.quadrature if method.integrates else None,
         "seed": settings.seed,
     }
 
 
 def check_steps(steps: int | str, quadrature: str) -> None:
     """Refuse a step count that is neither a positive integer nor "auto"."""
-    if isinstance(steps, str) and steps != "auto":
+    if steps == "auto":
+        if quadrature != "midpoint":
+            raise InputError(
+                f"steps='auto' refines the midpoint rule, but quadrature is {quadrature!r}; give a number of "
+                "steps"
+            )
+    elif not isinstance(steps, int) or isinstance(steps, bool):
         raise InputError(f"steps is {steps!r}; give a positive integer or 'auto'")
-    if steps == "auto" and quadrature != "midpoint":
-        raise InputError(
-            f"steps='auto' refines the midpoint rule, but quadrature is {quadrature!r}; give a number "
-            "of steps"
-        )
+    else:
+        quadrature_nodes(steps, quadrature)

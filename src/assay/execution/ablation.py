@@ -112,7 +112,10 @@ ABLATIONS: Registry[Ablation] = Registry("ablation")
 
 def get_ablation(ablation: str | Ablation) -> Ablation:
     """The ablation behind a key, or the object itself."""
-    return ablation if isinstance(ablation, Ablation) else ABLATIONS[ablation.replace("_", "-")]
+    if isinstance(ablation, Ablation):
+        return ablation
+    key = ablation.replace("_", "-")
+    return ABLATIONS[key if key in ABLATIONS else ablation]
 
 
 class Resample(Ablation):
@@ -189,7 +192,7 @@ class Mean(Ablation):
         return "mean-positional" if self.per_position else "mean"
 
     def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> Prepared:
-        if task.n < 2:
+        if task.n < 2 and self.per_position:
             raise InputError(
                 f"{self.key} ablation of {task.n} example would replace every activation by itself; "
                 "give at least 2 examples"

@@ -42,8 +42,10 @@ def choose_batch_size(
         InputError: If `asked` or `memory` is below 1.
     """
     for name, value in (("batch_size", asked), ("memory", memory)):
-        if value is not None and value < 1:
-            raise InputError(f"{name} is {value}; give at least 1, or None to choose by free memory")
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InputError(
+                f"{name} is {value}; give a whole number of at least 1, or None to choose by free memory"
+            )
     memory = free_memory(model.device) * 6 // 10 if memory is None else memory
     width = model.d_model * 4 * task.length
     plain = width * (12 * model.n_layers if bytes_per_example else 24) + model.n_vocab * 16
@@ -102,6 +104,7 @@ def run_model(
     corrupted: bool = False,
     batch_size: int | None = None,
     memory: int | None = None,
+    check: bool = True,
 ) -> Float[Tensor, "n d_vocab"]:
     """Logits of the unablated model at the read position of every example.
 
@@ -111,20 +114,22 @@ def run_model(
         corrupted: Run the corrupted inputs instead of the clean ones.
         batch_size: Examples per pass; default: by free memory.
         memory: Bytes that a pass may take; default: 60 % of what is free.
+        check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
 
     Raises:
         NonFiniteError: If a logit is NaN or infinite; the message names the example.
     """
-    task.validate(model.n_vocab)
+    task.validate(model.n_vocab, model.n_positions)
     results = []
     for batch in task.batches(choose_batch_size(model, task, asked=batch_size, memory=memory)):
         batch = batch.to(model.device)
         with torch.no_grad():
             hidden = model.forward(batch.corrupted if corrupted else batch.clean)
             logits = model.read(hidden, batch.positions).to(model.result_dtype).cpu()
-        check_finite(
-            logits, f"{model.id} on the {'corrupted' if corrupted else 'clean'} input", batch.indices
-        )
+        if check:
+            check_finite(
+                logits, f"{model.id} on the {'corrupted' if corrupted else 'clean'} input", batch.indices
+            )
         results.append(logits)
     return torch.cat(results)
 
@@ -139,6 +144,7 @@ def run_circuit(
     batch_size: int | None = None,
     memory: int | None = None,
     seed: int = 0,
+    check: bool = True,
 ) -> Float[Tensor, "n d_vocab"]:
     """Logits of the model with every edge outside the circuit ablated, at the read position.
 
@@ -149,10 +155,11 @@ def run_circuit(
         ablation: What a cut edge carries: `resample`, `zero`, `mean`, `mean-positional` or `noise`; default:
             the task's own.
         pairs: (clean index, corrupted index) pairs to run instead of the task's own pairing; needs
-            `resample`. Each clean and each corrupted input is run once, whatever the number of pairs.
+            `resample`. Inputs that many pairs share are run once per block of inputs, not once per pair.
         batch_size: Examples or pairs per pass; default: by free memory.
         memory: Bytes that a pass may take; default: 60 % of what is free.
         seed: Root seed of the noise.
+        check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
 
     Returns:
         `[N, V]`, or `[P, V]` with `pairs`; CPU, float32 (float64 for a float64 model). Full circuit: the
@@ -167,7 +174,7 @@ def run_circuit(
     """
     chosen = get_ablation(ablation or task.ablation)
     check_circuit(model, circuit)
-    task.validate(model.n_vocab)
+    task.validate(model.n_vocab, model.n_positions)
     runner = CircuitRunner(model, circuit, resample=chosen.paired)
     extra = runner.bytes_per_pair(task.length)
     n = task.n if pairs is None else len(pairs)
@@ -175,7 +182,7 @@ def run_circuit(
     if pairs is not None:
         return _run_pairs(model, task, runner, chosen, pairs, size)
     if runner.plan.everything:
-        return run_model(model, task, batch_size=size)
+        return run_model(model, task, batch_size=size, check=check)
     prepared = chosen.prepare(model, task, batch_size=size, seed=seed)
     results = []
     for batch in task.batches(size):
@@ -184,7 +191,8 @@ def run_circuit(
             clean_pass(model, runner, batch.clean), prepared.baseline(batch), batch.positions
         )
         logits = logits.to(model.result_dtype).cpu()
-        check_finite(logits, "the circuit run", batch.indices)
+        if check:
+            check_finite(logits, "the circuit run", batch.indices)
         results.append(logits)
     return torch.cat(results)
 
@@ -207,26 +215,27 @@ def _run_pairs(
     pairs: Int[Tensor, "pairs 2"],
     size: int,
 ) -> Tensor:
-    """Blocks of the pair list that touch few inputs: each input of a block is run once."""
+    """Tile by tile: a clean input is run once, a corrupted one once per block of clean inputs."""
     _check_pairs(task, ablation, pairs)
     if runner.plan.everything:
         clean_logits = run_model(model, task.subset(pairs[:, 0].unique()), batch_size=size)
         return clean_logits[torch.searchsorted(pairs[:, 0].unique(), pairs[:, 0].contiguous())]
     logits: Tensor | None = None
-    for chosen in _pair_blocks(pairs, 4 * size):
-        clean_rows, clean_index = pairs[chosen, 0].unique(return_inverse=True)
-        ablated_rows, ablated_index = pairs[chosen, 1].unique(return_inverse=True)
+    for clean_rows, tiles in _pair_tiles(pairs, max(1, size // 2)):
         clean = clean_pass(model, runner, task.clean[clean_rows].to(model.device))
-        prepared = ablation.prepare(model, task, batch_size=size, seed=0)
-        baseline = prepared.baseline(_rows(task, ablated_rows).to(model.device))
-        for part in torch.arange(len(chosen)).split(size):
-            read = task.positions[clean_rows][clean_index[part]].to(model.device)
-            rows = (clean_index[part].to(model.device), ablated_index[part].to(model.device))
-            result = runner.logits(clean, baseline, read, pairs=rows).to(model.result_dtype).cpu()
-            check_finite(result, "the circuit run", pairs[chosen[part], 0])
-            if logits is None:
-                logits = result.new_empty(len(pairs), result.shape[1])
-            logits[chosen[part]] = result
+        for ablated_rows, chosen in tiles:
+            prepared = ablation.prepare(model, task, batch_size=size, seed=0)
+            baseline = prepared.baseline(_rows(task, ablated_rows).to(model.device))
+            for part in chosen.split(size):
+                clean_index = torch.searchsorted(clean_rows, pairs[part, 0].contiguous())
+                ablated_index = torch.searchsorted(ablated_rows, pairs[part, 1].contiguous())
+                read = task.positions[clean_rows][clean_index].to(model.device)
+                rows = (clean_index.to(model.device), ablated_index.to(model.device))
+                result = runner.logits(clean, baseline, read, pairs=rows).to(model.result_dtype).cpu()
+                check_finite(result, "the circuit run", pairs[part, 0])
+                if logits is None:
+                    logits = result.new_empty(len(pairs), result.shape[1])
+                logits[part] = result
     assert logits is not None
     return logits
 
@@ -235,13 +244,22 @@ def _rows(task: PairTask, rows: Tensor) -> PairBatch:
     return next(iter(task.subset(rows).batches(len(rows))))
 
 
-def _pair_blocks(pairs: Int[Tensor, "pairs 2"], size: int) -> Iterator[Tensor]:
-    """Indices of the pairs in blocks that share many inputs (tiles of the clean x corrupted table)."""
-    side = max(1, int(size**0.5))
-    clean_rank = pairs[:, 0].unique(return_inverse=True)[1] // side
-    ablated_rank = pairs[:, 1].unique(return_inverse=True)[1] // side
-    order = torch.argsort(clean_rank * (int(ablated_rank.max()) + 1) + ablated_rank, stable=True)
-    yield from order.split(size)
+def _pair_tiles(
+    pairs: Int[Tensor, "pairs 2"], side: int
+) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor]]]]:
+    """Tiles of the clean x corrupted table, at most `side` inputs a side.
+
+    Yields each block of clean rows with its tiles: the corrupted rows, and which pairs fall into the tile.
+    """
+    clean_block = pairs[:, 0].unique(return_inverse=True)[1] // side
+    ablated_block = pairs[:, 1].unique(return_inverse=True)[1] // side
+    for block in clean_block.unique():
+        in_block = (clean_block == block).nonzero().squeeze(1)
+        tiles = []
+        for tile in ablated_block[in_block].unique():
+            chosen = in_block[ablated_block[in_block] == tile]
+            tiles.append((pairs[chosen, 1].unique(), chosen))
+        yield pairs[in_block, 0].unique(), tiles
 
 
 def _check_pairs(task: PairTask, ablation: Ablation, pairs: Tensor) -> None:

@@ -29,6 +29,8 @@ LOGIT_BYTES = 2**30
 class CircuitRuns:
     """Logits of one circuit on one task under one ablation, computed lazily and kept.
 
+    Examples with NaN or infinite logits are kept as they are; measurements leave them out and count them.
+
     Args:
         model: The model.
         task: The examples.
@@ -80,7 +82,7 @@ class CircuitRuns:
         """
         if which == "full":
             if self._full is None:
-                self._full = run_model(self.model, self.task, batch_size=self.batch_size)
+                self._full = run_model(self.model, self.task, batch_size=self.batch_size, check=False)
             return self._full
         return self.logits_of(self._circuit(which))
 
@@ -90,15 +92,8 @@ class CircuitRuns:
         if which == "drop":
             return self.circuit.dropped()
         if which == "empty":
-            return self._empty
+            return self.circuit.emptied()
         raise InputError(f"no run named {which!r}; choose 'full', 'keep', 'drop' or 'empty'")
-
-    @cached_property
-    def _empty(self) -> Circuit:
-        if self.circuit.heads is None:
-            return Circuit.empty(self.circuit.graph)
-        # A head circuit ablates heads only: with no head kept, embeddings and MLPs still act.
-        return Circuit.from_heads(self.circuit.graph, [], mlps=self.circuit.graph.mlps)
 
     def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
         """Logits of any circuit of the same graph under the same ablation."""
@@ -111,6 +106,7 @@ class CircuitRuns:
                 ablation=self.ablation_object,
                 batch_size=self.batch_size,
                 seed=self.seed,
+                check=False,
             )
         self._logits[circuit.hash] = logits
         while len(self._logits) > 1 and sum(kept.nbytes for kept in self._logits.values()) > LOGIT_BYTES:

@@ -231,7 +231,7 @@ def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
 def _baseline(runs: Runs, spec: MetricSpec, n_circuits: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """The metric on random circuits of equal size and on the empty circuit."""
     circuit = runs.circuit
-    nothing = Circuit.empty(circuit.graph) if circuit.heads is None else Circuit.from_heads(circuit.graph, [])
+    nothing = circuit.emptied()
     others = [random_like(circuit, seed=runs.seed, index=index) for index in range(n_circuits)]
     compute = _checked(spec, options)
     measured = [compute(RunsOfAnother(base=runs, circuit=other), spec, **options) for other in others]

@@ -6,10 +6,10 @@ respect to activations only.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from assay.errors import InputError, NonFiniteError, UnsupportedModelError
 from assay.graph import Graph, build_graph
 
+
+# Entries of a configuration that change no number the model computes.
+_NOT_IDENTITY = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 
 Config = Any  # a Hugging Face configuration: attributes differ per family
 
@@ -73,6 +76,7 @@ class Family:
         out: Output projection of the attention.
         mlp: The MLP module.
         norm: Kind of the norms.
+        learned_positions: Whether positions are rows of a table, so that longer prompts cannot be read.
         q_norm, k_norm: Per-head norms after the projections, if any.
         parallel: Whether attention and MLP read the same stream, from the configuration.
         refuse: Reason why a configuration of this family is not served, or None.
@@ -91,6 +95,7 @@ class Family:
     out: str
     mlp: str
     norm: Literal["layer", "rms"]
+    learned_positions: bool = False
     q_norm: str | None = None
     k_norm: str | None = None
     parallel: Callable[[Config], bool] = lambda config: False
@@ -297,6 +302,7 @@ class Model:
         self.graph: Graph = build_graph(
             self.n_layers, self.n_heads, self.n_kv_heads, parallel=family.parallel(config)
         )
+        self._hashed: tuple[tuple[tuple[int, int], ...], str] | None = None
         self.n_parameters = sum(parameter.numel() for parameter in module.parameters())
         for path, parameter in module.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
@@ -349,14 +355,29 @@ class Model:
         embedding = self.module.get_input_embeddings()  # type: ignore[operator]  # every pre-trained model class has it
         return int(embedding.weight.shape[0])
 
-    @cached_property
+    @property
+    def n_positions(self) -> int | None:
+        """Longest prompt that can be read, for models with a table of positions; else None."""
+        config: Config = self.module.config
+        return int(config.max_position_embeddings) if self.family.learned_positions else None
+
+    @property
     def weight_hash(self) -> str:
-        """SHA-256 over names, shapes and bytes of all parameters (16 hex digits)."""
-        digest = hashlib.sha256()
-        for name, parameter in sorted(self.module.named_parameters()):
-            digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return digest.hexdigest()[:16]
+        """SHA-256 over the configuration and all parameters: names, shapes, types, bytes (16 hex digits).
+
+        Made again after a parameter has changed in place.
+        """
+        parameters = sorted(self.module.named_parameters())
+        state = tuple((parameter.data_ptr(), parameter._version) for _, parameter in parameters)
+        if self._hashed is None or self._hashed[0] != state:
+            config: Config = self.module.config
+            facts = {key: value for key, value in config.to_dict().items() if key not in _NOT_IDENTITY}
+            digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+            for name, parameter in parameters:
+                digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            self._hashed = (state, digest.hexdigest()[:16])
+        return self._hashed[1]
 
     def __repr__(self) -> str:
         return (

@@ -25,6 +25,7 @@ FAMILIES.add(
         mlp_norm="ln_2",
         final_norm="transformer.ln_f",
         unembed="lm_head",
+        learned_positions=True,
         attention="attn",
         qkv=Fused(path="attn.c_attn"),
         out="attn.c_proj",
@@ -192,15 +193,28 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
     try:
         config = AutoConfig.from_pretrained(location)
         _refuse_early(config, location)
-        module: nn.Module = AutoModelForCausalLM.from_pretrained(
-            location, config=config, dtype=dtype, use_safetensors=None if allow_pickle else True
+        module: nn.Module
+        module, info = AutoModelForCausalLM.from_pretrained(
+            location,
+            config=config,
+            dtype=dtype,
+            use_safetensors=None if allow_pickle else True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise FileFormatError(
-            f"cannot load {location!r} as a causal language model: {error}. Expected 'mini', a hub "
-            "id, or a directory "
-            "with config.json and model.safetensors"
+            f"cannot load {location!r} as a causal language model: {error}. Expected 'mini', a hub id, or a "
+            "directory with config.json and model.safetensors"
         ) from error
+    # transformers fills missing weights with random numbers; a measurement of those would mean nothing.
+    for problem in ("missing_keys", "mismatched_keys"):
+        if info[problem]:
+            names = sorted(str(key) for key in info[problem])
+            raise FileFormatError(
+                f"{location!r} is not a complete checkpoint: {problem.replace('_', ' ')} "
+                f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}; save the model again with "
+                "save_pretrained"
+            )
     return module
 
 
