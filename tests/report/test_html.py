@@ -11,8 +11,11 @@ import pytest
 from synthetic import synthetic_document
 
 from assay.errors import InputError, OutputError
+from assay.measurement import Measurement
 from assay.report import save_report
 from assay.report.html import render
+from assay.rng import stream
+from assay.stats.statistic import mean_of
 
 
 Document = dict[str, Any]
@@ -130,6 +133,12 @@ def test_edges_outside_the_circuit_are_hidden_without_a_script(document: Documen
     assert hidden == {i for i, edge in enumerate(document["edges"]) if not edge["kept"]}
 
 
+def test_the_area_says_how_edges_were_ranked(document: Document, page_text: str) -> None:
+    assert "With edges ranked by |score|, the area under the curve (CPR) is" in page_text
+    document["curve"]["ranking"] = "signed score"
+    assert "With edges ranked by signed score, the area" in render(document)
+
+
 def test_undefined_numbers_say_why(page_text: str) -> None:
     text = page_text
     assert "n/a" in text
@@ -212,9 +221,43 @@ def test_other_documents_are_refused(result: Document, message: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_other_objects_are_refused() -> None:
-    with pytest.raises(InputError, match="made from an audit or its document; got int"):
-        render(3)  # type: ignore[arg-type]
+@pytest.mark.parametrize("result", [3, [3], [[]], None], ids=repr)
+def test_other_objects_are_refused(result: Any) -> None:
+    accepted = "made from audits, their documents, measurements and lists of measurements"
+    with pytest.raises(InputError, match=f"{accepted}; got (int|list|NoneType), which is none of these"):
+        render(result)
+
+
+def measurement(**changes: Any) -> Measurement:
+    values = stream(0, "measured").normal(0.9, 0.1, 20)
+    facts: dict[str, Any] = {
+        "id": "D03.kl",
+        "name": "kl",
+        "statistic": mean_of("kl"),
+        "components": {"kl": values},
+        "value": float(values.mean()),
+        "n": 20,
+        "provenance": {"task": {"name": "ioi"}, "model": {"id": "mini"}, "metric": {"key": "kl"}},
+    }
+    return Measurement(**{**facts, **changes})
+
+
+def test_measurements_make_a_table(document: Document, tmp_path: Path) -> None:
+    one = measurement()
+    other = measurement(provenance={"task": {"name": "sva"}, "model": {"id": "mini"}})
+    page = Page(save_report(tmp_path / "m.html", one, [other]).read_text())
+    assert page.tags["article"] == page.tags["table"] == 1
+    assert "Measurements on ioi and sva in mini" in page.data["h1"]
+    assert page.tags["tr"] == 3
+    text = render(document, one)
+    assert Page(text).tags["article"] == 2
+    assert "Measurements on ioi in mini" in text
+    assert one.id_hash in text
+
+
+def test_an_empty_list_is_refused() -> None:
+    with pytest.raises(InputError, match="one of the lists of measurements is empty"):
+        render([])
 
 
 def test_no_result_is_refused() -> None:

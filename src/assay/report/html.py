@@ -12,6 +12,7 @@ import jinja2
 
 from assay.circuits import write_atomically
 from assay.errors import InputError, OutputError
+from assay.measurement import Measurement, plain
 from assay.report import figures, words
 from assay.report.layout import circuit_layout
 
@@ -46,18 +47,22 @@ class HasDocument(Protocol):
         """The audit document."""
 
 
-def save_report(path: str | os.PathLike[str], *results: HasDocument | Document) -> Path:
-    """Write one self-contained HTML page about one or more audits.
+Reportable = HasDocument | Document | Measurement | Sequence[Measurement]
+
+
+def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
+    """Write one self-contained HTML page about audits, measurements or both.
 
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
-        results: What `assay.audit` returned, or the documents that it stored.
+        results: What `assay.audit` returned, or the documents that it stored; a `Measurement` or a list of
+            them, which make a table.
 
     Returns:
         The path written.
 
     Raises:
-        InputError: If nothing is given, or something that is no audit document.
+        InputError: If nothing is given, or something else.
         OutputError: If the file cannot be written; an old file is then left as it was.
 
     Notes:
@@ -74,11 +79,11 @@ def save_report(path: str | os.PathLike[str], *results: HasDocument | Document) 
     return write_atomically(path, text.encode())
 
 
-def render(*results: HasDocument | Document) -> str:
+def render(*results: Reportable) -> str:
     """The page as a string; see `save_report`."""
     if not results:
-        raise InputError("a report needs at least one audit result; got none")
-    documents = [_document(result) for result in results]
+        raise InputError("a report needs at least one audit result or measurement; got none")
+    views = [_view(result, f"r{place}") for place, result in enumerate(_grouped(results), start=1)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("assay.report"),
         autoescape=True,
@@ -92,7 +97,7 @@ def render(*results: HasDocument | Document) -> str:
     loader = environment.loader
     assert loader is not None
     page = environment.get_template("report.html").render(
-        audits=[_audit_view(document, f"r{place}") for place, document in enumerate(documents, start=1)],
+        views=views,
         style=loader.get_source(environment, "report.css")[0],
         script=loader.get_source(environment, "report.js")[0],
         words=words,
@@ -100,12 +105,71 @@ def render(*results: HasDocument | Document) -> str:
     return re.sub(r"\n\s*\n+", "\n", page)
 
 
+def _grouped(results: Sequence[Reportable]) -> list[HasDocument | Document | list[Measurement]]:
+    """Measurements given one after another share a table."""
+    groups: list[HasDocument | Document | list[Measurement]] = []
+    for result in results:
+        if not isinstance(result, Measurement | Sequence):
+            groups.append(result)
+            continue
+        found = [result] if isinstance(result, Measurement) else [*result]
+        if not found:
+            raise InputError("one of the lists of measurements is empty; leave it out")
+        for each in found:
+            if not isinstance(each, Measurement):
+                raise _refused(each)
+        if groups and isinstance(groups[-1], list):
+            groups[-1] += found
+        else:
+            groups.append(found)
+    return groups
+
+
+def _refused(result: object) -> InputError:
+    return InputError(
+        "a report is made from audits, their documents, measurements and lists of measurements; got "
+        f"{type(result).__name__}, which is none of these"
+    )
+
+
+def _view(result: HasDocument | Document | list[Measurement], key: str) -> dict[str, Any]:
+    return (
+        _measurements_view(result, key) if isinstance(result, list) else _audit_view(_document(result), key)
+    )
+
+
+def _measurements_view(found: list[Measurement], key: str) -> dict[str, Any]:
+    records = [each.to_dict() for each in found]
+    tasks = {str((each.provenance.get("task") or {}).get("name") or "") for each in found}
+    models = {str((each.provenance.get("model") or {}).get("id") or "") for each in found}
+    rows = []
+    for measured, record in zip(found, records, strict=True):
+        task = (measured.provenance.get("task") or {}).get("name")
+        named = record | {"name": f"{record['name']} on {task}"} if task and len(tasks) > 1 else record
+        rows += _measurement_rows(named)
+    where = [" and ".join(sorted(names - {""})) for names in (tasks, models)]
+    title = "Measurements" + "".join(
+        f" {word} {names}" for word, names in zip(("on", "in"), where, strict=True) if names
+    )
+    return {
+        "key": key,
+        "title": title,
+        "rows": rows,
+        "records": [
+            {
+                "name": record["name"],
+                "hash": measured.id_hash,
+                "text": json.dumps(plain(measured.provenance), indent=2, sort_keys=True),
+            }
+            for measured, record in zip(found, records, strict=True)
+        ],
+    }
+
+
 def _document(result: HasDocument | Document) -> Document:
     document = result.document if isinstance(result, HasDocument) else result
     if not isinstance(document, Mapping):
-        raise InputError(
-            f"a report is made from an audit or its document; got {type(result).__name__}, which is neither"
-        )
+        raise _refused(result)
     if document.get("schema") != SCHEMA:
         raise InputError(
             f"this document has schema {document.get('schema')!r}; this version reads {SCHEMA!r}: "
@@ -128,6 +192,7 @@ def _audit_view(document: Document, key: str) -> dict[str, Any]:
             on |= {edge.source, *edge.feeds}
     return {
         "key": key,
+        "title": document["title"],
         "document": document,
         "verdict": words.verdict(document),
         "caveats": words.caveats(document),
