@@ -347,6 +347,24 @@ def test_only_the_model_itself_meets_what_nothing_else_does(ranked: EdgeScores) 
         assert found.faithfulness == 1.0
 
 
+def test_a_size_can_be_confirmed_on_other_prompts(ranked: EdgeScores) -> None:
+    def at_least(needed: int) -> Callable[[Circuit], float]:
+        return lambda circuit: float(circuit.n_edges >= needed)
+
+    found = find_circuit(ranked, at_least(60), target=0.9, progress=silent, elsewhere=at_least(80))
+    assert found.confirmed
+    assert 80 <= found.circuit.n_edges <= 86
+    *before, last = [step["elsewhere"] for step in found.sweep if "elsewhere" in step]
+    assert set(before) == {0.0}
+    assert last == 1.0
+
+    never = find_circuit(ranked, at_least(60), target=0.9, progress=silent, elsewhere=lambda circuit: 0.5)
+    alone = find_circuit(ranked, at_least(60), target=0.9, progress=silent)
+    assert (never.confirmed, alone.confirmed) == (False, None)
+    assert never.circuit == alone.circuit
+    assert max(step["size"] for step in never.sweep) == max(128, 2 * never.size)
+
+
 def test_recovery_is_one_for_the_model_and_zero_for_nothing(tiny: Model, task: PairTask) -> None:
     runs = CircuitRuns(tiny, task, Circuit.full(tiny.graph))
     assert recovery(runs, Circuit.full(tiny.graph)) == pytest.approx(1.0, abs=1e-5)

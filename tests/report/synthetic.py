@@ -139,6 +139,7 @@ def _made(
             "target": 0.9,
             "faithfulness": {"value": 0.921, "low": 0.897, "high": 0.944, "level": 0.95},
             "discovery_faithfulness": 0.913,
+            "confirmed": True,
         },
         "random": {
             "n_circuits": 20,

@@ -164,6 +164,7 @@ def circuit_facts(found: Found, target: float, faithfulness: Mapping[str, Any]) 
         "target": target,
         "faithfulness": {"value": faithfulness["value"], **interval},
         "discovery_faithfulness": found.faithfulness,
+        "confirmed": found.confirmed,
         "sweep": list(found.sweep),
     }
 

@@ -136,7 +136,7 @@ def audit(
 
     Edges are scored on one draw of prompts and ranked by |score|. The size is the smallest of a
     geometric sweep, refined by bisection, whose connected circuit keeps `target` of the margin on those
-    prompts. Everything reported is then measured on other prompts of the same generator.
+    prompts, and on the other prompts of the same generator on which everything reported is measured.
 
     Args:
         model: `mini`, a hub id, a directory, or a loaded model.
@@ -263,7 +263,7 @@ def plan(
     Returns:
         Stages in order. A method without gradients is counted as one pass per edge (`exact`).
     """
-    sweeps = max(1, (model.graph.n_edges // FIRST_SIZE).bit_length()) + 6
+    sweeps = max(1, (model.graph.n_edges // FIRST_SIZE).bit_length()) + 6 + 2 * 18  # found, then confirmed
     return [
         plan_discovery(model, method=method, n=n, steps=steps),
         Stage(name="sweep sizes", runs=sweeps, passes=sweeps * n),
@@ -371,10 +371,15 @@ class _Job:
         )
         self.progress("discover", 1, 1)
         sweep = self.runs(self.draws.discovery, Circuit.full(self.model.graph))
+        other = self.runs(self.draws.measured, Circuit.full(self.model.graph))
         found = find_circuit(
-            scores, lambda circuit: recovery(sweep, circuit), target=self.target, progress=self.progress
+            scores,
+            lambda circuit: recovery(sweep, circuit),
+            target=self.target,
+            progress=self.progress,
+            elsewhere=(lambda circuit: recovery(other, circuit)) if self.draws.held_out else None,
         )
-        del sweep
+        del sweep, other
         runs = self.runs(self.draws.measured, found.circuit)
         self.progress("faithfulness curve", 0, 1)
         measured = self.draws.measured

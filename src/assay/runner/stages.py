@@ -195,12 +195,15 @@ class Found:
         circuit: The connected circuit.
         size: Strongest edges it was cut from; `circuit.n_edges` of them lie on a path.
         faithfulness: Normalised, on the prompts of the sweep; NaN where undefined.
-        sweep: Each size tried, ascending: `size`, `n_edges`, `faithfulness`.
+        confirmed: Whether it meets the target on other prompts too; None where that was not asked.
+        sweep: Each size tried, ascending: `size`, `n_edges`, `faithfulness`, and `elsewhere` where the other
+            prompts were tried.
     """
 
     circuit: Circuit
     size: int
     faithfulness: float
+    confirmed: bool | None
     sweep: tuple[Mapping[str, Any], ...]
 
 
@@ -217,28 +220,46 @@ def recovery(runs: CircuitRuns, circuit: Circuit) -> float:
 
 
 def find_circuit(
-    scores: EdgeScores, faithfulness: Callable[[Circuit], float], *, target: float, progress: Progress
+    scores: EdgeScores,
+    faithfulness: Callable[[Circuit], float],
+    *,
+    target: float,
+    progress: Progress,
+    elsewhere: Callable[[Circuit], float] | None = None,
 ) -> Found:
     """The smallest swept circuit that meets a faithfulness.
 
     Sizes 8, 16, 32, ... strongest edges by |score|, each pruned to what is connected, until one meets the
-    target; then bisection below it to within 2 %. Faithfulness need not grow with size, so a smaller
-    circuit may exist between the sizes tried. NaN meets no target; the whole model meets any.
+    target; then bisection below it to within 2 %. Where it has to hold on other prompts too, sizes then
+    grow by 4 %, to at most twice the size found, until one meets the target on both; if none does, the
+    circuit of the first search stays. Faithfulness need not grow with size, so a smaller circuit may exist
+    between the sizes tried. NaN meets no target; the whole model meets any.
 
     Args:
         scores: Ranks the edges.
         faithfulness: Normalised faithfulness of a circuit, e.g. `recovery` on some runs.
         target: In (0, 1].
         progress: Told of each size.
+        elsewhere: The same on other prompts, if the size is to be confirmed there.
     """
     n_edges = scores.graph.n_edges
-    tried: dict[int, tuple[Circuit, float]] = {}
+    tried: dict[int, dict[str, Any]] = {}
+
+    def circuit_of(size: int) -> Circuit:
+        return scores.top(size).connected()
 
     def meets(size: int) -> bool:
-        circuit = scores.top(size).connected()
-        tried[size] = (circuit, 1.0 if size == n_edges else faithfulness(circuit))
-        progress("sweep sizes", len(tried), 0)
-        return tried[size][1] >= target
+        if size not in tried:
+            circuit = circuit_of(size)
+            value = 1.0 if size == n_edges else faithfulness(circuit)
+            tried[size] = {"size": size, "n_edges": circuit.n_edges, "faithfulness": value}
+            progress("sweep sizes", len(tried), 0)
+        return bool(tried[size]["faithfulness"] >= target)
+
+    def holds(size: int) -> bool:
+        assert elsewhere is not None
+        value = tried[size]["elsewhere"] = 1.0 if size == n_edges else elsewhere(circuit_of(size))
+        return bool(value >= target)
 
     low, high = 0, min(FIRST_SIZE, n_edges)
     while not meets(high) and high < n_edges:
@@ -246,15 +267,18 @@ def find_circuit(
     while high - low > max(1, high // RESOLUTION):
         middle = (low + high) // 2
         low, high = (low, middle) if meets(middle) else (middle, high)
-    circuit, value = tried[high]
+    size, confirmed = high, None
+    if elsewhere is not None:
+        last = min(2 * high, n_edges)
+        while not (confirmed := meets(size) and holds(size)) and size < last:
+            size = min(max(size + 1, size * 26 // 25), last)
+        size = size if confirmed else high
     return Found(
-        circuit=circuit,
-        size=high,
-        faithfulness=value,
-        sweep=tuple(
-            {"size": size, "n_edges": each.n_edges, "faithfulness": found}
-            for size, (each, found) in sorted(tried.items())
-        ),
+        circuit=circuit_of(size),
+        size=size,
+        faithfulness=tried[size]["faithfulness"],
+        confirmed=confirmed,
+        sweep=tuple(tried[each] for each in sorted(tried)),
     )
 
 
@@ -319,5 +343,12 @@ def runs_of(
     if top is not None:
         return runs(draws.measured, scores.top(top).connected())
     sweep = runs(draws.discovery, Circuit.full(model.graph))
-    found = find_circuit(scores, lambda each: recovery(sweep, each), target=target, progress=progress)
+    other = runs(draws.measured, Circuit.full(model.graph))
+    found = find_circuit(
+        scores,
+        lambda each: recovery(sweep, each),
+        target=target,
+        progress=progress,
+        elsewhere=(lambda each: recovery(other, each)) if draws.held_out else None,
+    )
     return runs(draws.measured, found.circuit)
