@@ -134,8 +134,8 @@ def test_the_maximum_needs_this_many_values(p: float, n_needed: int) -> None:
 
 @pytest.mark.parametrize(
     ("n", "p", "delta", "order"),
-    # Failures that meet 1 - delta to the last digit: 1/4 of two tosses, 0.9^2, 11/16 of four tosses.
-    [(2, 0.5, 0.75, 2), (2, 0.9, 0.19, 2), (4, 0.5, 0.3125, 2)],
+    # Failures that meet 1 - delta to the last digit; the logarithms of 0.3^2 round to the wrong side.
+    [(2, 0.5, 0.75, 2), (2, 0.9, 0.19, 2), (2, 0.1, 0.81, 1), (4, 0.5, 0.3125, 2), (2, 0.3, 0.91, 2)],
 )
 def test_a_failure_of_exactly_one_minus_delta_is_allowed(n: int, p: float, delta: float, order: int) -> None:
     assert best_order_statistic(n, p, delta).order == order

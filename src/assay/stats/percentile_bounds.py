@@ -250,7 +250,7 @@ def percentile_sample_size(
         Zubkov and Serov settle: about root n tails in all.
 
     References:
-        Zubkov and Serov (2013), arXiv:1207.3838, theorem 1.
+        Zubkov and Serov (2013), doi:10.1137/S0040585X97986138.
 
     Example:
         >>> percentile_sample_size(0.95, 0.95, 0.01, details=True)
