@@ -98,12 +98,12 @@ class FaithfulnessCurve:
 
     @property
     def cpr(self) -> float:
-        """Trapezoid integral of F over the fractions; higher is better. As published: `absolute=False`."""
+        """Trapezoid integral of F over the fractions; higher is better. Published: `absolute=False`."""
         return self.area.value
 
     @property
     def cmd(self) -> float:
-        """Trapezoid integral of |1 - F| over the fractions; lower is better. As published: `absolute=True`."""
+        """Trapezoid integral of |1 - F| over the fractions; lower is better. Published: `absolute=True`."""
         return self.distance.value
 
     @property
