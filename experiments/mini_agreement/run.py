@@ -1,9 +1,9 @@
 """How well do the gradient methods estimate exact edge ablation on the embedded model?
 
 For each task: Pearson over all edges, Spearman over the union of the 200 strongest edges of either, and
-the completeness gap of every quadrature. Writes agreement.json beside this file.
+the completeness gap of every quadrature. Writes agreement_n{N}.json beside this file.
 
-    python experiments/mini_agreement/run.py [--n 30]
+    python experiments/mini_agreement/run.py [--n 20] [--task ioi ...]
 """
 
 import argparse
@@ -24,7 +24,8 @@ RULES = ("midpoint", "left", "right", "gauss-legendre")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--n", type=int, default=30)
+    parser.add_argument("--n", type=int, default=20)
+    parser.add_argument("--task", action="append", help="default: all three")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -37,7 +38,7 @@ def main() -> None:
         "steps": 5,
         "tasks": {},
     }
-    for key in TASKS:
+    for key in options.task or TASKS:
         task = assay.load_task(key, model, n=options.n, seed=0)
         exact = assay.discover(model, task, "exact").values[valid].double().numpy()
         found: dict[str, object] = {}
@@ -56,7 +57,7 @@ def main() -> None:
         }
         result["tasks"][key] = {"agreement with exact": found, "completeness gap at 5 steps": gaps}  # type: ignore[index]
         print(key, json.dumps(result["tasks"][key], indent=1), flush=True)  # type: ignore[index]
-    path = Path(__file__).with_name("agreement.json")
+    path = Path(__file__).with_name(f"agreement_n{options.n}.json")
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

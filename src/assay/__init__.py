@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from assay.models import Model, load_model
     from assay.report import save_report
     from assay.runner import audit
+    from assay.stats import percentile_confidence, percentile_sample_size
     from assay.store import Store
     from assay.tasks import PairTask, load_task
 
@@ -53,6 +54,8 @@ __all__ = [
     "load_scores",
     "load_task",
     "measure",
+    "percentile_confidence",
+    "percentile_sample_size",
     "run_circuit",
     "run_model",
     "save_report",
@@ -82,6 +85,8 @@ _HOMES = {
     "load_scores": ("assay.circuits", "load_scores"),
     "load_task": ("assay.tasks", "load_task"),
     "measure": ("assay.metrics", "measure"),
+    "percentile_confidence": ("assay.stats", "percentile_confidence"),
+    "percentile_sample_size": ("assay.stats", "percentile_sample_size"),
     "run_circuit": ("assay.execution", "run_circuit"),
     "run_model": ("assay.execution", "run_model"),
     "save_report": ("assay.report", "save_report"),

@@ -63,7 +63,7 @@ class Objective:
                 f"objective {self.key!r} compares answers with wrong answers, but the task has no `wrong`; "
                 "give the task wrong=, or choose objective='kl' or 'ce'"
             )
-        loss = self.loss(logits, clean_logits, batch)
+        loss: object = self.loss(logits, clean_logits, batch)
         if not isinstance(loss, Tensor) or loss.shape != logits.shape[:1] or not loss.is_floating_point():
             found = f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ShapeError(

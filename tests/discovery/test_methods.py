@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
 from assay.circuits import Circuit, EdgeScores
@@ -373,18 +374,27 @@ def test_completeness_gap_is_small_on_mini(mini_ioi: tuple[Model, PairTask]) -> 
     assert discover(model, task).details["completeness_gap"] < 0.05
 
 
-@pytest.mark.slow
-def test_exact_and_integrated_gradients_agree_on_mini(mini_ioi: tuple[Model, PairTask]) -> None:
-    """Committed figures: experiments/mini_agreement."""
-    from scipy.stats import pearsonr, spearmanr
-
-    model, task = mini_ioi
+def agreement(model: Model, task: PairTask) -> tuple[float, float]:
+    """Pearson over all edges, Spearman over the 200 strongest of either, of estimate and exact damage."""
     valid = model.graph.valid
     estimate = discover(model, task).values[valid].double().numpy()
     exact = discover(model, task, "exact").values[valid].double().numpy()
-    assert pearsonr(estimate, exact).statistic > 0.9
     strongest = np.union1d(np.argsort(-abs(estimate))[:200], np.argsort(-abs(exact))[:200])
-    assert spearmanr(estimate[strongest], exact[strongest]).statistic > 0.9
+    return pearsonr(estimate, exact).statistic, spearmanr(estimate[strongest], exact[strongest]).statistic
+
+
+def test_estimates_follow_exact_damage_on_mini(mini_ioi: tuple[Model, PairTask]) -> None:
+    model, task = mini_ioi
+    pearson, spearman = agreement(model, task.subset(torch.arange(6)))
+    assert pearson > 0.9
+    assert spearman > 0.8  # 0.90 at 100 prompts
+
+
+@pytest.mark.slow
+def test_estimates_and_exact_damage_agree_above_nine_tenths() -> None:
+    """Committed figures: experiments/mini_agreement."""
+    model = load_model("mini")
+    assert min(agreement(model, load_task("ioi", model, n=100, seed=0))) > 0.9
 
 
 def test_results_are_the_same_from_python_to_python(mini_ioi: tuple[Model, PairTask], tmp_path: Path) -> None:

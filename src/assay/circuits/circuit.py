@@ -108,13 +108,12 @@ class Circuit:
             heads, roles, provenance = _read_head_file(graph, Path(heads))
         kept = [(layer, head) for layer, head in heads]
         for layer, head in kept:
-            if not (isinstance(layer, int) and isinstance(head, int)):
+            if not all(isinstance(index, int) for index in (layer, head)):
                 raise InputError(f"head ({layer!r}, {head!r}) is not a pair of whole numbers (layer, head)")
             if not (0 <= layer < graph.n_layers and 0 <= head < graph.n_heads):
                 raise InputError(
-                    f"head ({layer}, {head}) is out of range: the graph has {graph.n_layers} layers "
-                    f"of {graph.n_heads} heads, "
-                    "counted from 0"
+                    f"head ({layer}, {head}) is out of range: the graph has {graph.n_layers} layers of "
+                    f"{graph.n_heads} heads, counted from 0"
                 )
         if len(set(kept)) != len(kept):
             double = next(pair for pair in kept if kept.count(pair) > 1)

@@ -303,7 +303,7 @@ def _provenance(model: Model, task: PairTask, method: EdgeMethod, settings: Sett
     return {
         "library": library_version(),
         "model": model.describe(),
-        "task": {"name": task.name, "data_hash": task.data_hash, "n": task.n, "config": dict(task.config)},
+        "task": task.describe(),
         "graph": model.graph.fingerprint,
         "method": method.key,
         "objective": settings.objective.key,

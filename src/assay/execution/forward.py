@@ -41,7 +41,8 @@ def choose_batch_size(
     Raises:
         InputError: If `asked` or `memory` is below 1.
     """
-    for name, value in (("batch_size", asked), ("memory", memory)):
+    limits: tuple[tuple[str, object], ...] = (("batch_size", asked), ("memory", memory))
+    for name, value in limits:
         if value is not None and (not isinstance(value, int) or value < 1):
             raise InputError(
                 f"{name} is {value}; give a whole number of at least 1, or None to choose by free memory"

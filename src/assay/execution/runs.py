@@ -139,12 +139,7 @@ class CircuitRuns:
         return {
             "library": library_version(),
             "model": self.model.describe(),
-            "task": {
-                "name": self.task.name,
-                "data_hash": self.task.data_hash,
-                "n": self.task.n,
-                "config": dict(self.task.config),
-            },
+            "task": self.task.describe(),
             "circuit": self.circuit.hash,
             "graph": self.model.graph.fingerprint,
             "ablation": self.ablation,

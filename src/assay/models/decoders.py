@@ -193,8 +193,7 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
     try:
         config = AutoConfig.from_pretrained(location)
         _refuse_early(config, location)
-        module: nn.Module
-        module, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             location,
             config=config,
             dtype=dtype,
@@ -207,6 +206,8 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
             "directory with config.json and model.safetensors"
         ) from error
     # transformers fills missing weights with random numbers; a measurement of those would mean nothing.
+    module: nn.Module
+    module, info = loaded
     for problem in ("missing_keys", "mismatched_keys"):
         if info[problem]:
             names = sorted(str(key) for key in info[problem])
