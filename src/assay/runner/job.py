@@ -47,6 +47,7 @@ METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-de
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality too: it needs one run per head
 MOST_STEPS = 9  # quadrature nodes that steps="auto" stops at
+SIZE_RULE = "sweep/2"  # raised when the same scores and prompts lead to another size than before
 RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve
 CURVE_RUNS = 25 + 10 * RANDOM_PER_SIZE
 
@@ -336,6 +337,7 @@ class _Job:
             "objective": self.objective.key,
             "ablation": self.ablation,
             "target": self.target,
+            "size_rule": SIZE_RULE,
             "metrics": list(self.metrics),
             "n_random": self.n_random,
             "random_per_size": RANDOM_PER_SIZE,
