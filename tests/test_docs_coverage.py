@@ -36,7 +36,7 @@ NOT_SYMBOLS = {
     ("kind", "key"),
     [
         (kind, key)
-        for kind in ("methods", "metrics", "ablations", "objectives")
+        for kind in ("methods", "metrics", "ablations", "objectives", "tasks")
         for key in assay.list(kind).keys
     ],
 )
