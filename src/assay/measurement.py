@@ -299,6 +299,9 @@ class Measurement:
         table = np.stack([self.components[name] for name in self.statistic.components])
         return table[:, np.isfinite(table).all(axis=0)]
 
+    def __repr__(self) -> str:
+        return f"Measurement({self.name!r}, {self.value:.4g} {self.unit}, n={self.n}, {self.status})"
+
     @cached_property
     def _intervals(self) -> dict[tuple[float, str | None], Interval]:
         return {}

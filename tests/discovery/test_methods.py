@@ -125,6 +125,7 @@ class Literal:
 def assert_scores(found: EdgeScores, expected: Tensor) -> None:
     assert found.per_example is not None
     # transformers takes norms and rotary tables of Llama and NeoX in float32 even inside a float64 model
+    expected = expected.detach()
     atol = 2e-6 * float(expected.abs().max())
     torch.testing.assert_close(found.per_example, expected.detach(), rtol=0, atol=atol)
     torch.testing.assert_close(found.values, expected.detach().mean(0), rtol=0, atol=atol)
@@ -275,6 +276,14 @@ class TestEveryMethod:
             assert torch.equal(parameter, before[name])
         hooks = [part for part in gpt2_tiny.modules() if part._forward_hooks or part._forward_pre_hooks]
         assert not hooks
+
+    @pytest.mark.parametrize("ablation", ["resample", "mean"])
+    def test_stated_cost_is_an_upper_bound(self, gpt2_tiny: nn.Module, method: str, ablation: str) -> None:
+        model = load_model(gpt2_tiny)
+        if method == "clean-corrupted" and ablation != "resample":
+            return
+        passes = discover(model, random_task(model), method, steps=2, ablation=ablation).details["passes"]
+        assert passes["forward"] + passes["backward"] <= METHODS[method].most_passes(model, 2)
 
     def test_results_can_be_saved(self, gpt2_tiny: nn.Module, method: str, tmp_path: Path) -> None:
         from assay.circuits import load_scores

@@ -380,3 +380,22 @@ def test_half_precision_runs_stay_near_float32(tiny_module: Callable[..., nn.Mod
         low, high = run_circuit(half, task, circuit), run_circuit(wide, task, circuit)
         assert low.dtype == torch.float32
         assert float((low - high).norm() / high.norm()) < 0.05
+
+
+def test_ablated_runs_are_made_once_for_all_circuits(gpt2_tiny64: nn.Module) -> None:
+    """The second circuit finds the corrupted pass on the shelf; its logits do not change."""
+    model = load_model(gpt2_tiny64)
+    task = random_task(model, ragged=True)
+    first, second = (Circuit.random(model.graph, 30, seed=seed) for seed in (1, 2))
+    passes = []
+    handle = model.module.transformer.h[1].register_forward_pre_hook(lambda module, args: passes.append(1))
+    try:
+        for ablation, expected in (("resample", 1), ("mean", 1)):
+            runs = CircuitRuns(model, task, first, ablation=ablation, batch_size=task.n)
+            passes.clear()
+            runs.logits_of(first)
+            found = runs.logits_of(second)
+            assert len(passes) == expected
+            torch.testing.assert_close(found, run_circuit(model, task, second, ablation=ablation))
+    finally:
+        handle.remove()

@@ -136,6 +136,10 @@ class _PathGradient(EdgeMethod):
 
     measures_completeness = False
 
+    def most_passes(self, model: Model, nodes: int) -> int:
+        # clean, ablated, the measuring pass of means, the completeness run; forward and backward per node
+        return 4 + 2 * (nodes if self.integrates else 2)
+
     def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
         per_step = 2 * model.n_layers
         steps = len(self.nodes(settings))
@@ -211,6 +215,9 @@ class EapIgActivations(EdgeMethod):
                 "a number of steps"
             )
         check_steps(settings.steps, settings.quadrature)
+
+    def most_passes(self, model: Model, nodes: int) -> int:
+        return 3 + 2 * nodes * (2 * model.n_layers + 1)
 
     def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph

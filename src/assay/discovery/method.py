@@ -86,6 +86,10 @@ class EdgeMethod(abc.ABC):
     def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
         """Damage of ablating each edge, for the examples of one batch."""
 
+    def most_passes(self, model: Model, nodes: int) -> int:
+        """Forward and backward passes per example, at most, with `nodes` quadrature nodes."""
+        return 2
+
     def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
         """Memory of one example beyond a plain pass."""
         return 24 * model.n_layers * model.d_model * length * 4

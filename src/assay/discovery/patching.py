@@ -18,6 +18,9 @@ class Exact(EdgeMethod):
     needs_gradients = False
     source = "Conmy et al. 2023, arXiv:2304.14997"
 
+    def most_passes(self, model: Model, nodes: int) -> int:
+        return model.graph.n_edges + 3
+
     @torch.no_grad()
     def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph
@@ -45,6 +48,9 @@ class Random(EdgeMethod):
     key = "random"
     needs_gradients = False
     source = "Mueller et al. 2025, arXiv:2504.13151"
+
+    def most_passes(self, model: Model, nodes: int) -> int:
+        return 1  # the pass that measures the means, where the ablation has some
 
     def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph

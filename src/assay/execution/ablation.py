@@ -39,6 +39,15 @@ class Baseline:
     def rows(self) -> int:
         return self.input.shape[0]
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the activations and of the trace behind them."""
+        tensors = [self.input, *self.z, *self.mlp]
+        if self.trace is not None:
+            tensors += self.trace.attention_in + self.trace.mlp_in + self.trace.block_in
+            tensors += [part for parts in self.trace.qkv for part in parts]
+        return sum(tensor.nbytes for tensor in tensors)
+
     def attention_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
         """Stream entering the attention norm of a block when every edge is cut."""
         return self.trace.attention_in[layer] if self.trace is not None else self._streams[2 * layer]
@@ -86,6 +95,39 @@ class Baseline:
                 streams.append(stream)
                 stream = stream + attention + self.mlp[layer]
         return [*streams, stream]
+
+
+class BaselineShelf:
+    """Ablated values of one task under one ablation, kept from one circuit to the next.
+
+    Only for runs that share model, task, ablation and seed; `CircuitRuns` holds one.
+
+    Args:
+        max_bytes: What may be kept; batches beyond it are made anew each time.
+    """
+
+    def __init__(self, max_bytes: int = 2**30) -> None:
+        self.max_bytes = max_bytes
+        self._bytes = 0
+        self._prepared: Prepared | None = None
+        self._baselines: dict[tuple[int, int], Baseline] = {}
+
+    def prepared(self, make: Callable[[], "Prepared"]) -> "Prepared":
+        """The prepared ablation, made on first use."""
+        if self._prepared is None:
+            self._prepared = make()
+        return self._prepared
+
+    def baseline(self, prepared: "Prepared", batch: PairBatch) -> Baseline:
+        """The baseline of a batch, from the shelf if it is there."""
+        key = (int(batch.indices[0]), len(batch.indices))
+        if key not in self._baselines:
+            baseline = prepared.baseline(batch)
+            if self._bytes + baseline.nbytes > self.max_bytes:
+                return baseline
+            self._bytes += baseline.nbytes
+            self._baselines[key] = baseline
+        return self._baselines[key]
 
 
 class Ablation(abc.ABC):

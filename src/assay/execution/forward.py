@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
-from assay.execution.ablation import Ablation, get_ablation
+from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
 from assay.execution.runner import CircuitRunner
 from assay.models import Model, Trace
 from assay.tasks import PairBatch, PairTask
@@ -146,6 +146,7 @@ def run_circuit(
     memory: int | None = None,
     seed: int = 0,
     check: bool = True,
+    shelf: BaselineShelf | None = None,
 ) -> Float[Tensor, "n d_vocab"]:
     """Logits of the model with every edge outside the circuit ablated, at the read position.
 
@@ -161,6 +162,7 @@ def run_circuit(
         memory: Bytes that a pass may take; default: 60 % of what is free.
         seed: Root seed of the noise.
         check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
+        shelf: Keeps the ablated activations for the next circuit of the same model, task and ablation.
 
     Returns:
         `[N, V]`, or `[P, V]` with `pairs`; CPU, float32 (float64 for a float64 model). Full circuit: the
@@ -184,13 +186,13 @@ def run_circuit(
         return _run_pairs(model, task, runner, chosen, pairs, size)
     if runner.plan.everything:
         return run_model(model, task, batch_size=size, check=check)
-    prepared = chosen.prepare(model, task, batch_size=size, seed=seed)
+    shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf
+    prepared = shelf.prepared(lambda: chosen.prepare(model, task, batch_size=size, seed=seed))
     results = []
     for batch in task.batches(size):
         batch = batch.to(model.device)
-        logits = runner.logits(
-            clean_pass(model, runner, batch.clean), prepared.baseline(batch), batch.positions
-        )
+        baseline = shelf.baseline(prepared, batch)
+        logits = runner.logits(clean_pass(model, runner, batch.clean), baseline, batch.positions)
         logits = logits.to(model.result_dtype).cpu()
         if check:
             check_finite(logits, "the circuit run", batch.indices)

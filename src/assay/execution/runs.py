@@ -12,7 +12,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.errors import InputError
-from assay.execution.ablation import Ablation, get_ablation
+from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
 from assay.execution.forward import check_circuit, run_circuit, run_model
 from assay.measurement import library_version
 from assay.models import Model
@@ -61,6 +61,7 @@ class CircuitRuns:
         self.batch_size = batch_size
         self.seed = seed
         self._full: Tensor | None = None
+        self._shelf = BaselineShelf()
         self._logits: OrderedDict[str, Tensor] = OrderedDict()
         self._kept_margins: dict[str, np.ndarray] = {}
 
@@ -107,6 +108,7 @@ class CircuitRuns:
                 batch_size=self.batch_size,
                 seed=self.seed,
                 check=False,
+                shelf=self._shelf,
             )
         self._logits[circuit.hash] = logits
         while len(self._logits) > 1 and sum(kept.nbytes for kept in self._logits.values()) > LOGIT_BYTES:

@@ -91,6 +91,9 @@ class FaithfulnessCurve:
     log_scale: bool = False
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"FaithfulnessCurve({len(self.fractions)} sizes, CPR {self.cpr:.4g}, CMD {self.cmd:.4g})"
+
     @cached_property
     def values(self) -> Float64[np.ndarray, " n_fractions"]:
         """F at each fraction; NaN where undefined."""

@@ -70,6 +70,9 @@ class Audit:
     circuit: Circuit
     cached: bool = False
 
+    def __repr__(self) -> str:
+        return f"Audit({self.id}, {self.circuit!r})"
+
     @property
     def curve(self) -> Mapping[str, Any]:
         """Faithfulness by size: `fractions`, `n_edges`, `values`, `low`, `high`, `random`, `cpr`, `cmd`."""
@@ -262,7 +265,7 @@ def plan(
     """What an audit would run, at most, and what that costs.
 
     Returns:
-        Stages in order. A method without gradients is counted as one pass per edge (`exact`).
+        Stages in order.
     """
     sweeps = max(1, (model.graph.n_edges // FIRST_SIZE).bit_length()) + 6 + 2 * 18  # found, then confirmed
     return [
@@ -274,9 +277,9 @@ def plan(
 
 
 def plan_discovery(model: Model, *, method: str, n: int, steps: int | str) -> Stage:
-    """Cost of scoring all edges: one clean and one ablated pass, and forward and backward at each node."""
+    """Cost of scoring all edges, at most, as the method states it."""
     nodes = MOST_STEPS if isinstance(steps, str) else steps
-    per_prompt = 2 + 2 * nodes if METHODS[method].needs_gradients else model.graph.n_edges
+    per_prompt = METHODS[method].most_passes(model, nodes)
     return Stage(name="discover", runs=1, passes=per_prompt * n)
 
 
