@@ -431,11 +431,12 @@ def test_a_circuit_found_on_the_way_is_measured_on_other_prompts(mini: Model) ->
 def test_a_plan_counts_passes(tiny: Model) -> None:
     stages_ = plan(tiny, n=10, steps=5, n_random=20)
     by_name = {stage.name: stage for stage in stages_}
-    assert by_name["discover"].passes == 10 * 12
+    # clean, ablated, means and completeness runs; forward and backward at each of 5 nodes
+    assert by_name["discover"].passes == 10 * (4 + 2 * 5)
     # full, keep, drop, empty; 20 random circuits; one run per head of minimality
     assert by_name["measure"].runs == 4 + 20 + tiny.n_layers * tiny.n_heads
     exact = plan(tiny, method="exact", n=10)[0]
-    assert exact.passes == 10 * tiny.graph.n_edges
+    assert exact.passes == 10 * (tiny.graph.n_edges + 3)
 
 
 def test_writable_places_are_made_on_request_and_others_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Gradient methods: EAP, EAP-IG on inputs and on activations, clean-corrupted."""
 
+import abc
 from collections.abc import Sequence
 
 import torch
@@ -98,9 +99,9 @@ class _PathGradient(EdgeMethod):
 
     needs_gradients = True
 
+    @abc.abstractmethod
     def nodes(self, settings: Settings) -> Sequence[Node]:
         """Where gradients are taken, and their weights."""
-        raise NotImplementedError
 
     def check(self, settings: Settings) -> None:
         if self.integrates:

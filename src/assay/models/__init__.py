@@ -1,7 +1,8 @@
 """Native transformers behind one interface."""
 
-from assay.models.adapter import Block, Family, Fused, Model, Norm, Separate, Trace
+from assay.models.adapter import Block, Family, Fused, Model, Norm, Separate
 from assay.models.decoders import FAMILIES, family_of, load_model
+from assay.models.tracing import Trace
 
 
 __all__ = [

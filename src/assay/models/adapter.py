@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from assay.errors import InputError, NonFiniteError, UnsupportedModelError
 from assay.graph import Graph, build_graph
+from assay.models.tracing import BlockCall, FinalOutput, ProjectionOutput, StopForward, Trace
 
 
 # Entries of a configuration that change no number the model computes.
@@ -232,45 +233,6 @@ class Block:
         return head * self.n_kv_heads // self.n_heads
 
 
-@dataclass(kw_only=True, eq=False)
-class Trace:
-    """What one native pass left behind; tensors are detached unless the pass kept its graph.
-
-    Attributes:
-        block_in: Per block, the stream entering it, `[batch, pos, d_model]`.
-        z: Per block, input of the output projection, `[batch, pos, n_heads * d_head]`.
-        mlp: Per block, output of the MLP.
-        attention_in, mlp_in: Per block, input of the norms.
-        qkv: Per block, outputs of the projection modules.
-        final_in: Stream entering the final norm.
-        leaf: The stream entering block 0 as a leaf of the graph, when gradients are kept.
-        calls: Per block, its positional (after the first) and keyword arguments.
-        gradients: Filled during a backward pass: name of a site -> gradient.
-    """
-
-    block_in: list[Tensor] = field(default_factory=list)
-    z: list[Tensor] = field(default_factory=list)
-    mlp: list[Tensor] = field(default_factory=list)
-    attention_in: list[Tensor] = field(default_factory=list)
-    mlp_in: list[Tensor] = field(default_factory=list)
-    qkv: list[list[Tensor]] = field(default_factory=list)
-    final_in: Tensor | None = None
-    leaf: Tensor | None = None
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    gradients: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
-
-    @property
-    def input(self) -> Tensor:
-        """What the `input` source writes: the stream entering block 0."""
-        return self.block_in[0]
-
-    def release(self) -> None:
-        """Forget everything that only a backward pass needed."""
-        self.gradients.clear()
-        self.attention_in, self.mlp_in, self.qkv = [], [], []
-        self.final_in = self.leaf = None
-
-
 class Model:
     """A supported transformer with its graph. Make one with `load_model`.
 
@@ -483,10 +445,10 @@ class Model:
 
             for layer, block in enumerate(self.blocks):
                 if layer == until:
-                    on_input(block.module, _BlockCall(trace, layer, stop=True))
+                    on_input(block.module, BlockCall(trace, layer, stop=True))
                     break
                 if sources:
-                    on_input(block.module, _BlockCall(trace, layer, leaf=gradients and layer == 0))
+                    on_input(block.module, BlockCall(trace, layer, leaf=gradients and layer == 0))
                     on_input(block.out, lambda module, args, kwargs: trace.z.append(args[0].detach()))
                     on_output(block.mlp, lambda module, args, output: trace.mlp.append(output.detach()))
                 if streams:
@@ -499,67 +461,17 @@ class Model:
                         lambda module, args, kwargs: trace.mlp_in.append(args[0].detach()),
                     )
                     for part, projection in enumerate(block.qkv):
-                        on_output(projection, _Projection(trace, layer, part, catch))
+                        on_output(projection, ProjectionOutput(trace, layer, part, catch))
                     on_output(
                         block.mlp_norm.module,
                         lambda module, args, output, layer=layer: catch("mlp", layer, 0, output),
                     )
             if streams and until is None:
-                on_output(self.final_norm.module, _Final(trace, catch))
+                on_output(self.final_norm.module, FinalOutput(trace, catch))
             try:
                 yield trace
-            except _StopForward:
+            except StopForward:
                 assert until is not None
-
-
-class _StopForward(Exception):  # noqa: N818 - control flow, never an error
-    """Ends a native pass early; caught by the `tracing` that asked for it."""
-
-
-class _BlockCall:
-    """Forward pre-hook of a block: keeps its arguments and the stream entering it."""
-
-    def __init__(self, trace: Trace, layer: int, *, stop: bool = False, leaf: bool = False) -> None:
-        self.trace, self.layer, self.stop, self.leaf = trace, layer, stop, leaf
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self.trace.block_in.append(args[0].detach())
-        self.trace.calls.append((args[1:], kwargs))
-        if self.stop:
-            raise _StopForward
-        if self.leaf:
-            # The stream entering block 0 becomes the leaf that a backward pass ends at.
-            self.trace.leaf = args[0].detach().requires_grad_()
-            return (self.trace.leaf, *args[1:]), kwargs
-        return None
-
-
-class _Projection:
-    """Forward hook of a q/k/v projection."""
-
-    def __init__(
-        self, trace: Trace, layer: int, part: int, catch: Callable[[str, int, int, Tensor], None]
-    ) -> None:
-        self.trace, self.layer, self.part, self.catch = trace, layer, part, catch
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if self.part == 0:
-            self.trace.qkv.append([])
-        self.trace.qkv[-1].append(output.detach())
-        self.catch("qkv", self.layer, self.part, output)
-
-
-class _Final:
-    """Forward hook of the final norm."""
-
-    def __init__(self, trace: Trace, catch: Callable[[str, int, int, Tensor], None]) -> None:
-        self.trace, self.catch = trace, catch
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        self.trace.final_in = args[0].detach()
-        self.catch("logits", 0, 0, output)
 
 
 def _children(blocks: nn.Module) -> list[nn.Module]:

@@ -29,6 +29,7 @@ from assay.runner import document
 from assay.runner.prompts import Draws, draw_prompts
 from assay.runner.stages import (
     FIRST_SIZE,
+    Found,
     Progress,
     check_options,
     check_writable,
@@ -398,9 +399,26 @@ class _Job:
             n_random = self.n_random if key in BASELINED else 0
             records[key] = measure_stored(runs, key, random_circuits=n_random, store=self.store)
         self.progress("measure", len(self.metrics), len(self.metrics))
+        seconds = round(time.perf_counter() - started, 1)
+        made = self.assemble(scores, found, runs, document.curve_facts(curve, fine), records, seconds)
+        if self.store is not None:
+            arrays = {"scores": scores.values, "mask": found.circuit.mask}
+            self.store.put("audit", self.record, made, arrays)
+        return Audit(id=made["provenance"]["id"], document=made, scores=scores, circuit=found.circuit)
+
+    def assemble(
+        self,
+        scores: EdgeScores,
+        found: Found,
+        runs: CircuitRuns,
+        curve: Mapping[str, Any],
+        records: Mapping[str, Mapping[str, Any]],
+        seconds: float,
+    ) -> dict[str, Any]:
+        """Everything a report shows, from what the stages gave."""
         faithfulness = records["faithfulness-norm"]
         identity = record_id("audit", self.record)
-        made = document.as_document(
+        return document.as_document(
             {
                 "title": document.title(self.model, self.draws.measured),
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -432,7 +450,7 @@ class _Job:
                     "passes": scores.details.get("passes"),
                 },
                 "edges": document.listed_edges(scores, found.circuit, found.size),
-                "curve": document.curve_facts(curve, fine),
+                "curve": curve,
                 "circuit": {
                     **document.circuit_facts(found, self.target, faithfulness),
                     "provenance": dict(found.circuit.provenance),
@@ -451,12 +469,8 @@ class _Job:
                         "device": str(self.model.device),
                         "dtype": str(self.model.dtype).removeprefix("torch."),
                         "torch": torch.__version__,
-                        "seconds": round(time.perf_counter() - started, 1),
+                        "seconds": seconds,
                     },
                 },
             }
         )
-        if self.store is not None:
-            arrays = {"scores": scores.values, "mask": found.circuit.mask}
-            self.store.put("audit", self.record, made, arrays)
-        return Audit(id=identity, document=made, scores=scores, circuit=found.circuit)
