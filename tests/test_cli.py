@@ -182,10 +182,11 @@ def test_the_command_line_wins_over_variables_and_they_over_the_file(
 ) -> None:
     Path("a.toml").write_text("n = 5\nsteps = 1\n[audit]\nsteps = 2\n[report]\nout = 'x.html'\n")
     plan = ("audit", "--dry-run", "--json", "--config", "a.toml")
-    assert passes(run(*plan)) == 5 * (2 + 2 * 2)
+    per_prompt = 4 + 2 * 2  # clean, ablated, means, completeness; forward and backward at two nodes
+    assert passes(run(*plan)) == 5 * per_prompt
     monkeypatch.setenv("ASSAY_N", "7")
-    assert passes(run(*plan)) == 7 * 6
-    assert passes(run(*plan, "--n", "9")) == 9 * 6
+    assert passes(run(*plan)) == 7 * per_prompt
+    assert passes(run(*plan, "--n", "9")) == 9 * per_prompt
     monkeypatch.setenv("ASSAY_TASK", "ioo")
     assert run(*plan).exit_code == 2
 
@@ -299,7 +300,7 @@ def test_steps_can_be_left_to_the_method(run: Run) -> None:
     assert result.exit_code == 0
     assert json.loads(result.stdout)["details"]["steps"] in (3, 9)
     plan = json.loads(run("discover", "--n", "8", "--steps", "auto", "--dry-run", "--json").stdout)
-    assert plan["passes"] == 8 * (2 + 2 * 9)
+    assert plan["passes"] == 8 * ((4 + 2 * 3) + (4 + 2 * 6))  # 3 nodes, then the 6 that make 9
 
 
 def test_a_circuit_of_another_model_is_refused(run: Run) -> None:

@@ -47,7 +47,7 @@ from assay.tasks.load import DEFAULT_N
 METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality too: it needs one run per head
-MOST_STEPS = 9  # quadrature nodes that steps="auto" stops at
+REFINED_STEPS = (3, 6)  # nodes of the two sweeps that steps="auto" makes, at most
 SIZE_RULE = "sweep/2"  # raised when the same scores and prompts lead to another size than before
 RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve
 CURVE_RUNS = 25 + 10 * RANDOM_PER_SIZE
@@ -279,8 +279,8 @@ def plan(
 
 def plan_discovery(model: Model, *, method: str, n: int, steps: int | str) -> Stage:
     """Cost of scoring all edges, at most, as the method states it."""
-    nodes = MOST_STEPS if isinstance(steps, str) else steps
-    per_prompt = METHODS[method].most_passes(model, nodes)
+    sweeps = REFINED_STEPS if isinstance(steps, str) else (steps,)
+    per_prompt = sum(METHODS[method].most_passes(model, nodes) for nodes in sweeps)
     return Stage(name="discover", runs=1, passes=per_prompt * n)
 
 
