@@ -24,6 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "circuits",
         "execution",
         "discovery metrics",
+        "adversarial",
         "store catalogue",
         "report",
         "runner",
