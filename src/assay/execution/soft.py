@@ -1,0 +1,279 @@
+"""Runs under a real-valued mask, differentiable in the mask.
+
+With weights w in [0, 1] in place of kept and cut, every target v reads
+
+    x_v = beta_v + sum over sources u of ( w[u, v] a_u + (1 - w[u, v]) b_u )
+        = s_v + sum over u of w[u, v] (a_u - b_u),
+
+a_u the output in this run, b_u that of the corrupted run, s_v the stream of the corrupted run at v.
+So a block stacks the differences of all sources before it, one matrix product mixes them for all its
+targets, and autograd does the rest. A mask of zeros and ones gives the ablated run of that circuit.
+(uit de Bos and Garriga-Alonso 2024, equation 1; Cao et al. 2021, arXiv:2104.03514, for the relaxation.)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from assay.errors import InputError, ShapeError
+from assay.models import Block, Model, Trace
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SoftPairs:
+    """Some pairs, ready to be run under any mask. Made by `SoftRunner.prepare`.
+
+    Attributes:
+        embedded: Difference of the two inputs' embeddings, `[batch, pos, d_model]`.
+        corrupted: The pass over the corrupted inputs.
+        read: Read position of each pair.
+        model_logits: The model on the clean inputs, at the read position.
+    """
+
+    embedded: Float[Tensor, "batch pos d_model"]
+    corrupted: Trace
+    read: Int[Tensor, " batch"]
+    model_logits: Float[Tensor, "batch d_vocab"]
+
+    def __len__(self) -> int:
+        return len(self.read)
+
+
+class SoftRunner:
+    """Runs a model on clean and corrupted pairs under real-valued masks, resampling.
+
+    Args:
+        model: The model; its parameters get no gradient.
+
+    Example:
+        >>> from assay.models import load_model
+        >>> runner = SoftRunner(load_model("mini"))
+        >>> pairs = runner.prepare(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 8, 7]]))
+        >>> mask = runner.model.graph.valid.float().requires_grad_()
+        >>> runner.logits(pairs, mask).logsumexp(1).sum().backward()
+        >>> tuple(mask.grad.shape) == tuple(mask.shape)
+        True
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.dtype = model.result_dtype
+        self._qkv = [_projection(block, self.dtype) for block in model.blocks]
+        self._out = [block.out_weight().to(self.dtype).contiguous() for block in model.blocks]
+
+    def bytes_per_pair(self, length: int) -> int:
+        """Rough memory of one pair when gradients are wanted."""
+        graph = self.model.graph
+        # Mixed streams and their normalised copies, the stacked differences of every block, the rest.
+        rows = 3 * graph.n_targets + (self.model.n_layers + 1) * graph.n_sources // 2 + 40
+        wide = 8 if self.dtype == torch.float64 else 4
+        return rows * length * self.model.d_model * wide + 6 * wide * self.model.n_vocab
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        clean: Int[Tensor, "batch pos"],
+        corrupted: Int[Tensor, "batch pos"],
+        read: Int[Tensor, " batch"] | None = None,
+    ) -> SoftPairs:
+        """Run the model on both sides of some pairs: two forward passes.
+
+        Args:
+            clean: Token ids; prompts shorter than the longest are padded on the right.
+            corrupted: Token ids, same shape.
+            read: Read position of each pair; default: the last. Later positions are dropped.
+
+        Raises:
+            ShapeError: If the two sides differ in shape, or `read` is not one position per pair.
+            InputError: If a read position is outside the prompts.
+        """
+        if clean.ndim != 2 or clean.shape != corrupted.shape or len(clean) == 0:
+            raise ShapeError(
+                f"clean is {tuple(clean.shape)} and corrupted {tuple(corrupted.shape)}; expected token ids "
+                "[pairs, pos] of one shape, at least one pair"
+            )
+        if read is None:
+            read = torch.full((len(clean),), clean.shape[1] - 1)
+        if read.shape != clean.shape[:1]:
+            raise ShapeError(f"read has shape {tuple(read.shape)}; expected ({len(clean)},)")
+        if int(read.min()) < 0 or int(read.max()) >= clean.shape[1]:
+            raise InputError(
+                f"read positions run from {int(read.min())} to {int(read.max())}; prompts have positions 0 "
+                f"to {clean.shape[1] - 1}"
+            )
+        model, width = self.model, int(read.max()) + 1
+        device = model.device
+        read = read.to(device)
+        with model.tracing(until=None) as clean_trace:
+            hidden = model.forward(clean[:, :width].to(device))
+        with model.tracing(streams=True) as trace:
+            model.forward(corrupted[:, :width].to(device))
+        return SoftPairs(
+            embedded=(clean_trace.input.to(self.dtype) - trace.input.to(self.dtype)),
+            corrupted=trace,
+            read=read,
+            model_logits=model.read(hidden, read).to(self.dtype),
+        )
+
+    def logits(
+        self, pairs: SoftPairs, mask: Float[Tensor, "*batch n_sources n_targets"]
+    ) -> Float[Tensor, "batch d_vocab"]:
+        """Logits at the read position; differentiable in `mask`.
+
+        Args:
+            pairs: From `prepare`.
+            mask: Weight of every edge, one mask for all pairs or one per pair. Entries without an edge are
+                not read. Values outside [0, 1] extrapolate.
+
+        Raises:
+            ShapeError: If the mask fits neither the graph nor the pairs.
+        """
+        graph = self.model.graph
+        shape = (graph.n_sources, graph.n_targets)
+        if tuple(mask.shape) not in (shape, (len(pairs), *shape)):
+            raise ShapeError(
+                f"mask has shape {tuple(mask.shape)}; expected {shape}, or {(len(pairs), *shape)} for one "
+                "mask per pair"
+            )
+        with self.model.frozen():
+            return _Walk(self, pairs, mask.to(self.dtype)).finish()
+
+
+def _projection(block: Block, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """q/k/v weights `[n_channels, d_model, d_head]` and biases `[n_channels, 1, d_head]`."""
+    bias = block.qkv_bias()
+    weight = block.qkv_weight().permute(1, 0, 2).to(dtype).contiguous()
+    return weight, None if bias is None else bias.to(dtype)[:, None]
+
+
+class _Walk:
+    """One batch of pairs on its way through the blocks."""
+
+    def __init__(self, runner: SoftRunner, pairs: SoftPairs, mask: Tensor) -> None:
+        self.runner, self.pairs, self.mask = runner, pairs, mask
+        self.model, self.graph = runner.model, runner.model.graph
+        self.index = torch.arange(len(pairs), device=pairs.read.device)
+        self.length = pairs.embedded.shape[1]
+        # Differences of the sources so far, [sources, batch, pos, d_model].
+        self.differences = pairs.embedded[None]
+
+    def finish(self) -> Tensor:
+        graph, trace = self.graph, self.pairs.corrupted
+        for layer in range(self.model.n_layers):
+            # Behind the last block only the read position counts.
+            last = layer == self.model.n_layers - 1
+            if last:
+                self.at_read = self._read(self.differences)
+            heads = self.heads(layer, last=last)
+            if not graph.parallel:
+                self.append(heads, last=last)
+            mlp = self.mlp(layer, last=last) if graph.mlps else None
+            if graph.parallel:
+                self.append(heads, last=last)
+            if mlp is not None:
+                self.append(mlp[None], last=last)
+        assert trace.final_in is not None
+        final = self.mix(self.at_read, slice(-1, None), self._read(trace.final_in[None])[0])
+        normed = self.model.final_norm.module(final[0, :, 0].to(self.model.dtype))
+        return self.model.unembed(normed).to(self.runner.dtype)
+
+    def append(self, difference: Tensor, *, last: bool) -> None:
+        if last:
+            self.at_read = torch.cat([self.at_read, difference])
+        else:
+            self.differences = torch.cat([self.differences, difference])
+
+    def _read(self, value: Tensor) -> Tensor:
+        """The read position of `[rows, batch, pos, width]`, kept as an axis of one."""
+        return value[:, self.index, self.pairs.read][:, :, None]
+
+    def mix(self, differences: Tensor, columns: slice, start: Tensor) -> Tensor:
+        """Input of some targets, `[targets, batch, pos, d_model]`: one product over all sources given."""
+        weight = self.mask[..., : len(differences), columns].transpose(-2, -1)
+        if self.mask.ndim == 2:
+            mixed = (weight @ differences.flatten(1)).view(-1, *differences.shape[1:])
+        else:
+            mixed = torch.bmm(weight, differences.transpose(0, 1).flatten(2))
+            mixed = mixed.unflatten(2, differences.shape[2:]).transpose(0, 1)
+        return start.to(self.runner.dtype) + mixed
+
+    def project(self, layer: int, streams: Tensor, channels: slice) -> Tensor:
+        """Some q/k/v channels of their own streams: `[batch, channels, pos, d_head]`."""
+        weight, bias = self.runner._qkv[layer]
+        normed = self.model.blocks[layer].attention_norm.module(streams.to(self.model.dtype))
+        flat = normed.to(self.runner.dtype).flatten(1, 2)
+        if bias is None:
+            output = torch.bmm(flat, weight[channels])
+        else:
+            output = torch.baddbmm(bias[channels], flat, weight[channels])
+        result: Tensor = output.unflatten(1, streams.shape[1:3]).transpose(0, 1)
+        return result
+
+    def heads(self, layer: int, *, last: bool) -> Tensor:
+        """Outputs of the heads of a block minus the corrupted ones, `[heads, batch, pos or 1, d_model]`."""
+        block, trace = self.model.blocks[layer], self.pairs.corrupted
+        first, heads = self.graph.channel_target(layer, "q"), block.n_heads
+        start = trace.attention_in[layer]
+        if last:
+            columns = slice(first, first + heads)
+            streams = self.mix(self.at_read, columns, self._read(start[None])[0])
+            queries = self.project(layer, streams, slice(0, heads))
+            columns = slice(first + heads, first + block.n_channels)
+            streams = self.mix(self.differences, columns, start)
+            keyed = self.project(layer, streams, slice(heads, block.n_channels))
+        else:
+            streams = self.mix(self.differences, slice(first, first + block.n_channels), start)
+            queries, keyed = self.project(layer, streams, slice(0, block.n_channels)).tensor_split([heads], 1)
+        keys, values = keyed.chunk(2, 1)
+        if block.q_norm is not None and block.k_norm is not None:
+            queries, keys = block.q_norm(queries), block.k_norm(keys)
+        queries, keys = self.rotate(queries, at_read=last), self.rotate(keys)
+        group = block.n_heads // block.n_kv_heads
+        z = functional.scaled_dot_product_attention(
+            queries,
+            keys.repeat_interleave(group, 1),
+            values.repeat_interleave(group, 1),
+            attn_mask=self.allowed(block, at_read=last),
+            scale=block.scaling,
+        ).transpose(0, 1)
+        ablated = (
+            trace.z[layer].to(self.runner.dtype).unflatten(-1, (heads, block.d_head)).permute(2, 0, 1, 3)
+        )
+        difference = z - (self._read(ablated) if last else ablated)
+        outputs = torch.bmm(difference.flatten(1, 2), self.runner._out[layer])
+        result: Tensor = outputs.unflatten(1, difference.shape[1:3])
+        return result
+
+    def rotate(self, x: Tensor, *, at_read: bool = False) -> Tensor:
+        """Rotary position embedding of `[batch, heads, pos, d_head]`, with the model's own tables."""
+        tables = self.pairs.corrupted.calls[0][1].get("position_embeddings")
+        if tables is None:
+            return x
+        cos, sin = (table.expand(len(self.pairs), -1, -1)[:, None].to(x.dtype) for table in tables)
+        if at_read:
+            cos, sin = (table[self.index, :, self.pairs.read][:, :, None] for table in (cos, sin))
+        width = cos.shape[-1]
+        turned, passed = x[..., :width], x[..., width:]
+        low, high = turned.chunk(2, -1)
+        return torch.cat([turned * cos + torch.cat([-high, low], -1) * sin, passed], -1)
+
+    def allowed(self, block: Block, *, at_read: bool) -> Tensor:
+        """True where a query may attend: causal, inside the sliding window if the block has one."""
+        keys = torch.arange(self.length, device=self.index.device)
+        queries = self.pairs.read[:, None, None, None] if at_read else keys[:, None]
+        allowed = keys <= queries
+        return allowed if block.window is None else allowed & (queries - keys < block.window)
+
+    def mlp(self, layer: int, *, last: bool) -> Tensor:
+        """Output of an MLP minus the corrupted one, `[batch, pos or 1, d_model]`."""
+        block, trace, column = self.model.blocks[layer], self.pairs.corrupted, self.graph.mlp_target(layer)
+        differences, start, ablated = self.differences, trace.mlp_in[layer], trace.mlp[layer]
+        if last:
+            differences = self.at_read
+            start, ablated = self._read(start[None])[0], self._read(ablated[None])[0]
+        stream = self.mix(differences, slice(column, column + 1), start)[0]
+        output: Tensor = block.mlp(block.mlp_norm.module(stream.to(self.model.dtype)))
+        return output.to(self.runner.dtype) - ablated.to(self.runner.dtype)
