@@ -1,1 +1,7 @@
-"""Worst-case evaluation: on which inputs a circuit departs from its model, how far, and what a sample proves."""
+"""Worst-case evaluation: on which inputs a circuit departs from its model, how far, what a sample proves."""
+
+from assay.adversarial.inputs import DistinctInputs, PairSample, PromptSet
+from assay.adversarial.sampling import PROTOCOLS, sample_pairs
+
+
+__all__ = ["PROTOCOLS", "DistinctInputs", "PairSample", "PromptSet", "sample_pairs"]

@@ -1,0 +1,220 @@
+"""The inputs of a worst-case evaluation: clean and corrupted prompts, and the pairs made of them."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int, Int64
+from torch import Tensor
+
+from assay.tasks import PairTask, Prompt
+
+
+_OTHER = "corrupted."  # prefix of a task's fields that belong to the corrupted prompt
+
+
+class DistinctInputs(NamedTuple):
+    """Which of many inputs are the same.
+
+    Attributes:
+        first_index: Row of the first occurrence of each distinct input, ascending.
+        inverse: Which distinct input each row is.
+    """
+
+    first_index: Int64[np.ndarray, " n_distinct"]
+    inverse: Int64[np.ndarray, " n"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PromptSet:
+    """The inputs of one side, clean or corrupted; an input may occur more than once.
+
+    Attributes:
+        tokens: Token ids `[n, pos]`, padded on the right.
+        lengths: Tokens of each input.
+        positions: Position whose logits are read.
+        answers: Right next tokens `[n, n_answers]`, -1 where a row has fewer; None where there are none.
+        wrong: Tokens the answers are compared with, likewise.
+        texts: The inputs as text; None where there is none.
+        fields: Field name to one value per input; names without the prefix `corrupted.`, on either side.
+        prompts: The grammar's prompts behind them; None for inputs that no grammar made.
+    """
+
+    tokens: Int[Tensor, "n pos"]
+    lengths: Int[Tensor, " n"]
+    positions: Int[Tensor, " n"]
+    answers: Int[Tensor, "n n_answers"] | None = None
+    wrong: Int[Tensor, "n n_wrong"] | None = None
+    texts: tuple[str, ...] | None = None
+    fields: Mapping[str, list[Any]]
+    prompts: tuple[Prompt, ...] | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of inputs, repetitions counted."""
+        return len(self.tokens)
+
+    @cached_property
+    def distinct(self) -> DistinctInputs:
+        """The distinct inputs in order of first occurrence: token sequence and read position."""
+        rows = torch.cat([self.lengths[:, None], self.positions[:, None], self.tokens], dim=1).numpy()
+        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        return DistinctInputs(
+            first_index=first[order].astype(np.int64), inverse=rank[inverse.ravel()].astype(np.int64)
+        )
+
+    def subset(self, indices: Int[np.ndarray, " k"] | Sequence[int]) -> "PromptSet":
+        """The inputs in these rows, in this order; rows may repeat."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        rows = torch.from_numpy(chosen)
+        places = chosen.tolist()
+        return PromptSet(
+            tokens=self.tokens[rows],
+            lengths=self.lengths[rows],
+            positions=self.positions[rows],
+            answers=None if self.answers is None else self.answers[rows],
+            wrong=None if self.wrong is None else self.wrong[rows],
+            texts=None if self.texts is None else tuple(self.texts[i] for i in places),
+            fields={name: [values[i] for i in places] for name, values in self.fields.items()},
+            prompts=None if self.prompts is None else tuple(self.prompts[i] for i in places),
+        )
+
+    def __repr__(self) -> str:
+        return f"PromptSet(n={self.n}, length={self.tokens.shape[1]})"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PairSample:
+    """Clean and corrupted inputs, the pairs to run, and what may be concluded from them.
+
+    Attributes:
+        protocol: `all`, `matched`, `iid` or `file`.
+        clean: The clean inputs.
+        corrupted: The corrupted inputs.
+        pairs: `[n_pairs, 2]` (clean index, corrupted index); None: every combination of the two sides.
+        independent: Whether the draws behind a certificate are independent: inputs of each side (`all`) or
+            pairs. For a task's own rows the user declares it.
+        paired: Whether every combination is run and corrupted input i is the counterpart of clean input i:
+            the two sides are then not independent of each other.
+        reuse_clean: Whether the corrupted inputs were made from the clean ones of the same sample.
+        own_rows: Whether the pairs or inputs are rows of the task, rather than draws of its grammar.
+        weights: Probability of each pair, of the shape of the divergences, where every distinct input was
+            enumerated; None for a sample.
+        population: Number of distinct inputs that exist on each side, `clean` and `corrupted`; None where
+            they are not counted.
+        seed: Root seed.
+        streams: What each stream of draws was named; empty where nothing was drawn.
+        tokenizer: Tokenizer of the ids, used to show them.
+        task: Identity of the task, JSON-able.
+        heatmap_fields: Pairs of fields worth a table of their own.
+    """
+
+    protocol: str
+    clean: PromptSet
+    corrupted: PromptSet
+    pairs: Int64[np.ndarray, "n_pairs 2"] | None = None
+    independent: bool = True
+    paired: bool = False
+    reuse_clean: bool = False
+    own_rows: bool = False
+    weights: Float64[np.ndarray, "..."] | None = None
+    population: Mapping[str, int | None]
+    seed: int = 0
+    streams: Mapping[str, str]
+    tokenizer: Any = None
+    task: Mapping[str, Any]
+    heatmap_fields: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the divergences: `[n_clean, n_corrupted]`, or `[n_pairs]`."""
+        return (self.clean.n, self.corrupted.n) if self.pairs is None else (len(self.pairs),)
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of pairs, repetitions counted."""
+        return int(np.prod(self.shape))
+
+    @property
+    def enumerated(self) -> bool:
+        """Whether these are all pairs that exist, with their probabilities, rather than a sample."""
+        return self.weights is not None
+
+    @cached_property
+    def data_hash(self) -> str:
+        """SHA-256 over every number that the divergences depend on, 64 hex digits."""
+        digest = hashlib.sha256(self.protocol.encode())
+        for side in (self.clean, self.corrupted):
+            for array in (side.tokens, side.lengths, side.positions, side.answers):
+                digest.update(b"none" if array is None else str(tuple(array.shape)).encode())
+                if array is not None:
+                    digest.update(array.contiguous().numpy().astype("<i8").tobytes())
+        for name, kind, extra in (("pairs", "<i8", self.pairs), ("weights", "<f8", self.weights)):
+            if extra is not None:
+                digest.update(f"{name}{extra.shape}".encode() + extra.astype(kind).tobytes())
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """Identity of the sample as it enters records, JSON-able."""
+        return {
+            "protocol": self.protocol,
+            "n_clean": self.clean.n,
+            "n_corrupted": self.corrupted.n,
+            "n_pairs": self.n_pairs,
+            "independent": self.independent,
+            "paired": self.paired,
+            "reuse_clean": self.reuse_clean,
+            "own_rows": self.own_rows,
+            "enumerated": self.enumerated,
+            "population": dict(self.population),
+            "seed": self.seed,
+            "streams": dict(self.streams),
+            "data_hash": self.data_hash,
+            "task": dict(self.task),
+        }
+
+    def __repr__(self) -> str:
+        return f"PairSample({self.protocol!r}, n_pairs={self.n_pairs:,}, seed={self.seed})"
+
+
+def sides_of(task: PairTask) -> dict[str, PromptSet]:
+    """The two sides of a task's own pairs."""
+    own = {name: list(values) for name, values in task.fields.items() if not name.startswith(_OTHER)}
+    other = {
+        name.removeprefix(_OTHER): list(values)
+        for name, values in task.fields.items()
+        if name.startswith(_OTHER)
+    }
+    return {
+        "clean": PromptSet(
+            tokens=task.clean,
+            lengths=task.lengths,
+            positions=task.positions,
+            answers=task.answers,
+            wrong=task.wrong,
+            texts=task.texts,
+            fields=own,
+        ),
+        "corrupted": PromptSet(
+            tokens=task.corrupted,
+            lengths=task.lengths,
+            positions=task.positions,
+            texts=task.corrupted_texts,
+            fields=other,
+        ),
+    }
+
+
+def shown(side: PromptSet, row: int, tokenizer: Any) -> str:
+    """One input for a message."""
+    if side.texts is not None:
+        return repr(side.texts[row])
+    ids = side.tokens[row, : int(side.lengths[row])].tolist()
+    return f"ids {ids}" if tokenizer is None else repr(tokenizer.decode(ids))
