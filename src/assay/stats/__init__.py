@@ -1,6 +1,7 @@
 """Statistics on arrays: intervals, association, statistics that resample. No model, no torch."""
 
 from assay.stats.association import fagin_tau_rows, kendall_tau, kendall_tau_rows, pearson, spearman
+from assay.stats.cells import CellTests, benjamini_hochberg, cell_tests
 from assay.stats.certificates import Certificate, certificate, certificate_family
 from assay.stats.intervals import (
     bootstrap_interval,
@@ -49,6 +50,7 @@ from assay.stats.summary import (
 __all__ = [
     "AnchorComparison",
     "CellTable",
+    "CellTests",
     "Certificate",
     "FunctionOfSums",
     "Histogram",
@@ -58,10 +60,12 @@ __all__ = [
     "Summary",
     "all_pairs_failure",
     "all_pairs_order_failure",
+    "benjamini_hochberg",
     "best_all_pairs_order",
     "best_order_statistic",
     "bootstrap_interval",
     "cell_table",
+    "cell_tests",
     "certificate",
     "certificate_family",
     "clopper_pearson",

@@ -1,9 +1,11 @@
-"""What every description of a sample asks of its values."""
+"""What every description of a sample asks of its values and of their labels."""
+
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Real
+from jaxtyping import Float64, Int64, Real, Shaped
 
-from assay.errors import InputError, NonFiniteError
+from assay.errors import InputError, NonFiniteError, ShapeError
 
 
 def finite(values: Real[np.ndarray, "..."], name: str = "values") -> Float64[np.ndarray, "..."]:
@@ -16,3 +18,21 @@ def finite(values: Real[np.ndarray, "..."], name: str = "values") -> Float64[np.
         where = tuple(int(at) for at in np.argwhere(~usable)[0])
         raise NonFiniteError(f"{name} hold {checked[where]} at {where}; every value must be finite")
     return checked
+
+
+def coded(
+    labels: Shaped[np.ndarray, "..."], shape: tuple[int, ...], name: str
+) -> tuple[tuple[Any, ...], Int64[np.ndarray, "..."]]:
+    """The labels that occur, ascending, and which of them each entry bears, in the shape of the labels."""
+    try:
+        np.broadcast_shapes(labels.shape, shape)
+    except ValueError:
+        fits = False
+    else:
+        fits = np.broadcast_shapes(labels.shape, shape) == shape
+    if not fits:
+        raise ShapeError(
+            f"labels of the {name} have shape {labels.shape}; one that broadcasts to {shape} is needed"
+        )
+    known, codes = np.unique(labels, return_inverse=True)
+    return tuple(known.tolist()), codes.reshape(labels.shape).astype(np.int64)

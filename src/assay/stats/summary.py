@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int64, Real, Shaped
 
 from assay.errors import DegenerateDataWarning, InputError, ShapeError
 from assay.measurement import plain
-from assay.stats._checks import finite
+from assay.stats._checks import coded, finite
 from assay.stats.association import spearman
 
 
@@ -314,8 +314,8 @@ def cell_table(
     checked = finite(values)
     if not quantiles or not all(0 <= each <= 1 for each in quantiles):
         raise InputError(f"quantiles are {tuple(quantiles)}; at least one share in [0, 1] is needed")
-    row_labels, row_of = _codes(rows, checked.shape, "rows")
-    column_labels, column_of = ((None,), 0) if columns is None else _codes(columns, checked.shape, "columns")
+    row_labels, row_of = coded(rows, checked.shape, "rows")
+    column_labels, column_of = ((None,), 0) if columns is None else coded(columns, checked.shape, "columns")
     shape = (len(row_labels), len(column_labels))
     cell = np.broadcast_to(row_of * shape[1] + column_of, checked.shape).ravel()
     counts = np.bincount(cell, minlength=shape[0] * shape[1])
@@ -343,21 +343,3 @@ def cell_table(
         mean=mean.reshape(shape),
         quantiles=found.reshape(-1, *shape),
     )
-
-
-def _codes(
-    labels: Shaped[np.ndarray, "..."], shape: tuple[int, ...], name: str
-) -> tuple[tuple[Any, ...], Int64[np.ndarray, "..."]]:
-    """The labels that occur, ascending, and which of them each entry bears, in the shape of the labels."""
-    try:
-        np.broadcast_shapes(labels.shape, shape)
-    except ValueError:
-        fits = False
-    else:
-        fits = np.broadcast_shapes(labels.shape, shape) == shape
-    if not fits:
-        raise ShapeError(
-            f"labels of the {name} have shape {labels.shape}; one that broadcasts to {shape} is needed"
-        )
-    known, codes = np.unique(labels, return_inverse=True)
-    return tuple(known.tolist()), codes.reshape(labels.shape).astype(np.int64)
