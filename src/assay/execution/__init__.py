@@ -2,6 +2,7 @@
 
 from assay.execution.ablation import ABLATIONS, Ablation, Baseline, Prepared, get_ablation
 from assay.execution.forward import run_circuit, run_model
+from assay.execution.pairs import PairRunner, PreparedInputs
 from assay.execution.plan import Plan, compile_plan
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
@@ -13,8 +14,10 @@ __all__ = [
     "Baseline",
     "CircuitRunner",
     "CircuitRuns",
+    "PairRunner",
     "Plan",
     "Prepared",
+    "PreparedInputs",
     "compile_plan",
     "get_ablation",
     "run_circuit",

@@ -108,7 +108,7 @@ def _bind(model: Model, step: AttentionStep) -> _BoundAttention:
             for head, used in step.reads[channel].items()
             if used == index
         ]
-        columns = [_channel_column(block, channel, head) for channel, head in channels]
+        columns = [channel_column(block, channel, head) for channel, head in channels]
         if inlet.empty:
             projections.append(_Projection(inlet=index, weight=None, bias=None, channels=channels))
         else:
@@ -129,8 +129,20 @@ def _bind(model: Model, step: AttentionStep) -> _BoundAttention:
     )
 
 
-def _channel_column(block: Block, channel: str, head: int) -> int:
+def channel_column(block: Block, channel: str, head: int) -> int:
+    """Place of a channel (`q` of a head, `k` or `v` of a key/value head) in the common layout."""
     return {"q": 0, "k": block.n_heads, "v": block.n_heads + block.n_kv_heads}[channel] + head
+
+
+def rotate(
+    x: Float[Tensor, "pairs heads pos d_head"], cos: Float[Tensor, "..."], sin: Float[Tensor, "..."]
+) -> Float[Tensor, "pairs heads pos d_head"]:
+    """Rotary position embedding; tables `[pairs or 1, 1, pos, turned]` broadcast over the heads."""
+    width = cos.shape[-1]
+    turned, passed = x[..., :width], x[..., width:]
+    half = width // 2
+    swapped = torch.cat([-turned[..., half:], turned[..., :half]], -1)
+    return torch.cat([turned * cos + swapped * sin, passed], -1).to(x.dtype)
 
 
 class _Run:
@@ -325,7 +337,7 @@ class _Run:
         if self.baseline.rows > 1 and self.ablated_rows is not None:
             projected = projected[self.ablated_rows]
         for channel, head in wanted:
-            part = projected[:, :, _channel_column(block, channel, head)]
+            part = projected[:, :, channel_column(block, channel, head)]
             if not inlet.everywhere:
                 part = self.at_read(part)[:, None]
             channels[channel, head] = part.expand(self.n_pairs, -1, -1)
@@ -341,12 +353,7 @@ class _Run:
         )
         if read_only:
             cos, sin = cos[self.index, self.read][:, None], sin[self.index, self.read][:, None]
-        cos, sin = cos[:, None], sin[:, None]
-        width = cos.shape[-1]
-        turned, passed = x[..., :width], x[..., width:]
-        half = width // 2
-        swapped = torch.cat([-turned[..., half:], turned[..., :half]], -1)
-        return torch.cat([turned * cos + swapped * sin, passed], -1).to(x.dtype)
+        return rotate(x, cos[:, None], sin[:, None])
 
     def rows_of(self, table: Tensor) -> Tensor:
         return table if self.clean_rows is None else table[self.clean_rows]

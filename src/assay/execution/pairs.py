@@ -1,0 +1,694 @@
+"""One circuit on many pairs of a clean and a corrupted input, each input prepared once.
+
+With a_u the output of source u in the circuit's run and b_u its output on the corrupted input alone,
+a target v of the pair (x, x~) reads
+
+    x_v = A_v(x) + B_v(x~) + sum over kept mixed u of a_u,
+    A_v(x)  = sum over kept clean u of a_u,
+    B_v(x~) = s_v - sum over kept u of b_u,
+
+s_v being the corrupted stream at v. Clean sources depend on x alone and ablated ones on x~ alone, so A_v is
+worked out once per clean input and B_v once per corrupted input; what is left for a pair are the mixed
+sources that `logits` needs. Three things make a pair cheaper still:
+
+- positions before the first token in which any two inputs differ are the same for all pairs;
+- a channel that reads clean (or ablated) sources only is projected once per input;
+- an attention input without mixed terms is a sum A + B, so its norm and projection split:
+  W N(A + B) = (W A' + W B') / sigma with A', B' centred and sigma^2 from three scalar products.
+
+(uit de Bos and Garriga-Alonso 2024, arXiv:2407.15166, equation 1.)
+"""
+
+import copy
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from assay.circuits import Circuit
+from assay.errors import InputError
+from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
+from assay.execution.runner import channel_column, rotate
+from assay.models import Block, Model, Trace
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedInputs:
+    """What the pairs of some inputs of one side need, one row per input.
+
+    Attributes:
+        logits: Of the model at the last position, `[n, d_vocab]`.
+        parts: Sums of sources and projected channels; every tensor has n rows.
+        length: Tokens of each input.
+        tables: Rotary tables of the positions behind the prefix, if the model has any.
+    """
+
+    logits: Float[Tensor, "n d_vocab"]
+    parts: dict[Hashable, Tensor]
+    length: int
+    tables: tuple[Tensor, Tensor] | None
+
+    @property
+    def n(self) -> int:
+        return len(self.logits)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all rows."""
+        return self.logits.nbytes + sum(part.nbytes for part in self.parts.values())
+
+    def rows(self, index: Int[Tensor, " k"]) -> "PreparedInputs":
+        """Some of the inputs, in this order."""
+        return PreparedInputs(
+            logits=self.logits[index],
+            parts={key: part[index] for key, part in self.parts.items()},
+            length=self.length,
+            tables=self.tables,
+        )
+
+    @staticmethod
+    def concatenate(blocks: "Sequence[PreparedInputs]") -> "PreparedInputs":
+        """The inputs of several blocks, one after the other."""
+        first = blocks[0]
+        return PreparedInputs(
+            logits=torch.cat([block.logits for block in blocks]),
+            parts={key: torch.cat([block.parts[key] for block in blocks]) for key in first.parts},
+            length=first.length,
+            tables=first.tables,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Feed:
+    """One distinct input of a block or of `logits`, split by what its sources depend on.
+
+    Attributes:
+        key: Names its parts among those of prepared inputs.
+        everywhere: At all positions, else at the last one only.
+        kept: All kept sources; `clean` and the mixed ones together.
+        clean: Kept sources that depend on the clean input alone.
+        terms: Mixed sources added to the sum, or subtracted from the total of all mixed ones.
+        from_total: Whether `terms` are subtracted.
+        mixed: Whether any mixed source is kept.
+        pure: Whether the target reads the unchanged clean stream.
+    """
+
+    key: tuple[str, int, int]
+    everywhere: bool
+    kept: tuple[int, ...]
+    clean: tuple[int, ...]
+    terms: tuple[int, ...]
+    from_total: bool
+    mixed: bool
+    pure: bool
+
+    @property
+    def split(self) -> bool:
+        """A sum of a clean and an ablated part, and of nothing else."""
+        return bool(self.clean) and not self.mixed and not self.pure
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Projection:
+    """Channels that read one feed, and their columns of the projection weights."""
+
+    feed: _Feed
+    channels: tuple[tuple[str, int], ...]
+    columns: tuple[int, ...]
+    weight: Tensor  # [d_model, n * d_head]; of a split feed with the gain of the norm inside
+    bias: Tensor | None  # [n * d_head]; of a split feed with the shift of the norm inside
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Attention:
+    step: AttentionStep
+    projections: tuple[_Projection, ...]
+    kv_heads: tuple[int, ...]
+    out: Tensor  # [live heads, d_head, d_model]
+
+
+@dataclass(kw_only=True, eq=False)
+class _Layout:
+    """Feeds of a plan, and which mixed sources are kept by themselves."""
+
+    attention: list[list[_Feed]] = field(default_factory=list)
+    mlp: list[_Feed | None] = field(default_factory=list)
+    logits: _Feed
+
+    @property
+    def feeds(self) -> list[_Feed]:
+        inner = [feed for feeds in self.attention for feed in feeds] + [feed for feed in self.mlp if feed]
+        return [*inner, self.logits]
+
+
+class PairRunner:
+    """Runs one circuit on pairs of inputs under resample ablation.
+
+    Args:
+        model: The model.
+        circuit: The edges to keep.
+        prefix: Tokens that every input begins with; work on them is shared by all pairs. The read position
+            is the last token of an input, so inputs are longer than the prefix.
+    """
+
+    def __init__(
+        self, model: Model, circuit: Circuit, *, prefix: Int[Tensor, " shared"] | None = None
+    ) -> None:
+        self.model = model
+        self.dtype = model.result_dtype
+        self.plan: Plan = compile_plan(model.graph, circuit.mask, resample=True)
+        self.prefix = torch.zeros(0, dtype=torch.long) if prefix is None else prefix
+        self._layout = _lay_out(self.plan)
+        self._attention = [
+            None if step is None else _bind(model, step, feeds, self.dtype)
+            for step, feeds in zip(self.plan.attention, self._layout.attention, strict=True)
+        ]
+        feeds = self._layout.feeds
+        self._every = _slots(row for feed in feeds if feed.everywhere for row in feed.terms)
+        self._last = _slots(row for feed in feeds if not feed.everywhere for row in feed.terms)
+        self._total_every = any(feed.from_total and feed.everywhere for feed in feeds)
+        self._total_last = any(feed.from_total and not feed.everywhere for feed in feeds)
+        self._prefix_channels = self._read_prefix()
+
+    def with_prefix(self, prefix: Int[Tensor, " shared"]) -> "PairRunner":
+        """The same runner for inputs that share other first tokens; weights are not copied."""
+        other = copy.copy(self)
+        other.prefix = prefix
+        other._prefix_channels = other._read_prefix()
+        return other
+
+    @torch.no_grad()
+    def _read_prefix(self) -> list[Tensor] | None:
+        """q/k/v projections of the prefix per block, `[pos, n_channels, d_head]`."""
+        if len(self.prefix) == 0:
+            return None
+        with self.model.tracing(streams=True) as trace:
+            self.model.forward(self.prefix[None].to(self.model.device))
+        return [
+            block.channels(parts)[0].to(self.dtype)
+            for block, parts in zip(self.model.blocks, trace.qkv, strict=True)
+        ]
+
+    # ---- preparing inputs ------------------------------------------------------------------------
+
+    def prepare_clean(self, tokens: Int[Tensor, "n pos"]) -> PreparedInputs:
+        """One plain pass over clean inputs, and the parts of every target that depend on them alone."""
+        trace, logits = self._pass(tokens)
+        rows = sorted({row for feed in self._layout.feeds for row in feed.clean})
+        writes = self._writes(trace, rows)
+        parts: dict[Hashable, Tensor] = {}
+        for feed in self._layout.feeds:
+            if feed.clean and not feed.split and not feed.pure:
+                key = ("A", feed.everywhere, feed.clean)
+                if key not in parts:
+                    parts[key] = self._gather(writes, rows, [feed])[0]
+        for layer, bound in enumerate(self._attention):
+            for projection in bound.projections if bound else ():
+                feed = projection.feed
+                if feed.pure:
+                    parts["channels", feed.key] = self._channels(trace, layer, projection)
+                elif feed.split:
+                    self._split(parts, layer, projection, self._gather(writes, rows, [feed])[0])
+        return PreparedInputs(logits=logits, parts=parts, length=tokens.shape[1], tables=self._tables(trace))
+
+    def prepare_corrupted(self, tokens: Int[Tensor, "n pos"]) -> PreparedInputs:
+        """One plain pass over corrupted inputs, and the ablated part of every target."""
+        trace, logits = self._pass(tokens)
+        feeds = [feed for feed in self._layout.feeds if feed.kept and not feed.pure]
+        if not self._layout.logits.kept:
+            feeds.append(self._layout.logits)
+        rows = sorted({row for feed in feeds for row in feed.kept})
+        writes = self._writes(trace, rows)
+        ablated: dict[tuple[str, int, int], Tensor] = {}
+        for everywhere in (True, False):
+            chosen = [feed for feed in feeds if feed.everywhere is everywhere]
+            sums = self._gather(writes, rows, chosen)
+            for feed, kept in zip(chosen, sums, strict=True):
+                ablated[feed.key] = torch.sub(self._stream(trace, feed), kept)
+        parts: dict[Hashable, Tensor] = {}
+        for layer, bound in enumerate(self._attention):
+            for projection in bound.projections if bound else ():
+                feed = projection.feed
+                if not feed.kept:
+                    parts["channels", feed.key] = self._channels(trace, layer, projection)
+                elif feed.split:
+                    self._split(parts, layer, projection, ablated.pop(feed.key))
+        parts |= {("B", key): value for key, value in ablated.items()}
+        return PreparedInputs(logits=logits, parts=parts, length=tokens.shape[1], tables=self._tables(trace))
+
+    @torch.no_grad()
+    def _pass(self, tokens: Tensor) -> tuple[Trace, Tensor]:
+        shared = len(self.prefix)
+        if tokens.shape[1] <= shared or not bool((tokens[:, :shared].cpu() == self.prefix.cpu()).all()):
+            raise InputError(
+                f"inputs of {tokens.shape[1]} tokens do not all begin with the prefix of {shared} tokens "
+                "and go on after it; make the runner with the prefix that these inputs share"
+            )
+        tokens = tokens.to(self.model.device)
+        with self.model.tracing(streams=True) as trace:
+            hidden = self.model.forward(tokens)
+        return trace, self.model.unembed(hidden[:, -1]).to(self.dtype)
+
+    def _tables(self, trace: Trace) -> tuple[Tensor, Tensor] | None:
+        tables = trace.calls[0][1].get("position_embeddings")
+        return None if tables is None else (tables[0][:1], tables[1][:1])
+
+    def _writes(self, trace: Trace, rows: Sequence[int]) -> Float[Tensor, "rows n pos d_model"]:
+        """What some sources write into the stream, behind the prefix."""
+        model, graph, shared = self.model, self.model.graph, len(self.prefix)
+        first = trace.input[:, shared:]
+        writes = torch.empty(len(rows), *first.shape, dtype=self.dtype, device=first.device)
+        place = {row: index for index, row in enumerate(rows)}
+        if 0 in place:
+            writes[place[0]] = first
+        for layer, block in enumerate(model.blocks):
+            start = graph.head_source(layer)
+            heads = [head for head in range(model.n_heads) if start + head in place]
+            if heads:
+                z = trace.z[layer][:, shared:].to(self.dtype).unflatten(-1, (model.n_heads, model.d_head))
+                z = z[:, :, heads].permute(2, 0, 1, 3).flatten(1, 2)
+                begin = place[start + heads[0]]
+                torch.bmm(
+                    z,
+                    block.out_weight()[heads].to(self.dtype),
+                    out=writes[begin : begin + len(heads)].flatten(1, 2),
+                )
+            if graph.mlps and graph.mlp_source(layer) in place:
+                writes[place[graph.mlp_source(layer)]] = trace.mlp[layer][:, shared:]
+        return writes
+
+    def _gather(self, writes: Tensor, rows: Sequence[int], feeds: Sequence[_Feed]) -> list[Tensor]:
+        """Sum of the sources in `rows` that each feed keeps: `[n, pos, d_model]`, or `[n, d_model]`."""
+        if not feeds:
+            return []
+        writes = writes if feeds[0].everywhere else writes[:, :, -1]
+        kept = torch.tensor([[row in feed.kept for row in rows] for feed in feeds], device=writes.device)
+        if not rows:
+            return [writes.new_zeros(writes.shape[1:]) for _ in feeds]
+        sums = kept.to(writes.dtype) @ writes.flatten(1)
+        return list(sums.view(len(feeds), *writes.shape[1:]).unbind())
+
+    def _stream(self, trace: Trace, feed: _Feed) -> Tensor:
+        """The corrupted stream where a feed reads."""
+        kind, layer, _ = feed.key
+        assert trace.final_in is not None
+        streams = {"attention": trace.attention_in, "mlp": trace.mlp_in, "logits": [trace.final_in]}[kind]
+        stream = streams[layer].to(self.dtype)
+        return stream[:, len(self.prefix) :] if feed.everywhere else stream[:, -1]
+
+    def _channels(self, trace: Trace, layer: int, projection: _Projection) -> Tensor:
+        """Projections that depend on one side alone: `[n, pos or 1, channels, d_head]`."""
+        channels = self.model.blocks[layer].channels(trace.qkv[layer])[:, :, list(projection.columns)]
+        channels = channels.to(self.dtype)
+        return channels[:, len(self.prefix) :] if projection.feed.everywhere else channels[:, -1:]
+
+    def _split(
+        self, parts: dict[Hashable, Tensor], layer: int, projection: _Projection, value: Tensor
+    ) -> None:
+        """One side of a split feed: its projection, and what the scale of the sum needs."""
+        norm, key = self.model.blocks[layer].attention_norm, projection.feed.key
+        value = value if value.ndim == 3 else value[:, None]
+        centred = norm.centre(value)
+        parts["centred", key] = centred
+        parts["square", key] = centred.double().square().sum(-1)
+        parts["projected", key] = centred @ projection.weight
+
+    # ---- running pairs ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def product(
+        self, clean: PreparedInputs, corrupted: PreparedInputs
+    ) -> Float[Tensor, "n_clean n_corrupted d_vocab"]:
+        """Logits of every combination of a clean and a corrupted input."""
+        if self.plan.everything:
+            return clean.logits[:, None].expand(-1, corrupted.n, -1)
+        logits = _Tile(self, clean, corrupted, None).finish()
+        return logits.view(clean.n, corrupted.n, -1)
+
+    @torch.no_grad()
+    def pairs(
+        self,
+        clean: PreparedInputs,
+        corrupted: PreparedInputs,
+        clean_index: Int[Tensor, " pairs"],
+        corrupted_index: Int[Tensor, " pairs"],
+    ) -> Float[Tensor, "pairs d_vocab"]:
+        """Logits of some combinations, given by row numbers of both sides."""
+        if self.plan.everything:
+            return clean.logits[clean_index]
+        return _Tile(self, clean, corrupted, (clean_index, corrupted_index)).finish()
+
+    def bytes_per_pair(self, length: int) -> int:
+        """Rough working memory of one pair of this length."""
+        rows = len(self._every) + 14 + max((len(feeds) for feeds in self._layout.attention), default=0)
+        width = 8 if self.dtype == torch.float64 else 4
+        return rows * (length - len(self.prefix)) * self.model.d_model * width + 24 * self.model.n_vocab
+
+
+def _slots(rows: Iterable[int]) -> dict[int, int]:
+    return {row: slot for slot, row in enumerate(sorted(set(rows)))}
+
+
+# ------------------------------------------------------------------------------------------- compiling
+
+
+def _lay_out(plan: Plan) -> _Layout:
+    graph = plan.graph
+    mixed = plan.somewhere & ~plan.clean
+    layout = _Layout(
+        logits=_feed(plan, mixed.tolist(), plan.logits, ("logits", 0, 0), graph.n_sources),
+    )
+    for layer in range(graph.n_layers):
+        step, mlp = plan.attention[layer], plan.mlp[layer]
+        upstream = graph.sources_before_block(layer)
+        layout.attention.append(
+            [
+                _feed(plan, mixed.tolist(), inlet, ("attention", layer, index), upstream)
+                for index, inlet in enumerate(step.inlets if step else ())
+            ]
+        )
+        before = graph.sources_before_mlp(layer)
+        layout.mlp.append(_feed(plan, mixed.tolist(), mlp.inlet, ("mlp", layer, 0), before) if mlp else None)
+    return layout
+
+
+def _feed(plan: Plan, mixed: Sequence[bool], inlet: Inlet, key: tuple[str, int, int], upstream: int) -> _Feed:
+    live = (plan.everywhere if inlet.everywhere else plan.somewhere).tolist()
+    before = [row for row in range(upstream) if live[row]]
+    kept = [row for row in before if (row in inlet.terms) is not inlet.from_total]
+    clean = tuple(row for row in kept if not mixed[row])
+    plus = tuple(row for row in kept if mixed[row])
+    minus = tuple(row for row in before if mixed[row] and row not in plus)
+    from_total = len(minus) + 1 < len(plus)
+    return _Feed(
+        key=key,
+        everywhere=inlet.everywhere,
+        kept=tuple(kept),
+        clean=clean,
+        terms=minus if from_total else plus,
+        from_total=from_total,
+        mixed=bool(plus),
+        pure=len(clean) == upstream,
+    )
+
+
+def _bind(model: Model, step: AttentionStep, feeds: Sequence[_Feed], dtype: torch.dtype) -> _Attention:
+    block = model.blocks[step.layer]
+    projections = []
+    for index, feed in enumerate(feeds):
+        channels = tuple(
+            (channel, head)
+            for channel in ("q", "k", "v")
+            for head, used in step.reads[channel].items()
+            if used == index
+        )
+        columns = tuple(channel_column(block, channel, head) for channel, head in channels)
+        weight, bias = _weights(block, columns, folded=feed.split, dtype=dtype)
+        projections.append(
+            _Projection(feed=feed, channels=channels, columns=columns, weight=weight, bias=bias)
+        )
+    return _Attention(
+        step=step,
+        projections=tuple(projections),
+        kv_heads=tuple(sorted(step.reads["k"])),
+        out=block.out_weight()[list(step.heads)].to(dtype),
+    )
+
+
+def _weights(
+    block: Block, columns: Sequence[int], *, folded: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Some columns of the q/k/v projection; `folded` takes gain and shift of the norm into them."""
+    weight = block.qkv_weight()[:, list(columns)].flatten(1)
+    bias = block.qkv_bias()
+    bias = None if bias is None else bias[list(columns)].flatten()
+    if not folded:
+        return weight.contiguous(), bias
+    shift = getattr(block.attention_norm.module, "bias", None)
+    if isinstance(shift, Tensor):
+        through = shift.detach().to(dtype) @ weight.to(dtype)
+        bias = through if bias is None else bias.to(dtype) + through
+    return block.attention_norm.gain.to(dtype)[:, None] * weight.to(dtype), bias
+
+
+# --------------------------------------------------------------------------------------------- running
+
+
+class _Tile:
+    """Some pairs on their way through the blocks."""
+
+    def __init__(
+        self,
+        runner: PairRunner,
+        clean: PreparedInputs,
+        corrupted: PreparedInputs,
+        index: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        if clean.length != corrupted.length:
+            raise InputError(
+                f"the clean inputs have {clean.length} tokens and the corrupted ones {corrupted.length}; "
+                "edges can only be patched between inputs of one length"
+            )
+        self.runner, self.model = runner, runner.model
+        self.clean, self.corrupted, self.index = clean, corrupted, index
+        self.shared = len(runner.prefix)
+        self.length = clean.length - self.shared
+        self.lead = (clean.n, corrupted.n) if index is None else (len(index[0]),)
+        self.n = clean.n * corrupted.n if index is None else len(index[0])
+        like = torch.empty(0, dtype=runner.dtype, device=clean.logits.device)
+        width = self.model.d_model
+        self.every = like.new_empty(len(runner._every), self.n, self.length, width)
+        self.last = like.new_empty(len(runner._last), self.n, width)
+        self.total = like.new_zeros(self.n, self.length, width) if runner._total_every else None
+        self.total_last = like.new_zeros(self.n, width) if runner._total_last else None
+
+    def left(self, key: Hashable) -> Tensor:
+        """A part of the clean inputs, to be broadcast against `right`."""
+        part = self.clean.parts[key]
+        return part[:, None] if self.index is None else part[self.index[0]]
+
+    def right(self, key: Hashable) -> Tensor:
+        """A part of the corrupted inputs."""
+        part = self.corrupted.parts[key]
+        return part[None] if self.index is None else part[self.index[1]]
+
+    def flat(self, value: Tensor) -> Tensor:
+        """`[n_clean, n_corrupted, ...]` or `[pairs, ...]`, each side perhaps of size 1, as `[pairs, ...]`."""
+        return value.expand(*self.lead, *value.shape[len(self.lead) :]).reshape(
+            self.n, *value.shape[len(self.lead) :]
+        )
+
+    def finish(self) -> Tensor:
+        model, graph = self.model, self.model.graph
+        for layer in range(model.n_layers):
+            heads = self.attention(layer)
+            if not graph.parallel:
+                self.deposit_heads(layer, *heads)
+            mlp = self.mlp(layer)
+            if graph.parallel:
+                self.deposit_heads(layer, *heads)
+            if mlp is not None:
+                self.deposit(graph.mlp_source(layer), mlp)
+        stream = self.stream(self.runner._layout.logits)
+        return model.unembed(model.final_norm.module(stream.to(model.dtype))).to(self.runner.dtype)
+
+    def stream(self, feed: _Feed) -> Tensor:
+        """What a feed reads: `[pairs, pos, d_model]`, or `[pairs, d_model]` at the last position."""
+        value = self.right(("B", feed.key))
+        if feed.clean:
+            value = self.left(("A", feed.everywhere, feed.clean)) + value
+        value = self.flat(value)
+        if not feed.mixed:
+            return value
+        slots, store, total = (
+            (self.runner._every, self.every, self.total)
+            if feed.everywhere
+            else (self.runner._last, self.last, self.total_last)
+        )
+        if feed.from_total:
+            assert total is not None
+            value = value + total
+            for row in feed.terms:
+                value -= store[slots[row]]
+        else:
+            value = value + store[slots[feed.terms[0]]]
+            for row in feed.terms[1:]:
+                value += store[slots[row]]
+        return value
+
+    # ---- attention -------------------------------------------------------------------------------
+
+    def attention(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+        """Mixed heads before the output projection: `[heads, pairs, pos or 1, d_head]` of both kinds."""
+        bound = self.runner._attention[layer]
+        if bound is None:
+            return None, None
+        block, step = self.model.blocks[layer], bound.step
+        channels: dict[tuple[str, int], Tensor] = {}
+        for projection in bound.projections:
+            value = self.project(layer, projection)  # [..., pos or 1, channels, d_head]
+            channels.update(zip(projection.channels, value.unbind(-2), strict=True))
+        keys = self.with_prefix(layer, "k", bound.kv_heads, channels)
+        values = self.with_prefix(layer, "v", bound.kv_heads, channels)
+        if block.k_norm is not None:
+            keys = block.k_norm(keys)
+        keys = self.rotated(keys, 0)
+        found: list[Tensor | None] = []
+        full, last = step.heads[: step.n_everywhere], step.heads[step.n_everywhere :]
+        for heads, everywhere in ((full, True), (last, False)):
+            if not heads:
+                found.append(None)
+                continue
+            queries = self.stacked("q", heads, channels, self.length if everywhere else 1)
+            if block.q_norm is not None:
+                queries = block.q_norm(queries)
+            queries = self.rotated(queries, self.shared if everywhere else self.shared + self.length - 1)
+            place = [bound.kv_heads.index(block.kv_head(head)) for head in heads]
+            same = place == list(range(len(bound.kv_heads)))
+            mixed = functional.scaled_dot_product_attention(
+                queries,
+                keys if same else keys[:, place],
+                values if same else values[:, place],
+                attn_mask=self.mask(block, everywhere=everywhere),
+                scale=block.scaling,
+            )
+            found.append(mixed.to(self.runner.dtype).transpose(0, 1))
+        return found[0], found[1]
+
+    def project(self, layer: int, projection: _Projection) -> Tensor:
+        feed, model = projection.feed, self.model
+        if feed.pure:
+            return self.left(("channels", feed.key))
+        if not feed.kept:
+            return self.right(("channels", feed.key))
+        if feed.split:
+            value = self.left(("projected", feed.key)) + self.right(("projected", feed.key))
+            value = value * self.inverse_scale(layer, feed)[..., None]
+            value = value if projection.bias is None else value + projection.bias
+        else:
+            normed = model.blocks[layer].attention_norm.module(self.stream(feed).to(model.dtype))
+            flat = normed.reshape(-1, model.d_model)
+            output = (
+                flat @ projection.weight
+                if projection.bias is None
+                else torch.addmm(projection.bias, flat, projection.weight)
+            )
+            value = output.to(self.runner.dtype).view(self.n, -1, output.shape[-1])
+            if self.index is None:
+                value = value.unflatten(0, self.lead)
+        channels: Tensor = value.unflatten(-1, (len(projection.channels), model.d_head))
+        return channels
+
+    def inverse_scale(self, layer: int, feed: _Feed) -> Tensor:
+        """1 / sigma of the sum of a clean and an ablated part, per pair and position."""
+        norm = self.model.blocks[layer].attention_norm
+        key = ("centred", feed.key)
+        if self.index is None:
+            clean, ablated = self.clean.parts[key], self.corrupted.parts[key]
+            cross = torch.einsum("itd,jtd->ijt", clean, ablated)
+        else:
+            cross = (self.left(key) * self.right(key)).sum(-1)
+        squares = self.left(("square", feed.key)) + self.right(("square", feed.key)) + 2 * cross.double()
+        return torch.rsqrt(squares / self.model.d_model + norm.eps).to(self.runner.dtype)
+
+    def stacked(
+        self, channel: str, heads: Sequence[int], channels: dict[tuple[str, int], Tensor], length: int
+    ) -> Tensor:
+        """Channels of some heads as `[pairs, heads, pos, d_head]`."""
+        like = self.clean.logits
+        result = like.new_empty(*self.lead, len(heads), length, self.model.d_head)
+        for place, head in enumerate(heads):
+            result[..., place, :, :] = channels[channel, head]
+        return result.view(self.n, len(heads), length, self.model.d_head)
+
+    def with_prefix(
+        self, layer: int, channel: str, heads: Sequence[int], channels: dict[tuple[str, int], Tensor]
+    ) -> Tensor:
+        """Keys or values at all positions, those of the shared prefix in front."""
+        like = self.clean.logits
+        result = like.new_empty(*self.lead, len(heads), self.shared + self.length, self.model.d_head)
+        prefix = self.runner._prefix_channels
+        block = self.model.blocks[layer]
+        for place, head in enumerate(heads):
+            if prefix is not None:
+                result[..., place, : self.shared, :] = prefix[layer][:, channel_column(block, channel, head)]
+            result[..., place, self.shared :, :] = channels[channel, head]
+        return result.view(self.n, len(heads), self.shared + self.length, self.model.d_head)
+
+    def rotated(self, x: Tensor, first: int) -> Tensor:
+        """Rotary embedding of `[pairs, heads, pos, d_head]` from position `first` on."""
+        if self.clean.tables is None:
+            return x
+        cos, sin = (table[:, None, first : first + x.shape[2]] for table in self.clean.tables)
+        return rotate(x, cos, sin)
+
+    def mask(self, block: Block, *, everywhere: bool) -> Tensor | None:
+        """True where a query may attend; None where the only query sees everything."""
+        if not everywhere and block.window is None:
+            return None
+        keys = torch.arange(self.shared + self.length, device=self.clean.logits.device)
+        queries = keys[self.shared :, None] if everywhere else keys[-1:, None]
+        allowed = keys <= queries
+        return allowed if block.window is None else allowed & (queries - keys < block.window)
+
+    # ---- keeping what is written -----------------------------------------------------------------
+
+    def mlp(self, layer: int) -> Tensor | None:
+        feed = self.runner._layout.mlp[layer]
+        if feed is None:
+            return None
+        block = self.model.blocks[layer]
+        output: Tensor = block.mlp(block.mlp_norm.module(self.stream(feed).to(self.model.dtype)))
+        return output.to(self.runner.dtype)
+
+    def deposit(self, row: int, value: Tensor) -> None:
+        """Keep what one source writes, at all positions or at the last one."""
+        if value.ndim == 3:
+            if row in self.runner._every:
+                self.every[self.runner._every[row]] = value
+            if self.total is not None:
+                self.total += value
+            value = value[:, -1]
+        if row in self.runner._last:
+            self.last[self.runner._last[row]] = value
+        if self.total_last is not None:
+            self.total_last += value
+
+    def deposit_heads(self, layer: int, everywhere: Tensor | None, last: Tensor | None) -> None:
+        """Project heads into the stream: singly where a target asks for them, else all at once."""
+        bound = self.runner._attention[layer]
+        if bound is None:
+            return
+        first = self.model.graph.head_source(layer)
+        rows = [first + head for head in bound.step.heads]
+        n_full = bound.step.n_everywhere
+        if everywhere is not None:
+            self._write(
+                everywhere, rows[:n_full], bound.out[:n_full], self.runner._every, self.every, self.total
+            )
+        if self.last.shape[0] or self.total_last is not None:
+            parts = [] if everywhere is None else [everywhere[:, :, -1:]]
+            parts += [] if last is None else [last]
+            z = torch.cat(parts)
+            store = self.last[:, :, None]
+            total = None if self.total_last is None else self.total_last[:, None]
+            self._write(z, rows, bound.out, self.runner._last, store, total)
+
+    @staticmethod
+    def _write(
+        z: Tensor, rows: list[int], weight: Tensor, slots: dict[int, int], store: Tensor, total: Tensor | None
+    ) -> None:
+        """`z` is `[heads, pairs, pos, d_head]`, `store` `[slots, pairs, pos, d_model]`."""
+        single = [place for place, row in enumerate(rows) if row in slots]
+        for place in single:
+            target = store[slots[rows[place]]]
+            torch.matmul(z[place], weight[place], out=target)
+            if total is not None:
+                total += target
+        rest = [place for place in range(len(rows)) if place not in single]
+        if rest and total is not None:
+            merged = z[rest].permute(1, 2, 0, 3).flatten(2)
+            total += merged @ weight[rest].flatten(0, 1)
