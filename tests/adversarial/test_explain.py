@@ -1,0 +1,169 @@
+"""Explanations of pairs: golden scores, a case worked by hand, completeness, grouping."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from assay.adversarial.explain import explain
+from assay.circuits import Circuit
+from assay.errors import InputError, NonFiniteError
+from assay.execution import run_circuit, run_model
+from assay.models import Model, load_model
+from assay.tasks import PairTask
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "adversarial"
+
+
+def golden() -> tuple[Model, Tensor, Tensor, dict]:
+    described = json.loads((GOLDEN / "gpt2_tiny_circuits.json").read_text())
+    config = transformers.GPT2Config(**described["hf_config"], bos_token_id=0, eos_token_id=0)
+    module = transformers.GPT2LMHeadModel(config).double()
+    with np.load(GOLDEN / "gpt2_tiny_model.npz") as weights:
+        module.load_state_dict({key: torch.from_numpy(weights[key]) for key in weights.files}, strict=False)
+    case = np.load(GOLDEN / "gpt2_tiny_case.npz")
+    clean, corrupted = torch.from_numpy(case["clean_tokens"]), torch.from_numpy(case["corrupted_tokens"])
+    index = torch.cartesian_prod(torch.arange(len(clean)), torch.arange(len(corrupted)))
+    return load_model(module.eval()), clean[index[:, 0]], corrupted[index[:, 1]], described["circuits"]
+
+
+@pytest.mark.parametrize("name", ["node_induced", "random30", "all_but_20"])
+def test_scores_are_the_golden_ones(name: str) -> None:
+    model, clean, corrupted, circuits = golden()
+    expected = json.loads((GOLDEN / "gpt2_tiny_explain.json").read_text())["circuits"][name]
+    circuit = Circuit.from_edges(model.graph, circuits[name]["edges"])
+    found = explain(circuit, model, clean, corrupted, kept=False, batch_size=20)
+    assert found.divergence == pytest.approx(expected["mean_kl"], rel=1e-9)
+    assert found.missing.total == pytest.approx(expected["sum_scores"], rel=1e-9)
+    assert found.missing.completeness_gap == pytest.approx(expected["completeness_gap_relative"], rel=1e-6)
+    scores = torch.zeros(model.graph.valid.shape, dtype=torch.float64)
+    for source, target, score in expected["cut_edge_scores"]:
+        scores[model.graph.source_index(source), model.graph.target_index(target)] = score
+    torch.testing.assert_close(found.missing.values, scores, rtol=1e-8, atol=1e-9)
+
+
+def random_pairs(model: Model, n: int = 6, length: int = 6, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    clean = torch.randint(1, model.n_vocab, (n, length), generator=generator)
+    corrupted = torch.randint(1, model.n_vocab, (n, length), generator=generator)
+    return clean, corrupted, torch.randint(2, length, (n,), generator=generator)
+
+
+def divergences(model: Model, circuit: Circuit, clean: Tensor, corrupted: Tensor, read: Tensor) -> Tensor:
+    task = PairTask(clean=clean, corrupted=corrupted, answers=clean[:, :1], positions=read)
+    full, run = (
+        logits.double().log_softmax(1)
+        for logits in (run_model(model, task), run_circuit(model, task, circuit))
+    )
+    return (full.exp() * (full - run)).sum(1)
+
+
+def test_scores_of_both_kinds_share_out_the_measured_differences(module64: nn.Module) -> None:
+    model = load_model(module64)
+    clean, corrupted, read = random_pairs(model)
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=1)
+    found = explain(circuit, model, clean, corrupted, positions=read, steps=64)
+    here = float(divergences(model, circuit, clean, corrupted, read).mean())
+    empty = float(divergences(model, Circuit.empty(model.graph), clean, corrupted, read).mean())
+    assert found.divergence == pytest.approx(here, rel=1e-4)
+    assert found.empty == pytest.approx(empty, rel=1e-4)
+    assert found.kept is not None
+    assert found.missing.total == pytest.approx(here, rel=0.01)
+    assert found.kept.total == pytest.approx(empty - here, rel=0.01, abs=0.02)
+    assert found.missing.completeness_gap < 0.01
+    assert bool((found.missing.values[circuit.mask] == 0).all())
+    assert bool((found.kept.values[~circuit.mask] == 0).all())
+
+
+def test_one_edge_gets_the_whole_difference(gpt2_tiny64: nn.Module) -> None:
+    """With a single cut edge the integral is the divergence; with a single kept one, what it takes away."""
+    model = load_model(gpt2_tiny64)
+    clean, corrupted, read = random_pairs(model)
+    graph = model.graph
+    row, column = graph.edge_index("input->m0")
+    mask = graph.valid.clone()
+    mask[row, column] = False
+    nearly = Circuit(graph=graph, mask=mask)
+    found = explain(nearly, model, clean, corrupted, positions=read, steps=200, kept=False)
+    expected = float(divergences(model, nearly, clean, corrupted, read).mean())
+    assert float(found.missing.values[row, column]) == pytest.approx(expected, rel=1e-3)
+    assert expected > 0.01
+    (edge,) = found.top(5)
+    assert (edge.source, edge.target, edge.kept) == ("input", "m0", False)
+    assert edge.share == pytest.approx(1, rel=1e-3)
+
+    single = Circuit.from_edges(graph, ["input->logits"])
+    found = explain(single, model, clean, corrupted, positions=read, steps=200)
+    assert found.kept is not None
+    assert found.empty is not None
+    taken = float(found.kept.values[graph.edge_index("input->logits")])
+    assert taken == pytest.approx(found.empty - found.divergence, rel=1e-3)
+    assert found.top(3, kept=True)[0].score == taken
+
+
+def test_pairs_apart_average_to_the_whole_and_weights_choose(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    clean, corrupted, read = random_pairs(model)
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=1)
+    found = explain(circuit, model, clean, corrupted, positions=read, per_pair=True, batch_size=4)
+    assert found.per_pair is not None
+    torch.testing.assert_close(found.per_pair.mean(0), found.missing.values)
+    weights = torch.zeros(6).index_fill(0, torch.tensor([4]), 2.0)
+    alone = explain(circuit, model, clean, corrupted, positions=read, weights=weights, batch_size=5)
+    torch.testing.assert_close(alone.missing.values, found.per_pair[4])
+    only = explain(circuit, model, clean[4:5], corrupted[4:5], positions=read[4:5])
+    assert only.divergence == pytest.approx(alone.divergence)
+
+
+def test_groups_add_up(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    clean, corrupted, _ = random_pairs(model)
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=1)
+    found = explain(circuit, model, clean, corrupted)
+    for groups in (found.by_source(), found.by_target(), found.by_layer()):
+        assert sum(groups.values()) == pytest.approx(found.missing.total)
+    assert list(found.by_layer()) == ["block 0", "block 1", "logits"]
+    into_logits = found.missing.values[:, -1].sum()
+    assert found.by_layer()["logits"] == pytest.approx(float(into_logits))
+    assert found.by_target()["logits"] == pytest.approx(float(into_logits))
+    assert found.by_source()["input"] == pytest.approx(float(found.missing.values[0].sum()))
+    ranked = list(found.by_source().values())
+    assert ranked == sorted(ranked, reverse=True)
+    document = json.loads(json.dumps(found.to_dict(k=3)))
+    assert [edge["score"] for edge in document["missing"]["top"]] == [edge.score for edge in found.top(3)]
+    assert document["kept"]["top"][0]["kept"]
+    torch.testing.assert_close(found.scores().values, found.missing.values + found.kept.values)
+
+
+def test_a_full_circuit_lacks_nothing(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    clean, corrupted, _ = random_pairs(model, n=2)
+    found = explain(Circuit.full(model.graph), model, clean, corrupted, kept=False)
+    assert found.top(3) == []
+    assert found.missing.total == 0
+    assert found.divergence == pytest.approx(0, abs=1e-9)
+    with pytest.raises(InputError, match="the kept edges were not scored"):
+        found.by_source(kept=True)
+
+
+def test_bad_input_is_named(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    clean, corrupted, _ = random_pairs(model, n=2)
+    circuit = Circuit.empty(model.graph)
+    with pytest.raises(InputError, match="'logit_diff' is no divergence from the model"):
+        explain(circuit, model, clean, corrupted, divergence="logit_diff")
+    with pytest.raises(InputError, match="weights must be finite, >= 0 and not all 0"):
+        explain(circuit, model, clean, corrupted, weights=torch.zeros(2))
+    with pytest.raises(InputError, match="steps is 0"):
+        explain(circuit, model, clean, corrupted, steps=0)
+
+    def broken(full: Tensor, run: Tensor) -> Tensor:
+        return (run - full).square().sum(1) * torch.tensor([1.0, float("nan")])
+
+    with pytest.raises(NonFiniteError, match="divergence of pair 1 is NaN"):
+        explain(circuit, model, clean, corrupted, divergence=broken)
