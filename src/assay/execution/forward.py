@@ -10,9 +10,10 @@ from torch import Tensor
 from assay.circuits import Circuit
 from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
 from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
+from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner
 from assay.models import Model, Trace
-from assay.tasks import PairBatch, PairTask
+from assay.tasks import PairTask
 
 
 # Tokens per pass on a CPU: large enough for full matrix products, small enough for the cache.
@@ -183,7 +184,7 @@ def run_circuit(
     n = task.n if pairs is None else len(pairs)
     size = choose_batch_size(model, task, n=n, asked=batch_size, bytes_per_example=extra, memory=memory)
     if pairs is not None:
-        return _run_pairs(model, task, runner, chosen, pairs, size)
+        return _run_pairs(model, task, circuit, chosen, pairs, size)
     if runner.plan.everything:
         return run_model(model, task, batch_size=size, check=check)
     shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf
@@ -213,38 +214,35 @@ def clean_pass(model: Model, runner: CircuitRunner, tokens: Int[Tensor, "batch p
 def _run_pairs(
     model: Model,
     task: PairTask,
-    runner: CircuitRunner,
+    circuit: Circuit,
     ablation: Ablation,
     pairs: Int[Tensor, "pairs 2"],
     size: int,
 ) -> Tensor:
-    """Tile by tile: a clean input is run once, a corrupted one once per block of clean inputs."""
+    """Tile by tile: a clean input is prepared once, a corrupted one once per block of clean inputs."""
     _check_pairs(task, ablation, pairs)
-    if runner.plan.everything:
-        clean_logits = run_model(model, task.subset(pairs[:, 0].unique()), batch_size=size)
-        return clean_logits[torch.searchsorted(pairs[:, 0].unique(), pairs[:, 0].contiguous())]
+    runner = PairRunner(model, circuit)
     logits: Tensor | None = None
-    for clean_rows, tiles in _pair_tiles(pairs, max(1, size // 2)):
-        clean = clean_pass(model, runner, task.clean[clean_rows].to(model.device))
-        for ablated_rows, chosen in tiles:
-            prepared = ablation.prepare(model, task, batch_size=size, seed=0)
-            baseline = prepared.baseline(_rows(task, ablated_rows).to(model.device))
-            for part in chosen.split(size):
-                clean_index = torch.searchsorted(clean_rows, pairs[part, 0].contiguous())
-                ablated_index = torch.searchsorted(ablated_rows, pairs[part, 1].contiguous())
-                read = task.positions[clean_rows][clean_index].to(model.device)
-                rows = (clean_index.to(model.device), ablated_index.to(model.device))
-                result = runner.logits(clean, baseline, read, pairs=rows).to(model.result_dtype).cpu()
-                check_finite(result, "the circuit run", pairs[part, 0])
-                if logits is None:
-                    logits = result.new_empty(len(pairs), result.shape[1])
-                logits[part] = result
+    read = task.positions[pairs[:, 0]]
+    for position in read.unique():
+        here = (read == position).nonzero().squeeze(1)
+        until = int(position) + 1  # a causal model reads no further
+        for clean_rows, tiles in _pair_tiles(pairs[here], max(1, size // 2)):
+            clean = runner.prepare_clean(task.clean[clean_rows, :until])
+            for ablated_rows, chosen in tiles:
+                corrupted = runner.prepare_corrupted(task.corrupted[ablated_rows, :until])
+                for part in here[chosen].split(size):
+                    rows = (
+                        torch.searchsorted(each, pairs[part, side].contiguous()).to(model.device)
+                        for side, each in enumerate((clean_rows, ablated_rows))
+                    )
+                    result = runner.pairs(clean, corrupted, *rows).to(model.result_dtype).cpu()
+                    check_finite(result, "the circuit run", pairs[part, 0])
+                    if logits is None:
+                        logits = result.new_empty(len(pairs), result.shape[1])
+                    logits[part] = result
     assert logits is not None
     return logits
-
-
-def _rows(task: PairTask, rows: Tensor) -> PairBatch:
-    return next(iter(task.subset(rows).batches(len(rows))))
 
 
 def _pair_tiles(

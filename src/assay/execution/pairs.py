@@ -20,8 +20,8 @@ sources that `logits` needs. Three things make a pair cheaper still:
 """
 
 import copy
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +30,8 @@ from torch.nn import functional
 
 from assay.circuits import Circuit
 from assay.errors import InputError
-from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
+from assay.execution.feeds import Feed, Projection, bind, lay_out, slots_of
+from assay.execution.plan import Plan, compile_plan
 from assay.execution.runner import channel_column, rotate
 from assay.models import Block, Model, Trace
 
@@ -61,10 +62,13 @@ class PreparedInputs:
         return self.logits.nbytes + sum(part.nbytes for part in self.parts.values())
 
     def rows(self, index: Int[Tensor, " k"]) -> "PreparedInputs":
-        """Some of the inputs, in this order."""
+        """Some of the inputs, in this order; a run of consecutive ones is a view, not a copy."""
+        first, last = int(index[0]), int(index[-1]) + 1
+        run = last - first == len(index) and bool((index[1:] > index[:-1]).all())
+        chosen = slice(first, last) if run else index
         return PreparedInputs(
-            logits=self.logits[index],
-            parts={key: part[index] for key, part in self.parts.items()},
+            logits=self.logits[chosen],
+            parts={key: part[chosen] for key, part in self.parts.items()},
             length=self.length,
             tables=self.tables,
         )
@@ -79,69 +83,6 @@ class PreparedInputs:
             length=first.length,
             tables=first.tables,
         )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Feed:
-    """One distinct input of a block or of `logits`, split by what its sources depend on.
-
-    Attributes:
-        key: Names its parts among those of prepared inputs.
-        everywhere: At all positions, else at the last one only.
-        kept: All kept sources; `clean` and the mixed ones together.
-        clean: Kept sources that depend on the clean input alone.
-        terms: Mixed sources added to the sum, or subtracted from the total of all mixed ones.
-        from_total: Whether `terms` are subtracted.
-        mixed: Whether any mixed source is kept.
-        pure: Whether the target reads the unchanged clean stream.
-    """
-
-    key: tuple[str, int, int]
-    everywhere: bool
-    kept: tuple[int, ...]
-    clean: tuple[int, ...]
-    terms: tuple[int, ...]
-    from_total: bool
-    mixed: bool
-    pure: bool
-
-    @property
-    def split(self) -> bool:
-        """A sum of a clean and an ablated part, and of nothing else."""
-        return bool(self.clean) and not self.mixed and not self.pure
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Projection:
-    """Channels that read one feed, and their columns of the projection weights."""
-
-    feed: _Feed
-    channels: tuple[tuple[str, int], ...]
-    columns: tuple[int, ...]
-    weight: Tensor  # [d_model, n * d_head]; of a split feed with the gain of the norm inside
-    bias: Tensor | None  # [n * d_head]; of a split feed with the shift of the norm inside
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Attention:
-    step: AttentionStep
-    projections: tuple[_Projection, ...]
-    kv_heads: tuple[int, ...]
-    out: Tensor  # [live heads, d_head, d_model]
-
-
-@dataclass(kw_only=True, eq=False)
-class _Layout:
-    """Feeds of a plan, and which mixed sources are kept by themselves."""
-
-    attention: list[list[_Feed]] = field(default_factory=list)
-    mlp: list[_Feed | None] = field(default_factory=list)
-    logits: _Feed
-
-    @property
-    def feeds(self) -> list[_Feed]:
-        inner = [feed for feeds in self.attention for feed in feeds] + [feed for feed in self.mlp if feed]
-        return [*inner, self.logits]
 
 
 class PairRunner:
@@ -161,14 +102,14 @@ class PairRunner:
         self.dtype = model.result_dtype
         self.plan: Plan = compile_plan(model.graph, circuit.mask, resample=True)
         self.prefix = torch.zeros(0, dtype=torch.long) if prefix is None else prefix
-        self._layout = _lay_out(self.plan)
+        self._layout = lay_out(self.plan)
         self._attention = [
-            None if step is None else _bind(model, step, feeds, self.dtype)
+            None if step is None else bind(model, step, feeds, self.dtype)
             for step, feeds in zip(self.plan.attention, self._layout.attention, strict=True)
         ]
         feeds = self._layout.feeds
-        self._every = _slots(row for feed in feeds if feed.everywhere for row in feed.terms)
-        self._last = _slots(row for feed in feeds if not feed.everywhere for row in feed.terms)
+        self._every = slots_of(row for feed in feeds if feed.everywhere for row in feed.terms)
+        self._last = slots_of(row for feed in feeds if not feed.everywhere for row in feed.terms)
         self._total_every = any(feed.from_total and feed.everywhere for feed in feeds)
         self._total_last = any(feed.from_total and not feed.everywhere for feed in feeds)
         self._prefix_channels = self._read_prefix()
@@ -280,7 +221,7 @@ class PairRunner:
                 writes[place[graph.mlp_source(layer)]] = trace.mlp[layer][:, shared:]
         return writes
 
-    def _gather(self, writes: Tensor, rows: Sequence[int], feeds: Sequence[_Feed]) -> list[Tensor]:
+    def _gather(self, writes: Tensor, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
         """Sum of the sources in `rows` that each feed keeps: `[n, pos, d_model]`, or `[n, d_model]`."""
         if not feeds:
             return []
@@ -291,7 +232,7 @@ class PairRunner:
         sums = kept.to(writes.dtype) @ writes.flatten(1)
         return list(sums.view(len(feeds), *writes.shape[1:]).unbind())
 
-    def _stream(self, trace: Trace, feed: _Feed) -> Tensor:
+    def _stream(self, trace: Trace, feed: Feed) -> Tensor:
         """The corrupted stream where a feed reads."""
         kind, layer, _ = feed.key
         assert trace.final_in is not None
@@ -299,14 +240,14 @@ class PairRunner:
         stream = streams[layer].to(self.dtype)
         return stream[:, len(self.prefix) :] if feed.everywhere else stream[:, -1]
 
-    def _channels(self, trace: Trace, layer: int, projection: _Projection) -> Tensor:
+    def _channels(self, trace: Trace, layer: int, projection: Projection) -> Tensor:
         """Projections that depend on one side alone: `[n, pos or 1, channels, d_head]`."""
         channels = self.model.blocks[layer].channels(trace.qkv[layer])[:, :, list(projection.columns)]
         channels = channels.to(self.dtype)
         return channels[:, len(self.prefix) :] if projection.feed.everywhere else channels[:, -1:]
 
     def _split(
-        self, parts: dict[Hashable, Tensor], layer: int, projection: _Projection, value: Tensor
+        self, parts: dict[Hashable, Tensor], layer: int, projection: Projection, value: Tensor
     ) -> None:
         """One side of a split feed: its projection, and what the scale of the sum needs."""
         norm, key = self.model.blocks[layer].attention_norm, projection.feed.key
@@ -346,92 +287,6 @@ class PairRunner:
         rows = len(self._every) + 14 + max((len(feeds) for feeds in self._layout.attention), default=0)
         width = 8 if self.dtype == torch.float64 else 4
         return rows * (length - len(self.prefix)) * self.model.d_model * width + 24 * self.model.n_vocab
-
-
-def _slots(rows: Iterable[int]) -> dict[int, int]:
-    return {row: slot for slot, row in enumerate(sorted(set(rows)))}
-
-
-# ------------------------------------------------------------------------------------------- compiling
-
-
-def _lay_out(plan: Plan) -> _Layout:
-    graph = plan.graph
-    mixed = plan.somewhere & ~plan.clean
-    layout = _Layout(
-        logits=_feed(plan, mixed.tolist(), plan.logits, ("logits", 0, 0), graph.n_sources),
-    )
-    for layer in range(graph.n_layers):
-        step, mlp = plan.attention[layer], plan.mlp[layer]
-        upstream = graph.sources_before_block(layer)
-        layout.attention.append(
-            [
-                _feed(plan, mixed.tolist(), inlet, ("attention", layer, index), upstream)
-                for index, inlet in enumerate(step.inlets if step else ())
-            ]
-        )
-        before = graph.sources_before_mlp(layer)
-        layout.mlp.append(_feed(plan, mixed.tolist(), mlp.inlet, ("mlp", layer, 0), before) if mlp else None)
-    return layout
-
-
-def _feed(plan: Plan, mixed: Sequence[bool], inlet: Inlet, key: tuple[str, int, int], upstream: int) -> _Feed:
-    live = (plan.everywhere if inlet.everywhere else plan.somewhere).tolist()
-    before = [row for row in range(upstream) if live[row]]
-    kept = [row for row in before if (row in inlet.terms) is not inlet.from_total]
-    clean = tuple(row for row in kept if not mixed[row])
-    plus = tuple(row for row in kept if mixed[row])
-    minus = tuple(row for row in before if mixed[row] and row not in plus)
-    from_total = len(minus) + 1 < len(plus)
-    return _Feed(
-        key=key,
-        everywhere=inlet.everywhere,
-        kept=tuple(kept),
-        clean=clean,
-        terms=minus if from_total else plus,
-        from_total=from_total,
-        mixed=bool(plus),
-        pure=len(clean) == upstream,
-    )
-
-
-def _bind(model: Model, step: AttentionStep, feeds: Sequence[_Feed], dtype: torch.dtype) -> _Attention:
-    block = model.blocks[step.layer]
-    projections = []
-    for index, feed in enumerate(feeds):
-        channels = tuple(
-            (channel, head)
-            for channel in ("q", "k", "v")
-            for head, used in step.reads[channel].items()
-            if used == index
-        )
-        columns = tuple(channel_column(block, channel, head) for channel, head in channels)
-        weight, bias = _weights(block, columns, folded=feed.split, dtype=dtype)
-        projections.append(
-            _Projection(feed=feed, channels=channels, columns=columns, weight=weight, bias=bias)
-        )
-    return _Attention(
-        step=step,
-        projections=tuple(projections),
-        kv_heads=tuple(sorted(step.reads["k"])),
-        out=block.out_weight()[list(step.heads)].to(dtype),
-    )
-
-
-def _weights(
-    block: Block, columns: Sequence[int], *, folded: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    """Some columns of the q/k/v projection; `folded` takes gain and shift of the norm into them."""
-    weight = block.qkv_weight()[:, list(columns)].flatten(1)
-    bias = block.qkv_bias()
-    bias = None if bias is None else bias[list(columns)].flatten()
-    if not folded:
-        return weight.contiguous(), bias
-    shift = getattr(block.attention_norm.module, "bias", None)
-    if isinstance(shift, Tensor):
-        through = shift.detach().to(dtype) @ weight.to(dtype)
-        bias = through if bias is None else bias.to(dtype) + through
-    return block.attention_norm.gain.to(dtype)[:, None] * weight.to(dtype), bias
 
 
 # --------------------------------------------------------------------------------------------- running
@@ -495,7 +350,7 @@ class _Tile:
         stream = self.stream(self.runner._layout.logits)
         return model.unembed(model.final_norm.module(stream.to(model.dtype))).to(self.runner.dtype)
 
-    def stream(self, feed: _Feed) -> Tensor:
+    def stream(self, feed: Feed) -> Tensor:
         """What a feed reads: `[pairs, pos, d_model]`, or `[pairs, d_model]` at the last position."""
         value = self.right(("B", feed.key))
         if feed.clean:
@@ -558,7 +413,7 @@ class _Tile:
             found.append(mixed.to(self.runner.dtype).transpose(0, 1))
         return found[0], found[1]
 
-    def project(self, layer: int, projection: _Projection) -> Tensor:
+    def project(self, layer: int, projection: Projection) -> Tensor:
         feed, model = projection.feed, self.model
         if feed.pure:
             return self.left(("channels", feed.key))
@@ -582,7 +437,7 @@ class _Tile:
         channels: Tensor = value.unflatten(-1, (len(projection.channels), model.d_head))
         return channels
 
-    def inverse_scale(self, layer: int, feed: _Feed) -> Tensor:
+    def inverse_scale(self, layer: int, feed: Feed) -> Tensor:
         """1 / sigma of the sum of a clean and an ablated part, per pair and position."""
         norm = self.model.blocks[layer].attention_norm
         key = ("centred", feed.key)

@@ -75,20 +75,17 @@ class CircuitRunner:
         self,
         clean: Trace,
         baseline: Baseline,
-        read: Int[Tensor, " pairs"],
-        *,
-        pairs: tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]] | None = None,
-    ) -> Float[Tensor, "pairs d_vocab"]:
-        """Logits at the read position.
+        read: Int[Tensor, " n"],
+    ) -> Float[Tensor, "n d_vocab"]:
+        """Logits at the read position, row by row.
 
         Args:
             clean: A pass over the clean inputs, at least `clean_depth` blocks deep.
-            baseline: Ablated values; one row, or one per corrupted input.
-            read: Read position of each pair.
-            pairs: Row of `clean` and row of `baseline` of each pair; default: row by row.
+            baseline: Ablated values; one row that all share, or one per clean input.
+            read: Read position of each clean input.
         """
         assert not self.plan.everything, "a full circuit is the model; run it instead"
-        run = _Run(self, clean, baseline, read, pairs)
+        run = _Run(self, clean, baseline, read)
         return run.finish()
 
 
@@ -154,12 +151,9 @@ class _Run:
         clean: Trace,
         baseline: Baseline,
         read: Tensor,
-        pairs: tuple[Tensor, Tensor] | None,
     ) -> None:
         self.runner, self.model, self.plan = runner, runner.model, runner.plan
         self.clean, self.baseline, self.read = clean, baseline, read
-        self.clean_rows = None if pairs is None else pairs[0]
-        self.ablated_rows = None if pairs is None else pairs[1]
         self.n_pairs, self.length = len(read), clean.input.shape[1]
         self.index = torch.arange(self.n_pairs, device=read.device)
         like = torch.empty(0, dtype=runner.dtype, device=clean.input.device)
@@ -171,14 +165,8 @@ class _Run:
 
     # ---- choosing rows and positions ------------------------------------------------------------
 
-    def of_clean(self, value: Tensor) -> Tensor:
-        """Rows of a clean-input tensor, one per pair."""
-        return (value if self.clean_rows is None else value[self.clean_rows]).to(self.runner.dtype)
-
-    def of_ablated(self, value: Tensor) -> Tensor:
-        """Rows of an ablated tensor, one per pair (or the one row all share)."""
-        if self.baseline.rows > 1 and self.ablated_rows is not None:
-            value = value[self.ablated_rows]
+    def wide(self, value: Tensor) -> Tensor:
+        """In the number type of results."""
         return value.to(self.runner.dtype)
 
     def at_read(self, value: Tensor) -> Tensor:
@@ -192,7 +180,7 @@ class _Run:
     def finish(self) -> Tensor:
         model, graph = self.model, self.model.graph
         if self.plan.somewhere[0]:
-            self.deposit([0], self.of_clean(self.clean.input) - self.of_ablated(self.baseline.input))
+            self.deposit([0], self.wide(self.clean.input) - self.wide(self.baseline.input))
         for layer in range(model.n_layers):
             attention = self.attention(layer)
             if not graph.parallel:
@@ -202,7 +190,7 @@ class _Run:
                 self.deposit_heads(layer, *attention)
             if mlp is not None:
                 self.deposit([graph.mlp_source(layer)], mlp)
-        start = self.at_read(self.of_ablated(self.baseline.final_in()))
+        start = self.at_read(self.wide(self.baseline.final_in()))
         stream = self.inputs([self.plan.logits], start)[0]
         return model.unembed(model.final_norm.module(stream.to(model.dtype)))
 
@@ -237,13 +225,13 @@ class _Run:
         if not full and not last:
             return None, None
         block = self.model.blocks[layer]
-        ablated = self.of_ablated(self.baseline.z[layer]).unflatten(-1, (block.n_heads, block.d_head))
+        ablated = self.wide(self.baseline.z[layer]).unflatten(-1, (block.n_heads, block.d_head))
         values: dict[int, Tensor] = {}
         bound = self.runner._attention[layer]
         if bound is not None:
             values.update(self.computed_heads(layer, bound))
         if any(head not in values for head in (*full, *last)):
-            clean = self.of_clean(self.clean.z[layer]).unflatten(-1, (block.n_heads, block.d_head))
+            clean = self.wide(self.clean.z[layer]).unflatten(-1, (block.n_heads, block.d_head))
             for head in (*full, *last):
                 if head not in values:
                     values[head] = (
@@ -297,7 +285,7 @@ class _Run:
         """q, k and v of the live heads: (channel, head) -> `[pairs, pos or 1, d_head]`."""
         step = bound.step
         channels: dict[tuple[str, int], Tensor] = {}
-        start = self.of_ablated(self.baseline.attention_in(layer))
+        start = self.wide(self.baseline.attention_in(layer))
         for everywhere in (True, False):
             chosen = [
                 p
@@ -334,8 +322,6 @@ class _Run:
     ) -> None:
         """Channels that keep nothing: the ablated run's own projections."""
         projected = self.baseline.channels(layer)
-        if self.baseline.rows > 1 and self.ablated_rows is not None:
-            projected = projected[self.ablated_rows]
         for channel, head in wanted:
             part = projected[:, :, channel_column(block, channel, head)]
             if not inlet.everywhere:
@@ -347,16 +333,10 @@ class _Run:
         tables = self.clean.calls[0][1].get("position_embeddings")
         if tables is None:
             return x
-        cos, sin = (
-            table.expand(self.n_pairs, -1, -1) if table.shape[0] == 1 else self.rows_of(table)
-            for table in tables
-        )
+        cos, sin = (table.expand(self.n_pairs, -1, -1) for table in tables)
         if read_only:
             cos, sin = cos[self.index, self.read][:, None], sin[self.index, self.read][:, None]
         return rotate(x, cos[:, None], sin[:, None])
-
-    def rows_of(self, table: Tensor) -> Tensor:
-        return table if self.clean_rows is None else table[self.clean_rows]
 
     def mask(self, block: Block, *, everywhere: bool) -> Tensor:
         """True where a query may attend: causal, inside the sliding window if the block has one."""
@@ -372,13 +352,13 @@ class _Run:
         row = self.model.graph.mlp_source(layer)
         if not self.plan.somewhere[row]:
             return None
-        ablated = self.of_ablated(self.baseline.mlp[layer])
+        ablated = self.wide(self.baseline.mlp[layer])
         step = self.plan.mlp[layer]
         if step is None:
-            difference = self.of_clean(self.clean.mlp[layer]) - ablated
+            difference = self.wide(self.clean.mlp[layer]) - ablated
             return difference if self.plan.everywhere[row] else self.at_read(difference)
         block = self.model.blocks[layer]
-        start = self.of_ablated(self.baseline.mlp_in(layer))
+        start = self.wide(self.baseline.mlp_in(layer))
         if not step.inlet.everywhere:
             start, ablated = self.at_read(start), self.at_read(ablated)
         stream = self.inputs([step.inlet], start)[0]

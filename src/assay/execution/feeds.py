@@ -1,0 +1,166 @@
+"""A plan from the point of view of pairs: what each target takes from which side.
+
+A *feed* is one distinct input of a block or of `logits`; its kept sources are split into those that depend
+on the clean input alone and those that depend on both inputs. Everything here follows from the mask.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from assay.execution.plan import AttentionStep, Inlet, Plan
+from assay.execution.runner import channel_column
+from assay.models import Block, Model
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Feed:
+    """One distinct input of a block or of `logits`, split by what its sources depend on.
+
+    Attributes:
+        key: Names its parts among those of prepared inputs.
+        everywhere: At all positions, else at the last one only.
+        kept: All kept sources; `clean` and the mixed ones together.
+        clean: Kept sources that depend on the clean input alone.
+        terms: Mixed sources added to the sum, or subtracted from the total of all mixed ones.
+        from_total: Whether `terms` are subtracted.
+        mixed: Whether any mixed source is kept.
+        pure: Whether the target reads the unchanged clean stream.
+    """
+
+    key: tuple[str, int, int]
+    everywhere: bool
+    kept: tuple[int, ...]
+    clean: tuple[int, ...]
+    terms: tuple[int, ...]
+    from_total: bool
+    mixed: bool
+    pure: bool
+
+    @property
+    def split(self) -> bool:
+        """An attention input that is a sum of a clean and an ablated part, and of nothing else."""
+        return self.key[0] == "attention" and bool(self.clean) and not self.mixed and not self.pure
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Projection:
+    """Channels that read one feed, and their columns of the projection weights."""
+
+    feed: Feed
+    channels: tuple[tuple[str, int], ...]
+    columns: tuple[int, ...]
+    weight: Tensor  # [d_model, n * d_head]; of a split feed with the gain of the norm inside
+    bias: Tensor | None  # [n * d_head]; of a split feed with the shift of the norm inside
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionFeeds:
+    """The mixed heads of a block with their projections in and out."""
+
+    step: AttentionStep
+    projections: tuple[Projection, ...]
+    kv_heads: tuple[int, ...]
+    out: Tensor  # [live heads, d_head, d_model]
+
+
+@dataclass(kw_only=True, eq=False)
+class Layout:
+    """Feeds of a plan, and which mixed sources are kept by themselves."""
+
+    attention: list[list[Feed]] = field(default_factory=list)
+    mlp: list[Feed | None] = field(default_factory=list)
+    logits: Feed
+
+    @property
+    def feeds(self) -> list[Feed]:
+        inner = [feed for feeds in self.attention for feed in feeds] + [feed for feed in self.mlp if feed]
+        return [*inner, self.logits]
+
+
+def slots_of(rows: Iterable[int]) -> dict[int, int]:
+    """A place for each of some sources, in forward order."""
+    return {row: slot for slot, row in enumerate(sorted(set(rows)))}
+
+
+def lay_out(plan: Plan) -> Layout:
+    """The feeds of a plan."""
+    graph = plan.graph
+    mixed = plan.somewhere & ~plan.clean
+    layout = Layout(
+        logits=_feed(plan, mixed.tolist(), plan.logits, ("logits", 0, 0), graph.n_sources),
+    )
+    for layer in range(graph.n_layers):
+        step, mlp = plan.attention[layer], plan.mlp[layer]
+        upstream = graph.sources_before_block(layer)
+        layout.attention.append(
+            [
+                _feed(plan, mixed.tolist(), inlet, ("attention", layer, index), upstream)
+                for index, inlet in enumerate(step.inlets if step else ())
+            ]
+        )
+        before = graph.sources_before_mlp(layer)
+        layout.mlp.append(_feed(plan, mixed.tolist(), mlp.inlet, ("mlp", layer, 0), before) if mlp else None)
+    return layout
+
+
+def _feed(plan: Plan, mixed: Sequence[bool], inlet: Inlet, key: tuple[str, int, int], upstream: int) -> Feed:
+    live = (plan.everywhere if inlet.everywhere else plan.somewhere).tolist()
+    before = [row for row in range(upstream) if live[row]]
+    kept = [row for row in before if (row in inlet.terms) is not inlet.from_total]
+    clean = tuple(row for row in kept if not mixed[row])
+    plus = tuple(row for row in kept if mixed[row])
+    minus = tuple(row for row in before if mixed[row] and row not in plus)
+    from_total = len(minus) + 1 < len(plus)
+    return Feed(
+        key=key,
+        everywhere=inlet.everywhere,
+        kept=tuple(kept),
+        clean=clean,
+        terms=minus if from_total else plus,
+        from_total=from_total,
+        mixed=bool(plus),
+        pure=len(clean) == upstream,
+    )
+
+
+def bind(model: Model, step: AttentionStep, feeds: Sequence[Feed], dtype: torch.dtype) -> AttentionFeeds:
+    """The projections of a block's mixed heads, with their slices of the weights."""
+    block = model.blocks[step.layer]
+    projections = []
+    for index, feed in enumerate(feeds):
+        channels = tuple(
+            (channel, head)
+            for channel in ("q", "k", "v")
+            for head, used in step.reads[channel].items()
+            if used == index
+        )
+        columns = tuple(channel_column(block, channel, head) for channel, head in channels)
+        weight, bias = _weights(block, columns, folded=feed.split, dtype=dtype)
+        projections.append(
+            Projection(feed=feed, channels=channels, columns=columns, weight=weight, bias=bias)
+        )
+    return AttentionFeeds(
+        step=step,
+        projections=tuple(projections),
+        kv_heads=tuple(sorted(step.reads["k"])),
+        out=block.out_weight()[list(step.heads)].to(dtype),
+    )
+
+
+def _weights(
+    block: Block, columns: Sequence[int], *, folded: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Some columns of the q/k/v projection; `folded` takes gain and shift of the norm into them."""
+    weight = block.qkv_weight()[:, list(columns)].flatten(1)
+    bias = block.qkv_bias()
+    bias = None if bias is None else bias[list(columns)].flatten()
+    if not folded:
+        return weight.contiguous(), bias
+    shift = getattr(block.attention_norm.module, "bias", None)
+    if isinstance(shift, Tensor):
+        through = shift.detach().to(dtype) @ weight.to(dtype)
+        bias = through if bias is None else bias.to(dtype) + through
+    return block.attention_norm.gain.to(dtype)[:, None] * weight.to(dtype), bias
