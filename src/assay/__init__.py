@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from assay.adversarial import WorstCase, worst_case
     from assay.catalogue import list_entries as list  # noqa: A004
     from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
     from assay.discovery import discover
@@ -44,6 +45,7 @@ __all__ = [
     "PairTask",
     "Store",
     "Verdict",
+    "WorstCase",
     "audit",
     "build_graph",
     "discover",
@@ -59,6 +61,7 @@ __all__ = [
     "run_circuit",
     "run_model",
     "save_report",
+    "worst_case",
 ]
 
 # Where each public name lives: (module, attribute). The exports test keeps this, `__all__` and the imports
@@ -75,6 +78,7 @@ _HOMES = {
     "PairTask": ("assay.tasks", "PairTask"),
     "Store": ("assay.store", "Store"),
     "Verdict": ("assay.measurement", "Verdict"),
+    "WorstCase": ("assay.adversarial", "WorstCase"),
     "audit": ("assay.runner", "audit"),
     "build_graph": ("assay.graph", "build_graph"),
     "discover": ("assay.discovery", "discover"),
@@ -90,6 +94,7 @@ _HOMES = {
     "run_circuit": ("assay.execution", "run_circuit"),
     "run_model": ("assay.execution", "run_model"),
     "save_report": ("assay.report", "save_report"),
+    "worst_case": ("assay.adversarial", "worst_case"),
 }
 
 

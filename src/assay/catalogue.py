@@ -15,6 +15,7 @@ from assay.registry import Registry
 # Kind -> where its registry lives; imported when the kind is asked for.
 KINDS: dict[str, tuple[str, str]] = {
     "ablations": ("assay.execution", "ABLATIONS"),
+    "divergences": ("assay.adversarial", "DIVERGENCES"),
     "methods": ("assay.discovery", "METHODS"),
     "metrics": ("assay.metrics", "METRICS"),
     "models": ("assay.models", "FAMILIES"),
@@ -63,8 +64,8 @@ def list_entries(kind: str) -> Listing:
     """Everything registered of one kind; `assay.list`.
 
     Args:
-        kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives` or `models` (families that can be
-            loaded, after the embedded model).
+        kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives`, `divergences` or `models` (families
+            that can be loaded, after the embedded model).
 
     Raises:
         UnknownNameError: Another kind.

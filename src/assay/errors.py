@@ -8,6 +8,7 @@ AssayError
 │   ├── TokenizationError               a prompt or answer breaks a token rule of its task
 │   └── GraphMismatchError              a circuit, score or file belongs to another graph or model
 ├── NonFiniteError (FloatingPointError) NaN or infinite logits, gradients, weights or scores
+├── InconsistentRunError (ArithmeticError)  two ways to the same number disagree
 ├── UnsupportedModelError (TypeError)   a layout that the residual-stream graph cannot describe
 ├── FileFormatError (ValueError)        a truncated, tampered, foreign or too new file
 │   └── UnsafeFileError                 a pickle where safetensors was expected
@@ -50,6 +51,10 @@ class GraphMismatchError(InputError):
 
 class NonFiniteError(AssayError, FloatingPointError):
     """NaN or infinite logits, gradients, weights or scores."""
+
+
+class InconsistentRunError(AssayError, ArithmeticError):
+    """Two ways to the same number disagree by more than rounding."""
 
 
 class UnsupportedModelError(AssayError, TypeError):

@@ -61,14 +61,13 @@ class PromptSet:
     @cached_property
     def distinct(self) -> DistinctInputs:
         """The distinct inputs in order of first occurrence: token sequence and read position."""
-        rows = torch.cat([self.lengths[:, None], self.positions[:, None], self.tokens], dim=1).numpy()
-        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
-        return DistinctInputs(
-            first_index=first[order].astype(np.int64), inverse=rank[inverse.ravel()].astype(np.int64)
-        )
+        return _distinct([self.lengths[:, None], self.positions[:, None], self.tokens])
+
+    @cached_property
+    def distinct_with_answers(self) -> DistinctInputs:
+        """The same with inputs told apart that differ in their answers or wrong answers alone."""
+        known = [ids for ids in (self.answers, self.wrong) if ids is not None]
+        return _distinct([self.lengths[:, None], self.positions[:, None], self.tokens, *known])
 
     def subset(self, indices: Int[np.ndarray, " k"] | Sequence[int]) -> "PromptSet":
         """The inputs in these rows, in this order; rows may repeat."""
@@ -182,6 +181,18 @@ class PairSample:
 
     def __repr__(self) -> str:
         return f"PairSample({self.protocol!r}, n_pairs={self.n_pairs:,}, seed={self.seed})"
+
+
+def _distinct(columns: Sequence[Tensor]) -> DistinctInputs:
+    """The distinct rows of some columns, in order of first occurrence."""
+    rows = torch.cat(list(columns), dim=1).numpy()
+    _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return DistinctInputs(
+        first_index=first[order].astype(np.int64), inverse=rank[inverse.ravel()].astype(np.int64)
+    )
 
 
 def sides_of(task: PairTask) -> dict[str, PromptSet]:

@@ -1,0 +1,254 @@
+"""The run: every pair of a sample, streamed, resumable, checked."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.adversarial.blocks import Progress, Shelf, distinct_pairs, run_blocks
+from assay.adversarial.divergence import Divergence, Kernel, get_divergence
+from assay.adversarial.evaluation import PairEvaluator
+from assay.adversarial.inputs import PairSample
+from assay.adversarial.result import WorstCase
+from assay.adversarial.sampling import MAX_PAIRS, sample_pairs
+from assay.adversarial.sanity import check_known_runs, make_rerun
+from assay.circuits import Circuit
+from assay.execution.forward import check_circuit
+from assay.measurement import library_version
+from assay.models import Model
+from assay.tasks import PairTask, load_task
+
+
+# Streams of what is certified: prompts drawn to discover or repair a circuit come from others.
+PREFIX = "certificate:"
+
+
+def worst_case(
+    circuit: Circuit,
+    model: Model,
+    task: PairTask | str | os.PathLike[str],
+    protocol: str = "all",
+    n_clean: int = 1000,
+    n_corrupted: int = 1000,
+    *,
+    seed: int = 0,
+    divergence: str | Divergence | Kernel = "kl",
+    thresholds: Sequence[float] = (),
+    reuse_clean: bool = False,
+    independent: bool | None = None,
+    enumerate: bool = False,  # noqa: A002 - the name users know
+    max_pairs: int = MAX_PAIRS,
+    directory: str | os.PathLike[str] | None = None,
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> WorstCase:
+    """How far a circuit departs from its model in the worst case, on which inputs, and what that proves.
+
+    K(x, x~) = KL(M(x) || C(x, x~)) at the read position, for every pair of a sample: M the model, C the
+    circuit with every edge outside it carrying what it carries in the model's run on x~.
+
+    Args:
+        circuit: Edges to keep.
+        model: The model.
+        task: What inputs are drawn from: a task, the key of a registered one, or a JSONL file.
+        protocol: `all`: `n_clean` x `n_corrupted` inputs, every combination. `matched`: `n_clean` pairs of a
+            prompt and its own corruption. `iid`: `n_clean` pairs of independent inputs. `file`: the task's
+            own pairs. Under `all`, both counts equal to the number of rows of the task take all of these in
+            order.
+        n_clean: Clean inputs, or pairs.
+        n_corrupted: Corrupted inputs of `all`.
+        seed: Root seed of the draws, whose streams are `certificate:clean`, `certificate:corrupted`, ...
+        divergence: `kl`, `reverse-kl`, `js`, `tv`, `logit-diff-gap`, or a callable `(model logits, circuit
+            logits) -> [pairs]`.
+        thresholds: Report the share of pairs above each.
+        reuse_clean: `all` only: corrupt the clean prompts of the sample, as the published runs did.
+        independent: Whether a task's own rows are independent draws. Default: yes, unless the circuit was
+            found on these very rows.
+        enumerate: Run every distinct input once, with its probability, instead of a sample.
+        max_pairs: Most pairs an enumeration may have.
+        directory: Keep finished blocks here; the same call then goes on where it was interrupted.
+        memory: Bytes that prepared inputs may take. Default: 30 % of what is free.
+        progress: Told of `attack`, pairs done, pairs in all.
+
+    Returns:
+        The result; warnings stand in `.warnings`.
+
+    Raises:
+        InputError: A bad count or protocol, prompts of unequal length, or a directory of another job.
+        GraphMismatchError: A circuit of another graph.
+        NonFiniteError: NaN or infinite logits, with the pair.
+        InconsistentRunError: If a run whose result is known comes out otherwise.
+        OutputError: If a block cannot be written; those before it stay usable.
+
+    Notes:
+        Equal inputs are run once and counted as often as they were drawn. Divergences are kept in float32, in
+        float64 for a float64 model; logits of no more than one block of pairs exist at a time.
+
+    References:
+        uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166.
+
+    Example:
+        >>> model = load_model("mini")
+        >>> circuit = Circuit.full(model.graph)
+        >>> worst = worst_case(circuit, model, "ioi", n_clean=4, n_corrupted=3)
+        >>> worst.divergence.shape, bool(worst.divergence.max() < 1e-6)
+        ((4, 3), True)
+    """
+    check_circuit(model, circuit)
+    if not isinstance(task, PairTask):
+        named = Path(task).suffix != ".jsonl"
+        # Of a named task only the grammar counts; a size equal to the sample's would stand for its rows.
+        rows = (1 if n_clean != 1 else 2) if named else None
+        task = load_task(os.fspath(task), model, n=rows)
+    task.validate(model.n_vocab, model.n_positions)
+    sample = sample_pairs(
+        task,
+        protocol,
+        n_clean,
+        n_corrupted,
+        seed=seed,
+        reuse_clean=reuse_clean,
+        independent=not _found_on(circuit, task) if independent is None else independent,
+        enumerate=enumerate,
+        max_pairs=max_pairs,
+        prefix=PREFIX,
+    )
+    return run_sample(
+        circuit,
+        model,
+        sample,
+        divergence=divergence,
+        thresholds=thresholds,
+        directory=directory,
+        memory=memory,
+        progress=progress,
+    )
+
+
+def run_sample(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    *,
+    divergence: str | Divergence | Kernel = "kl",
+    thresholds: Sequence[float] = (),
+    directory: str | os.PathLike[str] | None = None,
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> WorstCase:
+    """`worst_case` on a sample that exists already; arguments as there."""
+    started = time.perf_counter()
+    measured = get_divergence(divergence)
+    facts = _facts(circuit, model, sample, measured, thresholds)
+    record = facts["provenance"]
+    job = {name: record[name] for name in record if name not in ("machine", "thresholds")}
+    shelf = None if directory is None else Shelf(Path(directory), job)
+    check_known_runs(model, circuit, sample)
+    distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
+    evaluator = PairEvaluator(
+        model,
+        circuit,
+        sample.clean.subset(distinct.clean_rows),
+        sample.corrupted.subset(distinct.corrupted_rows),
+        divergence=measured,
+        memory=memory,
+    )
+    values = run_blocks(
+        evaluator,
+        sample,
+        distinct,
+        shelf=shelf,
+        precise=model.result_dtype == torch.float64,
+        progress=progress or (lambda stage, done, total: None),
+    )
+    return WorstCase(
+        divergence=values.divergence,
+        empty=values.empty,
+        argmax_differs=values.argmax_differs,
+        sample=sample,
+        facts=facts,
+        thresholds=tuple(float(threshold) for threshold in thresholds),
+        notes=_notes(circuit, sample),
+        seconds=time.perf_counter() - started,
+        rerun=make_rerun(model, circuit, sample, measured),
+    )
+
+
+def _found_on(circuit: Circuit, task: PairTask) -> bool:
+    """Whether the circuit was discovered on the rows of this task."""
+    found_on = circuit.provenance.get("task")
+    return isinstance(found_on, dict) and found_on.get("data_hash") == task.data_hash
+
+
+def _facts(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    divergence: Divergence,
+    thresholds: Sequence[float],
+) -> dict[str, Any]:
+    """What the document says of model, task and circuit, and the record behind the result."""
+    provenance = {
+        "library": library_version(),
+        "model": model.describe(),
+        "sample": sample.describe(),
+        "circuit": circuit.hash,
+        "graph": circuit.graph.fingerprint,
+        "ablation": "resample",
+        "divergence": divergence.key,
+        "thresholds": [float(threshold) for threshold in thresholds],
+        "machine": {
+            "device": str(model.device),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+        },
+    }
+    return {
+        "model": {**model.describe(), "n_parameters": model.n_parameters},
+        "task": {**sample.task, "data_hash": sample.data_hash},
+        "circuit": {
+            "hash": circuit.hash,
+            "name": _name(circuit),
+            "n_edges": circuit.n_edges,
+            "n_graph_edges": circuit.graph.n_edges,
+        },
+        "ablation": "resample",
+        "divergence": divergence.key,
+        "unit": divergence.unit,
+        "provenance": provenance,
+    }
+
+
+def _name(circuit: Circuit) -> str:
+    """What a reader may call the circuit."""
+    for key in ("published", "method"):
+        value = circuit.provenance.get(key)
+        if isinstance(value, str):
+            return value
+    return "circuit"
+
+
+def _notes(circuit: Circuit, sample: PairSample) -> dict[str, str]:
+    notes = {}
+    if circuit.connected().n_edges == 0:
+        notes["disconnected_circuit"] = (
+            "no kept path leads from the input to the logits: the circuit's output is the model's on the "
+            "corrupted input, whatever the clean one"
+        )
+    for name in ("clean", "corrupted"):
+        exist, drawn = sample.population[name], getattr(sample, name).n
+        if exist is not None and drawn > exist:
+            notes[f"repeated_{name}_inputs"] = (
+                f"{drawn:,} {name} inputs were drawn and {exist:,} distinct ones exist; enumerate=True runs "
+                "each once with its exact weight"
+            )
+    if sample.own_rows and sample.protocol == "all" and sample.paired and not sample.reuse_clean:
+        notes["own_rows"] = (
+            f"the task's own {sample.clean.n:,} rows were taken in order, so a certificate rests on half as "
+            "many independent pairs; other counts draw fresh inputs"
+        )
+    return notes

@@ -1,0 +1,89 @@
+"""Statistics of an enumerated population: every distinct pair with its probability, nothing estimated."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import stats as scipy_stats
+
+from assay.stats import AnchorComparison, Summary
+from assay.stats.summary import PERCENTILES
+
+
+_ROUNDING = 1e-12  # probabilities that are sums of many shares
+
+
+def exact_quantiles(
+    values: Float64[np.ndarray, "..."], weights: Float64[np.ndarray, "..."], shares: Sequence[float]
+) -> Float64[np.ndarray, " q"]:
+    """x_p = inf{t : F(t) >= p} of a discrete distribution.
+
+    Example:
+        >>> exact_quantiles(np.array([3.0, 1.0, 2.0]), np.array([0.25, 0.25, 0.5]), [0.25, 0.3, 1.0])
+        array([1., 2., 3.])
+    """
+    order = np.argsort(values, axis=None)
+    below = np.cumsum(weights.ravel()[order])
+    places = np.searchsorted(below, np.asarray(shares) - _ROUNDING)
+    return np.asarray(values.ravel()[order][np.minimum(places, values.size - 1)])
+
+
+def exact_summary(
+    values: Float64[np.ndarray, "..."],
+    weights: Float64[np.ndarray, "..."],
+    *,
+    thresholds: Sequence[float] = (),
+) -> Summary:
+    """The rows of `assay.stats.summarize` for a population: exact percentiles, no standard error.
+
+    Args:
+        values: One per distinct pair.
+        weights: Their probabilities, which sum to 1.
+        thresholds: Probabilities of values strictly above these.
+    """
+    lowest, highest = float(values.min()), float(values.max())
+    mean = lowest if lowest == highest else float((weights * values).sum())
+    std = math.sqrt(float((weights * (values - mean) ** 2).sum()))
+    quantiles = exact_quantiles(values, weights, list(PERCENTILES.values()))
+    ranked = {
+        "min": lowest,
+        **{key: float(value) for key, value in zip(PERCENTILES, quantiles, strict=True)},
+        "max": highest,
+    }
+    return Summary(
+        absolute={"count": values.size, "mean": mean, "std": std, **ranked},
+        z={key: (value - mean) / std if std > 0 else math.nan for key, value in ranked.items()},
+        standard_error=0.0,
+        exceedance={
+            float(threshold): float(weights[values > threshold].sum())
+            for threshold in dict.fromkeys(thresholds)
+        },
+        warnings=() if std > 0 else ("no_spread",),
+    )
+
+
+def exact_comparison(
+    values: Float64[np.ndarray, "..."],
+    anchor: Float64[np.ndarray, "..."],
+    weights: Float64[np.ndarray, "..."],
+) -> AnchorComparison:
+    """`assay.stats.compare_with_anchor` for a population."""
+    reference = float((weights * anchor).sum())
+    ranks = [_ranks(each.ravel(), weights.ravel()) for each in (values, anchor)]
+    covariance = np.cov(np.stack(ranks), aweights=weights.ravel(), ddof=0)
+    spread = math.sqrt(float(covariance[0, 0] * covariance[1, 1]))
+    return AnchorComparison(
+        ratio_of_means=float((weights * values).sum()) / reference if reference else math.nan,
+        share_above=float(weights[values > anchor].sum()),
+        spearman=float(covariance[0, 1]) / spread if spread > _ROUNDING else math.nan,
+    )
+
+
+def _ranks(
+    values: Float64[np.ndarray, " n"], weights: Float64[np.ndarray, " n"]
+) -> Float64[np.ndarray, " n"]:
+    """Mid-ranks as probabilities: F(t-) + P(t) / 2."""
+    dense = scipy_stats.rankdata(values, method="dense").astype(np.int64) - 1
+    mass = np.bincount(dense, weights=weights)
+    return np.asarray((np.cumsum(mass) - mass / 2)[dense])

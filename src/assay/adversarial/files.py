@@ -1,0 +1,174 @@
+"""Worst-case results on disk: one safetensors file of arrays, one JSON document beside it, hashes in both."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from assay.adversarial.inputs import PairSample, PromptSet
+from assay.adversarial.result import WorstCase
+from assay.circuits import Circuit, write_atomically
+from assay.errors import FileFormatError, GraphMismatchError, InputError
+from assay.measurement import canonical_json
+from assay.models import Model
+
+
+FORMAT = 1
+_SIDES = ("clean", "corrupted")
+_IDS = ("tokens", "lengths", "positions", "answers", "wrong")
+
+
+def save_result(result: WorstCase, path: Path) -> Path:
+    """Write both files; each appears only once it is complete, the document last."""
+    if path.suffix != ".safetensors":
+        raise InputError(f"a worst-case result is saved as NAME.safetensors; got {path.name!r}")
+    sample = result.sample
+    arrays: dict[str, Tensor] = {
+        "divergence": torch.from_numpy(_narrow(result.divergence)),
+        "empty": torch.from_numpy(_narrow(result.empty)),
+        "argmax_differs": torch.from_numpy(result.argmax_differs.astype(np.uint8)),
+    }
+    if sample.pairs is not None:
+        arrays["pairs"] = torch.from_numpy(sample.pairs)
+    if sample.weights is not None:
+        arrays["weights"] = torch.from_numpy(sample.weights)
+    inputs = {}
+    for name in _SIDES:
+        side: PromptSet = getattr(sample, name)
+        arrays |= {f"{name}.{key}": value for key in _IDS if (value := getattr(side, key)) is not None}
+        # A list, since the text of the record sorts keys and fields have an order.
+        inputs[name] = {"texts": side.texts, "fields": list(side.fields.items())}
+    content = save({key: value.contiguous() for key, value in arrays.items()})
+    record = {
+        "format": FORMAT,
+        "kind": "worst_case",
+        "arrays": path.name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "document": result.to_dict(),
+        "sample": {
+            **sample.describe(),
+            "heatmap_fields": sample.heatmap_fields,
+        },
+        "thresholds": result.thresholds,
+        "notes": dict(result.notes),
+        "inputs": inputs,
+    }
+    text = canonical_json(record)
+    whole = {"record_sha256": hashlib.sha256(text.encode()).hexdigest(), **json.loads(text)}
+    write_atomically(path, content)
+    write_atomically(path.with_suffix(".json"), json.dumps(whole, indent=1, ensure_ascii=False).encode())
+    return path
+
+
+def load_result(path: Path, *, model: Model | None, circuit: Circuit | None) -> WorstCase:
+    """Read both files and verify them against each other."""
+    if (model is None) != (circuit is None):
+        raise InputError("give both model and circuit to run pairs again, or neither")
+    record = _read_record(path.with_suffix(".json"))
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != record["sha256"]:
+        raise FileFormatError(
+            f"{path} is not what its document describes (hash mismatch): one of the two was changed or "
+            "truncated; restore them or run again"
+        )
+    try:
+        arrays = load(content)
+    except SafetensorError as error:
+        raise FileFormatError(f"{path} is not a readable safetensors file ({error})") from error
+    document = record["document"]
+    sample = _sample(record, arrays)
+    if sample.data_hash != record["sample"]["data_hash"]:
+        raise FileFormatError(f"{path}: the inputs have another hash than the document says; run again")
+    rerun = None
+    if model is not None and circuit is not None:
+        _check_origin(document, model, circuit)
+        from assay.adversarial.sanity import make_rerun
+
+        rerun = make_rerun(model, circuit, sample, document["divergence"])
+    names = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
+    return WorstCase(
+        divergence=arrays["divergence"].double().numpy(),
+        empty=arrays["empty"].double().numpy(),
+        argmax_differs=arrays["argmax_differs"].bool().numpy(),
+        sample=sample,
+        facts={name: document[name] for name in names},
+        thresholds=tuple(record["thresholds"]),
+        notes=record["notes"],
+        seconds=document["seconds"],
+        rerun=rerun,
+        document=document,
+        search=document["search"],
+        outside=document["outside"],
+        explanation=document["explanation"],
+    )
+
+
+def _narrow(values: np.ndarray) -> np.ndarray:
+    """float32 where that loses nothing, as for every result of a model in float32 or less."""
+    narrow = values.astype(np.float32)
+    return narrow if (narrow == values).all() else values
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        given = record.pop("record_sha256")
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}, the document of a result: {error.strerror}") from error
+    except (ValueError, KeyError, AttributeError) as error:
+        raise FileFormatError(f"{path} is not the document of a worst-case result: {error!r}") from error
+    if hashlib.sha256(canonical_json(record).encode()).hexdigest() != given:
+        raise FileFormatError(f"{path} was changed after it was written (hash mismatch); restore it")
+    if record["format"] > FORMAT:
+        raise FileFormatError(
+            f"{path} has format {record['format']}, this version reads up to {FORMAT}; update assay"
+        )
+    return record
+
+
+def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
+    facts = record["sample"]
+    sides = {}
+    for name in _SIDES:
+        inputs = record["inputs"][name]
+        sides[name] = PromptSet(
+            **{key: arrays.get(f"{name}.{key}") for key in _IDS},  # type: ignore[arg-type]
+            texts=None if inputs["texts"] is None else tuple(inputs["texts"]),
+            fields=dict(inputs["fields"]),
+        )
+    return PairSample(
+        protocol=facts["protocol"],
+        clean=sides["clean"],
+        corrupted=sides["corrupted"],
+        pairs=arrays["pairs"].numpy() if "pairs" in arrays else None,
+        weights=arrays["weights"].numpy() if "weights" in arrays else None,
+        heatmap_fields=tuple((first, second) for first, second in facts["heatmap_fields"]),
+        **{
+            name: facts[name]
+            for name in (
+                *("independent", "paired", "reuse_clean", "own_rows"),
+                *("population", "seed", "streams", "task"),
+            )
+        },
+    )
+
+
+def _check_origin(document: dict[str, Any], model: Model, circuit: Circuit) -> None:
+    for what, stored, given in (
+        ("model", document["model"]["weight_hash"], model.weight_hash),
+        ("circuit", document["circuit"]["hash"], circuit.hash),
+    ):
+        if stored != given:
+            raise GraphMismatchError(
+                f"the result belongs to the {what} {stored}, and {given} was given; give the {what} it was "
+                "made with"
+            )
