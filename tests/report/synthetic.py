@@ -2,11 +2,14 @@
 
 import copy
 import functools
+import re
 from typing import Any
 
 import numpy as np
 
+from assay import stats
 from assay.graph import Graph, build_graph
+from assay.measurement import plain
 
 
 def synthetic_document(**shape: Any) -> dict[str, Any]:
@@ -281,3 +284,208 @@ def _measurement(
         },
         "warnings": [],
     }
+
+
+# ------------------------------------------------------------------------------------------- the worst case
+
+
+def synthetic_worst_case(protocol: str = "all", n: int = 160) -> dict[str, Any]:
+    """A document like that of `WorstCase.to_dict`: invented divergences, described by the real statistics."""
+    return copy.deepcopy(_made_worst_case(protocol, n))
+
+
+NAMES = ("Mary", "John", "Peter", "Alice", "Emma", "Frank")
+PLACES = ("garden", "hospital", "office", "restaurant", "school", "store", "station", "park")
+OBJECTS = ("ring", "kiss", "bone", "basketball", "computer", "necklace", "drink", "snack")
+
+
+@functools.cache
+def _made_worst_case(protocol: str, n: int) -> dict[str, Any]:
+    rng = np.random.default_rng(11)
+    sides = {
+        side: {
+            "place": rng.choice(PLACES, n),
+            "object": rng.choice(OBJECTS, n),
+            "names": np.array([rng.permutation(NAMES)[:3] for _ in range(n)]),
+        }
+        for side in ("clean", "corrupted")
+    }
+    bad = 3.0 * np.isin(sides["clean"]["object"], ["ring", "kiss"]) * rng.gamma(3.0, 0.4, n)
+    shape = (n, n) if protocol == "all" else (n * 20,)
+    if protocol == "all":
+        values = rng.gamma(1.0, 0.5, shape) + bad[:, None] + rng.gamma(1.5, 0.3, (1, n))
+        anchor = rng.gamma(6.0, 0.9, shape) + bad[:, None]
+    else:
+        values, anchor = rng.gamma(1.0, 0.7, shape), rng.gamma(6.0, 0.9, shape)
+    end = float(max(values.max(), anchor.max()))
+    drawn, anchor_drawn = stats.histogram(values, maximum=end), stats.histogram(anchor, maximum=end)
+    summary = stats.summarize(values, thresholds=(1.0, 5.0))
+    methods = ("ustat", "published") if protocol == "all" else ("order-statistic",)
+    certificates = [
+        stats.certificate(values, p, method=method).to_dict()
+        for p in (0.95, 0.99, 0.999)
+        for method in methods
+    ]
+    compared = stats.compare_with_anchor(values, anchor)
+    record: dict[str, Any] = {
+        "schema": "assay-worst-case/1",
+        "kind": "worst_case",
+        "id": "4f2a9c1be07d5533",
+        "enumerated": False,
+        "reuse_clean": False,
+        "protocol": protocol,
+        "independent": True,
+        "n_clean": n,
+        "n_corrupted": n,
+        "n_pairs": values.size,
+        "n_distinct_clean": n - 3,
+        "n_distinct_corrupted": n,
+        "population": {"clean": 620_928, "corrupted": None},
+        "model": {"id": "mini", "family": "gpt2", "weight_hash": "9b1f22c4d0a1b2c3"},
+        "task": {"name": "ioi", "data_hash": "51aa7702f3d4c5b6"},
+        "circuit": {"hash": "c0ffee1234567890", "name": "ioi-mini", "n_edges": 149, "n_graph_edges": 1281},
+        "ablation": "resample",
+        "divergence": "kl",
+        "unit": "nats",
+        "seed": 0,
+        "summary": {
+            "absolute": dict(summary.absolute),
+            "z": dict(summary.z),
+            "argmax_differs": 0.031,
+            "above": [{"threshold": at, "share": share} for at, share in summary.exceedance.items()],
+            "mean_standard_error": summary.standard_error,
+        },
+        "anchor": {"absolute": dict(stats.summarize(anchor).absolute), **vars(compared)},
+        "histogram": {
+            "edges": drawn.edges.tolist(),
+            "counts": drawn.counts.tolist(),
+            "anchor_counts": anchor_drawn.counts.tolist(),
+        },
+        "certificates": certificates,
+        "maximum_exceedance": stats.maximum_exceedance(n),
+        "worst": [],
+        "worst_clean": [],
+        "worst_corrupted": [],
+        "fields": {"tests": [], "heatmaps": []},
+        "search": None,
+        "outside": None,
+        "explanation": None,
+        "warnings": [
+            {"name": "few_tail_points", "message": "p99.99 of this many pairs rests on less than one value."}
+        ],
+        "seconds": 12.5,
+        "provenance": {"id": "4f2a9c1be07d5533", "library": "assay 0.1.0", "record": {"seed": 0}},
+    }
+    if protocol != "all":
+        return dict(plain(record))
+    top = stats.top_indices(values, 14)
+    for rank, at in enumerate(top.tolist(), start=1):
+        i, j = divmod(at, n)
+        clean, corrupted = _tokens(sides["clean"], i), _tokens(sides["corrupted"], j)
+        differs = [a != b for a, b in zip(clean, corrupted, strict=True)]
+        answer, other = (
+            str(name) for name in (sides["clean"]["names"][i][0], sides["corrupted"]["names"][j][0])
+        )
+        record["worst"].append(
+            {
+                "rank": rank,
+                "clean_index": i,
+                "corrupted_index": j,
+                "multiplicity": 2 if rank == 2 else 1,
+                "divergence": float(values[i, j]),
+                "empty": float(anchor[i, j]),
+                "clean": {"text": "".join(clean), "tokens": clean, "fields": {}},
+                "corrupted": {"text": "".join(corrupted), "tokens": corrupted, "fields": {}},
+                "differs": differs,
+                "answer": {
+                    "text": f" {answer}",
+                    "id": 5,
+                    "rank": {"model": 1, "circuit": 2, "corrupted": 40},
+                    "logit": {"model": 17.2, "circuit": 12.1, "corrupted": 3.3},
+                },
+                "top": {
+                    name: [
+                        {
+                            "token": token,
+                            "id": len(token) * 100 + ord(token[-1]),
+                            "logit": 17.2 - 2.1 * place - shift,
+                        }
+                        for place, token in enumerate(tokens)
+                    ]
+                    for name, tokens, shift in (
+                        ("model", [f" {answer}", " the", " him"], 0.0),
+                        ("circuit", [f" {other}", f" {answer}", "\n"], 1.3),
+                        ("corrupted", [f" {other}", " the", " her"], 0.4),
+                    )
+                },
+            }
+        )
+    for side, axis in (("clean", 1), ("corrupted", 0)):
+        means, maxima = values.mean(axis=axis), values.max(axis=axis)
+        record[f"worst_{side}"] = [
+            {
+                "index": int(at),
+                "text": "".join(_tokens(sides[side], int(at))),
+                "mean": float(means[at]),
+                "max": float(maxima[at]),
+            }
+            for at in np.argsort(-means)[:5]
+        ]
+    record["fields"] = _fields(values, sides)
+    return dict(plain(record))
+
+
+def _tokens(side: dict[str, Any], at: int) -> list[str]:
+    first, second, _ = side["names"][at]
+    words = (
+        f"Then, {first} and {second} went to the {side['place'][at]}. {second} gave a {side['object'][at]} to"
+    )
+    return re.findall(r" ?\w+|[^\w\s]", words)
+
+
+def _fields(values: np.ndarray, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    exceeds = values > np.quantile(values, 0.99)
+    labels = {
+        ("corrupted." if side == "corrupted" else "") + name: found[name].reshape(
+            (-1, 1) if side == "clean" else (1, -1)
+        )
+        for side, found in sides.items()
+        for name in ("place", "object")
+    }
+    tests = []
+    for field, bears in labels.items():
+        found, table = stats.cell_tests(exceeds, bears), stats.cell_table(values, bears)
+        tests += [
+            {
+                "field": field,
+                "value": value,
+                "n_inputs": found.n_inputs[at, 0],
+                "n_pairs": found.n[at, 0],
+                "mean": table.mean[at, 0],
+                "exceed": found.exceed[at, 0],
+                "pooled": found.pooled,
+                "p_value": found.p_value[at, 0],
+                "q_value": found.q_value[at, 0],
+                "significant": found.significant()[at, 0],
+            }
+            for at, value in enumerate(found.rows)
+        ]
+    tests.sort(key=lambda each: (each["p_value"], -each["exceed"]))
+    heatmaps = []
+    for first, second in (("place", "object"), ("object", "corrupted.object")):
+        found = stats.cell_tests(exceeds, labels[first], labels[second])
+        table = stats.cell_table(values, labels[first], labels[second], quantiles=(1.0, 0.999, 0.9999))
+        heatmaps.append(
+            {
+                "rows_field": first,
+                "columns_field": second,
+                "rows": found.rows,
+                "columns": found.columns,
+                "n": found.n,
+                "n_inputs": found.n_inputs,
+                **dict(zip(("max", "p99.9", "p99.99"), table.quantiles, strict=True)),
+                "q_value": found.q_value,
+                "significant": found.significant(),
+            }
+        )
+    return {"tests": tests, "heatmaps": heatmaps}

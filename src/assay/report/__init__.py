@@ -1,8 +1,10 @@
 """Reports: pictures and one self-contained page, made from stored results only."""
 
+from assay.report.adversarial import save_histogram
 from assay.report.html import save_report
 from assay.report.layout import document_graph
+from assay.report.tail_words import tail_verdict
 from assay.report.words import verdict
 
 
-__all__ = ["document_graph", "save_report", "verdict"]
+__all__ = ["document_graph", "save_histogram", "save_report", "tail_verdict", "verdict"]

@@ -221,7 +221,7 @@ def head_data(document: Document) -> MatrixData:
 
 def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
     """Draw the faithfulness curve on a logarithmic axis of circuit size."""
-    ax = _axes(ax, 6.6, 4.0)
+    ax = axes_of(ax, 6.6, 4.0)
     x = np.array(data.fractions)
     total = data.n_edges[-1] / data.fractions[-1]
     ax.set_xscale("log")
@@ -276,7 +276,7 @@ def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
 
 def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
     """Draw top-K agreement: a point with its interval per K, random circuits and chance beside it."""
-    ax = _axes(ax, 6.6, 0.95 + 0.42 * len(data.k))
+    ax = axes_of(ax, 6.6, 0.95 + 0.42 * len(data.k))
     rows = np.arange(len(data.k))
     for row, value in zip(rows, data.values, strict=True):
         ax.plot([0, 1], [row, row], color=RULE, linewidth=0.8, zorder=0)
@@ -315,7 +315,7 @@ def plot_matrix(data: MatrixData, ax: Axes | None = None, *, percent: bool = Fal
     """
     n_rows, n_columns = data.values.shape
     cell = 0.52 if max(n_rows, n_columns) <= 14 else 0.3
-    ax = _axes(ax, 0.9 + cell * n_columns, 0.75 + cell * 0.72 * n_rows)
+    ax = axes_of(ax, 0.9 + cell * n_columns, 0.75 + cell * 0.72 * n_rows)
     largest = np.nanmax(np.abs(data.values)) if np.isfinite(data.values).any() else 0.0
     printed = max(n_rows, n_columns) <= 14
     exponent = 0 if percent or not 0 < largest < 0.1 else math.floor(math.log10(largest))
@@ -401,7 +401,8 @@ def to_svg(ax: Axes, *, label: str, key: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", text).strip()
 
 
-def _axes(ax: Axes | None, width: float, height: float) -> Axes:
+def axes_of(ax: Axes | None, width: float, height: float) -> Axes:
+    """The axes given, or new ones of this size in inches, in the style of the report."""
     if ax is None:
         ax = Figure(figsize=(width, height), layout="constrained").subplots()
         assert isinstance(ax, Axes)

@@ -13,7 +13,8 @@ import jinja2
 from assay.circuits import write_atomically
 from assay.errors import InputError, OutputError
 from assay.measurement import Measurement, plain
-from assay.report import figures, words
+from assay.report import figures, tail_words, words
+from assay.report.adversarial import HasRecord, is_worst_case, worst_case_view
 from assay.report.layout import circuit_layout
 
 
@@ -47,16 +48,16 @@ class HasDocument(Protocol):
         """The audit document."""
 
 
-Reportable = HasDocument | Document | Measurement | Sequence[Measurement]
+Reportable = HasDocument | HasRecord | Document | Measurement | Sequence[Measurement]
 
 
 def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
-    """Write one self-contained HTML page about audits, measurements or both.
+    """Write one self-contained HTML page about audits, worst cases, measurements, or several of them.
 
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
-        results: What `assay.audit` returned, or the documents that it stored; a `Measurement` or a list of
-            them, which make a table.
+        results: What `assay.audit` or `assay.worst_case` returned, or the documents that they stored; a
+            `Measurement` or a list of them, which make a table.
 
     Returns:
         The path written.
@@ -92,7 +93,10 @@ def render(*results: Reportable) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=words.number, percent=words.percent, interval=lambda pair: words.interval(*pair)
+        number=words.number,
+        percent=words.percent,
+        interval=lambda pair: words.interval(*pair),
+        field_name=tail_words.field_name,
     )
     loader = environment.loader
     assert loader is not None
@@ -105,9 +109,9 @@ def render(*results: Reportable) -> str:
     return re.sub(r"\n\s*\n+", "\n", page)
 
 
-def _grouped(results: Sequence[Reportable]) -> list[HasDocument | Document | list[Measurement]]:
+def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Document | list[Measurement]]:
     """Measurements given one after another share a table."""
-    groups: list[HasDocument | Document | list[Measurement]] = []
+    groups: list[HasDocument | HasRecord | Document | list[Measurement]] = []
     for result in results:
         if not isinstance(result, Measurement | Sequence):
             groups.append(result)
@@ -127,15 +131,16 @@ def _grouped(results: Sequence[Reportable]) -> list[HasDocument | Document | lis
 
 def _refused(result: object) -> InputError:
     return InputError(
-        "a report is made from audits, their documents, measurements and lists of measurements; got "
-        f"{type(result).__name__}, which is none of these"
+        "a report is made from audits, worst cases, their documents, measurements and lists of measurements; "
+        f"got {type(result).__name__}, which is none of these"
     )
 
 
-def _view(result: HasDocument | Document | list[Measurement], key: str) -> dict[str, Any]:
-    return (
-        _measurements_view(result, key) if isinstance(result, list) else _audit_view(_document(result), key)
-    )
+def _view(result: HasDocument | HasRecord | Document | list[Measurement], key: str) -> dict[str, Any]:
+    if isinstance(result, list):
+        return _measurements_view(result, key)
+    document = _document(result)
+    return worst_case_view(document, key) if is_worst_case(document) else _audit_view(document, key)
 
 
 def _measurements_view(found: list[Measurement], key: str) -> dict[str, Any]:
@@ -166,10 +171,16 @@ def _measurements_view(found: list[Measurement], key: str) -> dict[str, Any]:
     }
 
 
-def _document(result: HasDocument | Document) -> Document:
-    document = result.document if isinstance(result, HasDocument) else result
+def _document(result: HasDocument | HasRecord | Document) -> Document:
+    document: object = result
+    if isinstance(result, HasDocument):
+        document = result.document
+    elif isinstance(result, HasRecord):
+        document = result.to_dict()
     if not isinstance(document, Mapping):
         raise _refused(result)
+    if is_worst_case(document):
+        return document
     if document.get("schema") != SCHEMA:
         raise InputError(
             f"this document has schema {document.get('schema')!r}; this version reads {SCHEMA!r}: "

@@ -1,0 +1,217 @@
+"""The picture of a worst case: the distribution of divergences, its percentiles, their certified bounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from assay.report.figures import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
+
+
+MARKED = ("p50", "p95", "p99", "p99.9", "p99.99", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkData:
+    """A percentile of the sample and what is certified about that of the distribution.
+
+    Attributes:
+        name: `p99`, `max`, ...
+        value: Sample percentile; the empty circuit's is `anchor`.
+        bound: Certified upper bound, or None.
+        confidence: Of the bound; None without one.
+        n_needed: Independent values that a bound takes where there is none for lack of them, else None.
+    """
+
+    name: str
+    value: float
+    anchor: float | None
+    bound: float | None
+    confidence: float | None
+    n_needed: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailData:
+    """A histogram of divergences with the empty circuit's behind it.
+
+    Attributes:
+        edges: Bin edges, ascending, one more than bins.
+        counts, anchor_counts: Pairs per bin, of the circuit and of the empty circuit.
+        marks: Percentiles, ascending.
+        unit: Of the divergence.
+        n: Pairs.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    anchor_counts: tuple[int, ...]
+    marks: tuple[MarkData, ...]
+    unit: str
+    n: int
+
+
+def sound_certificate(document: Mapping[str, Any], percentile: float) -> Mapping[str, Any] | None:
+    """The first certificate of a percentile that holds for every distribution; one with a bound if any."""
+    found = [
+        each
+        for each in document["certificates"]
+        if each["rigorous"] and abs(each["percentile"] - percentile) < 1e-12
+    ]
+    return next((each for each in found if each["bound"] is not None), found[0] if found else None)
+
+
+def tail_data(document: Mapping[str, Any]) -> TailData:
+    """What the document of a worst case draws."""
+    absolute, anchor = document["summary"]["absolute"], (document.get("anchor") or {}).get("absolute") or {}
+    marks = []
+    for name in MARKED:
+        if absolute.get(name) is None:
+            continue
+        made = None if name == "max" else sound_certificate(document, float(name[1:]) / 100)
+        made = made or {}
+        marks.append(
+            MarkData(
+                name=name,
+                value=float(absolute[name]),
+                anchor=anchor.get(name),
+                bound=made.get("bound"),
+                confidence=made.get("confidence"),
+                n_needed=made.get("n_needed") if made.get("bound") is None else None,
+            )
+        )
+    drawn = document["histogram"]
+    return TailData(
+        edges=tuple(map(float, drawn["edges"])),
+        counts=tuple(map(int, drawn["counts"])),
+        anchor_counts=tuple(map(int, drawn.get("anchor_counts") or ())),
+        marks=tuple(marks),
+        unit=str(document.get("unit") or ""),
+        n=int(document["n_pairs"]),
+    )
+
+
+def plot_histogram(data: TailData, ax: Axes | None = None) -> Axes:
+    """Draw both histograms, pairs on a logarithmic axis: the tail is where the news is."""
+    ax = axes_of(ax, 7.6, 3.0)
+    edges = np.array(data.edges)
+    if edges[-1] == edges[0]:  # all divergences are 0: one bin of no width
+        edges = np.array([0.0, 1.0])
+    ax.set_yscale("log")
+    if data.anchor_counts:
+        ax.stairs(_shown(data.anchor_counts), edges, baseline=0.5, fill=True, color=MUTED, alpha=0.22)
+        ax.stairs(_shown(data.anchor_counts), edges, baseline=0.5, color=MUTED, linewidth=0.9)
+    ax.stairs(_shown(data.counts), edges, baseline=0.5, fill=True, color=SUPPORTS, alpha=0.28)
+    ax.stairs(_shown(data.counts), edges, baseline=0.5, color=SUPPORTS, linewidth=1.4)
+    ax.set_ylim(0.5, 2.5 * max(*data.counts, *data.anchor_counts, 1))
+    ax.set_xlim(0, edges[-1] * 1.02)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel(f"divergence of circuit from model, {data.unit}")
+    ax.set_ylabel("pairs per bin")
+    return ax
+
+
+def plot_percentiles(data: TailData, ax: Axes | None = None) -> Axes:
+    """Draw a row per percentile: the sample's, a line up to its certified bound, the empty circuit's."""
+    ax = axes_of(ax, 7.6, 0.3 + 0.28 * len(data.marks))
+    rows = np.arange(len(data.marks))
+    end = (data.edges[-1] or 1.0) * 1.02
+    names = {"circuit": "o", "bound": "|", "empty": "s"}
+    for row, mark in zip(rows, data.marks, strict=True):
+        ax.plot([0, end], [row, row], color=RULE, linewidth=0.6, zorder=0)
+        if mark.anchor is not None:
+            ax.plot(
+                mark.anchor,
+                row,
+                "s",
+                color=MUTED,
+                markersize=4,
+                markerfacecolor="none",
+                clip_on=False,
+                label=names.pop("empty", None) and "empty circuit",
+            )
+        if mark.bound is not None:
+            ax.plot([mark.value, mark.bound], [row, row], color=OPPOSES, linewidth=2, solid_capstyle="butt")
+            ax.plot(
+                mark.bound,
+                row,
+                "|",
+                color=OPPOSES,
+                markersize=10,
+                markeredgewidth=2,
+                clip_on=False,
+                label=names.pop("bound", None) and "certified: at most here",
+            )
+        ax.plot(
+            mark.value,
+            row,
+            "o",
+            color=SUPPORTS,
+            markersize=5,
+            clip_on=False,
+            zorder=4,
+            label=names.pop("circuit", None) and "circuit, this sample",
+        )
+        if mark.n_needed is not None:
+            # Where there is most room: left of the sample's percentile, or right of the empty circuit's.
+            last = max(mark.value, mark.anchor or 0.0)
+            left = mark.value > end - last
+            ax.annotate(
+                f"no bound: takes {mark.n_needed:,} independent inputs",
+                (mark.value if left else last, row),
+                xytext=(-8 if left else 8, 0),
+                textcoords="offset points",
+                ha="right" if left else "left",
+                va="center",
+                color=MUTED,
+                fontsize=7.5,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.0},
+            )
+    ax.set_yticks(rows, [_label(mark.name) for mark in data.marks])
+    ax.set_ylim(len(data.marks) - 0.5, -0.6)
+    ax.set_xlim(0, end)
+    ax.tick_params(left=False)
+    ax.spines["left"].set_visible(False)
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(
+        handles,
+        labels,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=3,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=MUTED,
+        handletextpad=0.2,
+        borderaxespad=0.1,
+    )
+    return ax
+
+
+def draw_tail(data: TailData) -> Axes:
+    """Percentiles above, histogram below, one axis of divergence; the axes of the histogram."""
+    height = 0.55 + 0.27 * len(data.marks)
+    figure = Figure(figsize=(7.6, height + 2.9), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[height, 2.9])
+    plot_histogram(data, below)
+    plot_percentiles(data, above)
+    for ax in (above, below):
+        ax.set_facecolor("none")
+    above.tick_params(labelbottom=False, bottom=False)
+    above.spines["bottom"].set_visible(False)
+    assert isinstance(below, Axes)
+    return below
+
+
+def _shown(counts: tuple[int, ...]) -> np.ndarray:
+    """Counts for a logarithmic axis: a bin with one pair stands out from an empty one."""
+    return np.where(np.array(counts) > 0, np.array(counts, dtype=float), np.nan)
+
+
+def _label(name: str) -> str:
+    return {"p50": "median", "max": "worst"}.get(name, f"percentile {name[1:]}")
