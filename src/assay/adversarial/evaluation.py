@@ -153,7 +153,9 @@ class PairEvaluator:
         clean = self._prepared(group, group.clean, clean_rows)
         corrupted = self._prepared(group, group.corrupted, corrupted_rows)
         for block in self._blocks(group, *shape):
-            values = self._block(group, clean.rows(block[0]), corrupted.rows(block[1]), clean_rows[block[0]])
+            values = self._block(
+                group, clean.rows(block[0]), corrupted.rows(block[1]), clean_rows[block[0].numpy()]
+            )
             for into, value in zip(found, values, strict=True):
                 into[np.ix_(*(part.numpy() for part in block))] = value
         full = np.ix_(back_clean, back_corrupted)
