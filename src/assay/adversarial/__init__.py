@@ -4,6 +4,7 @@ from assay.adversarial.attack import run_sample, worst_case
 from assay.adversarial.divergence import DIVERGENCES
 from assay.adversarial.explain import ExplainedEdge, Explanation, explain
 from assay.adversarial.inputs import DistinctInputs, PairSample, PromptSet
+from assay.adversarial.repair import Repair, repair
 from assay.adversarial.result import WorstCase
 from assay.adversarial.sampling import PROTOCOLS, sample_pairs
 
@@ -16,8 +17,10 @@ __all__ = [
     "Explanation",
     "PairSample",
     "PromptSet",
+    "Repair",
     "WorstCase",
     "explain",
+    "repair",
     "run_sample",
     "sample_pairs",
     "worst_case",

@@ -1,6 +1,7 @@
 """Edge-level circuit discovery."""
 
 from assay.discovery import attribution, patching  # noqa: F401 - registers the methods
+from assay.discovery.masks import HardConcrete, LearnedMask, MaskSettings, learn_mask
 from assay.discovery.method import METHODS, BatchScores, EdgeMethod, Settings, completeness_gap, discover
 from assay.discovery.quadrature import Node, quadrature_nodes
 
@@ -9,9 +10,13 @@ __all__ = [
     "METHODS",
     "BatchScores",
     "EdgeMethod",
+    "HardConcrete",
+    "LearnedMask",
+    "MaskSettings",
     "Node",
     "Settings",
     "completeness_gap",
     "discover",
+    "learn_mask",
     "quadrature_nodes",
 ]

@@ -6,6 +6,7 @@ from assay.execution.pairs import PairRunner, PreparedInputs
 from assay.execution.plan import Plan, compile_plan
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
+from assay.execution.soft import SoftPairs, SoftRunner
 
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "Plan",
     "Prepared",
     "PreparedInputs",
+    "SoftPairs",
+    "SoftRunner",
     "compile_plan",
     "get_ablation",
     "run_circuit",

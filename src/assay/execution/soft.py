@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.errors import InputError, ShapeError
+from assay.execution.runner import rotate
 from assay.models import Block, Model, Trace
 
 
@@ -255,10 +256,7 @@ class _Walk:
         cos, sin = (table.expand(len(self.pairs), -1, -1)[:, None].to(x.dtype) for table in tables)
         if at_read:
             cos, sin = (table[self.index, :, self.pairs.read][:, :, None] for table in (cos, sin))
-        width = cos.shape[-1]
-        turned, passed = x[..., :width], x[..., width:]
-        low, high = turned.chunk(2, -1)
-        return torch.cat([turned * cos + torch.cat([-high, low], -1) * sin, passed], -1)
+        return rotate(x, cos, sin)
 
     def allowed(self, block: Block, *, at_read: bool) -> Tensor:
         """True where a query may attend: causal, inside the sliding window if the block has one."""
