@@ -1,8 +1,8 @@
 """The docstring task: an argument name copied from a function's signature into its documentation."""
 
 import itertools
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -116,6 +116,25 @@ class Docstring(Grammar):
             changed["doc_words"] = _moved_words(values["doc_words"], rng)
         return changed
 
+    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
+        return (*_shown_names(values), *_shown_words(values))
+
+    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
+        names, words = _shown_names(values), _shown_words(values)
+        if slot in names:
+            shown = set(names.values())
+            for name in self.arg_names:
+                if name not in shown:
+                    yield _exchanged(values, names[slot], name)
+        elif slot in words:
+            place = words[slot]
+            taken = set(values[place.kind] if place.argument is None else values[place.kind][place.argument])
+            if self.corruption.startswith("vary_length"):  # words have moved; any two may be of one pair
+                taken.update(*values["doc_words"])
+            yield from (_reworded(values, place, word) for word in self.words if word not in taken)
+        else:
+            yield from super().variants(values, slot, corrupted=corrupted)
+
     def render(self, values: Values) -> Prompt:
         p1, p2, a, b, c, s = values["def"]
         (doc1, doc2), (words1, words2) = values["doc"], values["doc_words"]
@@ -176,6 +195,56 @@ _DOCSTRING_CORRUPTIONS = {
     "vary_length": ("M", "M"),
     "vary_length_random_doc": ("M", "U"),
 }
+
+
+class _WordPlace(NamedTuple):
+    """Where a description word stands: which list, whose (None: the method's), at which place."""
+
+    kind: str
+    argument: int | None
+    at: int
+
+
+def _shown_names(values: Values) -> dict[str, str]:
+    """The different names that a prompt shows, by the first slot that shows them."""
+    slots = ("method", "P1", "P2", "A_def", "B_def", "C_def", "S", "A_doc", "B_doc")
+    names = (values["method"], *values["def"], *values["doc"])
+    shown: dict[str, str] = {}
+    for slot, name in zip(slots, names, strict=True):
+        if name not in shown.values():
+            shown[slot] = name
+    return shown
+
+
+def _shown_words(values: Values) -> dict[str, _WordPlace]:
+    places = [_WordPlace("method_words", None, index) for index in range(len(values["method_words"]))]
+    for argument, words in enumerate(values["doc_words"]):
+        places += [_WordPlace("doc_words", argument, index) for index in range(len(words))]
+    names = ("method_word", "A_word", "B_word")
+    return {
+        f"{names[0 if place.argument is None else place.argument + 1]}{place.at + 1}": place
+        for place in places
+    }
+
+
+def _exchanged(values: Values, old: str, new: str) -> Values:
+    """Two of the names in each other's places, so that the fifteen names stay different."""
+    partner = {old: new, new: old}
+    changed = dict(values)
+    for group in ("E", "R", "Q", "U", "M", "P", "S", "def", "doc"):
+        changed[group] = [partner.get(name, name) for name in values[group]]
+    changed["method"] = partner.get(values["method"], values["method"])
+    return changed
+
+
+def _reworded(values: Values, place: _WordPlace, word: str) -> Values:
+    if place.argument is None:
+        words = list(values[place.kind])
+        words[place.at] = word
+        return {**values, place.kind: words}
+    both = [list(words) for words in values[place.kind]]
+    both[place.argument][place.at] = word
+    return {**values, place.kind: both}
 
 
 def _moved_words(words: list[list[str]], rng: np.random.Generator) -> list[list[str]]:

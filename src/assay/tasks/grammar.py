@@ -99,6 +99,32 @@ class Grammar(ABC):
         """The corrupted counterpart of each clean prompt, in order."""
         return [self.render(self.corrupted(dict(prompt.values), rng)) for prompt in prompts]
 
+    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
+        """What can be varied about a prompt by itself; none unless the grammar says so.
+
+        Args:
+            values: Fillers of the prompt.
+            corrupted: Whether it is a corrupted prompt.
+        """
+        return ()
+
+    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
+        """The same prompt with every other filler of one slot that the grammar can produce.
+
+        A filler that stands in several places changes in all of them; fillers that the prompt holds elsewhere
+        already, where the grammar keeps them apart, are left out.
+
+        Args:
+            values: Fillers of the prompt.
+            slot: One of `slots(values, corrupted=corrupted)`.
+            corrupted: Whether it is a corrupted prompt: the variants are then corrupted prompts of some
+                clean one, not necessarily the same as before.
+
+        Raises:
+            UnknownNameError: If the prompt has no such slot.
+        """
+        raise unknown_name(f"slot of {self.key}", slot, self.slots(values, corrupted=corrupted))
+
     @property
     def aligned(self) -> bool:
         """Whether position t means the same slot in a clean prompt and in its corrupted one."""

@@ -1,5 +1,6 @@
 """The induction task: a random sequence of token ids and its beginning once more."""
 
+from collections.abc import Iterator
 from typing import final
 
 import numpy as np
@@ -73,6 +74,32 @@ class Induction(Grammar):
         fresh = list(self._sequence(rng))
         fresh[k] = values["distractor"]
         return {**values, "first": tuple(fresh)}
+
+    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
+        first = tuple(f"s_{i + 1}" for i in range(self.length))
+        return first + tuple(f"t_{i + 1}" for i in range(len(values["second"]) - 1) if corrupted)
+
+    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
+        if slot not in self.slots(values, corrupted=corrupted):
+            yield from super().variants(values, slot, corrupted=corrupted)
+            return
+        first, second, k = list(values["first"]), list(values["second"]), len(values["second"]) - 1
+        copy, place = slot.split("_")
+        at = int(place) - 1
+        own = first if copy == "s" else second
+        for token in self.vocabulary.tolist():
+            if token == own[at] or (token in own and not self.repeats):
+                continue
+            changed = [token if i == at else each for i, each in enumerate(own)]
+            if copy == "t":
+                yield {**values, "second": tuple(changed)}
+            elif corrupted:
+                # The wrong answer stands in place k of the first copy, and differs from the right one.
+                if at != k or token != second[k]:
+                    wrong = token if at == k else values["distractor"]
+                    yield {**values, "first": tuple(changed), "distractor": wrong}
+            elif at != k or token != values["distractor"]:
+                yield {**values, "first": tuple(changed), "second": tuple(changed[: k + 1])}
 
     def render(self, values: Values) -> Prompt:
         *shown, answer = values["second"]

@@ -149,6 +149,43 @@ class IndirectObject(Grammar):
             fields={**values, "answer": answer, "wrong_answer": wrong},
         )
 
+    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
+        roles = not corrupted or self.corruption in ("s2_io_flip", "s1_io_flip")
+        scene = tuple(slot for slot in ("place", "object") if values[slot] is not None)
+        orders = ("order",) if roles and len(self.orders) > 1 else ()
+        return (*(("IO", "S") if roles else _NAME_SLOTS), *scene, *orders)
+
+    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
+        if slot not in self.slots(values, corrupted=corrupted):
+            yield from super().variants(values, slot, corrupted=corrupted)
+        elif slot in ("place", "object"):
+            words = self.places if slot == "place" else self.objects
+            yield from ({**values, slot: word} for word in words if word != values[slot])
+        elif slot == "order":
+            other = "BABA" if values["order"] == "ABBA" else "ABBA"
+            yield self._in_roles(values, order=other)
+        elif slot in ("IO", "S"):
+            for name in self._others(values):
+                yield self._in_roles(values, **{slot: name})
+        else:
+            for name in self.names:
+                names = tuple(name if each == slot else values[each] for each in _NAME_SLOTS)
+                if name != values[slot] and self._can_be_corrupted(names):
+                    yield _renamed(values, names)
+
+    def _in_roles(self, values: Values, **changed: str) -> Values:
+        """The same scene with other names in the roles, or with the roles in another order."""
+        given = {**values, **changed}
+        role = {"A": given["IO"], "B": given["S"]}
+        return _renamed(values, tuple(role[letter] for letter in _ORDERS[given["order"]]))
+
+    def _can_be_corrupted(self, names: tuple[str, ...]) -> bool:
+        """Whether some clean prompt can get these three names."""
+        name1, name2, name3 = names
+        if self.corruption == "legacy_flip":
+            return "BABA" in self.orders or name1 != name3 or name2 == name3
+        return len(set(names)) == 3
+
     @property
     def population(self) -> int:
         n = len(self.names)
@@ -327,6 +364,24 @@ class GreaterThan(Grammar):
             fields={**values, "year": values["century"] + values["yy"], "n_valid_answers": 100 - first},
         )
 
+    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
+        return ("noun", "century") if corrupted else ("noun", "century", "yy")
+
+    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
+        if slot not in self.slots(values, corrupted=corrupted):
+            yield from super().variants(values, slot, corrupted=corrupted)
+        elif slot == "noun":
+            yield from ({**values, "noun": noun} for noun in self.nouns if noun != values["noun"])
+        elif corrupted:
+            centuries = dict.fromkeys(century for century, _ in self.years)
+            yield from ({**values, "century": c} for c in centuries if c != values["century"])
+        else:
+            kept = "yy" if slot == "century" else "century"
+            for century, yy in self.years:
+                other = {**values, "century": century, "yy": yy}
+                if other[kept] == values[kept] and other[slot] != values[slot]:
+                    yield other
+
     @property
     def population(self) -> int:
         return len(self.nouns) * len(self.years)
@@ -430,6 +485,20 @@ class SubjectVerbAgreement(Grammar):
             },
         )
 
+    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
+        return ("subject", "number", "other", "prep", *(("number2",) if self.attractor is None else ()))
+
+    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
+        if slot not in self.slots(values, corrupted=corrupted):
+            yield from super().variants(values, slot, corrupted=corrupted)
+        elif slot in ("number", "number2"):
+            # Where the task fixes whether the two agree, both change.
+            flipped = (slot,) if self.attractor is None else ("number", "number2")
+            yield {**values, **{each: 1 - values[each] for each in flipped}}
+        else:
+            fillers: Sequence[Sequence[str] | str] = self.preps if slot == "prep" else self.nouns
+            yield from ({**values, slot: filler} for filler in fillers if filler != values[slot])
+
     @property
     def population(self) -> int:
         return 2 * len(self.nouns) ** 2 * len(self.preps) * (2 if self.attractor is None else 1)
@@ -519,6 +588,17 @@ class GenderedPronoun(Grammar):
             wrong=(self.answers[_OTHER_GENDER[values["gender"]]],),
             fields={name: values[name] for name in ("name", "gender", "template_id")},
         )
+
+    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
+        return ("name",)
+
+    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
+        if slot != "name":
+            yield from super().variants(values, slot, corrupted=corrupted)
+        for gender, names in self.names.items():
+            for name in names:
+                if (gender, name) != (values["gender"], values["name"]):
+                    yield {**values, "gender": gender, "name": name}
 
     @property
     def population(self) -> int:

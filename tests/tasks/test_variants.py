@@ -1,0 +1,185 @@
+"""Variants of a prompt in one slot: all of them, and nothing that the grammar cannot draw."""
+
+from typing import Any
+
+import pytest
+
+from assay.errors import UnknownNameError
+from assay.rng import stream
+from assay.tasks import TASKS, Docstring, Grammar, Induction, Tokens
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "ioi": {
+        "names": ["Mary", "John", "Lisa", "Mark"],
+        "places": ["store", "garden"],
+        "objects": ["ring", "bone"],
+    },
+    "greater-than": {"nouns": ["plan", "study"], "centuries": ["11", "17"], "above": 92},
+    "sva": {"nouns": [["key", "keys"], ["child", "children"]], "preps": ["near", "with"]},
+    "gendered-pronoun": {"female_names": ["Mary", "Lisa"], "male_names": ["John", "Mark", "Paul"]},
+}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *(("ioi", {"corruption": kind, "orders": orders}) for orders in (["ABBA"], ["BABA"], ["ABBA", "BABA"])
+      for kind in TASKS["ioi"].corruptions),
+    ("ioi", {"templates": ["Then, {name1} and {name2} met. {name3} called"], "avoid_clean_names": True,
+             "names": ["Mary", "John", "Lisa", "Mark", "Paul"]}),
+    ("greater-than", {}),
+    ("sva", {}),
+    ("sva", {"attractor": "congruent"}),
+    ("sva", {"attractor": "incongruent"}),
+    ("gendered-pronoun", {}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokens(mini_tokenizer: Any) -> Tokens:
+    return Tokens(mini_tokenizer)
+
+
+def prompts(grammar: Grammar) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Text to fillers of every clean and of every corrupted prompt."""
+    clean = {grammar.render(values).text: values for values, _ in grammar.support()}
+    corrupted = {
+        grammar.render(other).text: other
+        for values in clean.values()
+        for other, _ in grammar.corrupted_support(values)
+    }
+    return clean, corrupted
+
+
+@pytest.mark.parametrize(("key", "options"), CASES, ids=str)
+def test_variants_are_prompts_of_the_grammar_that_differ_in_the_slot(
+    key: str, options: dict[str, Any], tokens: Tokens
+) -> None:
+    grammar = TASKS[key](tokens, **{**SMALL[key], **options})
+    for side, corrupted in zip(prompts(grammar), (False, True), strict=True):
+        for text, values in side.items():
+            for slot in grammar.slots(values, corrupted=corrupted):
+                found = list(grammar.variants(values, slot, corrupted=corrupted))
+                texts = [grammar.render(each).text for each in found]
+                assert len(set(texts)) == len(texts)
+                assert set(texts) <= side.keys() - {text}
+                for each in found:
+                    assert each[slot] != values[slot]
+
+
+def only_here(values: dict[str, Any], other: dict[str, Any], slot: str, names: tuple[str, ...]) -> bool:
+    return values[slot] != other[slot] and all(values[n] == other[n] for n in names if n != slot)
+
+
+@pytest.mark.parametrize(("key", "options"), CASES, ids=str)
+def test_no_filler_of_a_slot_is_forgotten(key: str, options: dict[str, Any], tokens: Tokens) -> None:
+    """Every prompt that differs from another in one slot alone is among its variants."""
+    grammar = TASKS[key](tokens, **{**SMALL[key], **options})
+    apart = {
+        "ioi": ("IO", "S", "order", "place", "object"),
+        "greater-than": ("noun", "century", "yy"),
+        "sva": ("subject", "number", "other", "number2", "prep"),
+        "gendered-pronoun": ("name",),
+    }[key]
+    for side, corrupted in zip(prompts(grammar), (False, True), strict=True):
+        some = list(side.items())[:40]
+        for _, values in some:
+            slots = grammar.slots(values, corrupted=corrupted)
+            names = apart
+            if key == "ioi" and "name1" in slots:
+                names = ("name1", "name2", "name3", "place", "object")
+            for slot in slots:
+                if key == "sva" and grammar.attractor is not None and slot == "number":  # type: ignore[attr-defined]
+                    continue  # two words change at once
+                expected = {text for text, other in side.items() if only_here(values, other, slot, names)}
+                found = grammar.variants(values, slot, corrupted=corrupted)
+                assert {grammar.render(each).text for each in found} == expected
+
+
+# --------------------------------------------------------------------------- docstring: too many to list
+
+
+@pytest.mark.parametrize("kind", Docstring.corruptions)
+def test_docstring_variants_keep_the_rules_of_the_draw(kind: str, tokens: Tokens) -> None:
+    grammar = Docstring(tokens, corruption=kind)
+    clean = grammar.choose(stream(0, "clean"))
+    changed = grammar.corrupted(clean, stream(0, "corrupted"))
+    for values, corrupted in ((clean, False), (changed, True)):
+        before = grammar.render(values)
+        slots = grammar.slots(values, corrupted=corrupted)
+        assert {"method", "P1", "P2", "A_def", "B_def", "C_def", "S", "method_word1"} <= set(slots)
+        for slot in slots:
+            found = list(grammar.variants(values, slot, corrupted=corrupted))
+            assert len(found) > 90
+            for each in found[::40]:
+                names = [name for group in ("E", "R", "Q", "U", "M", "P", "S") for name in each[group]]
+                assert len({*names, each["method"]}) == 15
+                assert len(set(each["method_words"])) == 3
+                if not kind.startswith("vary_length"):
+                    assert all(len(set(words)) == 2 for words in each["doc_words"])
+                after = grammar.render(each)
+                assert after.text != before.text
+
+
+def test_a_docstring_argument_changes_wherever_it_stands(tokens: Tokens) -> None:
+    grammar = Docstring(tokens)
+    values = grammar.choose(stream(1, "clean"))
+    old = values["M"][0]
+    new = next(iter(grammar.variants(values, "A_def")))
+    name = new["M"][0]
+    text, changed = grammar.render(values).text, grammar.render(new)
+    assert changed.text == text.replace(f", {old},", f", {name},").replace(
+        f":param {old}:", f":param {name}:"
+    )
+    assert changed.fields["doc_args"][0] == name
+    assert "A_doc" not in grammar.slots(values)
+    answer = next(iter(grammar.variants(values, "C_def")))
+    assert grammar.render(answer).answers == (" " + answer["M"][2],)
+
+
+def test_corrupted_docstrings_vary_the_documented_names_apart(tokens: Tokens) -> None:
+    grammar = Docstring(tokens)
+    values = grammar.corrupted(grammar.choose(stream(2, "clean")), stream(2, "corrupted"))
+    assert {"A_def", "A_doc", "B_doc"} <= set(grammar.slots(values, corrupted=True))
+    before = grammar.render(values)
+    for each in grammar.variants(values, "A_doc", corrupted=True):
+        after = grammar.render(each)
+        assert after.fields["def_args"] == before.fields["def_args"]
+        assert after.fields["doc_args"][1] == before.fields["doc_args"][1]
+        assert after.fields["doc_args"][0] not in (*before.fields["def_args"], before.fields["doc_args"][0])
+
+
+# ------------------------------------------------------------------------------------------- induction
+
+
+@pytest.mark.parametrize("corrupted", [False, True])
+def test_induction_variants_stay_sequences_without_repeats(corrupted: bool, tokens: Tokens) -> None:
+    grammar = Induction(tokens, length=6, k=3)
+    values = grammar.choose(stream(0, "clean"))
+    if corrupted:
+        values = grammar.corrupted(values, stream(0, "corrupted"))
+    before = grammar.render(values).ids
+    assert before is not None
+    for slot in grammar.slots(values, corrupted=corrupted):
+        for each in list(grammar.variants(values, slot, corrupted=corrupted))[::300]:
+            prompt = grammar.render(each)
+            assert prompt.ids is not None
+            changed = [i for i, (a, b) in enumerate(zip(before, prompt.ids, strict=True)) if a != b]
+            at = int(slot.split("_")[1]) - 1
+            shown_twice = not corrupted and at < 3
+            assert changed == ([at, at + 6] if shown_twice else [at + 6 if slot[0] == "t" else at])
+            assert len(set(prompt.ids[:6])) == 6
+            assert prompt.answers[0] != prompt.wrong[0]
+            if not corrupted:
+                assert prompt.ids[6:] == prompt.ids[:3]
+                assert prompt.answers == (prompt.ids[3],)
+            else:
+                assert prompt.wrong == (prompt.ids[3],)
+
+
+# ----------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("key", list(TASKS))
+def test_an_unknown_slot_is_named(key: str, tokens: Tokens) -> None:
+    grammar = TASKS[key](tokens)
+    values = grammar.choose(stream(0, "clean"))
+    with pytest.raises(UnknownNameError, match=f"unknown slot of {key} 'colour'"):
+        list(grammar.variants(values, "colour"))
