@@ -152,9 +152,9 @@ class Shelf:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
+                header = json.loads((file.metadata() or {}).get("assay", "{}"))
                 arrays = {name: file.get_tensor(name).numpy() for name in PairValues._fields}
-        except (SafetensorError, OSError):
+        except (SafetensorError, OSError, ValueError):
             return None
         if header.get("job") != self.id or header.get("sha256") != _digest(arrays):
             return None
@@ -163,8 +163,10 @@ class Shelf:
     def write(self, number: int, values: PairValues, *, finished: int, total: int) -> None:
         arrays = {name: np.ascontiguousarray(value) for name, value in values._asdict().items()}
         tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        # One entry: safetensors writes several in no fixed order, and equal blocks are to be equal files.
+        header = json.dumps({"job": self.id, "sha256": _digest(arrays)})
         try:
-            write_atomically(self.path(number), save(tensors, {"job": self.id, "sha256": _digest(arrays)}))
+            write_atomically(self.path(number), save(tensors, {"assay": header}))
         except OutputError as error:
             raise OutputError(
                 f"{error}. {finished} of {total} blocks are kept in {self.directory}: make room and run "

@@ -151,14 +151,12 @@ def field_tests(
         Records by ascending p-value, then descending share of exceeding pairs.
     """
     exceeds = _exceeds(values)
-    means = values.mean(axis=1), values.mean(axis=0)
     records: list[dict[str, Any]] = []
     for labels, aliases in _tested(sample):
         found = _tests(exceeds, sample, labels, None, seed)
         if sample.pairs is None:
-            per_input = means[labels.axis]
-            sums = np.bincount(labels.codes, weights=per_input)
-            mean = sums / np.bincount(labels.codes)
+            per_input = values.mean(axis=1 - labels.axis)
+            mean = np.bincount(labels.codes, weights=per_input) / np.bincount(labels.codes)
         else:
             spread = labels.spread(sample)
             mean = np.bincount(spread, weights=values) / np.maximum(np.bincount(spread), 1)

@@ -1,0 +1,479 @@
+"""The run over all pairs: golden values, streaming, resuming, refusing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import assay
+from assay.adversarial import WorstCase, blocks, run_sample, sample_pairs, worst_case
+from assay.adversarial.sanity import check_known_runs
+from assay.circuits import Circuit
+from assay.errors import (
+    GraphMismatchError,
+    InconsistentRunError,
+    InputError,
+    NonFiniteError,
+    OutputError,
+    UnknownNameError,
+)
+from assay.execution import run_circuit, run_model
+from assay.metrics.outputs import divergences
+from assay.models import Model, load_model
+from assay.tasks import PairTask
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "adversarial"
+TaskMaker = Callable[..., PairTask]
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_module: Callable[..., nn.Module]) -> Model:
+    return load_model(tiny_module("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def circuit(tiny: Model) -> Circuit:
+    return half_of(tiny)
+
+
+def half_of(model: Model, seed: int = 0) -> Circuit:
+    draw = torch.rand(model.graph.valid.shape, generator=torch.Generator().manual_seed(seed))
+    return Circuit(graph=model.graph, mask=model.graph.valid & (draw < 0.6))
+
+
+# -------------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny", "neox_tiny"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_all_pairs_of_every_golden_circuit(
+    name: str, dtype: torch.dtype, golden_model: Callable[..., tuple[Model, dict]]
+) -> None:
+    model, described = golden_model(name, dtype)
+    case = np.load(GOLDEN / f"{name}_case.npz")
+    clean, corrupted = (torch.from_numpy(case[f"{side}_tokens"]) for side in ("clean", "corrupted"))
+    n = max(len(clean), len(corrupted))
+    task = PairTask(
+        clean=clean[torch.arange(n) % len(clean)],
+        corrupted=corrupted[torch.arange(n) % len(corrupted)],
+        answers=torch.zeros(n, 1).long(),
+    )
+    if dtype == torch.float32:
+        close = {"atol": 1e-4, "rtol": 1e-4}
+    else:
+        close = {"atol": 1e-9 if name == "gpt2_tiny" else 1e-5, "rtol": 1e-9}
+    expected_empty = case["kl_last__empty"]
+    for circuit_name, stored in described["circuits"].items():
+        circuit = Circuit.from_edges(model.graph, stored["edges"])
+        worst = worst_case(circuit, model, task, "all", n_clean=n, n_corrupted=n)
+        part = np.ix_(range(len(clean)), range(len(corrupted)))
+        np.testing.assert_allclose(worst.divergence[part], case[f"kl_last__{circuit_name}"], **close)
+        np.testing.assert_allclose(worst.empty[part], expected_empty, **close)
+        assert ("disconnected_circuit" in worst.warnings) == (circuit.connected().n_edges == 0)
+
+
+@pytest.mark.parametrize("key", ["reverse-kl", "js", "tv"])
+def test_other_divergences_are_those_of_the_metrics(
+    key: str, tiny: Model, circuit: Circuit, ids_task: TaskMaker
+) -> None:
+    task = ids_task()
+    worst = worst_case(circuit, tiny, task, "file", divergence=key)
+    logits = [run_model(tiny, task).numpy(), run_circuit(tiny, task, circuit).numpy()]
+    expected = divergences(*logits, kinds=(key,))[key]
+    np.testing.assert_allclose(worst.divergence, expected, atol=1e-5)
+    assert worst.to_dict()["divergence"] == key
+
+
+def test_a_callable_of_the_users_and_its_answers(tiny: Model, circuit: Circuit, ids_task: TaskMaker) -> None:
+    def squared(model: torch.Tensor, circuit: torch.Tensor) -> torch.Tensor:
+        return (model - circuit).square().mean(1)
+
+    task = ids_task()
+    worst = worst_case(circuit, tiny, task, "file", divergence=squared)
+    difference = run_model(tiny, task) - run_circuit(tiny, task, circuit)
+    np.testing.assert_allclose(worst.divergence, difference.square().mean(1), rtol=1e-4, atol=1e-6)
+    assert (worst.facts["divergence"], worst.unit) == ("squared", "user")
+    gap = worst_case(circuit, tiny, task, "file", divergence="logit-diff-gap")
+    rows = torch.arange(task.n)
+    margins = [
+        logits[rows, task.answers[:, 0]] - logits[rows, task.wrong[:, 0]]  # type: ignore[index]
+        for logits in (run_model(tiny, task), run_circuit(tiny, task, circuit))
+    ]
+    np.testing.assert_allclose(gap.divergence, (margins[0] - margins[1]).abs(), rtol=1e-4, atol=1e-5)
+
+
+def test_equal_tokens_with_other_answers_are_told_apart_where_answers_count(
+    tiny: Model, circuit: Circuit
+) -> None:
+    ids = torch.tensor([[1, 2, 3], [1, 2, 3]])
+    task = PairTask(
+        clean=ids,
+        corrupted=ids + 5,
+        answers=torch.tensor([[10], [20]]),
+        wrong=torch.tensor([[30], [40]]),
+    )
+    gap = worst_case(circuit, tiny, task, "file", divergence="logit-diff-gap").divergence
+    assert gap[0] != gap[1]
+    kl = worst_case(circuit, tiny, task, "file").divergence
+    assert kl[0] == kl[1]
+
+
+def test_permuting_the_rows_permutes_the_divergences(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker
+) -> None:
+    task = ids_task(7)
+    order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
+    first = worst_case(circuit, tiny, task, n_clean=7, n_corrupted=7)
+    second = worst_case(circuit, tiny, task.subset(order), n_clean=7, n_corrupted=7)
+    np.testing.assert_allclose(
+        second.divergence, first.divergence[np.ix_(order, order)], rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(second.statistics.absolute["p99"], first.statistics.absolute["p99"], rtol=1e-4)
+
+
+def test_repeated_inputs_are_run_once_and_counted_as_often_as_drawn(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = ids_task(3)  # two distinct rows
+    ran: list[int] = []
+    whole = blocks._evaluate
+
+    def counted(*arguments: Any) -> Any:
+        found = whole(*arguments)
+        ran.append(found.divergence.size)
+        return found
+
+    monkeypatch.setattr(blocks, "_evaluate", counted)
+    worst = worst_case(circuit, tiny, task, "iid", 500)
+    assert sum(ran) == 4
+    assert worst.divergence.shape == (500,)
+    assert worst.sample.pairs is not None
+    for kind in np.unique(worst.divergence):
+        rows = np.flatnonzero(worst.divergence == kind)
+        clean = worst.sample.clean.distinct.inverse[rows]
+        corrupted = worst.sample.corrupted.distinct.inverse[rows]
+        assert len(set(zip(clean.tolist(), corrupted.tolist(), strict=True))) == 1
+    assert sum(each.multiplicity for each in worst.worst(4)) == 500
+
+
+def test_blocks_do_not_change_values_beyond_rounding(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = ids_task(20)
+    whole = worst_case(circuit, tiny, task, n_clean=20, n_corrupted=20)
+    listed = worst_case(circuit, tiny, task, "matched", 30)
+    monkeypatch.setattr(blocks, "TILE", 3)
+    monkeypatch.setattr(blocks, "LISTED", 4)
+    tiled = worst_case(circuit, tiny, task, n_clean=20, n_corrupted=20)
+    np.testing.assert_allclose(tiled.divergence, whole.divergence, rtol=1e-4, atol=1e-6)
+    again = worst_case(circuit, tiny, task, "matched", 30)
+    np.testing.assert_allclose(again.divergence, listed.divergence, rtol=1e-4, atol=1e-6)
+
+
+def test_a_float32_model_gives_values_that_float32_holds(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, tiny_module: Callable[..., nn.Module]
+) -> None:
+    task = ids_task()
+    values = worst_case(circuit, tiny, task, "file").divergence
+    assert values.dtype == np.float64
+    assert (values == values.astype(np.float32)).all()
+    precise = worst_case(circuit, load_model(tiny_module("gpt2", torch.float64)), task, "file").divergence
+    assert not (precise == precise.astype(np.float32)).all()
+
+
+def test_a_full_circuit_never_departs_and_an_empty_one_is_its_anchor(
+    tiny: Model, ids_task: TaskMaker
+) -> None:
+    task = ids_task()
+    full = worst_case(Circuit.full(tiny.graph), tiny, task, n_clean=8, n_corrupted=8)
+    assert full.divergence.max() < 1e-5
+    assert full.share_argmax_differs == 0
+    empty = worst_case(Circuit.empty(tiny.graph), tiny, task, n_clean=8, n_corrupted=8)
+    np.testing.assert_allclose(empty.divergence, empty.empty, atol=1e-5)
+    assert "no kept path" in empty.warnings["disconnected_circuit"]
+
+
+# ----------------------------------------------------------------------------------------------- protocols
+
+
+@pytest.mark.parametrize("protocol", ["all", "matched", "iid", "file"])
+def test_every_protocol_runs_on_a_bare_task(
+    protocol: str, tiny: Model, circuit: Circuit, ids_task: TaskMaker
+) -> None:
+    worst = worst_case(circuit, tiny, ids_task(), protocol, 6, 5)
+    assert worst.divergence.shape == {"all": (6, 5), "file": (8,)}.get(protocol, (6,))
+    assert worst.protocol == protocol
+    document = worst.to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_file_pairs_of_a_jsonl_task_of_unequal_lengths(tiny: Model, circuit: Circuit, tmp_path: Path) -> None:
+    lines = [
+        {"clean": [1, 2, 3], "corrupted": [4, 5, 6], "answers": [7], "kind": "short"},
+        {"clean": [1, 2, 3, 4, 5], "corrupted": [6, 5, 4, 3, 2], "answers": [8], "kind": "long"},
+        {"clean": [9, 2, 3], "corrupted": [4, 5, 6], "answers": [7], "kind": "short"},
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    worst = worst_case(circuit, tiny, path, "file")
+    for row, line in enumerate(lines):
+        one = PairTask(
+            clean=torch.tensor([line["clean"]]),
+            corrupted=torch.tensor([line["corrupted"]]),
+            answers=torch.tensor([line["answers"]]),
+        )
+        alone = worst_case(circuit, tiny, one, "file")
+        np.testing.assert_allclose(worst.divergence[row], alone.divergence[0], rtol=1e-4, atol=1e-6)
+    assert worst.by_field("kind").rows == ("long", "short")
+    assert worst.worst(1)[0].clean.split()[0] in ("1", "9")
+
+
+def test_an_enumeration_of_a_grammar_is_what_sampling_estimates() -> None:
+    model = load_model("mini")
+    task = assay.load_task(
+        "ioi",
+        model,
+        n=1,
+        names=["Mary", "John", "Sarah"],
+        places=["store", "garden"],
+        objects=["ring", "bone"],
+    )
+    circuit = half_of(model, seed=1)
+    exact = worst_case(circuit, model, task, enumerate=True)
+    assert exact.divergence.shape == (24, 24)
+    assert exact.certificate(0.99).failure == 0
+    drawn = worst_case(circuit, model, task, "iid", 600)
+    means = exact.summary()["absolute"]["mean"], drawn.summary()["absolute"]["mean"]
+    assert abs(means[0] - means[1]) < 5 * drawn.mean_standard_error
+    assert exact.summary()["absolute"]["max"] == pytest.approx(drawn.divergence.max(), rel=1e-4)
+    document = exact.to_dict()
+    assert document["enumerated"] is True
+    assert [each["method"] for each in document["certificates"]] == ["exact"] * 3
+
+
+def test_more_draws_than_distinct_prompts_are_noted_with_their_number(
+    tiny: Model, ids_task: TaskMaker
+) -> None:
+    worst = worst_case(Circuit.full(tiny.graph), tiny, ids_task(5), "iid", 9)
+    assert "9 clean inputs were drawn and 4 distinct ones exist" in worst.warnings["repeated_clean_inputs"]
+
+
+# ---------------------------------------------------------------------------------------------- resumption
+
+
+def run_in(directory: Path, model: Model, circuit: Circuit, task: PairTask, **options: Any) -> WorstCase:
+    return worst_case(circuit, model, task, n_clean=20, n_corrupted=15, directory=directory, **options)
+
+
+def test_a_finished_directory_is_read_back(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "TILE", 4)
+    first = run_in(tmp_path / "job", tiny, circuit, ids_task(12))
+
+    def forbidden(*arguments: Any) -> Any:
+        raise AssertionError("a finished block was run again")
+
+    monkeypatch.setattr(blocks, "_evaluate", forbidden)
+    second = run_in(tmp_path / "job", tiny, circuit, ids_task(12))
+    assert (first.divergence == second.divergence).all()
+    assert (first.argmax_differs == second.argmax_differs).all()
+
+
+def test_missing_and_damaged_blocks_are_run_again_to_the_same_bytes(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "TILE", 4)
+    job = tmp_path / "job"
+    first = run_in(job, tiny, circuit, ids_task(12))
+    files = sorted(job.glob("block-*"))
+    before = [path.read_bytes() for path in files]
+    assert len(files) > 4
+    files[1].unlink()
+    files[2].write_bytes(before[2][:-7])
+    changed = bytearray(before[3])
+    changed[-1] ^= 1
+    files[3].write_bytes(changed)
+    second = run_in(job, tiny, circuit, ids_task(12))
+    assert [path.read_bytes() for path in files] == before
+    assert (first.divergence == second.divergence).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"seed": 1}, "sample"), ({"divergence": "js"}, "divergence")],
+)
+def test_a_directory_serves_one_job(
+    change: dict, named: str, tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path
+) -> None:
+    run_in(tmp_path, tiny, circuit, ids_task(12))
+    with pytest.raises(InputError, match=f"blocks of another job .different: {named}.; give another"):
+        run_in(tmp_path, tiny, circuit, ids_task(12), **change)
+    with pytest.raises(InputError, match="different: circuit"):
+        run_in(tmp_path, tiny, half_of(tiny, seed=4), ids_task(12))
+
+
+PRELUDE = """
+import importlib.util, time
+
+def module(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+shared, own, here = (module(*each) for each in {modules!r})
+from pathlib import Path
+from assay.adversarial import blocks
+from assay.models import load_model
+
+blocks.TILE = 4
+model = load_model(shared.build_tiny("gpt2"))
+circuit, task = here.half_of(model), own._ids_task(12)
+"""
+
+
+def child(code: str) -> subprocess.Popen[str]:
+    """A process of its own that has the tiny model, circuit and task of these tests at hand."""
+    folder = Path(__file__).parent
+    paths = (folder.parent / "conftest.py", folder / "conftest.py", __file__)
+    modules = list(zip(("shared", "own", "here"), map(str, paths), strict=True))
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE.format(modules=modules) + code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "job"
+    slow = (
+        "def wait(stage, done, total): time.sleep(0.4 if done else 0)\n"
+        f"here.run_in(Path({str(job)!r}), model, circuit, task, progress=wait)\n"
+    )
+    process = child(slow)
+    deadline = time.monotonic() + 120
+    while len(list(job.glob("block-*"))) < 2:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    finished = sorted(path.name for path in job.glob("block-*"))
+    monkeypatch.setattr(blocks, "TILE", 4)
+    whole = run_in(tmp_path / "other", tiny, circuit, ids_task(12))
+    total = len(list((tmp_path / "other").glob("block-*")))
+    assert 2 <= len(finished) < total
+    stamps = {name: (job / name).stat().st_mtime_ns for name in finished}
+    resumed = run_in(job, tiny, circuit, ids_task(12))
+    assert {name: (job / name).stat().st_mtime_ns for name in finished} == stamps
+    assert (resumed.divergence == whole.divergence).all()
+    saved = [each.save(tmp_path / f"{at}.safetensors") for at, each in enumerate((resumed, whole))]
+    assert saved[0].read_bytes() == saved[1].read_bytes()
+
+
+def test_a_full_disk_keeps_what_is_done_and_says_so(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on the size of files stands for the full disk: the write itself fails half-way."""
+    job = tmp_path / "job"
+    code = (
+        "import resource\n"
+        "def fill(stage, done, total):\n"
+        "    if done > 30: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+        "try:\n"
+        f"    here.run_in(Path({str(job)!r}), model, circuit, task, progress=fill)\n"
+        "except OSError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    out, err = child(code).communicate(timeout=300)
+    assert out.startswith("OutputError cannot write"), (out, err)
+    assert "of" in out
+    assert f"blocks are kept in {job}: make room and run the same again" in out
+    kept = sorted(job.iterdir())
+    assert len(list(job.glob("block-*"))) >= 2
+    assert not [path for path in kept if path.name.startswith(".")]
+    monkeypatch.setattr(blocks, "TILE", 4)
+    resumed = run_in(job, tiny, circuit, ids_task(12))
+    fresh = run_in(tmp_path / "other", tiny, circuit, ids_task(12))
+    assert (resumed.divergence == fresh.divergence).all()
+
+
+def test_a_directory_that_cannot_be_made_is_an_output_error(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="to keep blocks"):
+        run_in(tmp_path / "file", tiny, circuit, ids_task(12))
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_the_sanity_run_stops_an_engine_that_gives_wrong_logits(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assay.execution import PairRunner
+
+    sample = sample_pairs(ids_task(), "all", 5, 5)
+    check_known_runs(tiny, circuit, sample)
+    true_pairs = PairRunner.pairs
+    monkeypatch.setattr(PairRunner, "pairs", lambda *arguments: true_pairs(*arguments) + 0.1)
+    with pytest.raises(
+        InconsistentRunError, match=r"sanity run: the full circuit .* 0\.1 off the model's on ids"
+    ):
+        run_sample(circuit, tiny, sample)
+
+
+def test_nan_logits_name_the_pair(tiny_module: Callable[..., nn.Module], ids_task: TaskMaker) -> None:
+    import copy
+
+    module = copy.deepcopy(tiny_module("neox"))  # its unembedding is not its embedding
+    model = load_model(module)
+    task = ids_task(6)
+    poisoned = int(task.clean[4, 2])
+    assert [row for row in range(6) if poisoned in task.clean[row]] == [4]
+    assert poisoned not in task.corrupted
+    with torch.no_grad():
+        module.gpt_neox.embed_in.weight[poisoned] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"clean input 4, ids \[.*, and corrupted input \d, ids \["):
+        worst_case(Circuit.full(model.graph), model, task, n_clean=6, n_corrupted=6)
+
+
+def test_bad_arguments_are_named(tiny: Model, circuit: Circuit, ids_task: TaskMaker) -> None:
+    with pytest.raises(UnknownNameError, match="unknown divergence 'klm'"):
+        worst_case(circuit, tiny, ids_task(), divergence="klm")
+    with pytest.raises(InputError, match="n_clean is 0"):
+        worst_case(circuit, tiny, ids_task(), n_clean=0)
+    with pytest.raises(GraphMismatchError, match="belongs to another model"):
+        worst_case(Circuit.full(assay.build_graph(1, 1)), tiny, ids_task())
+    with pytest.raises(InputError, match="vocabulary ends at 60"):
+        worst_case(circuit, tiny, ids_task(vocabulary=99, seed=3))
+
+
+def test_a_circuit_found_on_the_rows_gets_no_certificate_from_them(tiny: Model, ids_task: TaskMaker) -> None:
+    task = ids_task(60)
+    circuit = assay.discover(tiny, task, "eap").top(20)
+    worst = worst_case(circuit, tiny, task, "file")
+    with pytest.raises(InputError, match="or the circuit was found on them"):
+        worst.certificate(0.95)
+    assert worst.to_dict()["certificates"] == []
+    assert "not_certified" in worst.warnings
+    assert worst_case(circuit, tiny, task, "file", independent=True).certificate(0.95).bound is not None
+    assert worst_case(circuit, tiny, ids_task(60, seed=1), "file").certificate(0.95).bound is not None
