@@ -445,7 +445,8 @@ class _Search:
         """The worst share of fresh discovery pairs under a circuit."""
         pairs = self.draw(self.discovery.clean.n)
         values, _ = self.run(circuit, self.discovery, pairs)
-        return pairs[self.worst(values)]
+        worst: Pairs = pairs[self.worst(values)]
+        return worst
 
     # ---- the two methods --------------------------------------------------------------------------
 
