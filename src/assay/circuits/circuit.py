@@ -1,7 +1,6 @@
 """A circuit: the set of edges of a graph that are kept, and how the set came to be."""
 
 import hashlib
-import json
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from assay.errors import FileFormatError, GraphMismatchError, InputError, ShapeError
+from assay.circuits.heads import HeadCircuit, check_heads, load_head_circuit
+from assay.errors import GraphMismatchError, InputError, ShapeError
 from assay.graph import Graph
 from assay.rng import torch_stream
 
@@ -90,34 +90,39 @@ class Circuit:
 
     @classmethod
     def from_heads(
-        cls, graph: Graph, heads: "Iterable[Sequence[int]] | str | Path", *, mlps: bool = True
+        cls,
+        graph: Graph,
+        heads: "HeadCircuit | Iterable[Sequence[int]] | str | Path",
+        *,
+        mlps: bool = True,
     ) -> "Circuit":
         """The circuit of a set of heads: all edges among `input`, the heads, the MLPs and `logits`.
 
         Args:
             graph: The graph that holds them.
-            heads: (layer, head) pairs, zero-based, or the path of a head-circuit JSON file.
+            heads: (layer, head) pairs, zero-based; a `HeadCircuit`; the name of a shipped one (see
+                `published_head_circuits`); or the path of a head-circuit JSON file.
             mlps: Keep the MLPs (a head circuit ablates heads only); False drops them too.
 
         Raises:
-            InputError: For duplicate or out-of-range heads, or a file for another model shape.
+            InputError: For duplicate or out-of-range heads, or contradictory roles or pathways in a file.
+            UnknownNameError: For text that is neither a shipped name nor a file.
+            GraphMismatchError: For a head circuit of another model shape.
         """
         roles: dict[str, tuple[tuple[int, int], ...]] = {}
         provenance: dict[str, Any] = {}
         if isinstance(heads, str | Path):
-            heads, roles, provenance = _read_head_file(graph, Path(heads))
-        kept = [(layer, head) for layer, head in heads]
-        for layer, head in kept:
-            if not all(isinstance(index, int) for index in (layer, head)):
-                raise InputError(f"head ({layer!r}, {head!r}) is not a pair of whole numbers (layer, head)")
-            if not (0 <= layer < graph.n_layers and 0 <= head < graph.n_heads):
-                raise InputError(
-                    f"head ({layer}, {head}) is out of range: the graph has {graph.n_layers} layers of "
-                    f"{graph.n_heads} heads, counted from 0"
+            heads = load_head_circuit(heads)
+        if isinstance(heads, HeadCircuit):
+            if (heads.n_layers, heads.n_heads) != (graph.n_layers, graph.n_heads):
+                raise GraphMismatchError(
+                    f"head circuit {heads.id!r} describes {heads.n_layers} layers of {heads.n_heads} heads; "
+                    f"the graph has {graph.n_layers} of {graph.n_heads}"
                 )
-        if len(set(kept)) != len(kept):
-            double = next(pair for pair in kept if kept.count(pair) > 1)
-            raise InputError(f"head {double} is listed twice; list each head once")
+            roles = {name: role.heads for name, role in heads.roles.items()}
+            provenance = {"published": heads.id, "task": heads.task}
+            heads = heads.heads
+        kept = check_heads(heads, graph.n_layers, graph.n_heads)
         rows = torch.zeros(graph.n_sources, dtype=torch.bool)
         rows[0] = True
         for layer, head in kept:
@@ -127,7 +132,7 @@ class Circuit:
         columns = (graph.feeds & rows).any(1)
         columns[-1] = True
         mask = graph.valid & rows[:, None] & columns
-        return cls(graph=graph, mask=mask, heads=tuple(sorted(kept)), roles=roles, provenance=provenance)
+        return cls(graph=graph, mask=mask, heads=kept, roles=roles, provenance=provenance)
 
     @classmethod
     def random(cls, graph: Graph, n_edges: int, *, seed: int = 0) -> "Circuit":
@@ -376,57 +381,3 @@ def _is_placeholder(name: str) -> bool:
     return target.strip().partition("[")[0].endswith(inner) or source.strip().partition("[")[0].endswith(
         inner
     )
-
-
-def _read_head_file(
-    graph: Graph, path: Path
-) -> tuple[list[list[int]], dict[str, tuple[tuple[int, int], ...]], dict[str, Any]]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot read {path} as a head-circuit JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise FileFormatError(f"{path} holds a JSON {type(content).__name__}, not a head_circuit/1 object")
-    if content.get("schema") != "head_circuit/1" or content.get("index_base") != 0:
-        raise FileFormatError(
-            f"{path} is not a head_circuit/1 file with zero-based heads (schema {content.get('schema')!r})"
-        )
-    try:
-        return _head_file_parts(graph, path, content)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{path} is not a complete head_circuit/1 file: {error!r}") from error
-
-
-def _head_file_parts(
-    graph: Graph, path: Path, content: Mapping[str, Any]
-) -> tuple[list[list[int]], dict[str, tuple[tuple[int, int], ...]], dict[str, Any]]:
-    shape = content["model"]
-    if (shape["n_layers"], shape["n_heads"]) != (graph.n_layers, graph.n_heads):
-        raise GraphMismatchError(
-            f"{path.name} describes {shape['n_layers']} layers of {shape['n_heads']} heads; the graph "
-            f"has {graph.n_layers} of "
-            f"{graph.n_heads}"
-        )
-    roles = {
-        name: tuple((layer, head) for layer, head in role["heads"])
-        for name, role in content.get("roles", {}).items()
-    }
-    _check_roles(path, roles, content.get("pathways", []))
-    return content["heads"], roles, {"published": content["id"], "task": content.get("task")}
-
-
-def _check_roles(
-    path: Path, roles: Mapping[str, tuple[tuple[int, int], ...]], pathways: Sequence[Sequence[str]]
-) -> None:
-    owners: dict[tuple[int, int], str] = {}
-    for name, heads in roles.items():
-        for head in heads:
-            if head in owners:
-                raise InputError(
-                    f"{path.name}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one"
-                )
-            owners[head] = name
-    for pathway in pathways:
-        for name in pathway:
-            if name not in roles:
-                raise InputError(f"{path.name}: pathway {list(pathway)} names the unknown role {name!r}")

@@ -1,0 +1,419 @@
+"""Head circuits: attention heads with roles, as papers publish them, and the files that hold them.
+
+A file of schema `head_circuit/1` lists heads as (layer, head), gives each a role, and orders the roles by
+bands of depth and by pathways. `Circuit.from_heads` turns one into edges.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from assay.errors import AssayWarning, FileFormatError, InputError, unknown_name
+
+
+Head = tuple[int, int]
+
+SCHEMA = "head_circuit/1"
+
+# Only their order counts: with early, mid and late alone 1, 2, 4 rank like 1, 2, 3.
+BAND_ORDINALS: Mapping[str, int] = {
+    "very_early": 1,
+    "early": 1,
+    "mid_early": 2,
+    "early_mid": 2,
+    "mid": 2,
+    "midlate": 3,
+    "mid_late": 3,
+    "late": 4,
+}
+_UNKNOWN_BAND = 2
+
+
+def band_ordinal(band: str) -> int:
+    """Rank of a band of depth, 1 (early) to 4 (late); an unknown band is 2, with a warning."""
+    if band not in BAND_ORDINALS:
+        known = ", ".join(BAND_ORDINALS)
+        warnings.warn(
+            f"unknown band {band!r} counts as the middle (ordinal {_UNKNOWN_BAND}); known bands: {known}",
+            AssayWarning,
+            stacklevel=2,
+        )
+    return BAND_ORDINALS.get(band, _UNKNOWN_BAND)
+
+
+def band_of_layer(layer: int, n_layers: int) -> str:
+    """`early`, `mid` or `late`: the third of the depth a layer lies in, for circuits without published bands.
+
+    Raises:
+        InputError: For a layer outside 0 .. n_layers - 1.
+    """
+    if not 0 <= layer < n_layers:
+        raise InputError(f"layer {layer} is out of range: there are {n_layers} layers, counted from 0")
+    return ("early", "mid", "late")[3 * layer // n_layers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """Heads that do one job.
+
+    Attributes:
+        heads: The heads, zero-based, ascending.
+        band: Where in the depth of the model they are said to lie (`early`, `mid`, `late`, ...); None if
+            nobody said.
+        description: What they do.
+    """
+
+    heads: tuple[Head, ...]
+    band: str | None = None
+    description: str = ""
+
+    @cached_property
+    def ordinal(self) -> int | None:
+        """Rank of the band, 1 to 4; None without a band."""
+        return None if self.band is None else band_ordinal(self.band)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadCircuit:
+    """A set of heads, what each is for, and which jobs feed which.
+
+    Attributes:
+        id: Name of the circuit; results say it.
+        n_layers: Layers of the model.
+        n_heads: Query heads per layer.
+        heads: The circuit's heads as (layer, head), zero-based, ascending.
+        roles: Role -> heads; empty, or every head in exactly one.
+        pathways: (from role, to role).
+        model_id: The model it was found in, if stated.
+        task: The task it was found on, if stated.
+        mlp_layers: Name -> layers of MLPs that the source names; a head circuit keeps all MLPs.
+        published_baselines: Numbers of the source.
+        source: Authors, year, title, arXiv id.
+        status: `published`, `unreviewed` or `discovered`.
+        variant: Which of several lists of the same paper.
+        notes: Remarks.
+
+    Raises:
+        InputError: For a head that is out of range, listed twice, in two roles or in none; a pathway that
+            names an unknown role; pathways that form a cycle.
+    """
+
+    id: str
+    n_layers: int
+    n_heads: int
+    heads: tuple[Head, ...]
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    pathways: tuple[tuple[str, str], ...] = ()
+    model_id: str | None = None
+    task: str | None = None
+    mlp_layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    published_baselines: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
+    status: str = "discovered"
+    variant: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", check_heads(self.heads, self.n_layers, self.n_heads))
+        _check_roles(self)
+        _check_mlps(self)
+        _ = self.depths  # a cycle is an error of the file, not of whoever asks first
+
+    def __repr__(self) -> str:
+        return (
+            f"HeadCircuit({self.id!r}, {self.k} of {self.n_layers * self.n_heads} heads, "
+            f"{len(self.roles)} roles)"
+        )
+
+    # ---- sets -----------------------------------------------------------------------------------
+
+    @property
+    def k(self) -> int:
+        """Number of heads."""
+        return len(self.heads)
+
+    @property
+    def sparsity(self) -> float:
+        """Share of all heads that are in the circuit, k / H in [0, 1]."""
+        return self.k / (self.n_layers * self.n_heads)
+
+    @property
+    def members(self) -> Bool[np.ndarray, " H"]:
+        """True at the circuit's heads, indexed by layer * n_heads + head."""
+        flags = np.zeros(self.n_layers * self.n_heads, dtype=bool)
+        flags[[layer * self.n_heads + head for layer, head in self.heads]] = True
+        return flags
+
+    @cached_property
+    def role_of(self) -> Mapping[Head, str]:
+        """The role of each head; empty without roles."""
+        return {head: name for name, role in self.roles.items() for head in role.heads}
+
+    @cached_property
+    def head_edges(self) -> tuple[tuple[int, int, int, int], ...]:
+        """(layer, head, layer, head) of each sender and receiver that a pathway joins, in a later layer."""
+        edges = {
+            (*sender, *receiver)
+            for first, second in self.pathways
+            for sender in self.roles[first].heads
+            for receiver in self.roles[second].heads
+            if sender[0] < receiver[0]
+        }
+        return tuple(sorted(edges))
+
+    # ---- order ----------------------------------------------------------------------------------
+
+    @cached_property
+    def depths(self) -> Mapping[str, int]:
+        """Pathway depth per role: edges on the longest path of `pathways` that ends in it."""
+        before: dict[str, set[str]] = {role: set() for role in self.roles}
+        for first, second in self.pathways:
+            before[second].add(first)
+        try:
+            order = tuple(TopologicalSorter(before).static_order())
+        except CycleError as error:
+            raise InputError(
+                f"{self.id}: the pathways form a cycle, {' -> '.join(error.args[1])}, so it has no depths; "
+                "remove one of its pathways"
+            ) from None
+        depths: dict[str, int] = {}
+        for role in order:
+            depths[role] = max((depths[sender] + 1 for sender in before[role]), default=0)
+        return {role: depths[role] for role in self.roles}
+
+    @property
+    def mean_layers(self) -> Mapping[str, float]:
+        """Mean layer of the heads of each role, 0 .. n_layers - 1; NaN for a role without heads."""
+        return {
+            name: math.fsum(layer for layer, _ in role.heads) / len(role.heads) if role.heads else math.nan
+            for name, role in self.roles.items()
+        }
+
+    @property
+    def ordinals(self) -> tuple[int, ...]:
+        """Band ordinal of each head, in the order of `heads`.
+
+        Raises:
+            InputError: For a head without a role, or a role without a band.
+        """
+        missing = sorted(name for name, role in self.roles.items() if role.heads and role.band is None)
+        if missing or (self.heads and not self.roles):
+            what = f"roles {missing} have no band" if missing else "there are no roles"
+            raise InputError(f"{self.id}: {what}, so its heads have no ordinals; give each role a band")
+        ordinals = {name: role.ordinal for name, role in self.roles.items()}
+        return tuple(ordinal for head in self.heads if (ordinal := ordinals[self.role_of[head]]) is not None)
+
+    # ---- files ----------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Content of a `head_circuit/1` file."""
+        return {
+            "schema": SCHEMA,
+            "id": self.id,
+            "task": self.task,
+            "variant": self.variant,
+            "status": self.status,
+            "model": {"id": self.model_id, "n_layers": self.n_layers, "n_heads": self.n_heads},
+            "index_base": 0,
+            "n_circuit_heads": self.k,
+            "sparsity": self.sparsity,
+            "heads": [list(head) for head in self.heads],
+            "roles": {
+                name: {
+                    "heads": [list(head) for head in role.heads],
+                    "band": role.band,
+                    "ordinal": role.ordinal,
+                    "description": role.description,
+                }
+                for name, role in self.roles.items()
+            },
+            "pathways": [list(pathway) for pathway in self.pathways],
+            "head_edges": [list(edge) for edge in self.head_edges],
+            "mlp_layers": {name: list(layers) for name, layers in self.mlp_layers.items()},
+            "published_baselines": dict(self.published_baselines),
+            "source": dict(self.source),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], *, origin: str = "the description") -> "HeadCircuit":
+        """The circuit of a `head_circuit/1` description.
+
+        Args:
+            content: What the JSON file holds.
+            origin: What messages call it.
+
+        Raises:
+            FileFormatError: For another schema, an index base other than 0, or missing parts.
+            InputError: As the class; also for ordinals or head edges that contradict bands or pathways.
+        """
+        if content.get("schema") != SCHEMA or content.get("index_base") != 0:
+            raise FileFormatError(
+                f"{origin} is not a {SCHEMA} file with zero-based heads (schema {content.get('schema')!r}, "
+                f"index_base {content.get('index_base')!r})"
+            )
+        try:
+            made = cls(
+                id=content["id"],
+                n_layers=content["model"]["n_layers"],
+                n_heads=content["model"]["n_heads"],
+                heads=_pairs(content["heads"]),
+                roles={
+                    name: Role(
+                        heads=_pairs(role["heads"]),
+                        band=role.get("band"),
+                        description=role.get("description", ""),
+                    )
+                    for name, role in content.get("roles", {}).items()
+                },
+                pathways=tuple((first, second) for first, second in content.get("pathways", [])),
+                model_id=content["model"].get("id"),
+                task=content.get("task"),
+                mlp_layers={name: tuple(layers) for name, layers in content.get("mlp_layers", {}).items()},
+                published_baselines=content.get("published_baselines", {}),
+                source=content.get("source", {}),
+                status=content.get("status", "discovered"),
+                variant=content.get("variant", ""),
+                notes=tuple(content.get("notes", ())),
+            )
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FileFormatError(f"{origin} is not a complete {SCHEMA} file: {error!r}") from error
+        _check_stated(made, content, origin)
+        return made
+
+
+def load_head_circuit(source: str | Path) -> HeadCircuit:
+    """A shipped head circuit by name, or one from a `head_circuit/1` JSON file.
+
+    Args:
+        source: A name of `published_head_circuits()`, or the path of a file.
+
+    Raises:
+        UnknownNameError: For text that is neither a shipped name nor an existing file.
+        FileFormatError: For a file that cannot be read as `head_circuit/1`.
+        InputError: For contradictory content; see `HeadCircuit`.
+
+    Example:
+        >>> load_head_circuit("ioi_gpt2_wang26").depths["name_mover"]
+        3
+    """
+    names = published_head_circuits()
+    if isinstance(source, str):
+        if source in names:
+            file = _shipped().joinpath(f"{source}.json")
+            return HeadCircuit.from_dict(json.loads(file.read_text(encoding="utf-8")), origin=source)
+        if "/" not in source and not source.endswith(".json") and not Path(source).exists():
+            raise unknown_name("head circuit", source, names)
+    path = Path(source)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot read {path} as a head-circuit JSON file: {error}") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path} holds a JSON {type(content).__name__}, not a {SCHEMA} object")
+    return HeadCircuit.from_dict(content, origin=path.name)
+
+
+def published_head_circuits() -> tuple[str, ...]:
+    """Names of the shipped head circuits; some tasks have more than one list, so results name theirs."""
+    names = (file.name for file in _shipped().iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+
+
+def _shipped() -> Any:
+    return resources.files("assay.circuits").joinpath("data", "heads")
+
+
+def _pairs(heads: Iterable[Sequence[int]]) -> tuple[Head, ...]:
+    return tuple((layer, head) for layer, head in heads)
+
+
+def check_heads(heads: Iterable[Sequence[int]], n_layers: int, n_heads: int) -> tuple[Head, ...]:
+    """The heads in ascending order, once they are known to be different heads of such a model.
+
+    Raises:
+        InputError: For an entry that is no pair of whole numbers, out of range, or listed twice.
+    """
+    pairs: list[Head] = []
+    for layer, head in heads:
+        if not all(type(index) is int for index in (layer, head)):  # True is an int, but no layer
+            raise InputError(f"head ({layer!r}, {head!r}) is not a pair of whole numbers (layer, head)")
+        if not (0 <= layer < n_layers and 0 <= head < n_heads):
+            raise InputError(
+                f"head ({layer}, {head}) is out of range: the graph has {n_layers} layers of {n_heads} heads "
+                "(counted from 0)"
+            )
+        pairs.append((layer, head))
+    if len(set(pairs)) != len(pairs):
+        double = next(pair for pair in pairs if pairs.count(pair) > 1)
+        raise InputError(f"head {double} is listed twice; list each head once")
+    return tuple(sorted(pairs))
+
+
+def _check_roles(circuit: HeadCircuit) -> None:
+    owners: dict[Head, str] = {}
+    roles = {}
+    for name, role in circuit.roles.items():
+        heads = check_heads(role.heads, circuit.n_layers, circuit.n_heads)
+        for head in heads:
+            if head in owners:
+                raise InputError(
+                    f"{circuit.id}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one"
+                )
+            owners[head] = name
+        roles[name] = Role(heads=heads, band=role.band, description=role.description)
+        _ = roles[name].ordinal  # warn of an unknown band here, not where it is first ranked
+    if roles and set(owners) != set(circuit.heads):
+        alone = sorted(set(owners) ^ set(circuit.heads))[0]
+        what = (
+            "has no role" if alone in circuit.heads else f"has role {owners[alone]!r} but is not in `heads`"
+        )
+        raise InputError(f"{circuit.id}: head {alone} {what}; every head belongs to exactly one role")
+    for pathway in circuit.pathways:
+        for name in pathway:
+            if name not in roles:
+                known = ", ".join(map(repr, roles)) or "none"
+                raise InputError(
+                    f"{circuit.id}: pathway {list(pathway)} names the unknown role {name!r}; roles: {known}"
+                )
+    object.__setattr__(circuit, "roles", roles)
+
+
+def _check_mlps(circuit: HeadCircuit) -> None:
+    for name, layers in circuit.mlp_layers.items():
+        for layer in layers:
+            if not 0 <= layer < circuit.n_layers:
+                raise InputError(
+                    f"{circuit.id}: MLP layer {layer} of {name!r} is out of range: there are "
+                    f"{circuit.n_layers} layers, counted from 0"
+                )
+
+
+def _check_stated(circuit: HeadCircuit, content: Mapping[str, Any], origin: str) -> None:
+    """What a file states beside what it implies must be the same."""
+    for name, role in content.get("roles", {}).items():
+        stated, band = role.get("ordinal"), role.get("band")
+        if stated is not None and band in BAND_ORDINALS and stated != BAND_ORDINALS[band]:
+            raise InputError(
+                f"{origin}: role {name!r} states ordinal {stated}, but its band {band!r} has ordinal "
+                f"{BAND_ORDINALS[band]}; leave the ordinal out"
+            )
+    if "head_edges" in content:
+        differing = {tuple(edge) for edge in content["head_edges"]} ^ set(circuit.head_edges)
+        if differing:
+            raise InputError(
+                f"{origin}: head edge {list(min(differing))} stands in `head_edges` or follows from "
+                "`pathways`, but not both; leave head_edges out"
+            )

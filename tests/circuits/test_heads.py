@@ -1,0 +1,250 @@
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.circuits import (
+    BAND_ORDINALS,
+    Circuit,
+    HeadCircuit,
+    Role,
+    band_of_layer,
+    band_ordinal,
+    load_head_circuit,
+    published_head_circuits,
+)
+from assay.errors import AssayWarning, FileFormatError, GraphMismatchError, InputError, UnknownNameError
+from assay.graph import build_graph
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "calibrations"
+DATA = Path(__file__).resolve().parents[2] / "src" / "assay" / "circuits" / "data" / "heads"
+
+
+def stored(name: str) -> dict[str, Any]:
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+# ---- shipped files --------------------------------------------------------------------------------
+
+
+def test_thirteen_circuits_are_shipped() -> None:
+    names = published_head_circuits()
+    assert len(names) == 13
+    assert {path.stem for path in DATA.iterdir()} == set(names)
+
+
+@pytest.mark.parametrize("name", published_head_circuits())
+def test_shipped_files_are_the_reference_data(shared: Callable[[str], Path], name: str) -> None:
+    assert stored(name) == json.loads(shared(f"data/circuits_heads/{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", published_head_circuits())
+def test_what_a_shipped_file_states_follows_from_its_roles(name: str) -> None:
+    content, circuit = stored(name), load_head_circuit(name)
+    assert circuit.k == content["n_circuit_heads"] == len(circuit.heads)
+    assert circuit.sparsity == pytest.approx(content["sparsity"], rel=1e-12)
+    assert [list(head) for head in circuit.heads] == sorted(content["heads"])
+    assert [list(edge) for edge in circuit.head_edges] == sorted(content["head_edges"])
+    assert {role: each.ordinal for role, each in circuit.roles.items()} == {
+        role: each["ordinal"] for role, each in content["roles"].items()
+    }
+    assert int(circuit.members.sum()) == circuit.k
+    assert all(circuit.members[layer * circuit.n_heads + head] for layer, head in circuit.heads)
+    assert set(circuit.role_of) == set(circuit.heads)
+    assert len(circuit.ordinals) == circuit.k
+
+
+@pytest.mark.parametrize("name", published_head_circuits())
+def test_depths_are_longest_paths(name: str) -> None:
+    circuit = load_head_circuit(name)
+    for role, depth in circuit.depths.items():
+        starts = (start for start in circuit.roles if start != role)
+        graph = nx.DiGraph(circuit.pathways)
+        graph.add_nodes_from(circuit.roles)
+        lengths = [len(path) - 1 for start in starts for path in nx.all_simple_paths(graph, start, role)]
+        assert depth == max(lengths, default=0)
+
+
+@pytest.mark.parametrize("name", published_head_circuits())
+def test_a_shipped_circuit_becomes_edges_and_survives_a_file(name: str, tmp_path: Path) -> None:
+    circuit = load_head_circuit(name)
+    graph = build_graph(circuit.n_layers, circuit.n_heads)
+    edges = Circuit.from_heads(graph, name)
+    assert edges.heads == circuit.heads == edges.kept_heads()
+    assert edges.roles == {role: each.heads for role, each in circuit.roles.items()}
+    assert edges.provenance["published"] == name
+    path = tmp_path / "again.json"
+    path.write_text(json.dumps(circuit.to_dict()))
+    assert load_head_circuit(path).to_dict() == circuit.to_dict()
+    assert Circuit.from_heads(graph, path) == edges == Circuit.from_heads(graph, circuit)
+    assert edges == Circuit.from_heads(graph, circuit.heads)
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_golden_depths_layers_and_ordinals(case: int) -> None:
+    golden = json.loads((GOLDEN / "nomological.json").read_text())[case]
+    given = golden["circuit"]
+    bands = {role: band for band, roles in given["bands"].items() for role in roles}
+    circuit = HeadCircuit(
+        id="golden",
+        n_layers=given["n_layers"],
+        n_heads=given["n_heads"],
+        heads=tuple((layer, head) for role in given["roles"].values() for layer, head in role),
+        roles={
+            name: Role(heads=tuple((layer, head) for layer, head in heads), band=bands[name])
+            for name, heads in given["roles"].items()
+        },
+        pathways=tuple((first, second) for first, second in given["pathways"]),
+    )
+    assert circuit.depths == golden["pathway_depth"]
+    found = sorted(zip((layer for layer, _ in circuit.heads), circuit.ordinals, strict=True))
+    assert found == sorted(zip(golden["head_layers"], golden["head_ordinals"], strict=True))
+    counts = np.bincount([layer for layer, _ in circuit.heads], minlength=circuit.n_layers)
+    assert counts.tolist() == golden["layer_counts"]
+    for name, heads in given["roles"].items():
+        assert circuit.mean_layers[name] == pytest.approx(np.mean([layer for layer, _ in heads]))
+
+
+# ---- bands ----------------------------------------------------------------------------------------
+
+
+def test_bands_have_the_published_ordinals(shared: Callable[[str], Path]) -> None:
+    index = json.loads(shared("data/circuits_heads/index.json").read_text())
+    assert index["band_ordinals"] == dict(BAND_ORDINALS)
+    assert all(band_ordinal(band) == ordinal for band, ordinal in BAND_ORDINALS.items())
+
+
+def test_an_unknown_band_is_the_middle_with_a_warning() -> None:
+    with pytest.warns(AssayWarning, match="unknown band 'penultimate' counts as the middle"):
+        assert band_ordinal("penultimate") == 2
+    with pytest.warns(AssayWarning, match="unknown band 'somewhere'"):
+        circuit = HeadCircuit(
+            id="odd",
+            n_layers=2,
+            n_heads=2,
+            heads=((0, 1),),
+            roles={"a": Role(heads=((0, 1),), band="somewhere")},
+        )
+    assert circuit.ordinals == (2,)
+
+
+def test_heads_without_bands_have_no_ordinals() -> None:
+    bare = HeadCircuit(id="bare", n_layers=2, n_heads=2, heads=((0, 1),))
+    with pytest.raises(InputError, match="bare: there are no roles, so its heads have no ordinals"):
+        _ = bare.ordinals
+    unbanded = HeadCircuit(id="x", n_layers=2, n_heads=2, heads=((0, 1),), roles={"a": Role(heads=((0, 1),))})
+    with pytest.raises(InputError, match=r"roles \['a'\] have no band"):
+        _ = unbanded.ordinals
+
+
+@given(st.integers(1, 48))
+def test_thirds_of_the_depth_go_up_and_differ_by_at_most_one_layer(n_layers: int) -> None:
+    bands = [band_of_layer(layer, n_layers) for layer in range(n_layers)]
+    assert sorted(bands, key=BAND_ORDINALS.__getitem__) == bands
+    if n_layers >= 3:
+        sizes = [bands.count(band) for band in ("early", "mid", "late")]
+        assert max(sizes) - min(sizes) <= 1
+    with pytest.raises(InputError, match="out of range"):
+        band_of_layer(n_layers, n_layers)
+
+
+# ---- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_role_without_heads_has_no_mean_layer() -> None:
+    circuit = HeadCircuit(id="x", n_layers=2, n_heads=2, heads=(), roles={"a": Role(heads=())})
+    assert math.isnan(circuit.mean_layers["a"])
+    assert circuit.sparsity == 0
+    assert circuit.ordinals == () == HeadCircuit(id="y", n_layers=2, n_heads=2, heads=()).ordinals
+
+
+def test_senders_write_before_receivers_read() -> None:
+    circuit = HeadCircuit(
+        id="x",
+        n_layers=3,
+        n_heads=1,
+        heads=((0, 0), (1, 0), (2, 0)),
+        roles={"a": Role(heads=((0, 0), (2, 0))), "b": Role(heads=((1, 0),))},
+        pathways=(("a", "b"),),
+    )
+    assert circuit.head_edges == ((0, 0, 1, 0),)
+
+
+# ---- errors ---------------------------------------------------------------------------------------
+
+
+BAD: list[tuple[Callable[[dict[str, Any]], object], type[Exception], str]] = [
+    (lambda c: c["heads"].append([0, 1]), InputError, r"head \(0, 1\) is listed twice"),
+    (lambda c: c["heads"].append([12, 0]), InputError, r"head \(12, 0\) is out of range"),
+    (lambda c: c["heads"].append([0, 0]), InputError, r"head \(0, 0\) has no role"),
+    (lambda c: c["heads"].remove([9, 9]), InputError, r"head \(9, 9\) has role 'name_mover' but is not in"),
+    (
+        lambda c: c["roles"]["induction"]["heads"].append([9, 9]),
+        InputError,
+        r"head \(9, 9\) has two roles, 'induction' and 'name_mover'",
+    ),
+    (
+        lambda c: c["pathways"].append(["name_mover", "nobody"]),
+        InputError,
+        r"pathway \['name_mover', 'nobody'\] names the unknown role 'nobody'",
+    ),
+    (
+        lambda c: c["pathways"].append(["name_mover", "induction"]),
+        InputError,
+        "the pathways form a cycle, .*induction",
+    ),
+    (lambda c: c["head_edges"].pop(), InputError, r"head edge \[8, 10, 11, 10\] stands in"),
+    (
+        lambda c: c["roles"]["induction"].update(ordinal=3),
+        InputError,
+        "role 'induction' states ordinal 3, but its band 'mid' has ordinal 2",
+    ),
+    (lambda c: c["mlp_layers"].update(late=[12]), InputError, "MLP layer 12 of 'late' is out of range"),
+    (lambda c: c.update(index_base=1), FileFormatError, "index_base 1"),
+    (lambda c: c.update(schema="head_circuit/2"), FileFormatError, "schema 'head_circuit/2'"),
+    (lambda c: c.pop("model"), FileFormatError, "not a complete head_circuit/1 file: KeyError"),
+    (
+        lambda c: c["heads"].append([1, 2, 3]),
+        FileFormatError,
+        "not a complete head_circuit/1 file: ValueError",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "error", "message"), BAD)
+def test_contradictory_files_are_refused(
+    spoil: Callable[[dict[str, Any]], object], error: type[Exception], message: str
+) -> None:
+    content = copy.deepcopy(stored("ioi_gpt2_wang26"))
+    HeadCircuit.from_dict(content)
+    spoil(content)
+    with pytest.raises(error, match=message):
+        HeadCircuit.from_dict(content)
+
+
+def test_an_unknown_name_lists_near_ones() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'ioi_gpt2_wang26'"):
+        Circuit.from_heads(build_graph(12, 12), "ioi_gpt2_wang")
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"cannot read .*absent\.json"):
+        load_head_circuit(tmp_path / "absent.json")
+    path = tmp_path / "list.json"
+    path.write_text("[]")
+    with pytest.raises(FileFormatError, match="holds a JSON list"):
+        load_head_circuit(path)
+
+
+def test_a_shipped_circuit_of_another_shape_is_refused() -> None:
+    with pytest.raises(GraphMismatchError, match="describes 12 layers of 12 heads; the graph has 4 of 4"):
+        Circuit.from_heads(build_graph(4, 4), "ioi_gpt2_wang26")
