@@ -117,15 +117,14 @@ def worst_case_view(document: Document, key: str) -> dict[str, Any]:
     fields = document.get("fields") or {}
     tests = list(fields.get("tests") or ())
     pairs = [_pair(each) for each in document["worst"][:LISTED_PAIRS]]
-    n_significant = sum(bool(each["significant"]) for each in tests)
-    shown = max(OPEN_TESTS, min(n_significant, LISTED_TESTS))
-    circuit, model = document["circuit"], document["model"]
-    name, task = circuit.get("name") or "A circuit", document["task"].get("name", "its task")
+    first, later = _open_tests(tests)
+    counts = document["histogram"]["counts"]
+    model, task = document["model"].get("id", "a model"), document["task"].get("name", "its task")
     return {
         "key": key,
         "kind": KIND,
         "worst": document,
-        "title": f"{name} at its worst on {task} in {model.get('id', 'its model')}",
+        "title": f"A circuit of {model} at its worst on {task}",
         "verdict": tail_words.tail_verdict(document),
         "caveats": tail_words.tail_caveats(document),
         "protocol": tail_words.protocol_sentence(document),
@@ -136,12 +135,16 @@ def worst_case_view(document: Document, key: str) -> dict[str, Any]:
             label="Histogram of the divergence of circuit and empty circuit, with percentiles; the numbers "
             "are in the table.",
         ),
+        "first_bin": counts[0] / max(sum(counts), 1),
         "percentiles": _percentile_rows(document),
-        "certificates": [_certificate_row(each) for each in document["certificates"]],
+        "counted": tail_words.counted(document),
+        "certificates": [
+            _certificate_row(each, tail_words.counted(document)) for each in document["certificates"]
+        ],
         "no_certificate": tail_words.no_certificate(document),
         "field_sentence": tail_words.field_sentence(tests),
-        "tests": tests[:shown],
-        "more_tests": tests[shown:LISTED_TESTS],
+        "tests": first,
+        "more_tests": later,
         "n_tests": len(tests),
         "heatmaps": [_heatmap(each) for each in fields.get("heatmaps") or ()],
         "pairs": pairs[:OPEN_PAIRS],
@@ -205,20 +208,31 @@ def _percentile_rows(document: Document) -> list[dict[str, Any]]:
     return rows
 
 
-def _certificate_row(made: Mapping[str, Any]) -> dict[str, Any]:
+def _certificate_row(made: Mapping[str, Any], of: str) -> dict[str, Any]:
     return {
         **made,
         "name": f"{100 * made['percentile']:g}",
         "how": tail_words.METHODS.get(made["method"], made["method"]),
-        "note": tail_words.certificate_note(made),
+        "note": tail_words.certificate_note(made, of),
     }
+
+
+def _open_tests(tests: list[Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """What is shown at once, the significant values and then those with enough inputs, and what is folded."""
+    significant = [each for each in tests if each["significant"]]
+    dense = [each for each in tests if not each["significant"] and each["n_inputs"] >= SPARSE]
+    first = (significant + dense[: max(0, OPEN_TESTS - len(significant))])[:LISTED_TESTS]
+    taken = {id(each) for each in first}
+    rest = [each for each in tests if id(each) not in taken]
+    filled = max(0, OPEN_TESTS // 2 - len(first))
+    return first + rest[:filled], rest[filled : LISTED_TESTS - len(first)]
 
 
 def _heatmap(found: Mapping[str, Any]) -> dict[str, Any]:
     """Cells of each statistic; of a large table the rows and columns with the largest maxima."""
     rows, row_names = _largest(found["max"], found["rows"])
     columns, column_names = _largest(list(zip(*found["max"], strict=True)), found["columns"])
-    panels = []
+    panels: list[dict[str, Any]] = []
     for name, title in STATISTICS.items():
         if name not in found:
             continue
@@ -251,7 +265,11 @@ def _heatmap(found: Mapping[str, Any]) -> dict[str, Any]:
         )
         if len(kept) < len(all_)
     ]
+    cells = [cell for panel in panels for row in panel["rows"] for cell in row["cells"]]
+    exponent = _exponent(max((cell["value"] or 0.0 for cell in cells), default=0.0))
     return {
+        "exponent": str(exponent) if exponent else "",
+        "scale": 10.0**exponent,
         "row_title": tail_words.field_name(str(found["rows_field"])),
         "column_title": tail_words.field_name(str(found["columns_field"])),
         "columns": column_names,
@@ -267,6 +285,11 @@ def _heatmap(found: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "n_cells": len(found["rows"]) * len(found["columns"]),
     }
+
+
+def _exponent(largest: float) -> int:
+    """Power of ten to print cells in: two digits before the point for the largest; 0 from 1 to 1000."""
+    return 0 if largest == 0 or 1 <= largest < 1000 else math.floor(math.log10(largest)) - 1
 
 
 def _largest(table: Sequence[Sequence[float | None]], names: Sequence[Any]) -> tuple[list[int], list[str]]:
@@ -293,7 +316,7 @@ def _cell(
     if value is None:
         facts.append("no pairs")
     else:
-        facts.append(f"{number(value)}, n = {number(at('n'))}")
+        facts.append(f"{tail_words.significant(value)}, n = {number(at('n'))}")
         facts += [f"{number(n_inputs)} inputs"] if n_inputs is not None else []
         facts += [f"q = {number(q_value)}"] if q_value is not None else []
     share = 0.0 if value is None or high == low else (value - low) / (high - low)

@@ -97,6 +97,7 @@ def render(*results: Reportable) -> str:
         percent=words.percent,
         interval=lambda pair: words.interval(*pair),
         field_name=tail_words.field_name,
+        significant=tail_words.significant,
     )
     loader = environment.loader
     assert loader is not None
@@ -173,10 +174,10 @@ def _measurements_view(found: list[Measurement], key: str) -> dict[str, Any]:
 
 def _document(result: HasDocument | HasRecord | Document) -> Document:
     document: object = result
-    if isinstance(result, HasDocument):
-        document = result.document
-    elif isinstance(result, HasRecord):
+    if isinstance(result, HasRecord):
         document = result.to_dict()
+    elif isinstance(result, HasDocument):
+        document = result.document
     if not isinstance(document, Mapping):
         raise _refused(result)
     if is_worst_case(document):

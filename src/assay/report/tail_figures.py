@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from assay.report.figures import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 
 
+FAR = 100.0  # a median that far below the largest value calls for a logarithmic axis
 MARKED = ("p50", "p95", "p99", "p99.9", "p99.99", "max")
 
 
@@ -45,6 +47,7 @@ class TailData:
         marks: Percentiles, ascending.
         unit: Of the divergence.
         n: Pairs.
+        counted: What of the sample is independent, `inputs` or `pairs`.
     """
 
     edges: tuple[float, ...]
@@ -53,6 +56,7 @@ class TailData:
     marks: tuple[MarkData, ...]
     unit: str
     n: int
+    counted: str = "inputs"
 
 
 def sound_certificate(document: Mapping[str, Any], percentile: float) -> Mapping[str, Any] | None:
@@ -92,6 +96,7 @@ def tail_data(document: Mapping[str, Any]) -> TailData:
         marks=tuple(marks),
         unit=str(document.get("unit") or ""),
         n=int(document["n_pairs"]),
+        counted="inputs" if document["protocol"] == "all" else "pairs",
     )
 
 
@@ -111,76 +116,90 @@ def plot_histogram(data: TailData, ax: Axes | None = None) -> Axes:
     ax.set_xlim(0, edges[-1] * 1.02)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlabel(f"divergence of circuit from model, {data.unit}")
+    ax.set_xlabel(f"divergence from the model, {data.unit}")
     ax.set_ylabel("pairs per bin")
     return ax
 
 
 def plot_percentiles(data: TailData, ax: Axes | None = None) -> Axes:
-    """Draw a row per percentile: the sample's, a line up to its certified bound, the empty circuit's."""
+    """Draw a row per percentile: the sample's, a line up to its certified bound, the empty circuit's.
+
+    The axis is logarithmic where the circuit's median and the empty circuit's worst lie far apart.
+    """
     ax = axes_of(ax, 7.6, 0.3 + 0.28 * len(data.marks))
-    rows = np.arange(len(data.marks))
-    end = (data.edges[-1] or 1.0) * 1.02
-    names = {"circuit": "o", "bound": "|", "empty": "s"}
-    for row, mark in zip(rows, data.marks, strict=True):
-        ax.plot([0, end], [row, row], color=RULE, linewidth=0.6, zorder=0)
+    shown = [
+        number
+        for mark in data.marks
+        for number in (mark.value, mark.anchor, mark.bound)
+        if number is not None and number > 0
+    ]
+    start, end = 0.0, max(shown, default=1.0) * 1.02
+    if shown and end > FAR * min(shown):
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        start, end = min(shown) / 1.3, end * 1.1
+    ax.set_xlim(start, end)
+
+    def place(value: float) -> float:
+        """Where a value stands on the axis, 0 left to 1 right."""
+        inside = ax.transAxes.inverted().transform(ax.transData.transform((max(value, start), 0.0)))
+        return float(inside[0])
+
+    for row, mark in enumerate(data.marks):
+        ax.axhline(row, color=RULE, linewidth=0.6, zorder=0)
         if mark.anchor is not None:
-            ax.plot(
-                mark.anchor,
-                row,
-                "s",
-                color=MUTED,
-                markersize=4,
-                markerfacecolor="none",
-                clip_on=False,
-                label=names.pop("empty", None) and "empty circuit",
-            )
+            ax.plot(mark.anchor, row, "s", color=MUTED, markersize=4, markerfacecolor="none", clip_on=False)
         if mark.bound is not None:
             ax.plot([mark.value, mark.bound], [row, row], color=OPPOSES, linewidth=2, solid_capstyle="butt")
-            ax.plot(
-                mark.bound,
-                row,
-                "|",
-                color=OPPOSES,
-                markersize=10,
-                markeredgewidth=2,
-                clip_on=False,
-                label=names.pop("bound", None) and "certified: at most here",
-            )
-        ax.plot(
-            mark.value,
-            row,
-            "o",
-            color=SUPPORTS,
-            markersize=5,
-            clip_on=False,
-            zorder=4,
-            label=names.pop("circuit", None) and "circuit, this sample",
-        )
+            ax.plot(mark.bound, row, "|", color=OPPOSES, markersize=10, markeredgewidth=2, clip_on=False)
+        ax.plot(mark.value, row, "o", color=SUPPORTS, markersize=5, clip_on=False, zorder=4)
         if mark.n_needed is not None:
-            # Where there is most room: left of the sample's percentile, or right of the empty circuit's.
-            last = max(mark.value, mark.anchor or 0.0)
-            left = mark.value > end - last
+            first, last = sorted((mark.value, mark.value if mark.anchor is None else mark.anchor))
+            # In the widest gap of its row, at the end where a mark stands.
+            gaps = {"left": place(first), "middle": place(last) - place(first), "right": 1 - place(last)}
+            gap = max(gaps, key=lambda name: gaps[name])
             ax.annotate(
-                f"no bound: takes {mark.n_needed:,} independent inputs",
-                (mark.value if left else last, row),
-                xytext=(-8 if left else 8, 0),
+                f"no bound: takes {mark.n_needed:,} independent {data.counted}",
+                (last if gap == "right" else first, row),
+                xytext=(-8 if gap == "left" else 8, 0),
                 textcoords="offset points",
-                ha="right" if left else "left",
+                ha="right" if gap == "left" else "left",
                 va="center",
                 color=MUTED,
                 fontsize=7.5,
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.0},
             )
-    ax.set_yticks(rows, [_label(mark.name) for mark in data.marks])
+    ax.set_yticks(range(len(data.marks)), [_label(mark.name) for mark in data.marks])
     ax.set_ylim(len(data.marks) - 0.5, -0.6)
-    ax.set_xlim(0, end)
-    ax.tick_params(left=False)
+    ax.tick_params(axis="y", left=False)
     ax.spines["left"].set_visible(False)
-    handles, labels = ax.get_legend_handles_labels()
+    ax.set_xlabel(f"divergence, {data.unit}")
     ax.legend(
-        handles,
-        labels,
+        handles=[
+            Line2D(
+                [], [], linestyle="", marker="o", color=SUPPORTS, markersize=5, label="circuit, this sample"
+            ),
+            Line2D(
+                [],
+                [],
+                linestyle="",
+                marker="|",
+                color=OPPOSES,
+                markersize=10,
+                markeredgewidth=2,
+                label="certified: at most here",
+            ),
+            Line2D(
+                [],
+                [],
+                linestyle="",
+                marker="s",
+                color=MUTED,
+                markersize=4,
+                markerfacecolor="none",
+                label="empty circuit",
+            ),
+        ],
         loc="lower left",
         bbox_to_anchor=(0, 1),
         ncols=3,
@@ -194,18 +213,16 @@ def plot_percentiles(data: TailData, ax: Axes | None = None) -> Axes:
 
 
 def draw_tail(data: TailData) -> Axes:
-    """Percentiles above, histogram below, one axis of divergence; the axes of the histogram."""
-    height = 0.55 + 0.27 * len(data.marks)
-    figure = Figure(figsize=(7.6, height + 2.9), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[height, 2.9])
-    plot_histogram(data, below)
-    plot_percentiles(data, above)
+    """The histogram above, its percentiles below; the axes of the histogram."""
+    height = 0.7 + 0.27 * len(data.marks)
+    figure = Figure(figsize=(7.6, height + 2.7), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=[2.7, height])
+    plot_histogram(data, above)
+    plot_percentiles(data, below)
     for ax in (above, below):
         ax.set_facecolor("none")
-    above.tick_params(labelbottom=False, bottom=False)
-    above.spines["bottom"].set_visible(False)
-    assert isinstance(below, Axes)
-    return below
+    assert isinstance(above, Axes)
+    return above
 
 
 def _shown(counts: tuple[int, ...]) -> np.ndarray:

@@ -1,10 +1,11 @@
 """What the numbers of a worst case say, in sentences."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from assay.report.tail_figures import sound_certificate
-from assay.report.words import number, percent
+from assay.report.words import MINUS, number, percent
 
 
 Document = Mapping[str, Any]
@@ -16,6 +17,7 @@ METHODS = {
     "disjoint": "one pair per input",
     "asymptotic": "normal approximation",
     "published": "as published",
+    "exact": "all pairs there are",
 }
 DIVERGENCES = {
     "kl": "KL divergence of the model’s next-token distribution from the circuit’s",
@@ -26,19 +28,30 @@ DIVERGENCES = {
 }
 
 
+def significant(value: float | int | None) -> str:
+    """A divergence with three significant digits, since tails span orders of magnitude; `n/a` undefined."""
+    if value is None or not math.isfinite(value):
+        return "n/a"
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".removesuffix(".").replace("-", MINUS)
+
+
 def tail_verdict(document: Document) -> str:
     """The finding of a worst-case evaluation in a few sentences: how far at worst, against what, how sure."""
     absolute, unit = document["summary"]["absolute"], document["unit"]
     worst, mean = absolute["max"], absolute["mean"]
-    times = f", {number(worst / mean, 1)} times its mean of {number(mean)}" if mean > 0 else ""
+    times = f", {significant(worst / mean)} times its mean of {significant(mean)}" if mean > 0 else ""
     model = document["model"].get("id", "the model")
     sentence = (
-        f"At worst the circuit departs from {model} by {number(worst)} {unit}"
+        f"At worst the circuit departs from {model} by {significant(worst)} {unit}"
         f"{times}, over {number(document['n_pairs'])} pairs"
     )
     anchor = (document.get("anchor") or {}).get("absolute")
     if anchor:
-        sentence += f"; no circuit at all: mean {number(anchor['mean'])}, worst {number(anchor['max'])}"
+        sentence += (
+            f"; no circuit at all: mean {significant(anchor['mean'])}, worst {significant(anchor['max'])}"
+        )
     return f"{sentence}. {guarantee(document)}"
 
 
@@ -57,15 +70,21 @@ def guarantee(document: Document) -> str:
         best = bounded[-1]
         sentences.append(
             f"With confidence {best['confidence']:.3g}, at least {percent(best['percentile'])} of all pairs "
-            f"of this kind stay at or below {number(best['bound'])} {document['unit']}."
+            f"of this kind stay at or below {significant(best['bound'])} {document['unit']}."
         )
     if missing:
         least = missing[0]
         sentences.append(
             f"Nothing can be promised about percentile {100 * least['percentile']:g}: that takes "
-            f"{number(least['n_needed'])} independent inputs, this sample has {number(least['n'])}."
+            f"{number(least['n_needed'])} independent {counted(document)}, this sample has "
+            f"{number(least['n'])}."
         )
     return " ".join(sentences)
+
+
+def counted(document: Document) -> str:
+    """What of the sample is independent: inputs where pairs share them, else the pairs."""
+    return "inputs" if document["protocol"] == "all" else "pairs"
 
 
 def no_certificate(document: Document) -> str:
@@ -107,15 +126,12 @@ def protocol_sentence(document: Document) -> str:
     }.get(document["protocol"], f"{pairs} pairs were run (protocol {document['protocol']}).")
 
 
-def certificate_note(made: Mapping[str, Any]) -> str:
-    """What a certificate lacks, or that it is a theorem."""
+def certificate_note(made: Mapping[str, Any], of: str) -> str:
+    """What a certificate lacks, or that it is no theorem; `of` names what is counted as independent."""
     if made["bound"] is None:
-        return f"none: takes {number(made['n_needed'])} independent inputs, there are {number(made['n'])}"
+        return f"none: takes {number(made['n_needed'])} independent {of}, there are {number(made['n'])}"
     if made.get("reason") == "below_delta":
-        return (
-            f"short of the {percent(made['delta'])} asked for; {number(made['n_needed'])} independent inputs "
-            "would do"
-        )
+        return f"short of the {percent(made['delta'])} asked for; {number(made['n_needed'])} {of} would do"
     return "" if made["rigorous"] else "no theorem: usually safe, not for every distribution"
 
 
