@@ -4,7 +4,9 @@ A bound of rank k falls short of the percentile x_p exactly if at least k values
 needs no sorting. `experiments/certificates` does the same at length and through `certificate` itself.
 """
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from assay.rng import stream
 from assay.stats import certificate
 
 
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "certificates"
 # Effects of the clean input, of the corrupted one, and of the pair.
 EFFECTS = {
     "pair": (0.0, 0.0, 1.0),
@@ -109,3 +112,15 @@ def test_crossed_pairs_taken_for_independent_ones_fail_their_claim() -> None:
     for kind in ("clean", "both"):
         counts = below(kind, shape, p, n_trials, steps=False).sum(axis=(1, 2))
         assert (counts >= naive.order).mean() > naive.failure + 0.2
+
+
+def test_the_long_simulation_found_no_sound_certificate_wanting() -> None:
+    found = json.loads((EXPERIMENT / "coverage.json").read_text())["records"]
+    sound = [each for each in found if each["method"] in ("order-statistic", "ustat", "disjoint")]
+    assert len(sound) > 100
+    assert {each["sample"] for each in sound} == {each["sample"] for each in found}
+    for each in sound:
+        assert each["high"] >= each["stated"], each
+        assert each["low"] <= each["observed"] <= each["high"]
+    naive = [each for each in found if each["method"] == "as if independent"]
+    assert min(each["high"] for each in naive) < 0.6
