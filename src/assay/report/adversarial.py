@@ -267,15 +267,17 @@ def _heatmap(found: Mapping[str, Any]) -> dict[str, Any]:
     ]
     cells = [cell for panel in panels for row in panel["rows"] for cell in row["cells"]]
     exponent = _exponent(max((cell["value"] or 0.0 for cell in cells), default=0.0))
+    printed = len(columns) <= PRINTED_SIDE
     return {
         "exponent": str(exponent) if exponent else "",
         "scale": 10.0**exponent,
         "row_title": tail_words.field_name(str(found["rows_field"])),
         "column_title": tail_words.field_name(str(found["columns_field"])),
         "columns": column_names,
-        "panels": panels,
+        "panels": panels if printed else panels[:1],
+        "folded": [] if printed else panels[1:],
         "cut": " and ".join(cut),
-        "printed": len(columns) <= PRINTED_SIDE,
+        "printed": printed,
         "n_significant": sum(bool(each) for row in found.get("significant") or () for each in row),
         "n_sparse": sum(
             each < SPARSE
