@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "models tasks",
         "circuits",
         "execution",
-        "discovery metrics",
+        "discovery heads metrics",
         "adversarial",
         "store catalogue",
         "report",

@@ -1,0 +1,83 @@
+"""How well a score of heads tells a circuit's heads from the others."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64
+from scipy import stats as scipy_stats
+
+from assay.errors import ShapeError
+from assay.heads.scores import ranking
+from assay.measurement import plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """A score against membership in a circuit.
+
+    Attributes:
+        auroc: Probability that a random head of the circuit outranks a random other head, ties one half, in
+            [0, 1]; 0.5 is chance.
+        average_precision: Mean over the circuit's heads of the precision at their rank (tied heads share one
+            rank), in (0, 1]; chance is about k / H.
+        precision_at_k: Share of the k best heads that are in the circuit, in [0, 1].
+        k: Heads in the circuit.
+        n: Heads that have a score.
+        reason: `no_members` or `all_members` where undefined (all three are NaN), else None.
+    """
+
+    auroc: float
+    average_precision: float
+    precision_at_k: float
+    k: int
+    n: int
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON; undefined numbers are null."""
+        record: dict[str, Any] = plain(vars(self))
+        return record
+
+
+def separation(scores: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"]) -> Separation:
+    """AUROC, average precision and precision at k of a score for membership in a circuit.
+
+    AUROC is the Mann-Whitney statistic over k (H - k). Larger scores count as more likely members; take
+    magnitudes first where the sign does not matter. Heads without a score (NaN) are left out.
+
+    Args:
+        scores: Any real scale.
+        members: True at the heads of the circuit.
+
+    Raises:
+        ShapeError: If the two differ in length.
+
+    Example:
+        >>> separation(np.array([0.9, 0.1, 0.5, 0.5]), np.array([True, False, True, False])).auroc
+        0.875
+    """
+    if scores.shape != members.shape:
+        raise ShapeError(
+            f"there are {scores.shape} scores and {members.shape} membership flags; give one per head"
+        )
+    scored = ~np.isnan(scores)
+    scores, members = scores[scored], members[scored]
+    n, k = len(scores), int(members.sum())
+    if k in (0, n):
+        reason = "no_members" if k == 0 else "all_members"
+        return Separation(
+            auroc=math.nan, average_precision=math.nan, precision_at_k=math.nan, k=k, n=n, reason=reason
+        )
+    ranks = scipy_stats.rankdata(scores)
+    auroc = (float(ranks[members].sum()) - k * (k + 1) / 2) / (k * (n - k))
+    at_least = (scores[None, :] >= scores[members][:, None]).sum(axis=1)
+    hits = (scores[members][None, :] >= scores[members][:, None]).sum(axis=1)
+    return Separation(
+        auroc=auroc,
+        average_precision=float((hits / at_least).mean()),
+        precision_at_k=float(members[ranking(scores)[:k]].mean()),
+        k=k,
+        n=n,
+    )

@@ -1,0 +1,110 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from assay.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.heads import HeadScores, separation
+from assay.heads.scores import mean_over_examples, member_flags, ranking
+
+
+def some(values: list[float], **more: object) -> HeadScores:
+    return HeadScores(name="test", n_layers=2, n_heads=3, values=np.array(values), **more)
+
+
+def test_heads_are_numbered_layer_by_layer() -> None:
+    scores = some([0.0, 1, 2, 3, 4, 5])
+    assert scores[1, 0] == 3 == scores.table[1, 0]
+    assert scores.to_frame().query("layer == 1 and head == 2").value.item() == 5
+    assert repr(scores) == "HeadScores('test', 2 x 3 heads)"
+
+
+def test_ties_go_to_the_lower_layer_then_the_lower_head() -> None:
+    scores = some([1.0, 2, 2, -3, 2, 0])
+    assert scores.top(4) == ((0, 1), (0, 2), (1, 1), (0, 0))
+    assert scores.top(1, magnitude=True) == ((1, 0),)
+    assert scores.top(0) == ()
+    with pytest.raises(InputError, match="k is 7; 'test' has 6 heads"):
+        scores.top(7)
+
+
+def test_nan_ranks_last_with_a_warning() -> None:
+    with pytest.warns(DegenerateDataWarning, match="nan_scores: 1 of 3 heads"):
+        assert ranking(np.array([np.nan, -np.inf, 1.0])).tolist() == [2, 1, 0]
+
+
+def test_means_skip_excluded_examples_and_do_not_depend_on_their_order() -> None:
+    table = np.array([[1e16, 1.0], [np.nan, 5.0], [1.0, 2.0], [-1e16, 3.0]])
+    assert mean_over_examples(table).tolist() == [1 / 3, 2.0]
+    assert mean_over_examples(table[::-1].copy()).tolist() == [1 / 3, 2.0]
+    assert np.isnan(mean_over_examples(table[1:2])).all()
+
+
+def test_records_are_finite_json_without_the_per_example_table() -> None:
+    scores = some([np.nan, 0, 0, 0, 0, 0], per_example=np.full((2, 6), np.nan), reason="too_few")
+    record = json.loads(json.dumps(scores.to_dict(), allow_nan=False))
+    assert record["values"][0] is None
+    assert "per_example" not in record
+    assert scores.n_excluded == 2
+
+
+def test_tables_of_another_size_are_refused(unchecked: None) -> None:
+    with pytest.raises(ShapeError, match="values of 'test' has .5,. entries; 2 layers of 3 heads need 6"):
+        some([0.0] * 5)
+    with pytest.raises(ShapeError, match="per_example of 'test'"):
+        some([0.0] * 6, per_example=np.zeros((4, 5)))
+    with pytest.raises(InputError, match=r"head \(2, 0\) is out of range"):
+        some([0.0] * 6)[2, 0]
+
+
+def test_members_can_be_heads_or_flags() -> None:
+    flags = member_flags(((0, 1), (1, 2)), 2, 3)
+    assert flags.tolist() == [False, True, False, False, False, True]
+    assert member_flags(flags, 2, 3) is flags
+    with pytest.raises(InputError, match="out of range"):
+        member_flags(((0, 3),), 2, 3)
+    with pytest.raises(ShapeError, match=r"expected \(6,\)"):
+        member_flags(flags[:5], 2, 3)
+
+
+# ---- separation -----------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=2, max_size=30).filter(
+        lambda rows: len({member for _, member in rows}) == 2
+    )
+)
+def test_separation_is_that_of_scikit_learn(rows: list[tuple[int, bool]]) -> None:
+    scores, members = np.array([float(s) for s, _ in rows]), np.array([m for _, m in rows])
+    found = separation(scores, members)
+    assert found.auroc == pytest.approx(roc_auc_score(members, scores), abs=1e-12)
+    assert found.average_precision == pytest.approx(average_precision_score(members, scores), abs=1e-12)
+    assert separation(-scores, members).auroc == pytest.approx(1 - found.auroc, abs=1e-12)
+
+
+def test_separation_by_hand() -> None:
+    found = separation(np.array([3.0, 2.0, 1.0, 0.0]), np.array([True, False, True, False]))
+    assert found.auroc == 3 / 4
+    assert found.average_precision == (1 + 2 / 3) / 2
+    assert found.precision_at_k == 1 / 2
+    assert (found.k, found.n) == (2, 4)
+
+
+@pytest.mark.parametrize(("members", "reason"), [([False] * 3, "no_members"), ([True] * 3, "all_members")])
+def test_separation_needs_heads_on_both_sides(members: list[bool], reason: str) -> None:
+    found = separation(np.arange(3.0), np.array(members))
+    assert found.reason == reason
+    assert math.isnan(found.auroc)
+    assert found.to_dict()["auroc"] is None
+
+
+def test_heads_without_a_score_do_not_count(unchecked: None) -> None:
+    found = separation(np.array([np.nan, 2.0, 1.0]), np.array([True, True, False]))
+    assert (found.auroc, found.k, found.n) == (1.0, 1, 2)
+    with pytest.raises(ShapeError, match="give one per head"):
+        separation(np.zeros(3), np.zeros(2, dtype=bool))

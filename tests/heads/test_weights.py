@@ -1,0 +1,247 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.circuits import load_head_circuit
+from assay.errors import InputError, ShapeError, UnsupportedModelError
+from assay.heads import (
+    EffectiveRank,
+    answer_directions,
+    composition,
+    edge_test,
+    effective_rank,
+    member_ratio,
+    ov_norm,
+    product_singular_values,
+    sv_entropy,
+    weight_scores,
+)
+from assay.models import Model
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "calibrations"
+CASES = json.loads((GOLDEN / "effective_rank_moments.json").read_text())["effective_rank"]
+RANKS = {
+    EffectiveRank.ENTROPY: "entropy_effective_rank",
+    EffectiveRank.SINGULAR_VALUES: "sv_participation",
+    EffectiveRank.EIGENVALUES: "eig_participation",
+    EffectiveRank.STABLE: "stable_rank",
+}
+
+
+# ---- spectra --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{np.shape(case['matrix'])}")
+def test_golden_effective_ranks(case: dict[str, Any]) -> None:
+    s = np.linalg.svd(np.array(case["matrix"]), compute_uv=False)
+    for kind, name in RANKS.items():
+        assert effective_rank(s, kind) == pytest.approx(case[name], rel=1e-9)
+    if case["sv_entropy_nats"] is None:
+        assert math.isnan(sv_entropy(s))
+    else:
+        assert sv_entropy(s) == pytest.approx(case["sv_entropy_nats"], rel=1e-9, abs=1e-12)
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=8), st.floats(1e-90, 1e90))
+def test_effective_ranks_are_ordered_and_ignore_scale(values: list[float], scale: float) -> None:
+    s = np.array(values)
+    ranks = [float(effective_rank(s, kind)) for kind in EffectiveRank]
+    if s.max() < 1e-100:
+        return
+    entropy, singular, eigen, stable = ranks
+    assert 1 - 1e-9 <= stable <= eigen + 1e-9 <= singular + 2e-9
+    assert singular <= entropy + 1e-7 <= len(values) + 2e-7
+    assert [float(effective_rank(s * scale, kind)) for kind in EffectiveRank] == pytest.approx(
+        ranks, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 7), (3, 3, 3), (8, 1, 5)])
+def test_singular_values_are_those_of_the_product(shape: tuple[int, int, int]) -> None:
+    d_in, rank, d_out = shape
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(2, d_in, rank, dtype=torch.float64, generator=generator)
+    right = torch.randn(2, rank, d_out, dtype=torch.float64, generator=generator)
+    expected = torch.linalg.svdvals(left @ right)[:, :rank]
+    torch.testing.assert_close(product_singular_values(left, right), expected, rtol=1e-12, atol=1e-13)
+
+
+def literal_heads(model: Model) -> list[dict[str, np.ndarray]]:
+    """W_Q, W_K, W_V, W_O of every head, read off the block's channels one by one."""
+    found = []
+    for block in model.blocks:
+        channels, out = block.qkv_weight().double().numpy(), block.out_weight().double().numpy()
+        for head in range(model.n_heads):
+            group = head // (model.n_heads // model.n_kv_heads)
+            found.append(
+                {
+                    "q": channels[:, head],
+                    "k": channels[:, model.n_heads + group],
+                    "v": channels[:, model.n_heads + model.n_kv_heads + group],
+                    "o": out[head],
+                }
+            )
+    return found
+
+
+def test_spectra_are_those_of_the_full_matrices(model64: Model) -> None:
+    scores = weight_scores(model64)
+    for flat, head in enumerate(literal_heads(model64)):
+        for name, matrix in (("ov", head["v"] @ head["o"]), ("qk", head["q"] @ head["k"].T)):
+            s = np.linalg.svd(matrix, compute_uv=False)[: model64.d_head]
+            assert scores[f"{name}-spectral-norm"].values[flat] == pytest.approx(s[0], rel=1e-10)
+            assert scores[f"{name}-frobenius-norm"].values[flat] == pytest.approx(np.linalg.norm(matrix))
+            assert scores[f"{name}-sv-gap"].values[flat] == pytest.approx((s[0] - s[1]) / s[0], rel=1e-8)
+            for kind in EffectiveRank:
+                assert scores[f"{name}-{kind}"].values[flat] == pytest.approx(effective_rank(s, kind))
+        eigenvalues = np.linalg.eigvals(head["v"] @ head["o"])
+        copying = eigenvalues.real.sum() / np.abs(eigenvalues).sum()
+        assert scores["ov-copying"].values[flat] == pytest.approx(copying, rel=1e-8)
+
+
+def test_golden_spectra(golden: dict[str, Any], golden_model: Model) -> None:
+    scores = weight_scores(golden_model)
+    for name, key in {
+        "ov-spectral-norm": "ov_spectral_norm",
+        "ov-sv-entropy": "ov_sv_entropy",
+        "ov-entropy-rank": "ov_entropy_rank",
+        "qk-entropy-rank": "qk_entropy_rank",
+    }.items():
+        np.testing.assert_allclose(scores[name].values, golden[key], rtol=1e-9)
+
+
+def test_rotary_models_say_at_which_offset_the_scores_hold(model64: Model) -> None:
+    expected = {} if model64.family.key == "gpt2" else {"relative_offset": 0}
+    assert weight_scores(model64)["qk-spectral-norm"].details == expected
+    assert composition(model64).details == expected
+    assert weight_scores(model64)["ov-spectral-norm"].details == {}
+
+
+# ---- answer direction -----------------------------------------------------------------------------
+
+
+def test_golden_norm_along_the_answer(golden: dict[str, Any], golden_model: Model) -> None:
+    correct, incorrect = torch.tensor(golden["correct"]), torch.tensor(golden["incorrect"])
+    every = answer_directions(golden_model, correct, incorrect, max_pairs=None)
+    assert len(every) == len(set(zip(golden["correct"], golden["incorrect"], strict=True)))
+    expected = golden["ov_norm_answer_direction_distinct_pairs"]
+    np.testing.assert_allclose(ov_norm(golden_model, every).values, expected, rtol=1e-9)
+    first = answer_directions(golden_model, correct, incorrect, max_pairs=1)
+    np.testing.assert_allclose(ov_norm(golden_model, first).values, golden["ov_norm_first_pair"], rtol=1e-9)
+    assert len(answer_directions(golden_model, correct, incorrect)) == 10
+
+
+def test_norm_along_a_direction_is_that_of_the_full_matrix(model64: Model) -> None:
+    directions = answer_directions(model64, torch.tensor([3, 3, 4]), torch.tensor([5, 5, 4]))
+    assert directions.shape == (1, model64.d_model)  # a pair twice, and one of equal ids
+    expected = [
+        np.linalg.norm(head["v"] @ head["o"] @ directions[0].numpy()) for head in literal_heads(model64)
+    ]
+    np.testing.assert_allclose(ov_norm(model64, directions).values, expected, rtol=1e-10)
+
+
+def test_no_direction_no_norm(golden_model: Model) -> None:
+    none = answer_directions(golden_model, torch.tensor([1]), torch.tensor([1]))
+    scores = ov_norm(golden_model, none)
+    assert scores.reason == "no_direction"
+    assert np.isnan(scores.values).all()
+
+
+def test_impossible_directions_are_refused(golden_model: Model, unchecked: None) -> None:
+    with pytest.raises(ShapeError, match="give one each per example"):
+        answer_directions(golden_model, torch.tensor([1]), torch.tensor([1, 2]))
+    with pytest.raises(InputError, match="max_pairs is 0"):
+        answer_directions(golden_model, torch.tensor([1]), torch.tensor([2]), max_pairs=0)
+    with pytest.raises(InputError, match="output ids run from 1 to 97; the model has outputs 0 to 96"):
+        answer_directions(golden_model, torch.tensor([1]), torch.tensor([97]))
+    with pytest.raises(ShapeError, match=r"expected \[n, 64\]"):
+        ov_norm(golden_model, torch.zeros(2, 5, dtype=torch.float64))
+
+
+def test_an_unembedding_that_is_no_linear_map_is_refused(golden_model: Model) -> None:
+    odd = Model(golden_model.module, golden_model.family, name="odd")
+    odd.unembed_module = torch.nn.Identity()
+    with pytest.raises(UnsupportedModelError, match="the unembedding is a Identity"):
+        answer_directions(odd, torch.tensor([1]), torch.tensor([2]))
+
+
+def test_member_ratio_by_hand_and_where_it_is_undefined() -> None:
+    values, members = np.array([4.0, 2.0, 1.0, np.nan]), np.array([True, True, False, False])
+    assert member_ratio(values, members) == 3.0
+    assert math.isnan(member_ratio(values, np.zeros(4, dtype=bool)))
+    assert math.isnan(member_ratio(values, np.ones(4, dtype=bool)))
+    assert math.isnan(member_ratio(np.array([1.0, 0.0]), np.array([True, False])))
+
+
+# ---- composition ----------------------------------------------------------------------------------
+
+
+def test_golden_composition(golden: dict[str, Any], golden_model: Model) -> None:
+    found = composition(golden_model)
+    layer = np.arange(12) // 4
+    later = layer[:, None] < layer[None, :]
+    for name, expected in golden["composition"].items():
+        table = getattr(found, name)
+        np.testing.assert_allclose(table[later], np.array(expected)[later], rtol=1e-9)
+        assert np.isnan(table[~later]).all()
+
+
+def test_composition_is_that_of_the_full_matrices(model64: Model) -> None:
+    found, heads, norm = composition(model64), literal_heads(model64), np.linalg.norm
+    n = model64.n_heads
+    for sender in range(n):
+        for receiver in range(n, 2 * n):
+            ov, later = heads[sender]["v"] @ heads[sender]["o"], heads[receiver]
+            qk = later["q"] @ later["k"].T
+            for name, read in (("q", qk), ("k", qk.T), ("v", later["v"] @ later["o"])):
+                expected = norm(ov @ read) / norm(ov) / norm(read)
+                assert getattr(found, name)[sender, receiver] == pytest.approx(expected, rel=1e-9)
+                assert 0 <= expected <= 1
+
+
+def test_edge_test_by_hand() -> None:
+    table = np.full((6, 6), np.nan)
+    table[:2, 2:] = [[0.9, 0.1, 0.2, 0.3], [0.8, 0.2, 0.1, 0.2]]
+    table[2:4, 4:] = [[0.1, 0.7], [0.3, 0.2]]
+    edges = [(0, 0, 1, 0), (0, 1, 1, 0), (1, 0, 2, 1)]
+    found = edge_test(table, edges, n_heads=2)
+    a, b = np.array([0.9, 0.8, 0.7]), np.array([0.1, 0.2, 0.3, 0.2, 0.1, 0.2, 0.1, 0.3, 0.2])
+    se = math.sqrt(a.var(ddof=1) / 3 + b.var(ddof=1) / 9)
+    assert found.statistic == pytest.approx((a.mean() - b.mean()) / se)
+    assert (found.n_edges, found.n_others) == (3, 9)
+    assert found.p_value < 0.01
+    assert edge_test(-table, edges, n_heads=2).statistic == pytest.approx(-found.statistic)
+
+
+@pytest.mark.parametrize("edges", [[], [(0, 0, 1, 0)]])
+def test_fewer_than_two_edges_test_nothing(edges: list[tuple[int, int, int, int]]) -> None:
+    found = edge_test(np.random.default_rng(0).random((6, 6)), edges, n_heads=2)
+    assert found.reason == "too_few"
+    assert math.isnan(found.p_value)
+    assert found.to_dict()["statistic"] is None
+
+
+def test_equal_compositions_test_nothing() -> None:
+    edges = [(0, 0, 1, 0), (0, 0, 1, 1)]
+    assert edge_test(np.ones((6, 6)), edges, n_heads=2).reason == "zero_variance"
+
+
+@pytest.mark.parametrize("edge", [(1, 0, 0, 0), (0, 0, 0, 1), (0, 0, 3, 0), (0, 2, 1, 0)])
+def test_impossible_edges_are_refused(edge: tuple[int, int, int, int]) -> None:
+    with pytest.raises(InputError, match="does not join two heads of the model to a later layer"):
+        edge_test(np.ones((6, 6)), [edge], n_heads=2)
+
+
+def test_published_edges_fit_a_table_of_their_model() -> None:
+    circuit = load_head_circuit("ioi_gpt2_wang26")
+    table = np.random.default_rng(0).random((144, 144))
+    found = edge_test(table, circuit.head_edges, n_heads=12)
+    assert (found.n_edges, found.n_others) == (88, 66 * 144 - 88)
