@@ -112,7 +112,7 @@ def worst_case(
         n_corrupted,
         seed=seed,
         reuse_clean=reuse_clean,
-        independent=not _found_on(circuit, task) if independent is None else independent,
+        independent=not found_on(circuit, task) if independent is None else independent,
         enumerate=enumerate,
         max_pairs=max_pairs,
         prefix=PREFIX,
@@ -143,7 +143,7 @@ def run_sample(
     """`worst_case` on a sample that exists already; arguments as there."""
     started = time.perf_counter()
     measured = get_divergence(divergence)
-    facts = _facts(circuit, model, sample, measured, thresholds)
+    facts = facts_of(circuit, model, sample, measured, thresholds)
     record = facts["provenance"]
     job = {name: record[name] for name in record if name not in ("machine", "thresholds")}
     shelf = None if directory is None else Shelf(Path(directory), job)
@@ -172,26 +172,27 @@ def run_sample(
         sample=sample,
         facts=facts,
         thresholds=tuple(float(threshold) for threshold in thresholds),
-        notes=_notes(circuit, sample),
+        notes=notes_on(circuit, sample),
         seconds=time.perf_counter() - started,
         rerun=make_rerun(model, circuit, sample, measured),
     )
 
 
-def _found_on(circuit: Circuit, task: PairTask) -> bool:
+def found_on(circuit: Circuit, task: PairTask) -> bool:
     """Whether the circuit was discovered on the rows of this task."""
     found_on = circuit.provenance.get("task")
     return isinstance(found_on, dict) and found_on.get("data_hash") == task.data_hash
 
 
-def _facts(
+def facts_of(
     circuit: Circuit,
     model: Model,
     sample: PairSample,
-    divergence: Divergence,
+    divergence: str | Divergence | Kernel,
     thresholds: Sequence[float],
 ) -> dict[str, Any]:
     """What the document says of model, task and circuit, and the record behind the result."""
+    measured = get_divergence(divergence)
     provenance = {
         "library": library_version(),
         "model": model.describe(),
@@ -199,7 +200,7 @@ def _facts(
         "circuit": circuit.hash,
         "graph": circuit.graph.fingerprint,
         "ablation": "resample",
-        "divergence": divergence.key,
+        "divergence": measured.key,
         "thresholds": [float(threshold) for threshold in thresholds],
         "machine": {
             "device": str(model.device),
@@ -217,8 +218,8 @@ def _facts(
             "n_graph_edges": circuit.graph.n_edges,
         },
         "ablation": "resample",
-        "divergence": divergence.key,
-        "unit": divergence.unit,
+        "divergence": measured.key,
+        "unit": measured.unit,
         "provenance": provenance,
     }
 
@@ -232,7 +233,8 @@ def _name(circuit: Circuit) -> str:
     return "circuit"
 
 
-def _notes(circuit: Circuit, sample: PairSample) -> dict[str, str]:
+def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
+    """Named warnings about a circuit and a sample."""
     notes = {}
     if circuit.connected().n_edges == 0:
         notes["disconnected_circuit"] = (

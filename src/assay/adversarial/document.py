@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 from assay.adversarial.bounds import not_certified
-from assay.adversarial.fields import heatmaps
 from assay.adversarial.rows import count_pairs
 from assay.measurement import plain
 from assay.stats import Certificate, histogram
@@ -62,7 +61,7 @@ def as_document(result: "WorstCase") -> dict[str, Any]:
         "worst_corrupted": [vars(each) for each in inputs.corrupted],
         "fields": {
             "tests": result.field_tests,
-            "heatmaps": heatmaps(result.divergence, sample, sample.heatmap_fields, seed=sample.seed),
+            "heatmaps": result.heatmaps,
         },
         "search": result.search,
         "outside": result.outside,

@@ -30,9 +30,7 @@ def save_result(result: WorstCase, path: Path) -> Path:
         raise InputError(f"a worst-case result is saved as NAME.safetensors; got {path.name!r}")
     sample = result.sample
     arrays: dict[str, Tensor] = {
-        "divergence": torch.from_numpy(_narrow(result.divergence)),
-        "empty": torch.from_numpy(_narrow(result.empty)),
-        "argmax_differs": torch.from_numpy(result.argmax_differs.astype(np.uint8)),
+        name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in result.arrays().items()
     }
     if sample.pairs is not None:
         arrays["pairs"] = torch.from_numpy(sample.pairs)
@@ -110,12 +108,6 @@ def load_result(path: Path, *, model: Model | None, circuit: Circuit | None) -> 
         outside=document["outside"],
         explanation=document["explanation"],
     )
-
-
-def _narrow(values: np.ndarray) -> np.ndarray:
-    """float32 where that loses nothing, as for every result of a model in float32 or less."""
-    narrow = values.astype(np.float32)
-    return narrow if (narrow == values).all() else values
 
 
 def _read_record(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from assay.adversarial.bounds import not_certified, sample_certificate
 from assay.adversarial.document import CERTIFIED, SHOWN_INPUTS, as_document
 from assay.adversarial.exact import exact_comparison, exact_summary
-from assay.adversarial.fields import FieldTable, field_tests, known_fields, table_by_field
+from assay.adversarial.fields import FieldTable, field_tests, heatmaps, known_fields, table_by_field
 from assay.adversarial.inputs import PairSample
 from assay.adversarial.rows import WorstInput, WorstPair, describe_pairs, rank_inputs, rank_pairs
 from assay.circuits import Circuit
@@ -360,6 +360,11 @@ class WorstCase:
         """The records of every value that was tested, by ascending p-value."""
         return field_tests(self.divergence, self.sample, seed=self.sample.seed)
 
+    @cached_property
+    def heatmaps(self) -> list[dict[str, Any]]:
+        """Max, p99.9 and p99.99 over the pairs of fields that the task names, with tests of the cells."""
+        return heatmaps(self.divergence, self.sample, self.sample.heatmap_fields, seed=self.sample.seed)
+
     # ---- documents and files ----------------------------------------------------------------------
 
     @property
@@ -380,6 +385,14 @@ class WorstCase:
     def to_dict(self) -> dict[str, Any]:
         """The result as one JSON document: what `--json`, the store and the report read."""
         return as_document(self)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The values of all pairs by name, in float32 where that loses nothing."""
+        return {
+            "divergence": narrowed(self.divergence),
+            "empty": narrowed(self.empty),
+            "argmax_differs": self.argmax_differs,
+        }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `path` (`.safetensors`: divergences, indices, token ids) and a JSON document beside it.
@@ -422,3 +435,9 @@ class WorstCase:
             lines.append(f"  {name:<14}{shown}")
         lines += [f"  note: {message}" for message in self.warnings.values()]
         return "\n".join(lines)
+
+
+def narrowed(values: Float64[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """float32 where that loses nothing, as for every result of a model in float32 or less."""
+    narrow = values.astype(np.float32)
+    return narrow if (narrow == values).all() else values

@@ -7,6 +7,7 @@ variables, the variables over the file.
 
 import os
 
+import assay.cli.attack  # noqa: F401 - registers the command
 from assay.cli.commands import app
 
 

@@ -368,11 +368,14 @@ def _hand_over(records: list[dict[str, Any]], *, out: Path | None, as_json: bool
 @command
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="methods, metrics, tasks, ablations, objectives, models or results.")
+        str,
+        typer.Argument(
+            help="methods, metrics, tasks, ablations, objectives, divergences, models or results."
+        ),
     ],
     store: StoreOption = None,
     of: Annotated[
-        str | None, option("--kind", "Only results of this kind: audit, scores, measurement.")
+        str | None, option("--kind", "Only results of this kind: audit, scores, measurement, worst_case.")
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -412,8 +415,8 @@ def _result_line(identity: str, kind: str, created: str, provenance: Mapping[str
             value = value.get(key, {}) if isinstance(value, Mapping) else {}
         return value if isinstance(value, str) else ""
 
-    what = inside("metric", "key") or inside("method", "key") or inside("method")
-    task = inside("task", "name") or inside("measured", "name")
+    what = inside("metric", "key") or inside("method", "key") or inside("method") or inside("divergence")
+    task = inside("task", "name") or inside("measured", "name") or inside("sample", "task", "name")
     about = " ".join(part for part in (what, task and f"on {task}", f"in {inside('model', 'id')}") if part)
     return {"id": identity, "kind": kind, "created": created[:19], "about": about}
 
@@ -457,6 +460,10 @@ def show(
         )
     elif found.kind == "measurement":
         print_measurements([(found.provenance["task"]["name"], found.payload)])
+    elif found.kind == "worst_case":
+        from assay.cli.attack import print_worst_case
+
+        print_worst_case(found.payload)
     else:
         typer.echo(json.dumps(found.payload, indent=1))
 
@@ -465,7 +472,8 @@ def show(
 @command
 def report(
     identity: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="An audit's id.  [default: the newest audit]")
+        str | None,
+        typer.Argument(metavar="[ID]", help="Id of an audit or worst case.  [default: the newest audit]"),
     ] = None,
     store: StoreOption = None,
     out: Annotated[Path, option("--out", "HTML file to write.")] = DEFAULT_STORE / "report.html",
@@ -474,7 +482,7 @@ def report(
     config: ConfigOption = None,
     traceback: TracebackOption = False,
 ) -> None:
-    """Build the page of an audit again from the store."""
+    """Build the page of an audit or of a worst case again from the store."""
     from assay.report import save_report
     from assay.store import Store
 
@@ -486,9 +494,10 @@ def report(
         found = audits[-1]
     else:
         found = kept.get(identity)
-        if found.kind != "audit":
+        if found.kind not in ("audit", "worst_case"):
             raise InputError(
-                f"{found.id} is a {found.kind}; reports are made of audits, see `assay list results`"
+                f"{found.id} is a {found.kind}; reports are made of audits and worst cases, see `assay list "
+                "results`"
             )
     save_report(out, found.payload)
     if as_json:

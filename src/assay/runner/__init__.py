@@ -11,15 +11,28 @@ from assay.runner.stages import (
     measure_stored,
     runs_of,
 )
+from assay.runner.worst import (
+    DEFAULT_PAIRS,
+    DEFAULT_SIDE,
+    Sizes,
+    StoredWorstCase,
+    plan_worst_case,
+    sizes,
+    worst_case_stored,
+)
 from assay.tasks.load import DEFAULT_N
 
 
 __all__ = [
     "DEFAULT_N",
+    "DEFAULT_PAIRS",
+    "DEFAULT_SIDE",
     "Audit",
     "Draws",
     "Progress",
+    "Sizes",
     "Stage",
+    "StoredWorstCase",
     "audit",
     "check_options",
     "check_writable",
@@ -31,5 +44,8 @@ __all__ = [
     "plan",
     "plan_discovery",
     "plan_measurement",
+    "plan_worst_case",
     "runs_of",
+    "sizes",
+    "worst_case_stored",
 ]

@@ -1,0 +1,354 @@
+"""`assay attack`: how far a circuit departs from its model in the worst case, and what that proves."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from assay.cli.border import (
+    check_outputs,
+    command,
+    load,
+    make_room,
+    open_store,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    show_plan,
+)
+from assay.cli.commands import app
+from assay.cli.options import (
+    BatchOption,
+    ConfigOption,
+    CountOption,
+    DeviceOption,
+    DryRunOption,
+    JsonOption,
+    MethodOption,
+    ModelOption,
+    ObjectiveOption,
+    QuietOption,
+    SeedOption,
+    StepsOption,
+    StoreOption,
+    TargetOption,
+    TaskOption,
+    TracebackOption,
+    option,
+)
+from assay.errors import InputError, OutputError
+
+
+if TYPE_CHECKING:
+    from assay.adversarial import WorstCase
+
+SHOWN_PAIRS, SHOWN_FIELDS = 3, 10
+ROWS = ("mean", "std", "min", "p50", "p95", "p99", "p99.9", "p99.99", "max")
+
+
+@app.command()
+@command
+def attack(
+    circuit: Annotated[
+        str | None,
+        option("--circuit", "Circuit file or published circuit.  [default: one discovered, as audit does]"),
+    ] = None,
+    model: ModelOption = "mini",
+    task: TaskOption = "ioi",
+    protocol: Annotated[
+        str,
+        option(
+            "--protocol",
+            "all: every combination of clean and corrupted inputs; matched: prompts and their own "
+            "corruptions; iid: independent pairs; file: the task's own pairs.",
+        ),
+    ] = "all",
+    n_clean: Annotated[
+        int | None,
+        option("--n-clean", "Clean inputs of protocol all.  [default: 200, about a minute on mini]", min=1),
+    ] = None,
+    n_corrupted: Annotated[
+        int | None, option("--n-corrupted", "Corrupted inputs of protocol all.  [default: 200]", min=1)
+    ] = None,
+    n_pairs: Annotated[
+        int | None, option("--n-pairs", "Pairs of protocols matched and iid.  [default: 3000]", min=1)
+    ] = None,
+    enumerate: Annotated[  # noqa: A002 - the name of the Python argument
+        bool, option("--enumerate", "Run every distinct input once, with its probability, not a sample.")
+    ] = False,
+    reuse_clean: Annotated[
+        bool, option("--reuse-clean", "Corrupt the clean prompts of the sample, as the published runs did.")
+    ] = False,
+    divergence: Annotated[str, option("--divergence", "kl, reverse-kl, js, tv or logit-diff-gap.")] = "kl",
+    threshold: Annotated[
+        list[float] | None, option("--threshold", "Report the share of pairs above; repeat for several.")
+    ] = None,
+    percentile: Annotated[
+        list[float] | None,
+        option("--percentile", "Percentile to certify, as a share.  [default: 0.95, 0.99, 0.999]"),
+    ] = None,
+    delta: Annotated[float, option("--delta", "Confidence of a certificate.")] = 0.95,
+    epsilon: Annotated[
+        float | None,
+        option("--epsilon", "Take the order statistic this far above the percentile, as the paper does."),
+    ] = None,
+    method: MethodOption = "eap-ig-inputs",
+    objective: ObjectiveOption = None,
+    n: CountOption = None,
+    steps: StepsOption = 5,
+    target: TargetOption = 0.9,
+    edges: Annotated[
+        int | None, option("--edges", "Size of a discovered circuit, instead of --target.", min=1)
+    ] = None,
+    resume: Annotated[
+        Path | None, option("--resume", "Directory that keeps finished blocks, to go on after a stop.")
+    ] = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    batch_size: BatchOption = None,
+    store: StoreOption = None,
+    out: Annotated[
+        Path | None, option("--out", "Result to write: NAME.safetensors and NAME.json, or NAME.json alone.")
+    ] = None,
+    report: Annotated[Path | None, option("--report", "HTML page to write.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Find the worst case of a circuit over pairs of inputs, and bound its percentiles."""
+    from assay import runner
+    from assay.adversarial.divergence import get_divergence
+    from assay.adversarial.sampling import PROTOCOLS
+    from assay.errors import unknown_name
+    from assay.tasks import load_task
+
+    runner.check_options(method=method, task=task, objective=objective, device=device)
+    get_divergence(divergence)
+    if protocol not in PROTOCOLS:
+        raise unknown_name("protocol", protocol, PROTOCOLS)
+    size = runner.sizes(
+        protocol, n_clean=n_clean, n_corrupted=n_corrupted, n_pairs=n_pairs, enumerate=enumerate
+    )
+    if circuit is not None and edges is not None:
+        raise InputError("--edges sizes a discovered circuit, and --circuit gives one; choose one of them")
+    if out is not None and out.suffix not in (".safetensors", ".json"):
+        raise InputError(f"--out is {out}; give NAME.safetensors, or NAME.json for the document alone")
+    loaded = load(model, device)
+    given = None if circuit is None else _circuit(circuit, loaded.graph)
+    if dry_run:
+        stages = [runner.plan_worst_case(protocol, size)]
+        if given is None:
+            stages.insert(
+                0, runner.plan_discovery(loaded, method=method, n=n or runner.DEFAULT_N, steps=steps)
+            )
+        show_plan(loaded, n or runner.DEFAULT_N, stages, as_json=as_json)
+        return
+    check_outputs(out, report, store=store)
+    if resume is not None and resume.is_file():
+        raise OutputError(f"{resume} is a file; --resume takes a directory")
+    named = Path(task).suffix != ".jsonl"
+    # Of a named task the grammar counts; as many rows as are drawn would stand for the draw.
+    inputs = load_task(task, loaded, n=(1 if size.n_clean != 1 else 2) if named else None)
+    kept = open_store(store)
+    with progress_on_stderr(quiet=quiet) as progress:
+        if given is None:
+            given = runner.runs_of(
+                loaded,
+                task if named else inputs,
+                None,
+                method=method,
+                objective=objective,
+                ablation="resample",
+                n=n,
+                steps=steps,
+                target=target,
+                top=edges,
+                batch_size=batch_size,
+                seed=seed,
+                store=kept,
+                progress=progress,
+            ).circuit
+        found = runner.worst_case_stored(
+            given,
+            loaded,
+            inputs,
+            protocol,
+            size,
+            seed=seed,
+            divergence=divergence,
+            thresholds=threshold or (),
+            reuse_clean=reuse_clean,
+            enumerate=enumerate,
+            directory=resume,
+            store=kept,
+            progress=progress,
+        )
+    document = found.result.to_dict()
+    if percentile or epsilon is not None or delta != 0.95:
+        document["certificates"] = _certificates(found.result, percentile, delta, epsilon)
+    _hand_over(found.result, document, out=out, report=report, as_json=as_json, quiet=quiet)
+    if not as_json:
+        cached = " (taken from the store)" if found.cached else ""
+        typer.echo(f"result   {found.result.id}{cached}")
+
+
+def _circuit(name: str, graph: Any) -> Any:
+    """The circuit of a file, or a published one by name."""
+    from assay.circuits import load_circuit
+    from assay.circuits.published import published_circuit, published_circuits
+
+    if not Path(name).exists() and name in published_circuits():
+        return published_circuit(name)
+    return load_circuit(name, graph)
+
+
+def _certificates(
+    result: "WorstCase", percentiles: Sequence[float] | None, delta: float, epsilon: float | None
+) -> list[dict[str, Any]]:
+    """The certificates asked for; for crossed inputs the published bound beside the sound one."""
+    from assay.adversarial.document import CERTIFIED
+
+    crossed = result.sample.pairs is None and not result.sample.enumerated
+    methods = (None, "published") if crossed else (None,)
+    return [
+        result.certificate(share, delta=delta, epsilon=epsilon, method=method).to_dict()
+        for share in percentiles or CERTIFIED
+        for method in methods
+    ]
+
+
+def _hand_over(
+    result: "WorstCase",
+    document: Mapping[str, Any],
+    *,
+    out: Path | None,
+    report: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """The result to files and to stdout."""
+    from assay.circuits import write_atomically
+    from assay.report import save_report
+
+    if out is not None and out.suffix == ".json":
+        write_atomically(make_room(out), json.dumps(document, indent=1, allow_nan=False).encode())
+    elif out is not None:
+        result.save(make_room(out))
+    if report is not None:
+        save_report(report, document)
+    if as_json:
+        print_json(document)
+        return
+    if not quiet:
+        for warning in document["warnings"]:
+            typer.echo(f"note: {warning['message']}", err=True)
+    print_worst_case(document)
+    for name, path in (("written", out), ("report", report)):
+        if path is not None:
+            typer.echo(f"{name:<9}{path}")
+
+
+def print_worst_case(document: Mapping[str, Any]) -> None:
+    """A worst-case document for reading: percentiles, certificates, worst pairs, worse field values."""
+    from assay.report import tail_verdict
+
+    typer.echo(tail_verdict(document))
+    typer.echo()
+    _print_summary(document)
+    if document["certificates"]:
+        typer.echo()
+        _print_certificates(document)
+    if document["worst"]:
+        typer.echo()
+        _print_pairs(document["worst"][:SHOWN_PAIRS])
+    typer.echo()
+    _print_fields(document["fields"]["tests"])
+    typer.echo()
+
+
+def _print_summary(document: Mapping[str, Any]) -> None:
+    summary, anchor = document["summary"], document["anchor"]
+    circuit = document["circuit"]
+    rows = [
+        [
+            key,
+            _number(summary["absolute"][key]),
+            _number(summary["z"].get(key)),
+            _number(anchor["absolute"][key]),
+        ]
+        for key in ROWS
+    ]
+    title = (
+        f"{document['divergence']} in {document['unit']} over {document['n_pairs']:,} pairs "
+        f"(protocol {document['protocol']}), circuit of {circuit['n_edges']:,} of "
+        f"{circuit['n_graph_edges']:,} edges"
+    )
+    typer.echo(title)
+    print_table("", ["", "circuit", "z", "empty"], rows, right="circuit z empty")
+    shares = [
+        ("most likely token differs", summary["argmax_differs"]),
+        ("worse than the empty circuit", anchor["share_above"]),
+        *((f"above {each['threshold']:g}", each["share"]) for each in summary["above"]),
+    ]
+    typer.echo("   ".join(f"{name}: {share:.3%}" for name, share in shares))
+
+
+def _print_certificates(document: Mapping[str, Any]) -> None:
+    rows = [
+        [
+            f"{100 * each['percentile']:.10g}",
+            "none" if each["bound"] is None else _number(each["bound"]),
+            "" if each["confidence"] is None else f"{each['confidence']:.4f}",
+            each["method"] + ("" if each["rigorous"] else " (approximate)"),
+            f"{each['n']:,}" + (f" of {each['n_needed']:,} needed" if each["n_needed"] else ""),
+        ]
+        for each in document["certificates"]
+    ]
+    columns = ["percentile", "bound", "confidence", "method", "independent"]
+    print_table("", columns, rows, right="percentile bound confidence")
+
+
+def _print_pairs(pairs: Sequence[Mapping[str, Any]]) -> None:
+    for pair in pairs:
+        times = f", {pair['multiplicity']} times" if pair["multiplicity"] > 1 else ""
+        typer.echo(
+            f"{pair['rank']}. {_number(pair['divergence'])} (empty circuit {_number(pair['empty'])}{times})"
+        )
+        typer.echo(f"   clean      {pair['clean']['text']!r}")
+        typer.echo(f"   corrupted  {pair['corrupted']['text']!r}")
+        answer = pair["answer"]
+        for run, tokens in pair["top"].items():
+            shown = "  ".join(f"{each['token']!r} {each['logit']:.2f}" for each in tokens)
+            rank = "" if answer is None else f"  (answer {answer['text']!r} ranks {answer['rank'][run]})"
+            typer.echo(f"   {run:<11}{shown}{rank}")
+
+
+def _print_fields(tests: Sequence[Mapping[str, Any]]) -> None:
+    worse = [test for test in tests if test["significant"]]
+    if not worse:
+        typer.echo(f"no field value is significantly worse than the rest ({len(tests)} tested)")
+        return
+    rows = [
+        [
+            test["field"],
+            str(test["value"]),
+            _number(test["mean"]),
+            f"{test['exceed']:.2%}",
+            f"{test['q_value']:.3g}",
+            str(test["n_inputs"]),
+        ]
+        for test in worse[:SHOWN_FIELDS]
+    ]
+    title = f"significantly worse values ({len(worse)} of {len(tests)} tested, 5 % false discoveries)"
+    typer.echo(title)
+    columns = ["field", "value", "mean", "worst-1-%", "q", "inputs"]
+    print_table("", columns, rows, right="mean worst-1-% q inputs")
+
+
+def _number(value: float | None) -> str:
+    """Four significant digits; nothing where undefined."""
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,141 @@
+"""The worst case as a stage: taken from the store where the same pairs were run before."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from assay.adversarial import WorstCase, run_sample, sample_pairs
+from assay.adversarial.attack import PREFIX, facts_of, found_on, notes_on
+from assay.adversarial.sampling import MAX_PAIRS
+from assay.adversarial.sanity import make_rerun
+from assay.circuits import Circuit
+from assay.errors import InputError
+from assay.measurement import record_id
+from assay.models import Model
+from assay.runner.job import Stage
+from assay.runner.stages import Progress
+from assay.store import Store
+from assay.tasks import PairTask
+
+
+# Inputs a side, and pairs, of a run that nobody sized: about a minute on the embedded model. 3,000
+# independent pairs are the fewest in round numbers that bound the 99.9th percentile.
+DEFAULT_SIDE, DEFAULT_PAIRS = 200, 3000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How many inputs or pairs a protocol draws; see `sizes`."""
+
+    n_clean: int
+    n_corrupted: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredWorstCase:
+    """A worst case and where it came from.
+
+    Attributes:
+        result: The result.
+        cached: Whether the store held it.
+    """
+
+    result: WorstCase
+    cached: bool
+
+
+def sizes(
+    protocol: str,
+    *,
+    n_clean: int | None = None,
+    n_corrupted: int | None = None,
+    n_pairs: int | None = None,
+    enumerate: bool = False,  # noqa: A002 - the name users know
+) -> Sizes:
+    """The sizes of a sample, each protocol's own by default.
+
+    Raises:
+        InputError: For a count that the protocol has no use for.
+    """
+    useless = {
+        "all": {"n_pairs": n_pairs},
+        "file": {"n_clean": n_clean, "n_corrupted": n_corrupted, "n_pairs": n_pairs},
+    }.get(protocol, {"n_clean": n_clean, "n_corrupted": n_corrupted})
+    if enumerate:
+        useless = {"n_clean": n_clean, "n_corrupted": n_corrupted, "n_pairs": n_pairs}
+    given = [name.replace("_", "-") for name, count in useless.items() if count is not None]
+    if given:
+        what = "an enumeration" if enumerate else f"protocol {protocol!r}"
+        own = {"all": "--n-clean and --n-corrupted", "file": "no count"}.get(protocol, "--n-pairs")
+        raise InputError(f"{what} has no use for --{given[0]}; it takes {'no count' if enumerate else own}")
+    if protocol == "all":
+        return Sizes(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
+    return Sizes(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)
+
+
+def plan_worst_case(protocol: str, size: Sizes) -> Stage:
+    """Passes over single prompts at most: one per input, and per pair what is not shared."""
+    n_inputs = size.n_clean + size.n_corrupted
+    n_pairs = size.n_clean * size.n_corrupted if protocol == "all" else size.n_clean
+    return Stage(name="attack", runs=1, passes=n_inputs + n_pairs)
+
+
+def worst_case_stored(
+    circuit: Circuit,
+    model: Model,
+    task: PairTask,
+    protocol: str,
+    size: Sizes,
+    *,
+    seed: int = 0,
+    divergence: str = "kl",
+    thresholds: Sequence[float] = (),
+    reuse_clean: bool = False,
+    enumerate: bool = False,  # noqa: A002 - the name users know
+    max_pairs: int = MAX_PAIRS,
+    directory: str | os.PathLike[str] | None = None,
+    store: Store | None = None,
+    progress: Progress | None = None,
+) -> StoredWorstCase:
+    """`assay.worst_case`, its numbers taken from the store where they were computed before."""
+    sample = sample_pairs(
+        task,
+        protocol,
+        size.n_clean,
+        size.n_corrupted,
+        seed=seed,
+        reuse_clean=reuse_clean,
+        independent=not found_on(circuit, task),
+        enumerate=enumerate,
+        max_pairs=max_pairs,
+        prefix=PREFIX,
+    )
+    facts = facts_of(circuit, model, sample, divergence, thresholds)
+    kind, record = "worst_case", facts["provenance"]
+    identity = record_id(kind, record)
+    if store is not None and store.has(identity):
+        found = store.get(identity)
+        result = WorstCase(
+            divergence=found.arrays["divergence"].double().numpy(),
+            empty=found.arrays["empty"].double().numpy(),
+            argmax_differs=found.arrays["argmax_differs"].bool().numpy(),
+            sample=sample,
+            facts=facts,
+            thresholds=tuple(thresholds),
+            notes=notes_on(circuit, sample),
+            seconds=float(found.payload["seconds"]),
+            rerun=make_rerun(model, circuit, sample, divergence),
+        )
+        return StoredWorstCase(result=result, cached=True)
+    result = run_sample(
+        circuit,
+        model,
+        sample,
+        divergence=divergence,
+        thresholds=thresholds,
+        directory=directory,
+        progress=progress,
+    )
+    if store is not None:
+        store.put(kind, record, result.to_dict(), result.arrays())
+    return StoredWorstCase(result=result, cached=False)

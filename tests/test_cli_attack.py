@@ -1,0 +1,147 @@
+"""`assay attack`: what it prints, writes, takes from the store and refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from assay.adversarial import WorstCase
+from assay.circuits import Circuit
+from assay.cli import app
+from assay.models import load_model
+
+
+Run = Callable[..., Any]
+TINY = ("--n-clean", "2", "--n-corrupted", "2")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, ["attack", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def circuit_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A circuit of `mini` that needs no discovery: all but the last MLP's edges."""
+    graph = load_model("mini").graph
+    mask = graph.valid.clone()
+    mask[graph.mlp_source(graph.n_layers - 1)] = False
+    return str(Circuit(graph=graph, mask=mask).save(tmp_path_factory.mktemp("circuit") / "c.safetensors"))
+
+
+@pytest.mark.parametrize("task", ["ioi", "greater_than", "docstring"])
+def test_each_task_of_the_embedded_model(task: str, run: Run, circuit_file: str) -> None:
+    result = run("--task", task, "--circuit", circuit_file, "--n-clean", "12", "--n-corrupted", "9")
+    assert result.exit_code == 0, result.stderr
+    for piece in ("over 108 pairs", "empty", "p99.99", "1. ", "clean ", "corrupted ", "result "):
+        assert piece in result.stdout, piece
+    assert "note: " in result.stderr
+
+
+def test_json_is_one_document_and_the_second_call_takes_it_from_the_store(
+    run: Run, circuit_file: str
+) -> None:
+    arguments = ("--circuit", circuit_file, "--protocol", "iid", "--n-pairs", "70", "--threshold", "0.01")
+    first = run(*arguments, "--json")
+    document = json.loads(first.stdout)
+    assert document["kind"] == "worst_case"
+    assert document["n_pairs"] == 70
+    assert [each["threshold"] for each in document["summary"]["above"]] == [0.01]
+    assert [each["percentile"] for each in document["certificates"]] == [0.95, 0.99, 0.999]
+    assert document["search"] is document["outside"] is document["explanation"] is None
+    second = run(*arguments)
+    assert "(taken from the store)" in second.stdout
+    assert json.loads(run(*arguments, "--json").stdout) == document
+
+
+def test_a_circuit_of_a_given_size_is_discovered(run: Run) -> None:
+    arguments = ("--edges", "60", "--n", "8", "--steps", "1", "--protocol", "matched", "--n-pairs", "5")
+    result = run(*arguments, "--json", "--quiet")
+    document = json.loads(result.stdout)
+    assert 0 < document["circuit"]["n_edges"] <= 60
+    assert document["circuit"]["name"] == "eap-ig-inputs"
+    assert "attack" not in result.stderr
+
+
+def test_files_and_pages(run: Run, circuit_file: str, tmp_path: Path) -> None:
+    arguments = ("--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5")
+    assert run(*arguments, "--out", "deep/w.safetensors", "--report", "deep/w.html").exit_code == 0
+    loaded = WorstCase.load(tmp_path / "deep/w.safetensors")
+    assert loaded.divergence.shape == (6, 5)
+    assert "<html" in (tmp_path / "deep/w.html").read_text()[:200]
+    assert run(*arguments, "--out", "w.json").exit_code == 0
+    assert json.loads((tmp_path / "w.json").read_text())["n_pairs"] == 30
+    identity = loaded.id
+    shown = CliRunner().invoke(app, ["show", identity])
+    assert "over 30 pairs" in shown.stdout
+    page = CliRunner().invoke(app, ["report", identity, "--out", "again.html"])
+    assert page.exit_code == 0
+    assert (tmp_path / "again.html").exists()
+
+
+def test_a_directory_of_blocks_is_used(run: Run, circuit_file: str, tmp_path: Path) -> None:
+    arguments = ("--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5", "--resume", "blocks")
+    assert run(*arguments).exit_code == 0
+    assert {path.name for path in (tmp_path / "blocks").iterdir()} == {
+        "job.json",
+        "block-000000.safetensors",
+    }
+
+
+def test_certificates_as_asked(run: Run, circuit_file: str) -> None:
+    arguments = ("--circuit", circuit_file, "--protocol", "iid", "--n-pairs", "80", "--json")
+    found = json.loads(run(*arguments, "--percentile", "0.9", "--epsilon", "0.05").stdout)
+    assert [(each["percentile"], each["order"]) for each in found["certificates"]] == [(0.9, 76)]
+
+
+def test_a_jsonl_file_of_pairs(run: Run, circuit_file: str, tmp_path: Path) -> None:
+    lines = [{"clean": [5, 6, 7], "corrupted": [8, 6, 7], "answers": [9], "kind": kind} for kind in "ab"]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    result = run("--task", "own.jsonl", "--circuit", circuit_file, "--protocol", "file", "--json")
+    document = json.loads(result.stdout)
+    assert (document["n_pairs"], document["n_distinct_clean"]) == (2, 1)
+
+
+def test_a_dry_run_counts_passes_and_runs_nothing(run: Run, tmp_path: Path) -> None:
+    result = run("--dry-run", "--json")
+    document = json.loads(result.stdout)
+    assert document["stages"][-1] == {"stage": "attack", "runs": 1, "passes": 40_400}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--protocol", "mached"), "did you mean 'matched'"),
+        (("--protocol", "iid", "--n-clean", "5"), "protocol 'iid' has no use for --n-clean"),
+        (("--n-pairs", "5"), "it takes --n-clean and --n-corrupted"),
+        (("--enumerate", "--n-clean", "5"), "an enumeration has no use for --n-clean"),
+        (("--enumerate", "--circuit", "FILE"), r"620,928 distinct clean and 60,230,016 distinct"),
+        (("--divergence", "klx"), "unknown divergence 'klx'"),
+        (("--out", "w.pt"), "give NAME.safetensors, or NAME.json"),
+        (("--edges", "5", "--circuit", "x"), "choose one of them"),
+        (("--percentile", "1.2", "--circuit", "FILE", *TINY), "percentile"),
+        (
+            ("--percentile", "0.9999", "--epsilon", "0.0005", "--circuit", "FILE", *TINY),
+            "take epsilon < 0.0001",
+        ),
+    ],
+)
+def test_wrong_usage_is_named_and_ends_with_2(
+    arguments: tuple[str, ...], message: str, run: Run, circuit_file: str
+) -> None:
+    result = run(*(circuit_file if each == "FILE" else each for each in arguments))
+    assert result.exit_code == 2
+    assert message in result.stderr
