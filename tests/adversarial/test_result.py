@@ -1,0 +1,555 @@
+"""Statistics, certificates, worst pairs, fields and files of a result."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from assay.adversarial import PairSample, PromptSet, WorstCase, worst_case
+from assay.adversarial.exact import exact_comparison, exact_quantiles, exact_summary
+from assay.adversarial.result import Logits, Rerun
+from assay.circuits import Circuit
+from assay.errors import (
+    DegenerateDataWarning,
+    FileFormatError,
+    GraphMismatchError,
+    InconsistentRunError,
+    InputError,
+    UnknownNameError,
+)
+from assay.models import Model, load_model
+from assay.stats import all_pairs_order_failure, percentile_confidence
+from assay.tasks import PairTask
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "adversarial"
+
+
+def inputs(n: int, *, first: int = 0, **fields: list[Any]) -> PromptSet:
+    """N different one-token inputs, or repeated ones where `first` says so."""
+    return PromptSet(
+        tokens=(torch.arange(n) + first)[:, None],
+        lengths=torch.ones(n, dtype=torch.long),
+        positions=torch.zeros(n, dtype=torch.long),
+        fields=fields,
+    )
+
+
+def made_of(
+    values: np.ndarray,
+    *,
+    clean: PromptSet | None = None,
+    corrupted: PromptSet | None = None,
+    empty: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    **facts: Any,
+) -> WorstCase:
+    """A result of given divergences, without a model behind it."""
+    listed = values.ndim == 1
+    n_clean, n_corrupted = (len(values), len(values)) if listed else values.shape
+    sample = PairSample(
+        protocol="iid" if listed else "all",
+        clean=inputs(n_clean) if clean is None else clean,
+        corrupted=inputs(n_corrupted, first=1000) if corrupted is None else corrupted,
+        pairs=np.stack([np.arange(n_clean)] * 2, axis=1) if listed else None,
+        weights=weights,
+        population={"clean": None, "corrupted": None},
+        streams={},
+        task={"name": "made"},
+        **facts,
+    )
+    circuit = {"hash": "0", "name": "circuit", "n_edges": 5, "n_graph_edges": 9}
+    return WorstCase(
+        divergence=values,
+        empty=values * 2 if empty is None else empty,
+        argmax_differs=values > 1,
+        sample=sample,
+        facts={
+            "model": {"id": "none"},
+            "task": {"name": "made"},
+            "circuit": circuit,
+            "ablation": "resample",
+            "divergence": "kl",
+            "unit": "nats",
+            "provenance": {"sample": sample.describe()},
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_module: Callable[..., nn.Module]) -> Model:
+    return load_model(tiny_module("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def circuit(tiny: Model) -> Circuit:
+    draw = torch.rand(tiny.graph.valid.shape, generator=torch.Generator().manual_seed(0))
+    return Circuit(graph=tiny.graph, mask=tiny.graph.valid & (draw < 0.6))
+
+
+@pytest.fixture(scope="module")
+def measured(tiny: Model, circuit: Circuit, ids_task: Callable[..., PairTask]) -> WorstCase:
+    """12 x 9 draws of 8 rows, so inputs repeat."""
+    return worst_case(circuit, tiny, ids_task(), n_clean=12, n_corrupted=9, thresholds=(0.5, 1.0))
+
+
+# ---------------------------------------------------------------------------------------------- statistics
+
+
+def test_the_golden_statistics() -> None:
+    with np.load(GOLDEN / "stats_input.npz") as stored:
+        values = stored["kl"]
+        fields = {name: stored[name].tolist() for name in ("field1", "field2")}
+    expected = json.loads((GOLDEN / "stats_expected.json").read_text())
+    worst = made_of(values, clean=inputs(len(values), **fields))
+    summary = worst.summary()
+    assert list(summary) == ["absolute", "z"]
+    percentiles = ["p25", "p50", "p75", "p95", "p99", "p99.9", "p99.99"]
+    assert list(summary["absolute"]) == ["count", "mean", "std", "min", *percentiles, "max"]
+    assert list(summary["z"]) == ["min", *percentiles, "max"]
+    for kind, stored in (("absolute", expected["summary_abs"]), ("z", expected["summary_z"])):
+        ours = {f"{key[1:]}%" if key.startswith("p") else key: value for key, value in summary[kind].items()}
+        assert ours == pytest.approx(stored, rel=1e-9)
+    histogram = worst.histogram()
+    assert histogram.counts.tolist() == expected["histogram_counts"]
+    np.testing.assert_allclose(histogram.edges[[0, -1]], expected["histogram_edges_first_last"])
+    from assay.adversarial.rows import rank_pairs
+
+    assert rank_pairs(values, worst.sample, 10, distinct=True).place.tolist() == expected["top10_indices"]
+    table = worst.by_field("field1", "field2", percentile=0.999)
+    largest = worst.by_field("field1", "field2")
+    for cell, stored in expected["heatmap_field1_field2"].items():
+        row, column = cell.split("|")
+        at = table.rows.index(row), table.columns.index(column)
+        assert table.n[at] == (0 if stored is None else stored["n"])
+        if stored is not None:
+            assert table.values[at] == pytest.approx(stored["99.9%"], rel=1e-9)
+            assert largest.max[at] == pytest.approx(stored["max"], rel=1e-9)
+            assert table.mean[at] == pytest.approx(stored["mean"], rel=1e-9)
+        else:
+            assert np.isnan(table.values[at])
+
+
+def test_shares_and_the_anchor_by_hand() -> None:
+    worst = made_of(np.array([[0.5, 2.0], [3.0, 0.0]]), empty=np.array([[1.0, 1.0], [4.0, 0.0]]))
+    assert worst.share_argmax_differs == 0.5
+    assert worst.share_above(0.4) == 0.75
+    anchor = worst.anchor
+    assert anchor.ratio_of_means == pytest.approx(5.5 / 6)
+    assert anchor.share_above == 0.25
+    assert anchor.absolute["max"] == 4
+    # Row means 1.25, 1.5 and column means 1.75, 1.0: both variances over two.
+    assert worst.mean_standard_error == pytest.approx(np.sqrt(0.03125 / 2 + 0.28125 / 2))
+
+
+def test_few_pairs_are_noted() -> None:
+    assert "p99.9 and p99.99 rest on 999 pairs" in made_of(np.arange(999.0)).warnings["few_tail_points"]
+    assert "p99.9 " not in made_of(np.arange(1000.0)).warnings["few_tail_points"]
+    assert "few_tail_points" not in made_of(np.arange(10_000.0)).warnings
+
+
+# --------------------------------------------------------------------------------------------- enumeration
+
+
+def test_exact_percentiles_are_those_of_the_distribution() -> None:
+    values, weights = np.array([4.0, 1.0, 2.0]), np.array([0.05, 0.9, 0.05])
+    assert exact_quantiles(values, weights, [0.5, 0.9, 0.91, 0.95, 0.96]).tolist() == [1, 1, 2, 2, 4]
+    summary = exact_summary(values, weights, thresholds=[1.0])
+    assert summary.absolute["mean"] == pytest.approx(1.2)
+    assert summary.absolute["std"] == pytest.approx(np.sqrt(0.05 * 2.8**2 + 0.9 * 0.2**2 + 0.05 * 0.8**2))
+    assert summary.absolute["p99"] == 4
+    assert summary.exceedance == pytest.approx({1.0: 0.1})
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=12),
+    st.floats(0.01, 0.99),
+)
+def test_weights_act_like_repetitions(drawn: list[tuple[int, int]], p: float) -> None:
+    values = np.array([float(value) for value, _ in drawn])
+    counts = np.array([count for _, count in drawn])
+    repeated = np.sort(np.repeat(values, counts))
+    expected = repeated[int(np.ceil(p * len(repeated) - 1e-9)) - 1]
+    assert exact_quantiles(values, counts / counts.sum(), [p])[0] == expected
+
+
+def test_an_exact_comparison_weighs_pairs() -> None:
+    values, anchor = np.array([1.0, 2.0, 6.0]), np.array([2.0, 4.0, 3.0])
+    alike = exact_comparison(values, anchor, np.full(3, 1 / 3))
+    assert alike.spearman == pytest.approx(0.5)
+    assert alike.ratio_of_means == pytest.approx(1.0)
+    assert exact_comparison(values, anchor, np.array([0.5, 0.4, 0.1])).share_above == pytest.approx(0.1)
+    constant = exact_comparison(values, np.ones(3), np.full(3, 1 / 3))
+    assert np.isnan(constant.spearman)
+
+
+def test_an_enumerated_population_needs_no_certificate() -> None:
+    worst = made_of(np.array([[1.0, 2.0], [3.0, 4.0]]), weights=np.full((2, 2), 0.25))
+    found = worst.certificate(0.75)
+    assert (found.bound, found.failure, found.method, found.rigorous) == (3.0, 0.0, "exact", True)
+    assert worst.maximum_exceedance() == 0
+    with pytest.raises(InputError, match="the percentile is exact; leave method 'ustat' out"):
+        worst.certificate(0.75, method="ustat")
+    assert worst.to_dict()["enumerated"] is True
+
+
+# -------------------------------------------------------------------------------------------- certificates
+
+
+def test_independent_pairs_are_certified_by_an_order_statistic() -> None:
+    worst = made_of(np.arange(1.0, 1001.0))
+    assert worst.certificate(0.99).order == 996
+    published = worst.certificate(0.95, epsilon=0.01)
+    assert (published.order, published.bound) == (960, 960.0)
+    assert published.confidence == pytest.approx(percentile_confidence(1000, 0.95, 0.01))
+    assert worst.maximum_exceedance() == pytest.approx(1 - 0.05 ** (1 / 1000))
+
+
+def test_crossed_inputs_are_certified_by_the_smaller_side() -> None:
+    values = np.random.default_rng(0).random((400, 300))
+    worst = made_of(values)
+    found = worst.certificate(0.95)
+    assert (found.method, found.n, found.rigorous) == ("ustat", 300, True)
+    assert not worst.certificate(0.95, method="published").rigorous
+    short = worst.certificate(0.999)
+    assert (short.bound, short.reason, short.n_needed) == (None, "too_few", 2995)
+    methods = [each["method"] for each in worst.to_dict()["certificates"]]
+    assert methods == ["ustat", "published"] * 3
+
+
+def test_a_family_splits_the_failure() -> None:
+    worst = made_of(np.arange(1.0, 1001.0))
+    alone, family = worst.certificates([0.95, 0.99]), worst.certificates([0.95, 0.99], family=True)
+    assert [each.order for each in family] == [964, 997]
+    assert all(low.bound <= high.bound for low, high in zip(alone, family, strict=True))  # type: ignore[operator]
+    with pytest.raises(InputError, match="no percentiles"):
+        worst.certificates([])
+
+
+def test_samples_that_support_no_certificate_say_why() -> None:
+    values = np.random.default_rng(0).random((100, 100))
+    reused = made_of(values, reuse_clean=True, paired=True)
+    with pytest.raises(InputError, match="reuse_clean.*sample again without"):
+        reused.certificate(0.95)
+    with pytest.raises(InputError, match="bounds nothing beyond itself"):
+        reused.maximum_exceedance()
+    document = reused.to_dict()
+    assert document["certificates"] == []
+    assert document["maximum_exceedance"] is None
+    assert "not_certified" in [warning["name"] for warning in document["warnings"]]
+
+
+def test_rows_taken_in_order_count_half() -> None:
+    values = np.random.default_rng(0).random((300, 300))
+    worst = made_of(values, paired=True, own_rows=True)
+    found = worst.certificate(0.95)
+    assert (found.n, found.n_values, found.method) == (150, 300 * 299, "ustat")
+    off = np.sort(values[~np.eye(300, dtype=bool)])
+    assert found.bound == off[found.order - 1]  # type: ignore[operator]
+    # The rank lies on or above the one among m^2 whose failure is stated.
+    lower = int(found.order / found.n_values * 150**2)  # type: ignore[operator]
+    assert found.failure <= 0.05
+    assert all_pairs_order_failure(150, 150, 0.95, lower) == pytest.approx(found.failure, rel=0.02)
+    fixed = worst.certificate(0.95, epsilon=0.03)
+    assert fixed.order == int(np.ceil(0.98 * 300 * 299))
+    assert worst.certificate(0.99).n_needed == 598
+    assert worst.certificate(0.95, method="published").n == 300
+    with pytest.raises(InputError, match="task's own rows are not, choose 'ustat'"):
+        worst.certificate(0.95, method="disjoint")
+    with pytest.raises(UnknownNameError, match="certificate method"):
+        worst.certificate(0.95, method="ustats")
+
+
+def test_the_bound_from_rows_holds_as_often_as_it_says() -> None:
+    """Corrupted inputs made from the clean ones; the divergence depends on both sides' shared cause."""
+    rng = np.random.default_rng(5)
+    p, trials, held = 0.8, 400, 0
+    # x = u, x~ = v, K = u + v with u, v uniform and independent: F(t) = 1 - (2 - t)^2 / 2 for t >= 1.
+    true = 2 - np.sqrt(2 * (1 - p))
+    for _ in range(trials):
+        cause = rng.random(40)
+        values = cause[:, None] + cause[None, :]  # both inputs of a row come from the same cause
+        bound = made_of(values, paired=True, own_rows=True).certificate(p, delta=0.9).bound
+        assert bound is not None
+        held += bound >= true
+    assert held / trials >= 0.9 - 3 * np.sqrt(0.09 / trials)
+
+
+# --------------------------------------------------------------------------------------------- worst pairs
+
+
+def test_worst_pairs_are_distinct_with_their_multiplicity(measured: WorstCase) -> None:
+    found = measured.worst(10)
+    clean, corrupted = measured.sample.clean.distinct, measured.sample.corrupted.distinct
+    assert [pair.rank for pair in found] == list(range(1, 11))
+    keys = [(clean.inverse[pair.clean_index], corrupted.inverse[pair.corrupted_index]) for pair in found]
+    assert len(set(keys)) == 10
+    assert found[0].divergence == measured.divergence.max()
+    for pair, (row, column) in zip(found, keys, strict=True):
+        assert pair.multiplicity == (clean.inverse == row).sum() * (corrupted.inverse == column).sum()
+        assert pair.divergence == measured.divergence[pair.clean_index, pair.corrupted_index]
+        assert pair.empty == measured.empty[pair.clean_index, pair.corrupted_index]
+    repeated = measured.worst(10, distinct=False)
+    assert {pair.multiplicity for pair in repeated} == {1}
+    flat = np.sort(measured.divergence.ravel())[::-1][:10]
+    assert [pair.divergence for pair in repeated] == flat.tolist()
+    every = measured.worst(len(clean.first_index) * len(corrupted.first_index))
+    assert sum(pair.multiplicity for pair in every) == measured.divergence.size
+
+
+def test_ties_come_by_clean_then_corrupted_index() -> None:
+    from assay.adversarial.rows import rank_pairs
+
+    values = np.array([[1.0, 3.0, 3.0], [3.0, 0.0, 5.0]])
+    found = rank_pairs(values, made_of(values).sample, 4, distinct=True)
+    assert list(zip(found.clean_index, found.corrupted_index, strict=True)) == [
+        (1, 2),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+    ]
+    shuffled = replace(made_of(np.array([2.0, 2.0, 2.0])).sample, pairs=np.array([[2, 0], [0, 1], [0, 0]]))
+    found = rank_pairs(np.array([2.0, 2.0, 2.0]), shuffled, 3, distinct=True)
+    assert list(zip(found.clean_index, found.corrupted_index, strict=True)) == [(0, 0), (0, 1), (2, 0)]
+
+
+def test_the_rows_show_what_each_run_says(measured: WorstCase) -> None:
+    pair = measured.worst(1)[0]
+    assert measured.rerun is not None
+    at = np.array([pair.clean_index]), np.array([pair.corrupted_index])
+    logits = measured.rerun.logits(*at, False)
+    for tokens, run in zip((pair.model, pair.circuit, pair.corrupted_model), logits, strict=True):
+        top = run[0].topk(3)
+        assert [token.id for token in tokens] == top.indices.tolist()
+        assert [token.logit for token in tokens] == pytest.approx(top.values.tolist())
+    ids = measured.sample.clean.tokens[pair.clean_index].tolist()
+    assert pair.clean_tokens == tuple(map(str, ids))
+    assert pair.clean == " ".join(map(str, ids))
+    assert pair.differs == tuple(
+        a != b for a, b in zip(pair.clean_tokens, pair.corrupted_tokens, strict=True)
+    )
+    assert pair.answer is not None
+    answer = int(measured.sample.clean.answers[pair.clean_index, 0])  # type: ignore[index]
+    assert pair.answer.id == answer
+    assert pair.answer.rank["model"] == 1 + int((logits.model[0] > logits.model[0, answer]).sum())
+    assert pair.answer.logit["circuit"] == pytest.approx(float(logits.circuit[0, answer]))
+
+
+def test_centred_logits_have_their_mean_taken_off(measured: WorstCase) -> None:
+    raw, centred = measured.worst(2)[1], measured.worst(2, logits="centered")[1]
+    assert measured.rerun is not None
+    at = np.array([raw.clean_index]), np.array([raw.corrupted_index])
+    mean = float(measured.rerun.logits(*at, False).circuit.double().mean())
+    assert centred.circuit[0].logit == pytest.approx(raw.circuit[0].logit - mean)
+    assert centred.divergence == raw.divergence
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_another_kind_of_logits_is_named(measured: WorstCase) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'centered'"):
+        measured.worst(1, logits="centred")  # type: ignore[arg-type]
+
+
+def test_an_exact_second_run_is_in_float64(measured: WorstCase) -> None:
+    assert measured.rerun is not None
+    rows = np.array([0, 1]), np.array([2, 3])
+    exact, plain = (measured.rerun.logits(*rows, each) for each in (True, False))
+    assert exact.circuit.dtype == torch.float64
+    torch.testing.assert_close(exact.circuit.float(), plain.circuit, rtol=1e-4, atol=1e-4)
+    assert len(measured.worst(3, exact=True)) == 3
+
+
+def test_a_second_run_that_differs_is_an_error(measured: WorstCase) -> None:
+    wrong = measured.divergence.copy()
+    wrong[3, 4] = wrong.max() + 1
+    with pytest.raises(InconsistentRunError, match=r"inconsistent_rerun: pair .clean 3, corrupted 4. has"):
+        replace(measured, divergence=wrong).worst(1, distinct=False)
+    assert measured.rerun is not None
+    silent = Rerun(logits=measured.rerun.logits, divergence=lambda logits, rows: np.full(len(rows), np.nan))
+    with pytest.raises(InconsistentRunError, match="when run again"):
+        replace(measured, rerun=silent).worst(1)
+
+
+def test_asking_for_more_pairs_than_there_are_gives_all(measured: WorstCase) -> None:
+    n_clean = len(measured.sample.clean.distinct.first_index)
+    n_corrupted = len(measured.sample.corrupted.distinct.first_index)
+    with pytest.warns(DegenerateDataWarning, match=f"there are {n_clean * n_corrupted}; all are returned"):
+        assert len(measured.worst(500)) == n_clean * n_corrupted
+    with pytest.raises(InputError, match="k is 0"):
+        measured.worst(0)
+
+
+def test_worst_inputs_by_hand() -> None:
+    values = np.array([[1.0, 9.0], [4.0, 4.0], [1.0, 9.0]])
+    clean = inputs(3)
+    clean = replace(clean, tokens=torch.tensor([[5], [6], [5]]))
+    found = made_of(values, clean=clean).worst_inputs(5)
+    assert [(each.index, each.text, each.mean, each.max) for each in found.clean] == [
+        (0, "5", 5.0, 9.0),
+        (1, "6", 4.0, 4.0),
+    ]
+    assert [(each.index, each.mean) for each in found.corrupted] == [(1, 22 / 3), (0, 2.0)]
+    listed = made_of(np.array([1.0, 5.0, 3.0]), clean=clean).worst_inputs(1)
+    assert (listed.clean[0].index, listed.clean[0].mean, listed.corrupted[0].index) == (1, 5.0, 1)
+
+
+# -------------------------------------------------------------------------------------------------- fields
+
+
+def crossed() -> WorstCase:
+    """40 x 60 divergences in which the clean value "bad" is worse."""
+    rng = np.random.default_rng(2)
+    values = rng.random((40, 60))
+    labels = ["bad" if i % 4 == 0 else "good" for i in range(40)]
+    values[::4] += rng.random((10, 60)) < 0.1
+    return made_of(
+        values,
+        clean=inputs(40, thing=labels, alias=[label.upper() for label in labels], one=["same"] * 40),
+        corrupted=inputs(60, first=1000, thing=[i % 3 for i in range(60)], mixed=[None, "x", 3] * 20),
+        heatmap_fields=(("thing", "corrupted.thing"), ("thing", "absent"), ("one", "thing")),
+    )
+
+
+def test_grouping_by_a_field_of_either_side() -> None:
+    worst = crossed()
+    table = worst.by_field("thing")
+    assert table.rows == ("bad", "good")
+    assert table.n.ravel().tolist() == [600, 1800]
+    rows = np.arange(40) % 4 == 0
+    assert table.mean[0, 0] == pytest.approx(worst.divergence[rows].mean())
+    assert table.percentiles[-1] == 1.0
+    assert table.max[0, 0] == worst.divergence[rows].max()
+    other = worst.by_field("thing", "corrupted.thing", percentile=0.5)
+    cell = worst.divergence[np.ix_(rows, np.arange(60) % 3 == 2)]
+    assert other.columns == (0, 1, 2)
+    assert other.values[0, 2] == pytest.approx(np.median(cell))
+    assert np.isnan(other.max).all()
+    assert set(worst.by_field("corrupted.mixed").rows) == {None, "x", 3}
+    with pytest.raises(UnknownNameError, match=r"unknown field 'thingg'; did you mean 'thing'"):
+        worst.by_field("thingg")
+    with pytest.raises(InputError, match="quantiles are"):
+        worst.by_field("thing", percentile=1.5)
+
+
+def test_the_worse_value_is_found_by_the_tool() -> None:
+    worst = crossed()
+    significant = worst.significant_fields()
+    assert [(each["field"], each["value"]) for each in significant] == [("thing", "bad")]
+    tests = worst.field_tests
+    assert significant[0] is tests[0]
+    assert tests[0]["aliases"] == ["alias"]
+    # `corrupted.mixed` groups the inputs as `corrupted.thing` does, and `one` does not group them.
+    assert {each["field"] for each in tests} == {"thing", "corrupted.thing"}
+    assert [each["p_value"] for each in tests] == sorted(each["p_value"] for each in tests)
+    assert tests[0]["exceed"] > tests[0]["pooled"]
+
+
+def test_heatmaps_hold_the_fields_that_the_task_names() -> None:
+    maps = crossed().heatmaps
+    assert [(each["rows_field"], each["columns_field"]) for each in maps] == [("thing", "corrupted.thing")]
+    assert np.shape(maps[0]["p99.9"]) == (2, 3)
+    assert maps[0]["n"].sum() == 2400
+    assert (maps[0]["max"] >= maps[0]["p99.99"]).all()
+
+
+def test_one_input_with_two_labels_is_tested_all_the_same() -> None:
+    """A user's file may repeat a prompt with another value of a field."""
+    clean = replace(inputs(40, kind=["a", "b"] * 20), tokens=torch.zeros(40, 1, dtype=torch.long))
+    worst = made_of(np.random.default_rng(0).random(40), clean=clean, corrupted=inputs(40, first=50))
+    assert {each["value"] for each in worst.field_tests} == {"a", "b"}
+
+
+# --------------------------------------------------------------------------------------------------- files
+
+
+def test_a_saved_result_comes_back_whole(
+    measured: WorstCase, tiny: Model, circuit: Circuit, tmp_path: Path
+) -> None:
+    path = measured.save(tmp_path / "worst.safetensors")
+    assert (tmp_path / "worst.json").is_file()
+    loaded = WorstCase.load(path)
+    assert (loaded.divergence == measured.divergence).all()
+    assert (loaded.argmax_differs == measured.argmax_differs).all()
+    assert loaded.id == measured.id
+    assert loaded.to_dict() == measured.to_dict()
+    assert loaded.certificate(0.5) == measured.certificate(0.5)
+    assert loaded.by_field("kind").to_dict() == measured.by_field("kind").to_dict()
+    with pytest.raises(InputError, match="loaded without its model; give it: WorstCase.load"):
+        loaded.worst(1)
+    whole = WorstCase.load(path, model=tiny, circuit=circuit)
+    assert whole.worst(2) == measured.worst(2)
+    again = whole.save(tmp_path / "again.safetensors")
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_a_result_belongs_to_its_model_and_circuit(
+    measured: WorstCase,
+    tiny: Model,
+    circuit: Circuit,
+    tiny_module: Callable[..., nn.Module],
+    tmp_path: Path,
+) -> None:
+    path = measured.save(tmp_path / "worst.safetensors")
+    with pytest.raises(GraphMismatchError, match="the result belongs to the circuit"):
+        WorstCase.load(path, model=tiny, circuit=Circuit.full(tiny.graph))
+    with pytest.raises(GraphMismatchError, match="the result belongs to the model"):
+        WorstCase.load(path, model=load_model(tiny_module("gpt2", seed=5)), circuit=circuit)
+    with pytest.raises(InputError, match="both model and circuit"):
+        WorstCase.load(path, model=tiny)
+
+
+def test_tampered_files_are_refused(measured: WorstCase, tmp_path: Path) -> None:
+    path = measured.save(tmp_path / "worst.safetensors")
+    beside = tmp_path / "worst.json"
+    arrays, text = path.read_bytes(), beside.read_text()
+    path.write_bytes(arrays[:-1] + bytes([arrays[-1] ^ 1]))
+    with pytest.raises(FileFormatError, match="hash mismatch"):
+        WorstCase.load(path)
+    path.write_bytes(arrays)
+    beside.write_text(text.replace('"n_pairs": 108', '"n_pairs": 109', 1))
+    with pytest.raises(FileFormatError, match=r"worst.json was changed after it was written"):
+        WorstCase.load(path)
+    beside.write_text(text[:-30])
+    with pytest.raises(FileFormatError, match="not the document of a worst-case result"):
+        WorstCase.load(path)
+    beside.unlink()
+    with pytest.raises(FileFormatError, match=r"cannot read .*worst.json"):
+        WorstCase.load(path)
+    with pytest.raises(InputError, match=r"NAME.safetensors; got 'worst.pt'"):
+        measured.save(tmp_path / "worst.pt")
+
+
+def test_the_document_is_finite_json_with_every_part(measured: WorstCase) -> None:
+    document = measured.to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["summary"]["above"] == [
+        {"threshold": 0.5, "share": float((measured.divergence > 0.5).mean())},
+        {"threshold": 1.0, "share": float((measured.divergence > 1.0).mean())},
+    ]
+    histogram = document["histogram"]
+    assert sum(histogram["counts"]) == sum(histogram["anchor_counts"]) == 108
+    assert histogram["edges"][-1] == pytest.approx(max(measured.divergence.max(), measured.empty.max()))
+    assert len(document["worst"]) == 10
+    assert len(document["worst_clean"]) == 5
+    assert document["search"] is None
+    shown = repr(measured)
+    assert "12 x 9 pairs" in shown
+    assert "empty circuit" in shown
+
+
+def test_results_are_named_by_how_they_came_to_be(
+    measured: WorstCase, tiny: Model, circuit: Circuit, ids_task: Callable[..., PairTask]
+) -> None:
+    again = worst_case(circuit, tiny, ids_task(), n_clean=12, n_corrupted=9, thresholds=(0.5, 1.0))
+    other = worst_case(circuit, tiny, ids_task(), n_clean=12, n_corrupted=9, seed=1)
+    assert again.id == measured.id != other.id
+    assert isinstance(measured.rerun, Rerun)
+    assert isinstance(measured.rerun.logits(np.array([0]), np.array([0]), False), Logits)
