@@ -82,6 +82,13 @@ def test_the_verdict_needs_no_anchor_and_no_spread(worst: Document) -> None:
     assert "times" not in sentence
 
 
+@pytest.mark.parametrize(("unit", "words"), [("fraction", "0.500 of 1,"), ("user", "0.500 units,")])
+def test_divergences_without_a_unit_of_their_own_are_sayable(worst: Document, unit: str, words: str) -> None:
+    worst["unit"] = unit
+    worst["summary"]["absolute"]["max"] = 0.5
+    assert f"departs from mini by {words}" in render(worst)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

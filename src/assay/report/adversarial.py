@@ -114,6 +114,7 @@ def save_histogram(path: str | os.PathLike[str], worst: HasRecord | Document) ->
 def worst_case_view(document: Document, key: str) -> dict[str, Any]:
     """Everything the template of a worst case needs."""
     document = worst_case_document(document)
+    document = {**document, "unit": tail_words.unit_of(document)}
     fields = document.get("fields") or {}
     tests = list(fields.get("tests") or ())
     pairs = [_pair(each) for each in document["worst"][:LISTED_PAIRS]]

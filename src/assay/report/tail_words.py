@@ -21,10 +21,10 @@ METHODS = {
 }
 DIVERGENCES = {
     "kl": "KL divergence of the model’s next-token distribution from the circuit’s",
-    "reverse_kl": "KL divergence of the circuit’s next-token distribution from the model’s",
+    "reverse-kl": "KL divergence of the circuit’s next-token distribution from the model’s",
     "js": "Jensen-Shannon divergence of the two next-token distributions",
     "tv": "total variation between the two next-token distributions",
-    "logit_diff_gap": "gap between the two logit differences",
+    "logit-diff-gap": "gap between the two logit differences",
 }
 
 
@@ -37,9 +37,14 @@ def significant(value: float | int | None) -> str:
     return f"{value:#.3g}".removesuffix(".").replace("-", MINUS)
 
 
+def unit_of(document: Document) -> str:
+    """Unit of the divergence as it stands behind a number."""
+    return {"fraction": "of 1", "user": "units"}.get(str(document["unit"]), str(document["unit"]))
+
+
 def tail_verdict(document: Document) -> str:
     """The finding of a worst-case evaluation in a few sentences: how far at worst, against what, how sure."""
-    absolute, unit = document["summary"]["absolute"], document["unit"]
+    absolute, unit = document["summary"]["absolute"], unit_of(document)
     worst, mean = absolute["max"], absolute["mean"]
     times = f", {significant(worst / mean)} times its mean of {significant(mean)}" if mean > 0 else ""
     model = document["model"].get("id", "the model")
@@ -70,7 +75,7 @@ def guarantee(document: Document) -> str:
         best = bounded[-1]
         sentences.append(
             f"With confidence {best['confidence']:.3g}, at least {percent(best['percentile'])} of all pairs "
-            f"of this kind stay at or below {significant(best['bound'])} {document['unit']}."
+            f"of this kind stay at or below {significant(best['bound'])} {unit_of(document)}."
         )
     if missing:
         least = missing[0]
