@@ -1,7 +1,22 @@
 """Scores of single attention heads: from their weights, their outputs, and small changes to them."""
 
-from assay.heads.membership import Separation, separation
-from assay.heads.scores import HeadScores
+from assay.heads.attribution import (
+    attribution_patching,
+)
+from assay.heads.direct import (
+    HeadOutputs,
+    activation_magnitude,
+    direct_attribution,
+    head_outputs,
+    margin_directions,
+)
+from assay.heads.membership import (
+    Separation,
+    separation,
+)
+from assay.heads.scores import (
+    HeadScores,
+)
 from assay.heads.weights import (
     Composition,
     EdgeTest,
@@ -22,12 +37,18 @@ __all__ = [
     "Composition",
     "EdgeTest",
     "EffectiveRank",
+    "HeadOutputs",
     "HeadScores",
     "Separation",
+    "activation_magnitude",
     "answer_directions",
+    "attribution_patching",
     "composition",
+    "direct_attribution",
     "edge_test",
     "effective_rank",
+    "head_outputs",
+    "margin_directions",
     "member_ratio",
     "ov_norm",
     "product_singular_values",
