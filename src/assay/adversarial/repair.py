@@ -40,7 +40,7 @@ PROTOCOLS = ("iid", "matched", "file")
 TAIL_FROM = 2 / 3  # share of the steps made before the tail counts
 WEIGHT_OF_WORST = 0.7  # of the worst pairs against ordinary ones where edges are swapped (section 12.2)
 EXPLAINED = 64  # pairs behind the scores of a swap, half of them of the worst
-CHECKS = 6  # times that a training's circuit is validated, all of them once the tail counts
+CHECKS = 4  # times that a training's circuit is validated, all of them once the tail counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

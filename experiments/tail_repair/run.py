@@ -1,0 +1,280 @@
+"""Does looking at the tail find better circuits than one-shot attribution of the same size?
+
+For each task of the embedded model and up to three sizes: the best circuit that EAP-IG gives (two objectives,
+on the task's pairs or on independent ones, two selections; the best of the eight by p99.9 on screening
+pairs), a mask learned from the same scores with the tail in its loss, and at the middle size also a mask
+trained on the mean alone and swaps. All are compared on held-out pairs that nothing before has seen. Writes
+TASK.json beside this file as it goes; --cost adds what the repairs cost in plain forward passes, --plot draws
+all tasks.
+
+    python experiments/tail_repair/run.py --task greater-than
+    python experiments/tail_repair/run.py --task greater-than --cost
+    python experiments/tail_repair/run.py --plot
+"""
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import assay
+from assay.adversarial import repair, sample_pairs
+from assay.adversarial.evaluation import PairEvaluator
+from assay.adversarial.inputs import PairSample
+from assay.adversarial.repair import largest_top
+from assay.circuits import Circuit
+from assay.discovery import MaskSettings
+from assay.execution import SoftRunner
+from assay.models import Model
+
+
+HERE = Path(__file__).parent
+# Around the sizes at which attribution keeps about 90 % of the behaviour.
+SIZES = {"ioi": (60, 100, 204), "greater-than": (26, 52, 100), "docstring": (310, 620, 900)}
+MIDDLE = {"ioi": 100, "greater-than": 52, "docstring": 620}
+# Steps of a mask and pairs per step.
+STEPS = {"ioi": (200, 24), "greater-than": (200, 24), "docstring": (150, 16)}
+# Inputs of each side, and pairs per input: each clean input meets that many corrupted ones.
+HELD_OUT = {"ioi": (4000, 10), "greater-than": (4000, 10), "docstring": (2000, 8)}
+SCREENING = {"ioi": (1000, 4), "greater-than": (1000, 4), "docstring": (500, 4)}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of independently drawn inputs, every input in equally many of them."""
+
+    sample: PairSample
+    meetings: int
+
+    @classmethod
+    def draw(cls, task: assay.PairTask, n: int, meetings: int, prefix: str) -> "Pairs":
+        return cls(sample_pairs(task, "iid", n, prefix=prefix), meetings)
+
+    def values(self, model: Model, circuit: Circuit) -> tuple[np.ndarray, np.ndarray]:
+        """Divergence of the circuit and of the empty one."""
+        evaluator = PairEvaluator(model, circuit, self.sample.clean, self.sample.corrupted)
+        rows = np.arange(self.sample.n_pairs)
+        found = [evaluator.pairs(rows, np.roll(rows, shift)) for shift in range(self.meetings)]
+        divergence, empty = (np.concatenate(part) for part in zip(*(each[:2] for each in found), strict=True))
+        return divergence, empty
+
+
+def described(divergences: np.ndarray) -> dict[str, float]:
+    """The numbers of the tables."""
+    return {
+        "mean": float(divergences.mean()),
+        "p99": float(np.quantile(divergences, 0.99)),
+        "p99.9": float(np.quantile(divergences, 0.999)),
+        "max": float(divergences.max()),
+    }
+
+
+def baseline(model: Model, task: assay.PairTask, size: int, screening: Pairs) -> dict[str, Any]:
+    """The best of EAP-IG's circuits of a size, by p99.9 on the screening pairs."""
+    found: list[dict[str, Any]] = []
+    for pairs, prompts in (("own", task), ("independent", independent(task))):
+        for objective in ("kl", task.objective):
+            scores = assay.discover(model, prompts, "eap-ig-inputs", objective=objective)
+            for selection, circuit in (("top", largest_top(scores, size)), ("greedy", scores.greedy(size))):
+                divergences = screening.values(model, circuit)[0]
+                found.append(
+                    {
+                        "pairs": pairs,
+                        "objective": objective,
+                        "selection": selection,
+                        "mean": float(divergences.mean()),
+                        "p99.9": float(np.quantile(divergences, 0.999)),
+                        "circuit": circuit,
+                        "scores": scores,
+                    }
+                )
+    for each in found:
+        print(task.name, size, {key: value for key, value in each.items() if key != "scores"}, flush=True)
+    return min(found, key=lambda each: each["p99.9"])
+
+
+def independent(task: assay.PairTask) -> assay.PairTask:
+    """Pairs as they are judged on: clean and corrupted inputs drawn independently."""
+    sample = sample_pairs(task, "iid", 200, prefix="tail-attribution:")
+    assert sample.clean.answers is not None
+    return assay.PairTask(
+        clean=sample.clean.tokens,
+        corrupted=sample.corrupted.tokens,
+        answers=sample.clean.answers,
+        wrong=sample.clean.wrong,
+        lengths=sample.clean.lengths,
+        positions=sample.clean.positions,
+        name=task.name,
+        objective=task.objective,
+    )
+
+
+def run_size(
+    model: Model, task: assay.PairTask, size: int, screening: Pairs, held_out: Pairs
+) -> Iterator[dict[str, Any]]:
+    """Baseline and repairs of one size, on the held-out pairs; the record so far after each."""
+    started = time.perf_counter()
+    best = baseline(model, task, size, screening)
+    circuit = best["circuit"]
+    divergences, empty = held_out.values(model, circuit)
+    record: dict[str, Any] = {
+        "n_edges": size,
+        "empty": described(empty),
+        "eap-ig": {
+            "pairs": best["pairs"],
+            "objective": best["objective"],
+            "selection": best["selection"],
+            "n_edges": circuit.n_edges,
+            "n_connected": circuit.connected().n_edges,
+            **described(divergences),
+        },
+    }
+    yield record
+    steps, batch = STEPS[task.name]
+    runs: dict[str, dict[str, Any]] = {"mask, tail": {"method": "mask", "tail": 0.5}}
+    if size == MIDDLE[task.name]:
+        runs["mask, mean"] = {"method": "mask", "tail": 0.0}
+        runs["swap"] = {"method": "swap", "rounds": 5}
+    for name, options in runs.items():
+        mask: dict[str, Any] = {"settings": MaskSettings(steps=steps), "batch_size": batch}
+        found = repair(
+            best["scores"],
+            model,
+            task,
+            n_edges=size,
+            n_discovery=2000,
+            n_validation=2000,
+            n_certificate=100,
+            **(options if name == "swap" else {**options, **mask}),
+        )
+        after = described(held_out.values(model, found.circuit)[0])
+        record[name] = {
+            "n_edges": found.circuit.n_edges,
+            "shared with eap-ig": found.circuit.jaccard(circuit),
+            "origin": next(each.origin for each in found.candidates if each.circuit == found.circuit),
+            **after,
+            "change": {
+                key: after[key] / record["eap-ig"][key] - 1 for key in ("mean", "p99", "p99.9", "max")
+            },
+            "cost": dict(found.cost),
+        }
+        print(task.name, size, name, json.dumps(record[name]), flush=True)
+        record["seconds"] = time.perf_counter() - started
+        yield record
+
+
+def run(key: str) -> None:
+    """All sizes of a task; the file is written after each."""
+    model = assay.load_model("mini")
+    task = assay.load_task(key, model, n=100, seed=0)
+    screening = Pairs.draw(task, *SCREENING[key], "tail-screening:")
+    held_out = Pairs.draw(task, *HELD_OUT[key], "tail-held-out:")
+    result: dict[str, Any] = {
+        "model": model.describe(),
+        "task": task.describe(),
+        "screening": {"meetings": screening.meetings, **screening.sample.describe()},
+        "held_out": {"meetings": held_out.meetings, **held_out.sample.describe()},
+        "machine": {"cpu": platform.machine(), "threads": torch.get_num_threads()},
+        "sizes": {},
+    }
+    for size in sorted(SIZES[key], key=lambda size: size != MIDDLE[key]):
+        for record in run_size(model, task, size, screening, held_out):
+            result["sizes"][str(size)] = record
+            (HERE / f"{key}.json").write_text(json.dumps(result, indent=1, default=float) + "\n")
+
+
+def unit_costs(model: Model, key: str) -> dict[str, float]:
+    """CPU seconds of one plain pass, and the other kinds of passes as multiples of it; best of several."""
+    task = assay.load_task(key, model, n=32, seed=1)
+    runner = SoftRunner(model)
+    pairs = runner.prepare(task.clean, task.corrupted, task.positions)
+    mask = torch.rand(task.n, *model.graph.valid.shape).requires_grad_()
+    sample = Pairs.draw(task, 512, 1, "tail-cost:")
+    circuit = assay.discover(model, task).top(MIDDLE[key])
+
+    def seconds(act: Callable[[], object], n: int) -> float:
+        times = []
+        for _ in range(8):
+            started = time.process_time()
+            act()
+            times.append((time.process_time() - started) / n)
+        return min(times)
+
+    plain = seconds(lambda: assay.run_model(model, task), task.n)
+    return {
+        "plain seconds": plain,
+        "soft": seconds(lambda: runner.logits(pairs, mask).logsumexp(1).sum().backward(), task.n) / plain,
+        "circuit": seconds(lambda: sample.values(model, circuit), 512) / plain,
+    }
+
+
+def add_costs(key: str) -> None:
+    """What each repair spent, in plain forward passes over one prompt."""
+    path = HERE / f"{key}.json"
+    result = json.loads(path.read_text())
+    units = unit_costs(assay.load_model("mini"), key)
+    result["unit costs"] = units
+    for size in result["sizes"].values():
+        for record in size.values():
+            if isinstance(record, dict) and "cost" in record:
+                cost = record["cost"]
+                record["cost in forward passes"] = round(
+                    cost["model"] + cost["soft_backward"] * units["soft"] + cost["circuit"] * units["circuit"]
+                )
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def plot() -> None:
+    """Percentile 99.9 against size, one panel per task."""
+    from matplotlib.figure import Figure
+
+    styles = {
+        "empty": ("#777777", ":", "", "empty circuit"),
+        "eap-ig": ("#0072B2", "-", "o", "EAP-IG, best of eight"),
+        "mask, tail": ("#D55E00", "-", "s", "learned mask, tail in the loss"),
+        "mask, mean": ("#E69F00", "", "^", "learned mask, mean only"),
+        "swap": ("#009E73", "", "v", "swaps"),
+    }
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    panels = figure.subplots(1, 3)
+    for panel, key in zip(panels, SIZES, strict=True):
+        path = HERE / f"{key}.json"
+        sizes = json.loads(path.read_text())["sizes"] if path.exists() else {}
+        for name, (colour, line, marker, label) in styles.items():
+            points = sorted((int(size), each[name]["p99.9"]) for size, each in sizes.items() if name in each)
+            if points:
+                panel.plot(*zip(*points, strict=True), color=colour, ls=line, marker=marker, label=label)
+        panel.set(title=key, xlabel="edges", yscale="log")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("99.9th percentile of KL, nats\n(held-out pairs)")
+    handles, labels = panels[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    figure.savefig(HERE / "tail_repair.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", action="append", choices=SIZES, help="may be given more than once")
+    parser.add_argument("--cost", action="store_true", help="add costs to the tasks named")
+    parser.add_argument("--plot", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for key in options.task or ():
+        if not options.cost:
+            run(key)
+        else:
+            add_costs(key)
+    if options.plot:
+        plot()
+
+
+if __name__ == "__main__":
+    main()
