@@ -1,8 +1,29 @@
 """Statistics on arrays: intervals, association, statistics that resample. No model, no torch."""
 
-from assay.stats.association import fagin_tau_rows, kendall_tau, kendall_tau_rows, pearson, spearman
-from assay.stats.cells import CellTests, benjamini_hochberg, cell_tests
+from assay.stats.agreement import (
+    Concordance,
+    IntraclassCorrelation,
+    cohen_kappa,
+    intraclass_correlation,
+    kappa_matrix,
+    kendall_w,
+    top_members,
+)
+from assay.stats.anova import GroupDifferences, group_differences
+from assay.stats.association import (
+    fagin_tau_rows,
+    kendall_tau,
+    kendall_tau_rows,
+    pearson,
+    pearson_matrix,
+    spearman,
+    spearman_matrix,
+)
+from assay.stats.cells import CellTests, cell_tests
 from assay.stats.certificates import Certificate, certificate, certificate_family
+from assay.stats.detection import Detection, auroc, average_precision, d_prime, detection, precision_at
+from assay.stats.estimate import Estimate, SignificanceTest
+from assay.stats.inclusion import CertifiedInclusion, certified_inclusion, edit_radius
 from assay.stats.intervals import (
     bootstrap_interval,
     clopper_pearson,
@@ -10,6 +31,13 @@ from assay.stats.intervals import (
     draw_counts,
     fieller_interval,
     fisher_z_interval,
+)
+from assay.stats.multiplicity import (
+    benjamini_hochberg,
+    benjamini_yekutieli,
+    bonferroni,
+    e_benjamini_hochberg,
+    holm,
 )
 from assay.stats.percentile_bounds import (
     OrderStatistic,
@@ -23,6 +51,15 @@ from assay.stats.percentile_bounds import (
     percentile_failure,
     percentile_sample_size,
 )
+from assay.stats.permutation import MeanTest, RankTest, mean_test, mean_tests, spearman_test
+from assay.stats.reliability import Consistency, cronbach_alpha, spearman_brown
+from assay.stats.sequences import (
+    ConfidenceSequence,
+    betting_log_capital,
+    confidence_sequence,
+    hoeffding_radius,
+)
+from assay.stats.spread import bootstrap_spread, coefficient_of_variation, standard_deviation, standard_error
 from assay.stats.statistic import (
     FunctionOfSums,
     RatioOfSums,
@@ -52,45 +89,87 @@ __all__ = [
     "CellTable",
     "CellTests",
     "Certificate",
+    "CertifiedInclusion",
+    "Concordance",
+    "ConfidenceSequence",
+    "Consistency",
+    "Detection",
+    "Estimate",
     "FunctionOfSums",
+    "GroupDifferences",
     "Histogram",
+    "IntraclassCorrelation",
+    "MeanTest",
     "OrderStatistic",
+    "RankTest",
     "RatioOfSums",
     "SampleSize",
+    "SignificanceTest",
     "Summary",
     "all_pairs_failure",
     "all_pairs_order_failure",
+    "auroc",
+    "average_precision",
     "benjamini_hochberg",
+    "benjamini_yekutieli",
     "best_all_pairs_order",
     "best_order_statistic",
+    "betting_log_capital",
+    "bonferroni",
     "bootstrap_interval",
+    "bootstrap_spread",
     "cell_table",
     "cell_tests",
     "certificate",
     "certificate_family",
+    "certified_inclusion",
     "clopper_pearson",
+    "coefficient_of_variation",
+    "cohen_kappa",
     "compare_with_anchor",
+    "confidence_sequence",
     "corrected_rate",
+    "cronbach_alpha",
+    "d_prime",
     "delta_interval",
+    "detection",
     "draw_counts",
+    "e_benjamini_hochberg",
+    "edit_radius",
     "fagin_tau_rows",
     "fieller_interval",
     "fisher_z_interval",
+    "group_differences",
     "histogram",
+    "hoeffding_radius",
+    "holm",
+    "intraclass_correlation",
+    "kappa_matrix",
     "kendall_tau",
     "kendall_tau_rows",
+    "kendall_w",
     "maximum_exceedance",
     "mean_difference",
     "mean_of",
     "mean_standard_error",
+    "mean_test",
+    "mean_tests",
     "pearson",
+    "pearson_matrix",
     "percentile_confidence",
     "percentile_failure",
     "percentile_sample_size",
+    "precision_at",
     "ratio_of",
     "recovery_of",
     "spearman",
+    "spearman_brown",
+    "spearman_matrix",
+    "spearman_test",
+    "standard_deviation",
+    "standard_error",
     "statistic_from_dict",
     "summarize",
     "top_indices",
+    "top_members",
 ]

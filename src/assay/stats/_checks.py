@@ -8,6 +8,9 @@ from jaxtyping import Float64, Int64, Real, Shaped
 from assay.errors import InputError, NonFiniteError, ShapeError
 
 
+EQUAL = 1e-12  # relative spread below which values differ by rounding only
+
+
 def finite(values: Real[np.ndarray, "..."], name: str = "values") -> Float64[np.ndarray, "..."]:
     """The values in float64, known to be there and finite."""
     checked = np.asarray(values, dtype=np.float64)
@@ -18,6 +21,11 @@ def finite(values: Real[np.ndarray, "..."], name: str = "values") -> Float64[np.
         where = tuple(int(at) for at in np.argwhere(~usable)[0])
         raise NonFiniteError(f"{name} hold {checked[where]} at {where}; every value must be finite")
     return checked
+
+
+def varies(values: Real[np.ndarray, "..."]) -> bool:
+    """Whether values, at least one, differ by more than rounding."""
+    return bool(np.ptp(values) > EQUAL * np.abs(values).max())
 
 
 def coded(

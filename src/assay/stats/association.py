@@ -12,6 +12,7 @@ from jaxtyping import Float, Float64, Int, Real
 from scipy import stats as scipy_stats
 
 from assay.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.stats._checks import EQUAL
 
 
 def _paired(x: np.ndarray, y: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -63,6 +64,47 @@ def spearman(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
     """
     pair = _paired(x, y, "Spearman correlation")
     return math.nan if pair is None else _product_moment(*(scipy_stats.rankdata(side) for side in pair))
+
+
+def pearson_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarray, "*batch m m"]:
+    """Pearson correlation of every pair of rows, for any batch of tables at once.
+
+    Args:
+        scores: Finite; `m` raters by `n` items.
+
+    Returns:
+        r in [-1, 1]; NaN in the rows and columns of a constant rater and for fewer than two items.
+    """
+    x = np.asarray(scores, dtype=np.float64)
+    if not np.isfinite(x).all():
+        raise InputError("scores hold NaN or infinite entries; drop those items first")
+    if x.shape[-1] < 2:
+        return np.full((*x.shape[:-1], x.shape[-2]), np.nan)
+    varying = np.ptp(x, axis=-1, keepdims=True) > EQUAL * np.abs(x).max(axis=-1, keepdims=True)
+    x = x - x.mean(axis=-1, keepdims=True)
+    # Scaled by the largest entry first, so that squares neither overflow nor vanish.
+    x = np.divide(x, np.abs(x).max(axis=-1, keepdims=True), out=np.full(x.shape, np.nan), where=varying)
+    x = x / np.sqrt((x * x).sum(axis=-1, keepdims=True))
+    return np.asarray(np.clip(x @ x.swapaxes(-1, -2), -1.0, 1.0))
+
+
+def spearman_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarray, "*batch m m"]:
+    """Rank correlation of every pair of rows: Pearson's of average ranks, for any batch of tables at once.
+
+    Args:
+        scores: Finite; `m` raters by `n` items.
+
+    Returns:
+        rho in [-1, 1]; NaN in the rows and columns of a constant rater and for fewer than two items.
+
+    Example:
+        >>> spearman_matrix(np.array([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])).round(3)
+        array([[ 1. , -0.5],
+               [-0.5,  1. ]])
+    """
+    if not np.isfinite(scores).all():
+        raise InputError("scores hold NaN or infinite entries; drop those items first")
+    return pearson_matrix(scipy_stats.rankdata(scores, axis=-1))
 
 
 def kendall_tau(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
-from scipy import stats as scipy_stats
 
 from assay.errors import InputError, ShapeError
 from assay.measurement import plain
 from assay.rng import stream
 from assay.stats._checks import coded
+from assay.stats.multiplicity import benjamini_hochberg
 
 
 SPARSE = 20
@@ -80,38 +80,6 @@ class _Side:
 
     def draws_per_label(self, label: Int64[np.ndarray, " units"]) -> Int64[np.ndarray, " labels"]:
         return np.bincount(label, weights=self.multiplicity, minlength=self.n_labels).astype(np.int64)
-
-
-def benjamini_hochberg(p_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
-    """Smallest false discovery rate at which each hypothesis would be rejected.
-
-    q_(i) = min over j >= i of m p_(j) / j, with p_(1) <= ... <= p_(m).
-
-    Args:
-        p_values: In [0, 1], any shape; NaN marks what was not tested and does not count into m.
-
-    Returns:
-        In [0, 1], in the shape given, never below the p-value; NaN where that was NaN.
-
-    Raises:
-        InputError: A p-value outside [0, 1].
-
-    References:
-        Benjamini and Hochberg (1995), doi:10.1111/j.2517-6161.1995.tb02031.x.
-
-    Example:
-        >>> benjamini_hochberg(np.array([0.01, 0.04, 0.03, 0.5]))
-        array([0.04      , 0.05333333, 0.05333333, 0.5       ])
-    """
-    tested = ~np.isnan(p_values)
-    if not ((p_values[tested] >= 0) & (p_values[tested] <= 1)).all():
-        raise InputError(
-            f"p-values run from {np.nanmin(p_values):g} to {np.nanmax(p_values):g}; they must lie in [0, 1]"
-        )
-    q_values = np.full(p_values.shape, np.nan)
-    if tested.any():
-        q_values[tested] = scipy_stats.false_discovery_control(p_values[tested], method="bh")
-    return q_values
 
 
 def cell_tests(

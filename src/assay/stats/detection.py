@@ -1,0 +1,188 @@
+"""How well a score tells the members of a set from the rest."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Real
+from scipy import special
+from scipy import stats as scipy_stats
+
+from assay.errors import InputError, ShapeError
+from assay.stats._checks import finite, varies
+from assay.stats.agreement import top_members
+from assay.stats.estimate import Estimate, undefined_estimate
+from assay.stats.statistic import corrected_rate
+
+
+NO_SPREAD = 1e-12
+
+
+def d_prime(signal: Real[np.ndarray, " _"], noise: Real[np.ndarray, " _"]) -> Estimate:
+    """Distance of two groups of scores in units of their spread.
+
+    (mean_s - mean_n) / root((s_s^2 + s_n^2) / 2), variances with ddof 1.
+
+    Args:
+        signal: Scores of the members, finite.
+        noise: Scores of the rest, finite.
+
+    Returns:
+        Any sign, 0 for equal means. Undefined below two scores on either side (`too_few`) and where the
+        pooled spread is below 1e-12 (`zero_variance`).
+
+    References:
+        Green and Swets (1966), Signal detection theory and psychophysics.
+
+    Example:
+        >>> d_prime(np.array([3.0, 5.0]), np.array([0.0, 2.0])).value
+        2.1213203435596424
+    """
+    if min(len(signal), len(noise)) < 2:
+        return undefined_estimate("too_few")
+    high, low = finite(signal, "signal"), finite(noise, "noise")
+    pooled = float(np.sqrt((high.var(ddof=1) + low.var(ddof=1)) / 2))
+    if pooled < NO_SPREAD or not (varies(high) or varies(low)):
+        return undefined_estimate("zero_variance")
+    return Estimate(value=float(high.mean() - low.mean()) / pooled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detection:
+    """Hits and false alarms of a predicted set.
+
+    Attributes:
+        hit_rate: Share of members predicted, uncorrected; undefined without members (`no_members`).
+        false_alarm_rate: Share of the rest predicted; undefined where there is no rest (`no_others`).
+        d_prime: Phi^-1(hits) - Phi^-1(false alarms) of the corrected rates.
+        criterion: -(Phi^-1(hits) + Phi^-1(false alarms)) / 2; positive for few predictions.
+    """
+
+    hit_rate: Estimate
+    false_alarm_rate: Estimate
+    d_prime: Estimate
+    criterion: Estimate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON; undefined numbers are null."""
+        return {name: value.to_dict() for name, value in vars(self).items()}
+
+
+def detection(
+    hits: int, n_signal: int, false_alarms: int, n_noise: int, *, correction: str = "loglinear"
+) -> Detection:
+    """Hit rate, false-alarm rate, d' and criterion from counts.
+
+    Args:
+        hits: Members predicted.
+        n_signal: Members.
+        false_alarms: Others predicted.
+        n_noise: Others.
+        correction: How d' keeps rates off 0 and 1, see `corrected_rate`; the two rates are not corrected.
+
+    References:
+        Hautus (1995), doi:10.3758/BF03203619.
+
+    Example:
+        >>> found = detection(18, 20, 3, 40)
+        >>> found.hit_rate.value, round(found.d_prime.value, 4)
+        (0.9, 2.5496)
+    """
+    for name, count, n in (("hits", hits, n_signal), ("false_alarms", false_alarms, n_noise)):
+        if not 0 <= count <= n:
+            raise InputError(f"{name} is {count} of {n}; a count between 0 and {n} is needed")
+    missing = "no_members" if n_signal == 0 else "no_others" if n_noise == 0 else None
+    if missing:
+        distance = criterion = undefined_estimate(missing)
+    else:
+        z_hits, z_alarms = (
+            float(special.ndtri(corrected_rate(np.array([float(count)]), n, correction=correction))[0])
+            for count, n in ((hits, n_signal), (false_alarms, n_noise))
+        )
+        distance, criterion = Estimate(value=z_hits - z_alarms), Estimate(value=-(z_hits + z_alarms) / 2)
+    return Detection(
+        hit_rate=Estimate(value=hits / n_signal) if n_signal else undefined_estimate("no_members"),
+        false_alarm_rate=Estimate(value=false_alarms / n_noise)
+        if n_noise
+        else undefined_estimate("no_others"),
+        d_prime=distance,
+        criterion=criterion,
+    )
+
+
+def _sides(scores: np.ndarray, members: np.ndarray) -> str | None:
+    """Why members and others cannot be compared, if so."""
+    if scores.shape != members.shape:
+        raise ShapeError(
+            f"scores have shape {scores.shape} and members {members.shape}; one flag per score is needed"
+        )
+    if not members.any():
+        return "no_members"
+    return "no_others" if members.all() else None
+
+
+def auroc(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]) -> Estimate:
+    """Probability that a random member outscores a random other item, ties counting half.
+
+    Args:
+        scores: Finite.
+        members: Which items belong to the set.
+
+    Returns:
+        In [0, 1], 1/2 at chance. Undefined where nothing (`no_members`) or everything (`no_others`) belongs.
+
+    References:
+        Mann and Whitney (1947), doi:10.1214/aoms/1177730491; Hanley and McNeil (1982),
+        doi:10.1148/radiology.143.1.7063747.
+
+    Example:
+        >>> auroc(np.array([3.0, 1.0, 2.0]), np.array([True, False, False])).value
+        1.0
+    """
+    reason = _sides(scores, members)
+    if reason:
+        return undefined_estimate(reason)
+    n_members = int(members.sum())
+    rank_sum = float(scipy_stats.rankdata(finite(scores, "scores"))[members].sum())
+    pairs = n_members * (len(scores) - n_members)
+    return Estimate(value=(rank_sum - n_members * (n_members + 1) / 2) / pairs)
+
+
+def average_precision(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]) -> Estimate:
+    """Mean precision at the ranks of the members: sum over thresholds of (recall gained) times precision.
+
+    Equal scores share a threshold, so their order does not matter.
+
+    Args:
+        scores: Finite.
+        members: Which items belong to the set.
+
+    Returns:
+        In (0, 1], about the share of members at chance. Undefined where nothing (`no_members`) or everything
+        (`no_others`) belongs.
+
+    Example:
+        >>> average_precision(np.array([3.0, 2.0, 1.0]), np.array([True, False, True])).value
+        0.8333333333333333
+    """
+    reason = _sides(scores, members)
+    if reason:
+        return undefined_estimate(reason)
+    order = np.argsort(-finite(scores, "scores"), kind="stable")
+    last_of_ties = np.append(np.diff(scores[order]) != 0, True)
+    found = np.cumsum(members[order])[last_of_ties]
+    taken = np.flatnonzero(last_of_ties) + 1
+    return Estimate(value=float((np.diff(found, prepend=0) * found / taken).sum() / found[-1]))
+
+
+def precision_at(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"], k: int) -> Estimate:
+    """Share of members among the k best scores; ties go to the lower index (`top_members`).
+
+    Args:
+        scores: NaN ranks last, with a `DegenerateDataWarning`.
+        members: Which items belong to the set.
+        k: 0 to n; 0 is undefined (`too_few`).
+    """
+    _sides(scores, members)
+    chosen = top_members(scores, k)
+    return Estimate(value=float(members[chosen].mean())) if k else undefined_estimate("too_few")

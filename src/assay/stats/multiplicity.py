@@ -1,0 +1,151 @@
+"""Many hypotheses at once: p-values and e-values adjusted for their number.
+
+Each function returns the smallest level at which each hypothesis is rejected, so "rejected at level a" reads
+`adjusted <= a`. NaN marks what was not tested: it stays NaN and does not count.
+
+| function | controls | under |
+|---|---|---|
+| `bonferroni`, `holm` | any false rejection | any dependence |
+| `benjamini_hochberg` | share of false rejections | independence or positive dependence |
+| `benjamini_yekutieli`, `e_benjamini_hochberg` | share of false rejections | any dependence |
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import stats as scipy_stats
+
+from assay.errors import InputError
+
+
+def _adjusted(
+    p_values: Float64[np.ndarray, "..."], rule: Callable[[np.ndarray], np.ndarray]
+) -> Float64[np.ndarray, "..."]:
+    """The rule applied to what was tested."""
+    tested = ~np.isnan(p_values)
+    if not ((p_values[tested] >= 0) & (p_values[tested] <= 1)).all():
+        raise InputError(
+            f"p-values run from {np.nanmin(p_values):g} to {np.nanmax(p_values):g}; they must lie in [0, 1]"
+        )
+    adjusted = np.full(p_values.shape, np.nan)
+    if tested.any():
+        adjusted[tested] = rule(p_values[tested])
+    return adjusted
+
+
+def bonferroni(p_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """Adjusted p-values min(1, m p): at level a the chance of any false rejection is at most a.
+
+    Args:
+        p_values: In [0, 1], any shape; NaN marks what was not tested.
+
+    Raises:
+        InputError: A p-value outside [0, 1].
+
+    Example:
+        >>> bonferroni(np.array([0.01, 0.04, np.nan]))
+        array([0.02, 0.08,  nan])
+    """
+    return _adjusted(p_values, lambda p: np.minimum(1.0, len(p) * p))
+
+
+def holm(p_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """Adjusted p-values of the step-down rule: max over j <= i of (m - j + 1) p_(j), at most 1.
+
+    The same promise as `bonferroni`, and never larger.
+
+    Args:
+        p_values: In [0, 1], any shape; NaN marks what was not tested.
+
+    Raises:
+        InputError: A p-value outside [0, 1].
+
+    References:
+        Holm (1979), Scandinavian Journal of Statistics 6, 65-70.
+
+    Example:
+        >>> holm(np.array([0.01, 0.04, 0.03]))
+        array([0.03, 0.06, 0.06])
+    """
+
+    def rule(p: np.ndarray) -> np.ndarray:
+        order = np.argsort(p, kind="stable")
+        stepped = np.empty(len(p))
+        stepped[order] = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
+        return np.minimum(1.0, stepped)
+
+    return _adjusted(p_values, rule)
+
+
+def benjamini_hochberg(p_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """Smallest false discovery rate at which each hypothesis would be rejected.
+
+    q_(i) = min over j >= i of m p_(j) / j, with p_(1) <= ... <= p_(m).
+
+    Args:
+        p_values: In [0, 1], any shape; NaN marks what was not tested and does not count into m.
+
+    Returns:
+        In [0, 1], in the shape given, never below the p-value; NaN where that was NaN.
+
+    Raises:
+        InputError: A p-value outside [0, 1].
+
+    References:
+        Benjamini and Hochberg (1995), doi:10.1111/j.2517-6161.1995.tb02031.x.
+
+    Example:
+        >>> benjamini_hochberg(np.array([0.01, 0.04, 0.03, 0.5]))
+        array([0.04      , 0.05333333, 0.05333333, 0.5       ])
+    """
+    return _adjusted(p_values, lambda p: scipy_stats.false_discovery_control(p, method="bh"))
+
+
+def benjamini_yekutieli(p_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """As `benjamini_hochberg`, times 1 + 1/2 + ... + 1/m: valid however the p-values depend on each other.
+
+    Args:
+        p_values: In [0, 1], any shape; NaN marks what was not tested.
+
+    Raises:
+        InputError: A p-value outside [0, 1].
+
+    References:
+        Benjamini and Yekutieli (2001), doi:10.1214/aos/1013699998.
+
+    Example:
+        >>> benjamini_yekutieli(np.array([0.01, 0.04]))
+        array([0.03, 0.06])
+    """
+    return _adjusted(p_values, lambda p: scipy_stats.false_discovery_control(p, method="by"))
+
+
+def e_benjamini_hochberg(e_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """Smallest false discovery rate at which each e-value would be rejected, however they depend.
+
+    Rejecting at level a takes the i* largest, i* the largest i with e_(i) >= m / (i a): q_(i) = min over j >=
+    i of m / (j e_(j)), at most 1, with e_(1) >= ... >= e_(m).
+
+    Args:
+        e_values: >= 0, infinity allowed, any shape; expectation at most 1 under the null. NaN marks what was
+            not tested.
+
+    Returns:
+        In [0, 1], in the shape given; NaN where that was NaN.
+
+    Raises:
+        InputError: A negative e-value.
+
+    References:
+        Wang and Ramdas (2022), arXiv:2009.02824.
+
+    Example:
+        >>> e_benjamini_hochberg(np.array([80.0, 10.0, 0.0, 40.0]))
+        array([0.05      , 0.13333333, 1.        , 0.05      ])
+    """
+    if (e_values < 0).any():
+        raise InputError(f"the smallest e-value is {np.nanmin(e_values):g}; e-values are at least 0")
+    with np.errstate(divide="ignore"):
+        # 1 / e is a p-value by Markov's inequality; the cap makes it one in range and changes no rejection.
+        return benjamini_hochberg(np.minimum(1.0, 1 / e_values))

@@ -1,0 +1,164 @@
+"""How much values vary: bounds of a standard deviation, of a standard error, relative spread."""
+
+import math
+
+import numpy as np
+from jaxtyping import Float64, Int, Real
+from scipy import special
+from scipy import stats as scipy_stats
+
+from assay.errors import InputError, NonFiniteError
+from assay.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.stats._checks import finite, varies
+from assay.stats.estimate import Estimate, undefined_estimate
+from assay.stats.intervals import N_RESAMPLES, OfSums, draw_counts
+
+
+FEWEST_FOR_BOUNDS = 10
+NO_MEAN = 1e-8  # below this a mean is no scale to compare a spread with
+_UNDEFINED_SHARE = 0.01  # replicates that may be undefined before their spread is
+
+
+def standard_deviation(values: Real[np.ndarray, " n"], *, level: float = ONE_SIDED_95) -> Estimate:
+    """Standard deviation (ddof 1) with Bonett's bounds, which need no normal distribution.
+
+    exp((ln(c s^2) -+ z se) / 2), with c = n / (n - z), se = c root((g4 - (n - 3) / n) / (n - 1)) and
+    g4 = n sum (x - m)^4 / (sum (x - mean)^2)^2, where m is the mean after trimming 1 / (2 root(n - 4)) of the
+    values at each side.
+
+    Args:
+        values: Finite.
+        level: Two-sided coverage; each end alone is a bound at (1 + level) / 2.
+
+    Returns:
+        In the unit of the values. Undefined below two values; its bounds below ten (`too_few`). Equal values
+        have spread 0 and both bounds there (`degenerate`).
+
+    References:
+        Bonett (2006), doi:10.1016/j.csda.2004.10.003.
+
+    Example:
+        >>> spread = standard_deviation(np.arange(20.0))
+        >>> round(spread.value, 3), round(spread.interval.low, 3), round(spread.interval.high, 3)
+        (5.916, 5.057, 7.541)
+    """
+    x = np.asarray(values, dtype=np.float64)
+    n = len(x)
+    if n < 2:
+        return undefined_estimate("too_few", undefined_interval(level, "bonett", "too_few"))
+    x = finite(x)
+    if not varies(x):
+        return Estimate(
+            value=0.0, interval=Interval(low=0.0, high=0.0, level=level, method="bonett", reason="degenerate")
+        )
+    return Estimate(value=float(x.std(ddof=1)), interval=_bonett(x, level))
+
+
+def _bonett(x: Float64[np.ndarray, " n"], level: float) -> Interval:
+    n = len(x)
+    z = float(special.ndtri((1 + level) / 2))
+    if n < FEWEST_FOR_BOUNDS or n <= z:
+        return undefined_interval(level, "bonett", "too_few")
+    scale = float(np.abs(x - x.mean()).max())  # fourth powers of the raw values could overflow
+    x = (x - x.mean()) / scale
+    centre = scipy_stats.trim_mean(x, 1 / (2 * math.sqrt(n - 4)))
+    kurtosis = n * ((x - centre) ** 4).sum() / ((x - x.mean()) ** 2).sum() ** 2
+    c = n / (n - z)
+    # A two-point distribution has g4 = 1 > (n - 3) / n; rounding cannot bring the root below 0.
+    standard_error = c * math.sqrt((kurtosis - (n - 3) / n) / (n - 1))
+    middle = math.log(c * x.var(ddof=1))
+    low, high = (scale * math.exp((middle + sign * z * standard_error) / 2) for sign in (-1, 1))
+    return Interval(low=low, high=high, level=level, method="bonett")
+
+
+def standard_error(influence: Real[np.ndarray, " n"], *, level: float = ONE_SIDED_95) -> Estimate:
+    """Standard error of an estimate at the present n, with bounds on its true value.
+
+    Bonett's bounds of the spread of the influence values, over root n.
+
+    Args:
+        influence: Per-example values whose mean is the estimate to first order (`RatioOfSums.linearised`),
+            or their deviations from it.
+        level: Two-sided coverage.
+
+    Returns:
+        In the unit of the estimate; degenerate cases as in `standard_deviation`.
+    """
+    spread = standard_deviation(influence, level=level)
+    root = math.sqrt(max(len(influence), 1))
+    bounds = spread.interval
+    assert bounds is not None
+    return Estimate(
+        value=spread.value / root,
+        interval=Interval(
+            low=bounds.low / root,
+            high=bounds.high / root,
+            level=level,
+            method=bounds.method,
+            reason=bounds.reason,
+        ),
+        reason=spread.reason,
+    )
+
+
+def bootstrap_spread(
+    values: Float64[np.ndarray, "n_components n"],
+    of_sums: OfSums,
+    *,
+    rng: np.random.Generator,
+    n_resamples: int = N_RESAMPLES,
+    draws: Int[np.ndarray, "n_resamples n"] | None = None,
+) -> Estimate:
+    """Standard deviation (ddof 0) of a function of sums over bootstrap resamples of the examples.
+
+    Args:
+        values: Per-example components, one row each, finite.
+        of_sums: Vectorised `(sums [..., n_components], n) -> [...]`; NaN where undefined.
+        rng: Source of the resamples.
+        n_resamples: Number of resamples.
+        draws: Given index matrix `[n_resamples, n]` instead of random ones.
+
+    Returns:
+        Undefined below two examples (`too_few`) or where more than 1 % of the replicates are undefined
+        (`undefined_replicates`).
+
+    References:
+        Efron (1979), doi:10.1214/aos/1176344552.
+    """
+    n = values.shape[1]
+    if n < 2:
+        return undefined_estimate("too_few")
+    replicates = of_sums(draw_counts(n, n_resamples, rng, draws) @ values.T, n)
+    defined = replicates[np.isfinite(replicates)]
+    if len(defined) < (1 - _UNDEFINED_SHARE) * len(replicates):
+        return undefined_estimate("undefined_replicates")
+    return Estimate(value=float(defined.std()) if varies(defined) else 0.0)
+
+
+def coefficient_of_variation(values: Real[np.ndarray, " n"], *, ddof: int = 0) -> Estimate:
+    """Standard deviation over the absolute mean.
+
+    Args:
+        values: Finite.
+        ddof: 0 divides the squared deviations by n, 1 by n - 1.
+
+    Returns:
+        >= 0, no unit. Undefined where |mean| < 1e-8 (`zero_mean`; published code: infinite) and for fewer
+        than ddof + 1 values (`too_few`).
+
+    Example:
+        >>> coefficient_of_variation(np.array([1.0, 3.0])).value
+        0.5
+    """
+    if ddof not in (0, 1):
+        raise InputError(f"ddof is {ddof}; choose 0 or 1")
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) <= ddof:
+        return undefined_estimate("too_few")
+    x = finite(x)
+    mean = abs(float(x.mean()))
+    if not math.isfinite(mean):
+        raise NonFiniteError("the mean of the values overflows; scale them down first")
+    if mean < NO_MEAN:
+        return undefined_estimate("zero_mean")
+    return Estimate(value=float(x.std(ddof=ddof)) / mean if varies(x) else 0.0)
