@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.adversarial import sampling
 from assay.adversarial.inputs import PairSample, PromptSet
 from assay.adversarial.sampling import sample_pairs
 from assay.errors import InputError, TokenizationError, UnknownNameError
@@ -102,6 +103,23 @@ def test_the_first_k_draws_of_a_longer_sample_are_the_sample_of_k(
         few, many = getattr(short, name), getattr(long, name)
         assert torch.equal(few.tokens, many.tokens[: few.n])
         assert few.texts == many.texts[: few.n]
+
+
+@pytest.mark.parametrize("protocol", ["all", "matched", "iid"])
+def test_drawing_piece_by_piece_changes_nothing(
+    protocol: str, mini_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = load_task("ioi", mini_tokenizer, n=1, template_ids=[0] if protocol != "matched" else [0, 1])
+    whole = sample_pairs(task, protocol, 11, 8)
+    monkeypatch.setattr(sampling, "PIECE", 3)
+    monkeypatch.setattr(sampling, "KEPT_PROMPTS", 10)
+    pieces = sample_pairs(task, protocol, 11, 8)
+    assert pieces.data_hash == whole.data_hash
+    for name in ("clean", "corrupted"):
+        one, other = getattr(whole, name), getattr(pieces, name)
+        assert (one.fields, one.texts) == (other.fields, other.texts)
+    assert whole.clean.prompts is not None
+    assert pieces.clean.prompts is None
 
 
 def test_the_same_seed_gives_the_same_sample_and_another_seed_another(ioi: PairTask) -> None:

@@ -1,17 +1,20 @@
 """The inputs of a worst-case evaluation: clean and corrupted prompts, and the pairs made of them."""
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from assay.tasks import PairTask, Prompt
+from assay.tasks.task import NO_TOKEN
 
 
 _OTHER = "corrupted."  # prefix of a task's fields that belong to the corrupted prompt
@@ -41,7 +44,8 @@ class PromptSet:
         wrong: Tokens the answers are compared with, likewise.
         texts: The inputs as text; None where there is none.
         fields: Field name to one value per input; names without the prefix `corrupted.`, on either side.
-        prompts: The grammar's prompts behind them; None for inputs that no grammar made.
+        prompts: The grammar's prompts behind them; None for inputs that no grammar made, and for more than
+            100,000, whose prompts would take gigabytes.
     """
 
     tokens: Int[Tensor, "n pos"]
@@ -83,6 +87,30 @@ class PromptSet:
             texts=None if self.texts is None else tuple(self.texts[i] for i in places),
             fields={name: [values[i] for i in places] for name, values in self.fields.items()},
             prompts=None if self.prompts is None else tuple(self.prompts[i] for i in places),
+        )
+
+    @staticmethod
+    def concatenate(parts: "Sequence[PromptSet]", *, pad_id: int = 0) -> "PromptSet":
+        """The inputs of several sets, one after the other; short rows are filled with `pad_id`."""
+        if len(parts) == 1:
+            return parts[0]
+        names = dict.fromkeys(name for part in parts for name in part.fields)
+        texts = [part.texts for part in parts if part.texts is not None]
+        prompts = [part.prompts for part in parts if part.prompts is not None]
+        return PromptSet(
+            tokens=_stacked([part.tokens for part in parts], pad_id),
+            lengths=torch.cat([part.lengths for part in parts]),
+            positions=torch.cat([part.positions for part in parts]),
+            answers=_stacked([part.answers for part in parts], NO_TOKEN),
+            wrong=_stacked([part.wrong for part in parts], NO_TOKEN),
+            texts=tuple(itertools.chain(*texts)) if len(texts) == len(parts) else None,
+            fields={
+                name: [
+                    value for part in parts for value in part.fields.get(name, itertools.repeat(None, part.n))
+                ]
+                for name in names
+            },
+            prompts=tuple(itertools.chain(*prompts)) if len(prompts) == len(parts) else None,
         )
 
     def __repr__(self) -> str:
@@ -181,6 +209,19 @@ class PairSample:
 
     def __repr__(self) -> str:
         return f"PairSample({self.protocol!r}, n_pairs={self.n_pairs:,}, seed={self.seed})"
+
+
+@overload
+def _stacked(tables: Sequence[Tensor], fill: int) -> Tensor: ...
+@overload
+def _stacked(tables: Sequence[Tensor | None], fill: int) -> Tensor | None: ...
+def _stacked(tables: Sequence[Tensor | None], fill: int) -> Tensor | None:
+    """Tables of several widths as one, filled on the right; None where one is missing."""
+    known = [table for table in tables if table is not None]
+    if len(known) < len(tables):
+        return None
+    width = max(table.shape[1] for table in known)
+    return torch.cat([functional.pad(table, (0, width - table.shape[1]), value=fill) for table in known])
 
 
 def _distinct(columns: Sequence[Tensor]) -> DistinctInputs:

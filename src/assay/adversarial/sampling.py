@@ -4,7 +4,7 @@ Draws come from named streams under one root seed, a prompt at a time, so the fi
 sample are the sample of k, and samples under different prefixes are independent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from assay.tasks import PairTask, Prompt, encode_prompts
 
 PROTOCOLS = ("all", "matched", "iid", "file")
 MAX_PAIRS = 1_000_000  # pairs that an enumeration runs unless told otherwise
+KEPT_PROMPTS = 100_000  # of larger samples only ids, texts and fields are kept
+PIECE = 10_000  # prompts drawn and encoded at a time
 
 
 def sample_pairs(
@@ -138,8 +140,8 @@ class _Draw:
         """Rows of a task without a grammar, drawn with replacement."""
         sides = sides_of(self.task)
         chosen = self.stream("clean").integers(self.task.n, size=self.n_clean)
+        self._check_reuse(reuse_clean)
         if self.protocol == "matched" or reuse_clean:
-            self._check_reuse(reuse_clean)
             others, streams = chosen, ["clean"]
         else:
             count = self.n_clean if self.protocol == "iid" else self.n_corrupted
@@ -159,20 +161,28 @@ class _Draw:
         """Fresh prompts of the task's grammar."""
         grammar = self.task.grammar
         assert grammar is not None
-        clean = grammar.draw(self.n_clean, self.stream("clean"))
-        streams = ["clean", "corrupted"]
-        if self.protocol == "matched" or reuse_clean:
-            self._check_reuse(reuse_clean)
-            before = clean
-        else:
-            count = self.n_clean if self.protocol == "iid" else self.n_corrupted
-            before = grammar.draw(count, self.stream("corrupted:clean"))
-            streams.append("corrupted:clean")
-        corrupted = grammar.corrupt(before, self.stream("corrupted"))
+        self._check_reuse(reuse_clean)
+        counterparts = self.protocol == "matched" or reuse_clean
+        # Piece by piece: prompts are large, and of a million of them only the ids and fields are kept.
+        sides: tuple[list[PromptSet], list[PromptSet]] = ([], [])
+        rng, changes = self.stream("clean"), self.stream("corrupted")
+        for count in _pieces(self.n_clean):
+            prompts = grammar.draw(count, rng)
+            sides[0].append(self.encoded(prompts, keep=self.n_clean <= KEPT_PROMPTS))
+            if counterparts:
+                changed = grammar.corrupt(prompts, changes)
+                sides[1].append(self.encoded(changed, keep=self.n_clean <= KEPT_PROMPTS))
+        if not counterparts:
+            rng = self.stream("corrupted:clean")
+            total = self.n_clean if self.protocol == "iid" else self.n_corrupted
+            for count in _pieces(total):
+                changed = grammar.corrupt(grammar.draw(count, rng), changes)
+                sides[1].append(self.encoded(changed, keep=total <= KEPT_PROMPTS))
+        clean, corrupted = (PromptSet.concatenate(parts, pad_id=grammar.tokens.pad_id) for parts in sides)
         return self.sample(
-            self.encoded(clean),
-            self.encoded(corrupted),
-            streams,
+            clean,
+            corrupted,
+            ["clean", "corrupted", *([] if counterparts else ["corrupted:clean"])],
             paired=reuse_clean,
             reuse_clean=reuse_clean,
         )
@@ -236,8 +246,8 @@ class _Draw:
             **facts,
         )
 
-    def encoded(self, prompts: Sequence[Prompt]) -> PromptSet:
-        """Prompts of the grammar as token ids."""
+    def encoded(self, prompts: Sequence[Prompt], *, keep: bool = True) -> PromptSet:
+        """Prompts of the grammar as token ids; `keep` them too."""
         assert self.task.grammar is not None
         found = encode_prompts(prompts, self.task.grammar.tokens)
         return PromptSet(
@@ -248,7 +258,7 @@ class _Draw:
             wrong=found.wrong,
             texts=found.texts,
             fields=dict(found.fields),
-            prompts=tuple(prompts),
+            prompts=tuple(prompts) if keep else None,
         )
 
 
@@ -256,6 +266,12 @@ def _drawn_from(task: PairTask) -> dict[str, Any]:
     """What a fresh draw depends on: how the task draws, not which prompts it holds."""
     config = {name: value for name, value in task.config.items() if name not in ("n", "seed")}
     return {"name": task.name, "config": config}
+
+
+def _pieces(total: int) -> Iterator[int]:
+    """Sizes of the pieces of a draw."""
+    for start in range(0, total, PIECE):
+        yield min(PIECE, total - start)
 
 
 def _check_count(name: str, count: int) -> None:
