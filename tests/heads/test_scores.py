@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +9,11 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from assay.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.heads import HeadScores, separation
+from assay.heads import HeadScores, detection, separation
 from assay.heads.scores import mean_over_examples, member_flags, ranking
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "calibrations"
 
 
 def some(values: list[float], **more: object) -> HeadScores:
@@ -108,3 +112,27 @@ def test_heads_without_a_score_do_not_count(unchecked: None) -> None:
     assert (found.auroc, found.k, found.n) == (1.0, 1, 2)
     with pytest.raises(ShapeError, match="give one per head"):
         separation(np.zeros(3), np.zeros(2, dtype=bool))
+
+
+# ---- detection ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_golden_hits_and_false_alarms(case: int) -> None:
+    golden = json.loads((GOLDEN / "hit_false_alarm.json").read_text())[case]
+    predicted, members = (np.isin(np.arange(golden["n_heads"]), golden[k]) for k in ("predicted", "members"))
+    found = detection(predicted, members)
+    counts = (found.hits, found.false_alarms, found.misses, found.correct_rejections)
+    assert counts == tuple(golden[name] for name in ("tp", "fp", "fn", "tn"))
+    for name in ("hit_rate", "false_alarm_rate", "precision", "jaccard", "size_ratio"):
+        assert getattr(found, name) == pytest.approx(golden[name], rel=1e-12)
+    assert found.f1 == pytest.approx(2 / (1 / found.precision + 1 / found.hit_rate))
+
+
+def test_rates_without_a_denominator_are_undefined(unchecked: None) -> None:
+    found = detection(np.zeros(3, dtype=bool), np.zeros(3, dtype=bool))
+    assert found.false_alarm_rate == 0
+    assert math.isnan(found.hit_rate)
+    assert found.to_dict()["precision"] is None
+    with pytest.raises(ShapeError, match="give one per head"):
+        detection(np.zeros(3, dtype=bool), np.zeros(2, dtype=bool))

@@ -10,8 +10,15 @@ from assay.heads.direct import (
     head_outputs,
     margin_directions,
 )
+from assay.heads.information import (
+    causation_entropy,
+    parent_flags,
+    stability_selection,
+)
 from assay.heads.membership import (
+    Detection,
     Separation,
+    detection,
     separation,
 )
 from assay.heads.scores import (
@@ -35,6 +42,7 @@ from assay.heads.weights import (
 
 __all__ = [
     "Composition",
+    "Detection",
     "EdgeTest",
     "EffectiveRank",
     "HeadOutputs",
@@ -43,7 +51,9 @@ __all__ = [
     "activation_magnitude",
     "answer_directions",
     "attribution_patching",
+    "causation_entropy",
     "composition",
+    "detection",
     "direct_attribution",
     "edge_test",
     "effective_rank",
@@ -51,8 +61,10 @@ __all__ = [
     "margin_directions",
     "member_ratio",
     "ov_norm",
+    "parent_flags",
     "product_singular_values",
     "separation",
+    "stability_selection",
     "sv_entropy",
     "weight_scores",
 ]

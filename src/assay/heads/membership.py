@@ -81,3 +81,79 @@ def separation(scores: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"
         k=k,
         n=n,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detection:
+    """A predicted set of heads against a circuit; rates are NaN where their denominator is 0.
+
+    Attributes:
+        hits: Circuit heads predicted.
+        false_alarms: Other heads predicted.
+        misses: Circuit heads not predicted.
+        correct_rejections: Other heads not predicted.
+    """
+
+    hits: int
+    false_alarms: int
+    misses: int
+    correct_rejections: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the circuit that is predicted, in [0, 1]; higher is better."""
+        return _share(self.hits, self.hits + self.misses)
+
+    @property
+    def false_alarm_rate(self) -> float:
+        """Share of the other heads that is predicted, in [0, 1]; lower is better."""
+        return _share(self.false_alarms, self.false_alarms + self.correct_rejections)
+
+    @property
+    def precision(self) -> float:
+        """Share of the prediction that is in the circuit, in [0, 1]; 1 - it is the false-discovery rate."""
+        return _share(self.hits, self.hits + self.false_alarms)
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and hit rate, in [0, 1]."""
+        return _share(2 * self.hits, 2 * self.hits + self.false_alarms + self.misses)
+
+    @property
+    def jaccard(self) -> float:
+        """Shared heads over heads of either set, in [0, 1]."""
+        return _share(self.hits, self.hits + self.false_alarms + self.misses)
+
+    @property
+    def size_ratio(self) -> float:
+        """Smaller set over the larger one, in [0, 1]."""
+        sizes = sorted((self.hits + self.false_alarms, self.hits + self.misses))
+        return _share(*sizes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON: the four counts and the rates; undefined numbers are null."""
+        rates = ("hit_rate", "false_alarm_rate", "precision", "f1", "jaccard", "size_ratio")
+        record: dict[str, Any] = plain({**vars(self), **{name: getattr(self, name) for name in rates}})
+        return record
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan
+
+
+def detection(predicted: Bool[np.ndarray, " H"], members: Bool[np.ndarray, " H"]) -> Detection:
+    """Hits, false alarms and misses of a predicted set of heads.
+
+    Raises:
+        ShapeError: If the two differ in length.
+    """
+    if predicted.shape != members.shape:
+        raise ShapeError(
+            f"there are {predicted.shape} predictions and {members.shape} membership flags; give one per head"
+        )
+    return Detection(
+        hits=int((predicted & members).sum()),
+        false_alarms=int((predicted & ~members).sum()),
+        misses=int((~predicted & members).sum()),
+        correct_rejections=int((~predicted & ~members).sum()),
+    )

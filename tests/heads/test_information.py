@@ -1,0 +1,159 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.errors import InputError, ShapeError
+from assay.heads import (
+    HeadScores,
+    causation_entropy,
+    detection,
+    parent_flags,
+    separation,
+    stability_selection,
+)
+
+
+def scores_of(x: np.ndarray) -> HeadScores:
+    return HeadScores(name="x", n_layers=2, n_heads=x.shape[1] // 2, values=x.mean(0), per_example=x)
+
+
+def literal_information(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> float:
+    """By least squares with intercept, one column at a time."""
+    design = np.column_stack([np.ones(len(y)), given])
+    left_x = x - design @ np.linalg.lstsq(design, x, rcond=None)[0]
+    left_y = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+    r = np.corrcoef(left_x, left_y)[0, 1]
+    return -0.5 * math.log(1 - min(r**2, 0.998))
+
+
+def planted(n: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Twelve heads; the target is 2 x_1 - x_7 + noise, and x_2 is an echo of x_1."""
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((n, 12))
+    x[:, 2] = x[:, 1] + 0.5 * draw.standard_normal(n)
+    return x, 2 * x[:, 1] - x[:, 7] + 0.5 * draw.standard_normal(n)
+
+
+def test_planted_parents_are_found_and_echoes_left_out() -> None:
+    x, y = planted()
+    found = causation_entropy(scores_of(x), y)
+    assert found.details["parents"] == [(0, 1), (1, 1)]
+    members = np.zeros(12, dtype=bool)
+    members[[1, 7]] = True
+    assert separation(found.values, members).auroc == 1.0
+    assert detection(parent_flags(found), members).f1 == 1.0
+    assert found.values[2] < 0.02  # alone the echo knows almost as much as x_1
+    assert causation_entropy(scores_of(x), y, max_parents=0).values[2] > 0.3
+    assert found.warnings == ()
+    assert found.unit == "nats"
+
+
+def test_dense_scores_are_partial_correlations_given_the_other_parents() -> None:
+    x, y = planted(seed=3)
+    found = causation_entropy(scores_of(x), y)
+    parents = np.flatnonzero(parent_flags(found)).tolist()
+    for j in range(12):
+        others = x[:, [parent for parent in parents if parent != j]]
+        assert found.values[j] == pytest.approx(literal_information(x[:, j], y, others), rel=1e-9, abs=1e-12)
+    assert found.details["gains"][0] == pytest.approx(
+        literal_information(x[:, parents[0]], y, np.empty((300, 0)))
+    )
+
+
+def test_pure_noise_rarely_has_parents() -> None:
+    draw = np.random.default_rng(5)
+    chosen = [
+        causation_entropy(scores_of(draw.standard_normal((200, 8))), draw.standard_normal(200), seed=i)
+        for i in range(60)
+    ]
+    with_parents = sum(bool(found.details["parents"]) for found in chosen)
+    assert with_parents <= 9  # 5 % of 60 is 3; more than 9 has probability 0.001
+
+
+def test_a_copy_of_the_target_has_the_highest_information() -> None:
+    x, y = planted()
+    x[:, 4] = 3 - 2 * y
+    found = causation_entropy(scores_of(x), y)
+    assert found.values[4] == pytest.approx(-0.5 * math.log(0.002))
+    assert found.details["parents"] == [(0, 4)]
+    assert found.values[[1, 7]] == pytest.approx([0, 0], abs=1e-12)  # nothing is left to tell
+
+
+def test_constant_heads_score_zero() -> None:
+    x, y = planted()
+    x[:, 3] = 0.1
+    x[:, 5] = 1e9
+    found = causation_entropy(scores_of(x), y)
+    assert found.values[3] == found.values[5] == 0
+    assert causation_entropy(scores_of(np.ones((20, 4))), y[:20]).details["parents"] == []
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 100), st.floats(0.01, 100), st.floats(-50, 50))
+def test_scale_shift_and_sign_change_nothing(seed: int, scale: float, shift: float) -> None:
+    x, y = planted(60, seed)
+    first = causation_entropy(scores_of(x), y, permutations=20)
+    second = causation_entropy(scores_of(-scale * x + shift), shift - scale * y, permutations=20)
+    np.testing.assert_allclose(first.values, second.values, rtol=1e-6, atol=1e-9)
+    assert first.details["parents"] == second.details["parents"]
+
+
+def test_few_examples_bound_the_parents() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((9, 6))
+    y = x @ draw.standard_normal(6)
+    found = causation_entropy(scores_of(x), y, permutations=1)
+    assert len(found.details["parents"]) <= 2
+    assert found.warnings == ("fewer_than_200_examples",)
+
+
+@pytest.mark.parametrize("function", [causation_entropy, stability_selection])
+def test_undefined_cases_have_reasons(function) -> None:
+    x, y = planted(6)
+    few = function(scores_of(x), y)
+    assert (few.reason, np.isnan(few.values).all()) == ("too_few", True)
+    constant = function(scores_of(planted(20)[0]), np.ones(20))
+    assert (constant.reason, np.isnan(constant.values).all()) == ("constant_target", True)
+    with pytest.raises(InputError, match="chose no heads"):
+        parent_flags(constant)
+
+
+def test_examples_that_are_not_finite_are_left_out() -> None:
+    x, y = planted(60)
+    spoiled, target = x.copy(), y.copy()
+    spoiled[3, 5], target[7] = np.nan, np.inf
+    found = causation_entropy(scores_of(spoiled), target)
+    kept = np.delete(np.arange(60), [3, 7])
+    expected = causation_entropy(scores_of(x[kept]), y[kept])
+    np.testing.assert_array_equal(found.values, expected.values)
+    assert (found.details["n"], found.details["n_excluded"]) == (58, 2)
+
+
+def test_stability_selection_finds_the_planted_heads() -> None:
+    x, y = planted(120)
+    found = stability_selection(scores_of(x), y, bootstraps=8)
+    assert found.values[1] == found.values[7] == 1.0
+    assert {(0, 1), (1, 1)} <= set(found.details["parents"])
+    assert ((found.values >= 0) & (found.values <= 1)).all()
+    again = stability_selection(scores_of(x), y, bootstraps=8)
+    np.testing.assert_array_equal(found.values, again.values)
+    x[:, 3] = 5.0
+    assert stability_selection(scores_of(x), y, bootstraps=2).values[3] == 0
+
+
+def test_impossible_settings_are_refused(unchecked: None) -> None:
+    x, y = planted(20)
+    with pytest.raises(InputError, match="max_parents is -1"):
+        causation_entropy(scores_of(x), y, max_parents=-1)
+    with pytest.raises(InputError, match="permutations 0"):
+        causation_entropy(scores_of(x), y, permutations=0)
+    with pytest.raises(InputError, match="bootstraps is 0"):
+        stability_selection(scores_of(x), y, bootstraps=0)
+    with pytest.raises(ShapeError, match="give one per example"):
+        causation_entropy(scores_of(x), y[:5])
+    bare = HeadScores(name="bare", n_layers=1, n_heads=2, values=np.zeros(2))
+    with pytest.raises(InputError, match="'bare' has no scores per example"):
+        causation_entropy(bare, y)
