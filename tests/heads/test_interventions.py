@@ -1,0 +1,211 @@
+"""Heads replaced in every way: golden margins, the circuit engine, donors, noise, and errors."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from assay.circuits import Circuit
+from assay.errors import InputError
+from assay.execution import run_circuit, run_model
+from assay.heads.interventions import (
+    INTERVENTIONS,
+    Donor,
+    Setting,
+    derangement,
+    logits_under,
+    outside,
+    run_with_heads_replaced,
+)
+from assay.models import Model, load_model
+from assay.tasks import PairTask
+
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "execution"))
+
+from test_circuit_run import GOLDEN, golden_model, random_task
+
+
+def setting_of(model: Model, task: PairTask, **options: object) -> Setting:
+    return Setting(model=model, task=task, reference=task, batch_size=3, **options)
+
+
+def test_golden_margins_of_every_intervention() -> None:
+    model, _ = golden_model("gpt2_tiny", torch.float64)
+    stored = json.loads((GOLDEN / "tiny_gpt2_heads.json").read_text())
+    correct, foil = (torch.tensor(stored[name])[:, None] for name in ("correct", "incorrect"))
+    task = PairTask(
+        clean=torch.tensor(stored["tokens"]),
+        corrupted=torch.tensor(stored["corrupt_tokens"]),
+        answers=correct,
+        wrong=foil,
+    )
+    setting = setting_of(model, task, donors=np.array(stored["donor"]))
+    ablated = outside([(layer, head) for layer, head in stored["circuit"]], model)
+    assert set(stored["y_keep"]) <= set(INTERVENTIONS)
+    for key, expected in stored["y_keep"].items():
+        logits = logits_under(model, task, key, ablated, setting=setting)
+        margins = logits.gather(1, correct) - logits.gather(1, foil)
+        np.testing.assert_allclose(margins[:, 0].numpy(), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("key", ["zero", "mean", "mean-positional", "resample"])
+def test_a_head_circuit_of_the_graph_says_the_same(module64: nn.Module, key: str) -> None:
+    model = load_model(module64)
+    task = random_task(model, ragged=key != "mean-positional")
+    kept = [(0, 1), (1, 0), (1, 2)]
+    expected = run_circuit(model, task, Circuit.from_heads(model.graph, kept), ablation=key)
+    found = logits_under(model, task, key, outside(kept, model), setting=setting_of(model, task))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_attention_by_hand(gpt2_tiny64: nn.Module) -> None:
+    """With every key of block 0 set to zero its scores are equal, so uniform attention changes nothing."""
+    flat = copy.deepcopy(gpt2_tiny64)
+    weight, bias = flat.transformer.h[0].attn.c_attn.weight, flat.transformer.h[0].attn.c_attn.bias
+    width = weight.shape[0]
+    with torch.no_grad():
+        weight[:, width : 2 * width] = 0
+        bias[width : 2 * width] = 0
+    model = load_model(flat)
+    task = random_task(model)
+    heads = [(0, head) for head in range(model.n_heads)]
+    found = logits_under(model, task, "attn-uniform", heads, setting=setting_of(model, task))
+    torch.testing.assert_close(found, run_model(model, task))
+
+
+def test_uniform_attention_of_shared_values(llama_tiny64: nn.Module) -> None:
+    """Grouped heads average the values of their own group, over what they may attend to."""
+    model = load_model(llama_tiny64)
+    task = random_task(model)
+    seen = []
+    replacement = INTERVENTIONS["attn-uniform"].prepare(setting_of(model, task))
+
+    def spy(site):
+        new = replacement(site)
+        seen.append((site, new))
+        return new
+
+    run_with_heads_replaced(model, task, [(1, 3)], spy)
+    site, new = seen[0]
+    group = 3 * site.block.n_kv_heads // site.block.n_heads
+    for position in range(task.length):
+        expected = site.values[:, : position + 1, group].double().mean(1)
+        torch.testing.assert_close(new[:, position, 3], expected)
+
+
+def test_no_head_replaced_is_the_model(module32: nn.Module) -> None:
+    model = load_model(module32)
+    task = random_task(model, ragged=True)
+    for key in INTERVENTIONS:
+        if key in ("mean-positional", "resample-donor"):
+            continue  # not for prompts of several lengths
+        found = logits_under(model, task, key, [], setting=setting_of(model, task))
+        torch.testing.assert_close(found, run_model(model, task))
+
+
+@given(n=st.integers(2, 40), seed=st.integers(0, 1000))
+def test_derangements_move_everything(n: int, seed: int) -> None:
+    order = derangement(n, np.random.default_rng(seed))
+    assert sorted(order) == list(range(n))
+    assert (order != np.arange(n)).all()
+
+
+def test_donors_share_the_length_and_the_answer(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    base = random_task(model, n=30, ragged=True, seed=3)
+    task = PairTask(
+        clean=base.clean, corrupted=base.corrupted, answers=base.answers % 2 + 1, lengths=base.lengths
+    )
+    for same in (False, True):
+        donors = Donor(key="resample-donor", same_answer=same).donors_of(setting_of(model, task, seed=1))
+        rows = np.flatnonzero(donors >= 0)
+        assert len(rows) > 20
+        assert (donors[rows] != rows).all()
+        lengths, answers = task.lengths.numpy(), task.answers[:, 0].numpy()
+        assert (lengths[donors[rows]] == lengths[rows]).all()
+        assert not same or (answers[donors[rows]] == answers[rows]).all()
+        again = Donor(key="resample-donor", same_answer=same).donors_of(setting_of(model, task, seed=1))
+        np.testing.assert_array_equal(donors, again)
+
+
+def test_a_prompt_alone_in_its_length_has_no_donor(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    base = random_task(model, n=3)
+    task = PairTask(
+        clean=base.clean, corrupted=base.corrupted, answers=base.answers, lengths=torch.tensor([7, 7, 5])
+    )
+    with pytest.raises(InputError, match="prompt 2 is the only one of 5 tokens"):
+        logits_under(model, task, "resample-donor", [(0, 0)], setting=setting_of(model, task))
+    kept = logits_under(model, task, "resample-donor-same-class", [(0, 0)], setting=setting_of(model, task))
+    torch.testing.assert_close(kept[2], run_model(model, task)[2])
+
+
+@pytest.mark.parametrize(
+    ("donors", "message"),
+    [
+        ([1, 2], "donors are 2 rows"),
+        ([1, 2, 3], "from 1 to 3"),
+        ([1, 2, 0], "donor 2 of prompt 1 has 5 tokens"),
+    ],
+)
+def test_given_donors_are_checked(gpt2_tiny64: nn.Module, donors: list[int], message: str) -> None:
+    model = load_model(gpt2_tiny64)
+    base = random_task(model, n=3)
+    task = PairTask(
+        clean=base.clean, corrupted=base.corrupted, answers=base.answers, lengths=torch.tensor([7, 7, 5])
+    )
+    setting = setting_of(model, task, donors=np.array(donors))
+    with pytest.raises(InputError, match=message):
+        logits_under(model, task, "resample-donor", [(0, 0)], setting=setting)
+
+
+def test_noise_has_the_spread_of_its_head_and_does_not_depend_on_batches(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model, n=40, length=12)
+    heads = [(0, 1), (1, 2)]
+    results = [
+        logits_under(
+            model,
+            task,
+            "noise-additive",
+            heads,
+            setting=Setting(model=model, task=task, reference=task, batch_size=size),
+        )
+        for size in (40, 7)
+    ]
+    torch.testing.assert_close(*results)
+    setting = setting_of(model, task)
+    replacement = INTERVENTIONS["noise-additive"].prepare(setting)
+    changes = []
+
+    def spy(site):
+        new = replacement(site)
+        changes.append((new - site.z)[:, :, 1] / site.z[:, :, 1].flatten(1).std(1)[:, None, None])
+        return new
+
+    run_with_heads_replaced(model, task, [(0, 1)], spy)
+    assert float(torch.cat(changes).std()) == pytest.approx(1, rel=0.05)
+    other = setting_of(model, task)
+    other.draw = 1
+    assert (logits_under(model, task, "noise-additive", heads, setting=other) - results[0]).abs().max() > 1e-3
+
+
+def test_heads_that_do_not_exist_are_refused(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(InputError, match=r"head \(2, 0\) does not exist; the model has 2 blocks of 3 heads"):
+        logits_under(model, random_task(model), "zero", [(2, 0)])
+
+
+def test_positions_must_be_aligned_for_their_means(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model, ragged=True)
+    with pytest.raises(InputError, match=r"the prompts have lengths \["):
+        logits_under(model, task, "mean-positional", [(0, 0)], setting=setting_of(model, task))
