@@ -16,8 +16,9 @@ from test_html import HOSTILE, Page
 import assay
 from assay.errors import InputError, OutputError
 from assay.report import save_histogram, save_report, tail_figures, tail_verdict, tail_words
-from assay.report.adversarial import LARGEST_SIDE, LISTED_PAIRS, LISTED_TESTS, worst_case_view
+from assay.report.adversarial import LISTED_PAIRS, LISTED_TESTS, worst_case_view
 from assay.report.html import render
+from assay.report.tail_cells import LARGEST_SIDE
 from assay.stats import certificate
 
 
@@ -355,10 +356,14 @@ def test_search_outside_and_explanation_are_shown_apart(worst: Document) -> None
     worst["outside"] = [{"name": "animals", "n": 20, "mean": 3.5, "max": 11.0}]
     worst["explanation"] = {
         "n_pairs": 10,
+        "mean": 2.5,
         "missing": {
             "difference": 2.5,
-            "top": [{"source": "m0", "target": "logits", "score": 0.7, "share": 0.28}],
+            "completeness_gap": 0.018,
+            "top": [{"source": "m0", "target": "logits", "score": 0.7, "share": 0.28, "kept": False}],
+            "by_layer": {"block 1": 0.6},
         },
+        "kept": None,
     }
     text = render(worst)
     Page(text)
@@ -366,12 +371,24 @@ def test_search_outside_and_explanation_are_shown_apart(worst: Document) -> None
         "bound the maximum from below",
         "no number above speaks of them",
         "4,896",
-        "14.20",
+        "14.2",
         "animals",
-        "missing top",
+        "Missing edges by score",
+        "Missing edges by layer",
+        "account for 28",
         "m0",
     ):
         assert words in text
+
+
+def test_pairs_that_search_found_look_like_the_worst_ones(worst: Document, page_text: str) -> None:
+    worst["search"] = {"max": 12.9, "n_evaluations": 4896, "pairs": worst["worst"][:3]}
+    text = render(worst)
+    Page(text)
+    assert text.count('class="worst-pair"') == page_text.count('class="worst-pair"') + 3
+    found = text[text.index("What search found") :]
+    assert found.count('class="aligned"') == 3
+    assert "4,896" in found
 
 
 def test_deep_and_long_extras_stay_bounded(worst: Document) -> None:
@@ -382,10 +399,13 @@ def test_deep_and_long_extras_stay_bounded(worst: Document) -> None:
         "deep": deep,
         "long": [{"at": place} for place in range(5000)],
         "flat": list(range(5000)),
+        "wide": {f"m{place}": place for place in range(5000)},
+        "text": "x" * 100_000,
     }
     text = render(worst)
     assert len(text.encode()) < 400_000
-    assert "4,988 more are in the result." in text
+    assert text.count("4,988 more are in the result.") == 2
+    assert "11, and 4,988 more" in text
 
 
 def test_warnings_and_a_useless_circuit_are_pointed_out(worst: Document, page_text: str) -> None:
