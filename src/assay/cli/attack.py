@@ -133,6 +133,7 @@ def attack(
     size = runner.sizes(
         protocol, n_clean=n_clean, n_corrupted=n_corrupted, n_pairs=n_pairs, enumerate=enumerate
     )
+    _check_certificates(percentile, delta, epsilon)
     if circuit is not None and edges is not None:
         raise InputError("--edges sizes a discovered circuit, and --circuit gives one; choose one of them")
     if out is not None and out.suffix not in (".safetensors", ".json"):
@@ -194,6 +195,18 @@ def attack(
     if not as_json:
         cached = " (taken from the store)" if found.cached else ""
         typer.echo(f"result   {found.result.id}{cached}")
+
+
+def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsilon: float | None) -> None:
+    """Refuse what no sample could certify before a sample is run."""
+    from assay.adversarial.document import CERTIFIED
+    from assay.stats.percentile_bounds import order_of, share
+
+    share(delta, "delta")
+    for percentile in percentiles or CERTIFIED:
+        share(percentile, "percentile")
+        if epsilon is not None:
+            order_of(1, percentile, epsilon)
 
 
 def _circuit(name: str, graph: Any) -> Any:
