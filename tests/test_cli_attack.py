@@ -117,7 +117,7 @@ def test_a_jsonl_file_of_pairs(run: Run, circuit_file: str, tmp_path: Path) -> N
 def test_a_dry_run_counts_passes_and_runs_nothing(run: Run, tmp_path: Path) -> None:
     result = run("--dry-run", "--json")
     document = json.loads(result.stdout)
-    assert document["stages"][-1] == {"stage": "attack", "runs": 1, "passes": 40_400}
+    assert document["stages"][-1] == {"stage": "attack", "runs": 1, "passes": 10_200}
     assert list(tmp_path.iterdir()) == []
 
 

@@ -67,10 +67,10 @@ def attack(
     ] = "all",
     n_clean: Annotated[
         int | None,
-        option("--n-clean", "Clean inputs of protocol all.  [default: 200, about a minute on mini]", min=1),
+        option("--n-clean", "Clean inputs of protocol all.  [default: 100, a minute at most on mini]", min=1),
     ] = None,
     n_corrupted: Annotated[
-        int | None, option("--n-corrupted", "Corrupted inputs of protocol all.  [default: 200]", min=1)
+        int | None, option("--n-corrupted", "Corrupted inputs of protocol all.  [default: 100]", min=1)
     ] = None,
     n_pairs: Annotated[
         int | None, option("--n-pairs", "Pairs of protocols matched and iid.  [default: 3000]", min=1)

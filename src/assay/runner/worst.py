@@ -20,7 +20,7 @@ from assay.tasks import PairTask
 
 # Inputs a side, and pairs, of a run that nobody sized: about a minute on the embedded model. 3,000
 # independent pairs are the fewest in round numbers that bound the 99.9th percentile.
-DEFAULT_SIDE, DEFAULT_PAIRS = 200, 3000
+DEFAULT_SIDE, DEFAULT_PAIRS = 100, 3000
 
 
 @dataclass(frozen=True, kw_only=True)
