@@ -15,6 +15,13 @@ from assay.heads.information import (
     parent_flags,
     stability_selection,
 )
+from assay.heads.llc import (
+    Langevin,
+    LearningCoefficient,
+    fisher_count,
+    learning_coefficient,
+    learning_coefficients,
+)
 from assay.heads.membership import (
     Detection,
     Separation,
@@ -47,6 +54,8 @@ __all__ = [
     "EffectiveRank",
     "HeadOutputs",
     "HeadScores",
+    "Langevin",
+    "LearningCoefficient",
     "Separation",
     "activation_magnitude",
     "answer_directions",
@@ -57,7 +66,10 @@ __all__ = [
     "direct_attribution",
     "edge_test",
     "effective_rank",
+    "fisher_count",
     "head_outputs",
+    "learning_coefficient",
+    "learning_coefficients",
     "margin_directions",
     "member_ratio",
     "ov_norm",

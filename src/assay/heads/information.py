@@ -216,7 +216,7 @@ def _correlations(x: Float64[np.ndarray, "n H"], y: Float64[np.ndarray, "n m"]) 
 
 
 def _of_correlation(r: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    return -0.5 * np.log1p(-np.minimum(r**2, _HIGHEST))
+    return np.asarray(-0.5 * np.log1p(-np.minimum(r**2, _HIGHEST)))
 
 
 def _chance_level(
