@@ -3,6 +3,12 @@
 from assay.heads.attribution import (
     attribution_patching,
 )
+from assay.heads.classifier import (
+    WeightFeatures,
+    WeightPrediction,
+    predict_from_weights,
+    weight_features,
+)
 from assay.heads.direct import (
     HeadOutputs,
     activation_magnitude,
@@ -57,6 +63,8 @@ __all__ = [
     "Langevin",
     "LearningCoefficient",
     "Separation",
+    "WeightFeatures",
+    "WeightPrediction",
     "activation_magnitude",
     "answer_directions",
     "attribution_patching",
@@ -74,9 +82,11 @@ __all__ = [
     "member_ratio",
     "ov_norm",
     "parent_flags",
+    "predict_from_weights",
     "product_singular_values",
     "separation",
     "stability_selection",
     "sv_entropy",
+    "weight_features",
     "weight_scores",
 ]

@@ -246,8 +246,8 @@ def learning_coefficients(
             unsettled.append((layer, head))
     if unsettled:
         warnings.warn(
-            f"{NOT_CONVERGED}: traces not stationary, or values negative, for {len(unsettled)} of {len(chosen)} "
-            f"heads, {unsettled[0]} first; use more burn_in and draws, or a smaller step",
+            f"{NOT_CONVERGED}: traces not stationary, or values negative, for {len(unsettled)} of "
+            f"{len(chosen)} heads, {unsettled[0]} first; use more burn_in and draws, or a smaller step",
             DegenerateDataWarning,
             stacklevel=2,
         )
