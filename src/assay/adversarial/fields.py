@@ -12,7 +12,7 @@ from assay.adversarial.inputs import PairSample
 from assay.adversarial.rows import pair_ids
 from assay.errors import unknown_name
 from assay.measurement import plain
-from assay.stats import benjamini_hochberg, cell_table, cell_tests
+from assay.stats import cell_table, cell_tests
 from assay.stats.summary import PERCENTILES
 
 
@@ -144,8 +144,8 @@ def field_tests(
     """Which values of which field exceed the pooled 99th percentile more often than chance.
 
     Every field with 2 to 200 values is tested, labels dealt anew to inputs; fields that group the inputs
-    alike are tested once, the others named as `aliases`. Benjamini-Hochberg runs over all values of all
-    fields together.
+    alike are tested once, the others named as `aliases`. Benjamini-Hochberg runs over the values of each
+    field, so that a field of a hundred rare values does not hide one of eight frequent ones.
 
     Returns:
         Records by ascending p-value, then descending share of exceeding pairs.
@@ -172,13 +172,11 @@ def field_tests(
                     "exceed": float(found.exceed[at, 0]),
                     "pooled": found.pooled,
                     "p_value": float(found.p_value[at, 0]),
+                    "q_value": float(found.q_value[at, 0]),
+                    "significant": bool(found.q_value[at, 0] <= LEVEL),
                     "sparse": bool(found.sparse[at, 0]),
                 }
             )
-    if records:
-        adjusted = benjamini_hochberg(np.array([record["p_value"] for record in records]))
-        for record, q_value in zip(records, adjusted.tolist(), strict=True):
-            record |= {"q_value": q_value, "significant": q_value <= LEVEL}
     return sorted(records, key=lambda record: (record["p_value"], -record["exceed"]))
 
 

@@ -348,7 +348,7 @@ class WorstCase:
     def significant_fields(self) -> list[dict[str, Any]]:
         """Values of fields whose pairs exceed the pooled 99th percentile more often than chance.
 
-        Permutation tests over inputs, Benjamini-Hochberg at 5 % over all values of all fields.
+        Permutation tests over inputs, Benjamini-Hochberg at 5 % over the values of each field.
 
         Returns:
             Records `field`, `value`, `n_inputs`, `n_pairs`, `mean`, `exceed`, `pooled`, `p_value`, `q_value`.

@@ -356,7 +356,9 @@ def _print_fields(tests: Sequence[Mapping[str, Any]]) -> None:
         ]
         for test in worse[:SHOWN_FIELDS]
     ]
-    title = f"significantly worse values ({len(worse)} of {len(tests)} tested, 5 % false discoveries)"
+    title = (
+        f"significantly worse values ({len(worse)} of {len(tests)} tested, 5 % false discoveries per field)"
+    )
     typer.echo(title)
     columns = ["field", "value", "mean", "worst-1-%", "q", "inputs"]
     print_table("", columns, rows, right="mean worst-1-% q inputs")
