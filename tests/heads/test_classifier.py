@@ -26,7 +26,7 @@ def test_circuits_that_follow_the_weights_are_predicted() -> None:
     found = predict_from_weights(features, circuits)
     for task, prediction in found.items():
         assert prediction.separation.auroc > 0.95
-        assert prediction.detection.hit_rate >= 0.75
+        assert prediction.overlap.hit_rate >= 0.75
         assert prediction.predicted.sum() == circuits[task].sum()
         assert prediction.trained_on == tuple(other for other in circuits if other != task)
     best = found["a"].scores.top(int(circuits["a"].sum()))
@@ -66,7 +66,7 @@ def test_heads_can_be_given_as_pairs() -> None:
     np.testing.assert_array_equal(first["c"].predicted, second["c"].predicted)
 
 
-@pytest.mark.parametrize(("fill", "reason"), [(False, "no_members"), (True, "all_members")])
+@pytest.mark.parametrize(("fill", "reason"), [(False, "no_members"), (True, "no_others")])
 def test_circuits_that_teach_nothing_predict_nothing(fill: bool, reason: str) -> None:
     features, circuits = planted()
     found = predict_from_weights(features, {"a": circuits["a"], "b": np.full(40, fill)})["a"]

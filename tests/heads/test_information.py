@@ -9,9 +9,9 @@ from assay.errors import InputError, ShapeError
 from assay.heads import (
     HeadScores,
     causation_entropy,
-    detection,
     parent_flags,
     separation,
+    set_overlap,
     stability_selection,
 )
 
@@ -44,7 +44,7 @@ def test_planted_parents_are_found_and_echoes_left_out() -> None:
     members = np.zeros(12, dtype=bool)
     members[[1, 7]] = True
     assert separation(found.values, members).auroc == 1.0
-    assert detection(parent_flags(found), members).f1 == 1.0
+    assert set_overlap(parent_flags(found), members).f1 == 1.0
     assert found.values[2] < 0.02  # alone the echo knows almost as much as x_1
     assert causation_entropy(scores_of(x), y, max_parents=0).values[2] > 0.3
     assert found.warnings == ()

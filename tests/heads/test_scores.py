@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from assay.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.heads import HeadScores, detection, separation
+from assay.heads import HeadScores, separation, set_overlap
 from assay.heads.scores import mean_over_examples, member_flags, ranking
 
 
@@ -99,7 +99,7 @@ def test_separation_by_hand() -> None:
     assert (found.k, found.n) == (2, 4)
 
 
-@pytest.mark.parametrize(("members", "reason"), [([False] * 3, "no_members"), ([True] * 3, "all_members")])
+@pytest.mark.parametrize(("members", "reason"), [([False] * 3, "no_members"), ([True] * 3, "no_others")])
 def test_separation_needs_heads_on_both_sides(members: list[bool], reason: str) -> None:
     found = separation(np.arange(3.0), np.array(members))
     assert found.reason == reason
@@ -121,7 +121,7 @@ def test_heads_without_a_score_do_not_count(unchecked: None) -> None:
 def test_golden_hits_and_false_alarms(case: int) -> None:
     golden = json.loads((GOLDEN / "hit_false_alarm.json").read_text())[case]
     predicted, members = (np.isin(np.arange(golden["n_heads"]), golden[k]) for k in ("predicted", "members"))
-    found = detection(predicted, members)
+    found = set_overlap(predicted, members)
     counts = (found.hits, found.false_alarms, found.misses, found.correct_rejections)
     assert counts == tuple(golden[name] for name in ("tp", "fp", "fn", "tn"))
     for name in ("hit_rate", "false_alarm_rate", "precision", "jaccard", "size_ratio"):
@@ -130,9 +130,9 @@ def test_golden_hits_and_false_alarms(case: int) -> None:
 
 
 def test_rates_without_a_denominator_are_undefined(unchecked: None) -> None:
-    found = detection(np.zeros(3, dtype=bool), np.zeros(3, dtype=bool))
+    found = set_overlap(np.zeros(3, dtype=bool), np.zeros(3, dtype=bool))
     assert found.false_alarm_rate == 0
     assert math.isnan(found.hit_rate)
     assert found.to_dict()["precision"] is None
     with pytest.raises(ShapeError, match="give one per head"):
-        detection(np.zeros(3, dtype=bool), np.zeros(2, dtype=bool))
+        set_overlap(np.zeros(3, dtype=bool), np.zeros(2, dtype=bool))

@@ -29,10 +29,10 @@ from assay.heads.llc import (
     learning_coefficients,
 )
 from assay.heads.membership import (
-    Detection,
     Separation,
-    detection,
+    SetOverlap,
     separation,
+    set_overlap,
 )
 from assay.heads.scores import (
     HeadScores,
@@ -55,7 +55,6 @@ from assay.heads.weights import (
 
 __all__ = [
     "Composition",
-    "Detection",
     "EdgeTest",
     "EffectiveRank",
     "HeadOutputs",
@@ -63,6 +62,7 @@ __all__ = [
     "Langevin",
     "LearningCoefficient",
     "Separation",
+    "SetOverlap",
     "WeightFeatures",
     "WeightPrediction",
     "activation_magnitude",
@@ -70,7 +70,6 @@ __all__ = [
     "attribution_patching",
     "causation_entropy",
     "composition",
-    "detection",
     "direct_attribution",
     "edge_test",
     "effective_rank",
@@ -85,6 +84,7 @@ __all__ = [
     "predict_from_weights",
     "product_singular_values",
     "separation",
+    "set_overlap",
     "stability_selection",
     "sv_entropy",
     "weight_features",

@@ -8,11 +8,12 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from assay.errors import InputError, ShapeError
-from assay.heads.membership import Detection, Separation, detection, separation
-from assay.heads.scores import HeadScores, member_flags, ranking
+from assay.heads.membership import Separation, SetOverlap, separation, set_overlap
+from assay.heads.scores import HeadScores, member_flags
 from assay.heads.weights import EffectiveRank, weight_scores
 from assay.measurement import plain
 from assay.models import Model
+from assay.stats import top_members
 
 
 FEATURES = (
@@ -71,16 +72,16 @@ class WeightPrediction:
         scores: Probability of membership per head, in [0, 1]; NaN where undefined.
         predicted: The k most probable heads, k the size of the task's own circuit.
         trained_on: The other tasks.
-        detection: Hits and false alarms against the task's own circuit.
+        overlap: Hits and false alarms against the task's own circuit.
         separation: AUROC and average precision against it.
-        reason: `no_members` or `all_members`, where the circuits of the other tasks leave nothing to learn,
+        reason: `no_members` or `no_others`, where the circuits of the other tasks leave nothing to learn,
             else None.
     """
 
     scores: HeadScores
     predicted: Bool[np.ndarray, " H"]
     trained_on: tuple[str, ...]
-    detection: Detection
+    overlap: SetOverlap
     separation: Separation
     reason: str | None = None
 
@@ -92,7 +93,7 @@ class WeightPrediction:
                     divmod(int(flat), self.scores.n_heads) for flat in np.flatnonzero(self.predicted)
                 ],
                 "trained_on": self.trained_on,
-                "detection": self.detection.to_dict(),
+                "overlap": self.overlap.to_dict(),
                 "separation": self.separation.to_dict(),
                 "reason": self.reason,
             }
@@ -162,12 +163,12 @@ def _predict(
     labels = np.concatenate([members[other] for other in others])
     own = members[task]
     predicted = np.zeros_like(own)
-    reason = None if labels.any() and not labels.all() else ("all_members" if labels.any() else "no_members")
+    reason = None if labels.any() and not labels.all() else ("no_others" if labels.any() else "no_members")
     if reason is None:
         fit = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1000))
         fit.fit(np.tile(features.table, (len(others), 1)), labels)
         probability = np.asarray(fit.predict_proba(features.table)[:, 1], dtype=np.float64)
-        predicted[ranking(probability)[: int(own.sum())]] = True
+        predicted = top_members(probability, int(own.sum()))
     else:
         probability = np.full(len(own), np.nan)
     scores = HeadScores(
@@ -184,7 +185,7 @@ def _predict(
         scores=scores,
         predicted=predicted,
         trained_on=others,
-        detection=detection(predicted, own),
+        overlap=set_overlap(predicted, own),
         separation=separation(probability, own),
         reason=reason,
     )

@@ -1,4 +1,4 @@
-"""How well a score of heads tells a circuit's heads from the others."""
+"""How well a score of heads, or a predicted set of them, agrees with a circuit."""
 
 import math
 from dataclasses import dataclass
@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64
-from scipy import stats as scipy_stats
 
 from assay.errors import ShapeError
-from assay.heads.scores import ranking
 from assay.measurement import plain
+from assay.stats import auroc, average_precision, precision_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +24,7 @@ class Separation:
         precision_at_k: Share of the k best heads that are in the circuit, in [0, 1].
         k: Heads in the circuit.
         n: Heads that have a score.
-        reason: `no_members` or `all_members` where undefined (all three are NaN), else None.
+        reason: `no_members` or `no_others` where undefined (all three are NaN), else None.
     """
 
     auroc: float
@@ -64,27 +63,20 @@ def separation(scores: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"
         )
     scored = ~np.isnan(scores)
     scores, members = scores[scored], members[scored]
-    n, k = len(scores), int(members.sum())
-    if k in (0, n):
-        reason = "no_members" if k == 0 else "all_members"
-        return Separation(
-            auroc=math.nan, average_precision=math.nan, precision_at_k=math.nan, k=k, n=n, reason=reason
-        )
-    ranks = scipy_stats.rankdata(scores)
-    auroc = (float(ranks[members].sum()) - k * (k + 1) / 2) / (k * (n - k))
-    at_least = (scores[None, :] >= scores[members][:, None]).sum(axis=1)
-    hits = (scores[members][None, :] >= scores[members][:, None]).sum(axis=1)
+    k = int(members.sum())
+    area = auroc(scores, members)
     return Separation(
-        auroc=auroc,
-        average_precision=float((hits / at_least).mean()),
-        precision_at_k=float(members[ranking(scores)[:k]].mean()),
+        auroc=area.value,
+        average_precision=average_precision(scores, members).value,
+        precision_at_k=precision_at(scores, members, k).value if area.defined else math.nan,
         k=k,
-        n=n,
+        n=len(scores),
+        reason=area.reason,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Detection:
+class SetOverlap:
     """A predicted set of heads against a circuit; rates are NaN where their denominator is 0.
 
     Attributes:
@@ -141,7 +133,7 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else math.nan
 
 
-def detection(predicted: Bool[np.ndarray, " H"], members: Bool[np.ndarray, " H"]) -> Detection:
+def set_overlap(predicted: Bool[np.ndarray, " H"], members: Bool[np.ndarray, " H"]) -> SetOverlap:
     """Hits, false alarms and misses of a predicted set of heads.
 
     Raises:
@@ -151,7 +143,7 @@ def detection(predicted: Bool[np.ndarray, " H"], members: Bool[np.ndarray, " H"]
         raise ShapeError(
             f"there are {predicted.shape} predictions and {members.shape} membership flags; give one per head"
         )
-    return Detection(
+    return SetOverlap(
         hits=int((predicted & members).sum()),
         false_alarms=int((predicted & ~members).sum()),
         misses=int((~predicted & members).sum()),

@@ -124,7 +124,7 @@ def ranking(values: Float64[np.ndarray, " H"]) -> Int64[np.ndarray, " H"]:
             DegenerateDataWarning,
             stacklevel=3,
         )
-    return np.lexsort((np.arange(len(values)), np.where(undefined, 0.0, -values), undefined))
+    return np.argsort(-values, kind="stable")
 
 
 def mean_over_examples(per_example: Float64[np.ndarray, "P H"]) -> Float64[np.ndarray, " H"]:
