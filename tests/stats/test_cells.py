@@ -14,37 +14,7 @@ from scipy import stats as scipy_stats
 
 from assay.errors import InputError, ShapeError
 from assay.rng import stream
-from assay.stats import CellTests, benjamini_hochberg, cell_table, cell_tests
-
-
-# ----------------------------------------------------------------------------------------- Benjamini-Hochberg
-
-
-def test_four_p_values_by_hand() -> None:
-    # Ascending .01 .03 .04 .5 over their ranks, times 4: .04 .06 .0533 .5; the .06 is undercut by the .0533.
-    found = benjamini_hochberg(np.array([[0.01, 0.04], [0.03, 0.5]]))
-    assert found == pytest.approx(np.array([[0.04, 0.16 / 3], [0.16 / 3, 0.5]]))
-
-
-def test_what_was_not_tested_does_not_count() -> None:
-    found = benjamini_hochberg(np.array([0.01, math.nan, 0.04]))
-    assert found == pytest.approx([0.02, math.nan, 0.04], nan_ok=True)
-    assert np.isnan(benjamini_hochberg(np.full(3, math.nan))).all()
-
-
-@given(arrays.arrays(np.float64, st.integers(1, 30), elements=st.floats(0, 1)))
-def test_q_values_are_the_literal_minimum(p_values: np.ndarray) -> None:
-    m, ordered = len(p_values), np.sort(p_values)
-    found = benjamini_hochberg(p_values)
-    for p, q in zip(p_values, found, strict=True):
-        ranks = [rank for rank in range(1, m + 1) if ordered[rank - 1] >= p]
-        assert q == pytest.approx(min(1.0, *(m * ordered[rank - 1] / rank for rank in ranks)))
-        assert p <= q + 1e-15
-
-
-def test_p_values_are_probabilities() -> None:
-    with pytest.raises(InputError, match=r"p-values run from 0\.5 to 1\.5; they must lie in \[0, 1\]"):
-        benjamini_hochberg(np.array([0.5, 1.5]))
+from assay.stats import CellTests, cell_table, cell_tests
 
 
 # ----------------------------------------------------------------------------------------------- worked cases

@@ -146,6 +146,5 @@ def e_benjamini_hochberg(e_values: Float64[np.ndarray, "..."]) -> Float64[np.nda
     """
     if (e_values < 0).any():
         raise InputError(f"the smallest e-value is {np.nanmin(e_values):g}; e-values are at least 0")
-    with np.errstate(divide="ignore"):
-        # 1 / e is a p-value by Markov's inequality; the cap makes it one in range and changes no rejection.
-        return benjamini_hochberg(np.minimum(1.0, 1 / e_values))
+    # 1 / e is a p-value by Markov's inequality; the cap at 1 keeps it in range and changes no rejection.
+    return benjamini_hochberg(1 / np.maximum(1.0, e_values))

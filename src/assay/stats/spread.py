@@ -34,6 +34,10 @@ def standard_deviation(values: Real[np.ndarray, " n"], *, level: float = ONE_SID
         In the unit of the values. Undefined below two values; its bounds below ten (`too_few`). Equal values
         have spread 0 and both bounds there (`degenerate`).
 
+    Notes:
+        Asymptotic. For heavy tails the upper bound is too low more often than it says: at nominal 5 %, about
+        14 % for exponential values at n = 40, 11 % at n = 200, 7 % at n = 1000.
+
     References:
         Bonett (2006), doi:10.1016/j.csda.2004.10.003.
 
