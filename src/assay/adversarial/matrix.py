@@ -26,6 +26,8 @@ from assay.rng import stream
 
 Evaluate = Callable[[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]], Float[np.ndarray, " pairs"]]
 
+_Pairs = tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]  # rows and columns
+
 EFFECT_PENALTY = 1.0
 FACTOR_PENALTY = 2.0
 SWEEPS = 15
@@ -104,6 +106,7 @@ def matrix_search(
     *,
     prior: Float[np.ndarray, "n_clean n_corrupted"] | None = None,
     rank: int = 3,
+    start: MatrixSearch | None = None,
     seed: int = 0,
 ) -> MatrixSearch:
     """Look for the largest entries of a table by evaluating at most `budget` of them.
@@ -126,11 +129,13 @@ def matrix_search(
             effects are hardly determined. A budget of the whole table evaluates all of it.
         prior: What is known of every entry beforehand, in any unit: the slope on it is fitted.
         rank: Factors u_i, w_j per input; 0 fits effects only.
+        start: An earlier search of the same table. Its entries are known already and do not count towards the
+            budget; only rows and columns that it has left out are opened at random.
         seed: Root seed of the first pairs and of the factors' starting values.
 
     Returns:
-        Every pair evaluated with its value. The largest bounds the table's maximum from below; the values are
-        no sample, and no percentile may be read off them.
+        Every pair known, those of `start` first, with its value. The largest bounds the table's maximum from
+        below; the values are no sample, and no percentile may be read off them.
 
     Raises:
         InputError: If a count is out of range.
@@ -147,11 +152,13 @@ def matrix_search(
         >>> found.best(1)
         (FoundPair(clean_index=39, corrupted_index=49, value=2440.0),)
     """
-    _check(n_clean, n_corrupted, budget, prior, rank)
     shape = (n_clean, n_corrupted)
-    total = min(budget, n_clean * n_corrupted)
-    known = _Known(evaluate, shape)
-    known.add(*_first_pairs(shape, seed))
+    _check_counts(shape, rank, prior)
+    known = _Known(evaluate, shape, start)
+    first = known.without(_first_pairs(shape, seed))
+    _check_budget(budget, shape, len(first[0]))
+    total = min(known.n + budget, n_clean * n_corrupted)
+    known.add(*first)
     batch = max(LEAST_BATCH, budget // 20)
     while (left := total - known.n) > 0:
         fit = fit_table(
@@ -278,18 +285,30 @@ class _Side:
 class _Known:
     """The entries evaluated so far."""
 
-    def __init__(self, evaluate: Evaluate, shape: tuple[int, int]) -> None:
+    def __init__(self, evaluate: Evaluate, shape: tuple[int, int], start: MatrixSearch | None) -> None:
+        if start is not None and start.shape != shape:
+            raise ShapeError(f"start searched a table of {start.shape}; this one has {shape}")
         self.evaluate = evaluate
+        self.pairs = np.empty((0, 2), dtype=np.int64) if start is None else start.pairs
+        self.values = np.empty(0) if start is None else start.values
         self.seen = np.zeros(shape, dtype=np.bool_)
-        self.pairs = np.empty((0, 2), dtype=np.int64)
-        self.values = np.empty(0)
+        self.seen[self.pairs[:, 0], self.pairs[:, 1]] = True
 
     @property
     def n(self) -> int:
         return len(self.values)
 
+    def without(self, pairs: _Pairs) -> _Pairs:
+        """Those of some pairs that open a row or a column."""
+        rows, columns = pairs
+        counts = self.seen.sum(1), self.seen.sum(0)
+        opens = (counts[0][rows] == 0) | (counts[1][columns] == 0)
+        return rows[opens], columns[opens]
+
     def add(self, rows: Int64[np.ndarray, " new"], columns: Int64[np.ndarray, " new"]) -> None:
         """Evaluate new pairs."""
+        if not len(rows):
+            return
         found = np.asarray(self.evaluate(rows, columns), dtype=np.float64)
         if found.shape != rows.shape:
             raise ShapeError(
@@ -321,9 +340,7 @@ def _promise(fit: TableFit, known: _Known, bonus: float) -> Float64[np.ndarray, 
     return np.asarray(fit.prediction + of_row[:, None] + of_column)
 
 
-def _first_pairs(
-    shape: tuple[int, int], seed: int
-) -> tuple[Int64[np.ndarray, " first"], Int64[np.ndarray, " first"]]:
+def _first_pairs(shape: tuple[int, int], seed: int) -> _Pairs:
     """Every row and every column at least once: two shuffled lists side by side, the shorter one repeated."""
     draws = stream(seed, "matrix-search")
     rows, columns = (np.resize(draws.permutation(n), max(shape)) for n in shape)
@@ -331,23 +348,24 @@ def _first_pairs(
     return rows[order].astype(np.int64), columns[order].astype(np.int64)
 
 
-def _check(n_clean: int, n_corrupted: int, budget: int, prior: np.ndarray | None, rank: int) -> None:
-    for name, count in (("n_clean", n_clean), ("n_corrupted", n_corrupted)):
-        if count < 1:
-            raise InputError(f"{name} is {count}; a search needs at least 1 input on each side")
-    least = max(n_clean, n_corrupted)
+def _check_budget(budget: int, shape: tuple[int, int], least: int) -> None:
     if budget < least:
         raise InputError(
-            f"budget is {budget:,}; every one of the {n_clean:,} clean and {n_corrupted:,} corrupted inputs "
-            f"is evaluated at least once, which takes {least:,}; {2 * (n_clean + n_corrupted):,} or more "
-            "are advised"
+            f"budget is {budget:,}; every one of the {shape[0]:,} clean and {shape[1]:,} corrupted inputs is "
+            f"evaluated at least once, which takes {least:,}; {2 * sum(shape):,} or more are advised"
         )
+
+
+def _check_counts(shape: tuple[int, int], rank: int, prior: np.ndarray | None) -> None:
+    for name, count in zip(("n_clean", "n_corrupted"), shape, strict=True):
+        if count < 1:
+            raise InputError(f"{name} is {count}; a search needs at least 1 input on each side")
     if rank < 0:
         raise InputError(f"rank is {rank}; give 0 (effects only) or more (default 3)")
     if prior is None:
         return
-    if prior.shape != (n_clean, n_corrupted):
-        raise ShapeError(f"prior has shape {prior.shape}; expected ({n_clean}, {n_corrupted})")
+    if prior.shape != shape:
+        raise ShapeError(f"prior has shape {prior.shape}; expected {shape}")
     if not np.isfinite(prior).all():
         i, j = np.argwhere(~np.isfinite(prior))[0].tolist()
         raise NonFiniteError(

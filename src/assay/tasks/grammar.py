@@ -260,9 +260,11 @@ def usable(
 
 
 def one_token_words(
-    tokens: Tokens, words: Sequence[str], *, task: str, kind: str, after: str, at_least: int = 2
+    tokens: Tokens, words: Sequence[str], *, task: str, kind: str, after: str, at_least: int | None = None
 ) -> tuple[str, ...]:
-    """The words that are one token after `after` and a space."""
+    """The words that are one token after `after` and a space: 2 at least, or the only one that is given."""
+    if at_least is None:
+        at_least = 1 if len(words) == 1 else 2
     tokens.learn(after, [" " + word for word in words])
     keep = [tokens.one_token(after, " " + word) is not None for word in words]
     return usable(words, keep, task=task, kind=kind, rule="one token after a space", at_least=at_least)

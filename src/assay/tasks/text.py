@@ -93,7 +93,7 @@ class IndirectObject(Grammar):
         self.places = self._words("places", places)
         self.objects = self._words("objects", objects)
 
-    def _words(self, kind: str, own: Sequence[str] | None, at_least: int = 2) -> tuple[str, ...]:
+    def _words(self, kind: str, own: Sequence[str] | None, at_least: int | None = None) -> tuple[str, ...]:
         words = task_data(self.key)[kind] if own is None else own
         return one_token_words(self.tokens, words, task=self.key, kind=kind, after="the", at_least=at_least)
 
