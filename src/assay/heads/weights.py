@@ -212,7 +212,8 @@ def _of_weights(model: Model, name: str, values: np.ndarray, **more: Any) -> Hea
 
 def rotary(model: Model) -> bool:
     """Whether positions turn queries and keys, so that W_QK depends on the distance."""
-    return not model.family.learned_positions
+    config: Any = model.module.config
+    return bool(getattr(config, "rope_parameters", None))
 
 
 # ---- the answer direction ---------------------------------------------------------------------------
