@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "circuits",
         "execution",
         "discovery heads metrics",
-        "adversarial",
+        "adversarial calibration",
         "store catalogue",
         "report",
         "runner",

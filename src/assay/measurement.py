@@ -128,6 +128,10 @@ class Verdict:
         interval: Two-sided 90 % interval, i.e. two one-sided 95 % bounds.
         n_needed: Examples that would settle an inconclusive status, at the present spread.
         reason: Code of an undefined or inapplicable judgement.
+        sub_results: Judgements that this one is made of, or that stand beside it, by name.
+        warnings: Codes of what makes the judgement less trustworthy than it looks.
+        details: Further numbers, JSON values.
+        table_hash: Content hash of the measurement table behind it.
     """
 
     status: str
@@ -137,10 +141,20 @@ class Verdict:
     interval: Interval | None = None
     n_needed: int | None = None
     reason: str | None = None
+    sub_results: Mapping[str, "Verdict"] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    table_hash: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Finite JSON."""
-        return _record(
+        """Finite JSON; parts that a judgement does not have are left out."""
+        more: dict[str, Any] = {
+            "sub_results": {name: each.to_dict() for name, each in self.sub_results.items()},
+            "warnings": list(self.warnings),
+            "details": self.details,
+            "table_hash": self.table_hash,
+        }
+        return _record({name: value for name, value in more.items() if value}) | _record(
             {
                 "status": self.status,
                 "published": self.published,

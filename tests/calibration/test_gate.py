@@ -1,0 +1,51 @@
+"""The contract of gates: names, streams, paired deletion, verdicts without data."""
+
+import numpy as np
+import pytest
+
+from assay.calibration import gate as gates
+from assay.calibration.gate import gate_stream, n_needed, paired, positive, undefined
+from assay.errors import InputError, ShapeError, UnknownNameError
+from assay.measurement import Interval
+
+
+def test_a_prompt_that_is_not_finite_in_one_run_is_dropped_from_all() -> None:
+    left = np.array([1.0, np.nan, 3.0, 4.0])
+    right = np.array([[1.0, 2.0], [3.0, 4.0], [np.inf, 1.0], [5.0, 6.0]])
+    found = paired(y_full=left, y_keep=right)
+    np.testing.assert_array_equal(found.vectors[0], [1, 4])
+    np.testing.assert_array_equal(found.vectors[1], [[1, 2], [5, 6]])
+    assert (found.n, found.n_dropped) == (2, 2)
+
+
+def test_arrays_of_other_lengths_are_named() -> None:
+    with pytest.raises(ShapeError, match=r"y_full \(3,\), y_keep \(2,\)"):
+        paired(y_full=np.zeros(3), y_keep=np.zeros(2))
+
+
+def test_streams_depend_on_gate_task_and_seed_alone() -> None:
+    first = gate_stream("C11", "ioi").integers(0, 100, 5)
+    np.testing.assert_array_equal(first, gate_stream("C11", "ioi").integers(0, 100, 5))
+    for other in (gate_stream("C13", "ioi"), gate_stream("C11", "sva"), gate_stream("C11", "ioi", seed=1)):
+        assert (first != other.integers(0, 100, 5)).any()
+
+
+def test_what_the_data_do_not_determine_is_neither_pass_nor_fail() -> None:
+    verdict = undefined("too_few", values={"sigma": None})
+    assert (verdict.status, verdict.published, verdict.reason) == ("inconclusive", "inconclusive", "too_few")
+    assert verdict.to_dict()["values"] == {"sigma": None}
+
+
+def test_the_prompts_that_would_settle_it() -> None:
+    """Half-width .2 at distance .1 from the nearer threshold: four times as many."""
+    interval = Interval(low=0.7, high=1.1, level=0.9, method="t")
+    assert n_needed(40, 0.9, interval, 0.8, 0.5) == 160
+    assert n_needed(40, 0.8, interval, 0.8) is None
+    assert n_needed(40, 0.9, None, 0.8) is None
+
+
+def test_unknown_gates_and_counts_out_of_range_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="unknown gate"):
+        gates.find_gate("C99")
+    with pytest.raises(InputError, match="n_boot is 0"):
+        positive("n_boot", 0)
