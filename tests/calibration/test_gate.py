@@ -37,11 +37,11 @@ def test_what_the_data_do_not_determine_is_neither_pass_nor_fail() -> None:
 
 
 def test_the_prompts_that_would_settle_it() -> None:
-    """Half-width .2 at distance .1 from the nearer threshold: four times as many."""
-    interval = Interval(low=0.7, high=1.1, level=0.9, method="t")
-    assert n_needed(40, 0.9, interval, 0.8, 0.5) == 160
-    assert n_needed(40, 0.8, interval, 0.8) is None
-    assert n_needed(40, 0.9, None, 0.8) is None
+    """Half-width 1/4 at distance 1/8 from the nearer threshold: four times as many."""
+    interval = Interval(low=0.75, high=1.25, level=0.9, method="t")
+    assert n_needed(40, 1.0, interval, 0.875, 0.5) == 160
+    assert n_needed(40, 0.875, interval, 0.875) is None
+    assert n_needed(40, 1.0, None, 0.875) is None
 
 
 def test_unknown_gates_and_counts_out_of_range_are_refused() -> None:

@@ -161,7 +161,7 @@ def paired(**vectors: Any) -> Paired:
     return Paired(vectors=tuple(array[used] for array in arrays.values()), used=used)
 
 
-def positive(name: str, value: float) -> None:
+def positive(name: str, value: float | int) -> None:
     """Refuse a count or threshold that is not above 0, by the name of the argument."""
     if not value > 0:
         raise InputError(f"{name} is {value}; a positive number is needed")

@@ -7,7 +7,8 @@ variables, the variables over the file.
 
 import os
 
-import assay.cli.attack  # noqa: F401 - registers the command
+import assay.cli.attack
+import assay.cli.repair  # noqa: F401 - both register their commands
 from assay.cli.commands import app
 
 

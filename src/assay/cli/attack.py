@@ -43,18 +43,27 @@ from assay.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from assay.adversarial import WorstCase
+    from assay.circuits import Circuit
+    from assay.graph import Graph
 
 SHOWN_PAIRS, SHOWN_FIELDS = 3, 10
+FILLER_NUMBERS = ("mean", "p99", "max")
 ROWS = ("mean", "std", "min", "p50", "p95", "p99", "p99.9", "p99.99", "max")
+
+
+CircuitOption = Annotated[
+    str | None,
+    option("--circuit", "Circuit file or published circuit.  [default: one discovered, as audit does]"),
+]
+EdgesOption = Annotated[
+    int | None, option("--edges", "Size of a discovered circuit, instead of --target.", min=1)
+]
 
 
 @app.command()
 @command
 def attack(
-    circuit: Annotated[
-        str | None,
-        option("--circuit", "Circuit file or published circuit.  [default: one discovered, as audit does]"),
-    ] = None,
+    circuit: CircuitOption = None,
     model: ModelOption = "mini",
     task: TaskOption = "ioi",
     protocol: Annotated[
@@ -67,10 +76,10 @@ def attack(
     ] = "all",
     n_clean: Annotated[
         int | None,
-        option("--n-clean", "Clean inputs of protocol all.  [default: 100, a minute at most on mini]", min=1),
+        option("--n-clean", "Clean inputs of protocol all.  [default: 300, about a minute on mini]", min=1),
     ] = None,
     n_corrupted: Annotated[
-        int | None, option("--n-corrupted", "Corrupted inputs of protocol all.  [default: 100]", min=1)
+        int | None, option("--n-corrupted", "Corrupted inputs of protocol all.  [default: 300]", min=1)
     ] = None,
     n_pairs: Annotated[
         int | None, option("--n-pairs", "Pairs of protocols matched and iid.  [default: 3000]", min=1)
@@ -94,14 +103,27 @@ def attack(
         float | None,
         option("--epsilon", "Take the order statistic this far above the percentile, as the paper does."),
     ] = None,
+    search: Annotated[
+        int | None,
+        option("--search", "Also look for worse pairs, with so many evaluations, e.g. 20000.", min=100),
+    ] = None,
+    explain: Annotated[
+        bool, option("--explain", "Also say which missing edges would repair the worst pairs.")
+    ] = False,
+    words: Annotated[
+        list[str] | None,
+        option(
+            "--words",
+            "Also try own words or templates, reported apart: SLOT=a,b,c or SLOT=@FILE (one per line), "
+            "e.g. objects=rose,letter; repeat for several.",
+        ),
+    ] = None,
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
     n: CountOption = None,
     steps: StepsOption = 5,
     target: TargetOption = 0.9,
-    edges: Annotated[
-        int | None, option("--edges", "Size of a discovered circuit, instead of --target.", min=1)
-    ] = None,
+    edges: EdgesOption = None,
     resume: Annotated[
         Path | None, option("--resume", "Directory that keeps finished blocks, to go on after a stop.")
     ] = None,
@@ -134,12 +156,11 @@ def attack(
         protocol, n_clean=n_clean, n_corrupted=n_corrupted, n_pairs=n_pairs, enumerate=enumerate
     )
     _check_certificates(percentile, delta, epsilon)
-    if circuit is not None and edges is not None:
-        raise InputError("--edges sizes a discovered circuit, and --circuit gives one; choose one of them")
+    own = [_words(given) for given in words or ()]
     if out is not None and out.suffix not in (".safetensors", ".json"):
         raise InputError(f"--out is {out}; give NAME.safetensors, or NAME.json for the document alone")
     loaded = load(model, device)
-    given = None if circuit is None else _circuit(circuit, loaded.graph)
+    given = circuit_of(circuit, edges, loaded.graph)
     if dry_run:
         stages = [runner.plan_worst_case(protocol, size)]
         if given is None:
@@ -188,13 +209,25 @@ def attack(
             store=kept,
             progress=progress,
         )
-    document = found.result.to_dict()
+        result = runner.with_findings(
+            found.result,
+            given,
+            loaded,
+            inputs,
+            search=search,
+            explained=explain,
+            words=own,
+            seed=seed,
+            divergence=divergence,
+            progress=progress,
+        )
+    document = result.to_dict()
     if percentile or epsilon is not None or delta != 0.95:
-        document["certificates"] = _certificates(found.result, percentile, delta, epsilon)
-    _hand_over(found.result, document, out=out, report=report, as_json=as_json, quiet=quiet)
+        document["certificates"] = _certificates(result, percentile, delta, epsilon)
+    _hand_over(result, document, out=out, report=report, as_json=as_json, quiet=quiet)
     if not as_json:
         cached = " (taken from the store)" if found.cached else ""
-        typer.echo(f"result   {found.result.id}{cached}")
+        typer.echo(f"result   {result.id}{cached}")
 
 
 def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsilon: float | None) -> None:
@@ -209,11 +242,27 @@ def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsil
             order_of(1, percentile, epsilon)
 
 
-def _circuit(name: str, graph: Any) -> Any:
-    """The circuit of a file, or a published one by name."""
+def _words(given: str) -> dict[str, Any]:
+    """`SLOT=a,b,c`, `SLOT=@FILE` or `templates=one template` as an option of a grammar."""
+    slot, equals, value = given.partition("=")
+    if not equals or not slot or not value:
+        raise InputError(f"--words is {given!r}; give SLOT=a,b,c or SLOT=@FILE, e.g. objects=rose,letter")
+    if value.startswith("@"):
+        return {slot: Path(value[1:])}
+    if "{" in value:  # a template; commas are part of it
+        return {slot: [value] if slot.endswith("s") else value}
+    return {slot: [word.strip() for word in value.split(",") if word.strip()]}
+
+
+def circuit_of(name: str | None, edges: int | None, graph: "Graph") -> "Circuit | None":
+    """The circuit of a file, or a published one by name; None where one is to be discovered."""
     from assay.circuits import load_circuit
     from assay.circuits.published import published_circuit, published_circuits
 
+    if name is None:
+        return None
+    if edges is not None:
+        raise InputError("--edges sizes a discovered circuit, and --circuit gives one; choose one of them")
     if not Path(name).exists() and name in published_circuits():
         return published_circuit(name)
     return load_circuit(name, graph)
@@ -280,6 +329,51 @@ def print_worst_case(document: Mapping[str, Any]) -> None:
         _print_pairs(document["worst"][:SHOWN_PAIRS])
     typer.echo()
     _print_fields(document["fields"]["tests"])
+    typer.echo()
+    if document["search"]:
+        _print_search(document["search"])
+    for outside in document["outside"] or ():
+        _print_outside(outside)
+    if document["explanation"]:
+        _print_explanation(document["explanation"])
+
+
+def _print_search(search: Mapping[str, Any]) -> None:
+    """What a search found."""
+    typer.echo(f"search, {search['n_evaluations']:,} evaluations: {search['note']}")
+    _print_pairs(search["pairs"][:1])
+    typer.echo()
+
+
+def _print_outside(outside: Mapping[str, Any]) -> None:
+    """Own words, the worst first, beside the ordinary prompts."""
+    own, ordinary = outside["summary"], outside["ordinary"]
+    given = ", ".join(outside["options"])
+    typer.echo(
+        f"own {given}, {outside['n_pairs']:,} pairs: mean {_number(own['mean'])}, worst "
+        f"{_number(own['max'])} (the task's own: mean {_number(ordinary['mean'])}, worst "
+        f"{_number(ordinary['max'])}); {outside['note']}"
+    )
+    fillers = sorted(outside["fillers"], key=lambda row: -(row["mean"] or 0))
+    rows = [
+        [row["filler"], row["side"], str(row["n_inputs"]), *(_number(row[name]) for name in FILLER_NUMBERS)]
+        for row in fillers[:SHOWN_FIELDS]
+    ]
+    print_table("", ["filler", "side", "inputs", *FILLER_NUMBERS], rows, right="inputs mean p99 max")
+    typer.echo()
+
+
+def _print_explanation(explanation: Mapping[str, Any]) -> None:
+    """The missing edges that account for most of the worst pairs."""
+    missing = explanation["missing"]
+    rows = [
+        [f"{each['source']}->{each['target']}", _number(each["score"]), f"{each['share'] or 0:.1%}"]
+        for each in missing["top"][:SHOWN_FIELDS]
+    ]
+    gap = missing["completeness_gap"]
+    within = "" if gap is None else f"; all shares add up within {gap:.2%}"
+    typer.echo(f"missing edges that account for most of the {explanation['n_pairs']} worst pairs{within}")
+    print_table("", ["edge", "nats", "share"], rows, right="nats share")
     typer.echo()
 
 

@@ -18,6 +18,7 @@ from assay.runner.worst import (
     StoredWorstCase,
     plan_worst_case,
     sizes,
+    with_findings,
     worst_case_stored,
 )
 from assay.tasks.load import DEFAULT_N
@@ -47,5 +48,6 @@ __all__ = [
     "plan_worst_case",
     "runs_of",
     "sizes",
+    "with_findings",
     "worst_case_stored",
 ]

@@ -1,11 +1,15 @@
 """The worst case as a stage: taken from the store where the same pairs were run before."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from assay.adversarial import WorstCase, run_sample, sample_pairs
+import numpy as np
+
+from assay.adversarial import WorstCase, explain, run_sample, sample_pairs, search_worst
 from assay.adversarial.attack import PREFIX, facts_of, found_on, notes_on
+from assay.adversarial.outside import outside_grammar
 from assay.adversarial.sampling import MAX_PAIRS
 from assay.adversarial.sanity import make_rerun
 from assay.circuits import Circuit
@@ -18,9 +22,10 @@ from assay.store import Store
 from assay.tasks import PairTask
 
 
-# Inputs a side, and pairs, of a run that nobody sized: about a minute on the embedded model. 3,000
-# independent pairs are the fewest in round numbers that bound the 99.9th percentile.
-DEFAULT_SIDE, DEFAULT_PAIRS = 100, 3000
+# Inputs a side, and pairs, of a run that nobody sized: the fewest in round numbers that bound the 99th
+# percentile of all pairs, and the 99.9th of independent ones.
+DEFAULT_SIDE, DEFAULT_PAIRS = 300, 3000
+EXPLAINED = 10  # worst pairs that are explained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +144,64 @@ def worst_case_stored(
     if store is not None:
         store.put(kind, record, result.to_dict(), result.arrays())
     return StoredWorstCase(result=result, cached=False)
+
+
+def with_findings(
+    result: WorstCase,
+    circuit: Circuit,
+    model: Model,
+    task: PairTask,
+    *,
+    search: int | None = None,
+    explained: bool = False,
+    words: Sequence[Mapping[str, Any]] = (),
+    seed: int = 0,
+    divergence: str = "kl",
+    progress: Progress | None = None,
+) -> WorstCase:
+    """A worst case with what is reported beside its statistics and never enters them.
+
+    Args:
+        result: The result.
+        circuit: Its circuit.
+        model: Its model.
+        task: Its task.
+        search: Evaluations of a search for worse pairs; None: no search.
+        explained: Share out the divergence of the worst pairs among the missing edges.
+        words: Options of the task's grammar, one mapping per run on inputs from outside it.
+        seed: Root seed.
+        divergence: Key of the divergence.
+        progress: Told of each part as it begins.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    found: dict[str, Any] = {}
+    if search is not None:
+        tell("search", 0, 1)
+        sought = search_worst(circuit, model, task, budget=search, seed=seed, divergence=divergence)
+        found["search"] = sought.to_dict()
+    if explained:
+        tell("explain", 0, 1)
+        found["explanation"] = _explanation(result, circuit, model, divergence)
+    if words:
+        tell("own words", 0, 1)
+        found["outside"] = [
+            outside_grammar(circuit, model, task, seed=seed, divergence=divergence, **options).to_dict()
+            for options in words
+        ]
+    return replace(result, **found)
+
+
+def _explanation(result: WorstCase, circuit: Circuit, model: Model, divergence: str) -> dict[str, Any]:
+    worst = result.worst(min(EXPLAINED, len(np.unique(result.divergence))))
+    sides = (
+        result.sample.clean.subset([pair.clean_index for pair in worst]),
+        result.sample.corrupted.subset([pair.corrupted_index for pair in worst]),
+    )
+    return explain(
+        circuit,
+        model,
+        sides[0].tokens,
+        sides[1].tokens,
+        positions=sides[0].positions,
+        divergence=divergence,
+    ).to_dict()

@@ -1,0 +1,170 @@
+"""`assay repair`: a circuit of the same size with a lighter tail."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from assay.cli.attack import CircuitOption, EdgesOption, circuit_of
+from assay.cli.border import (
+    check_outputs,
+    command,
+    load,
+    make_room,
+    open_store,
+    print_json,
+    print_table,
+    progress_on_stderr,
+)
+from assay.cli.commands import app
+from assay.cli.options import (
+    BatchOption,
+    ConfigOption,
+    CountOption,
+    DeviceOption,
+    JsonOption,
+    MethodOption,
+    ModelOption,
+    ObjectiveOption,
+    QuietOption,
+    SeedOption,
+    StepsOption,
+    StoreOption,
+    TargetOption,
+    TaskOption,
+    TracebackOption,
+    option,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from jaxtyping import Float64
+
+    from assay.adversarial import Repair
+
+ROWS = ("mean", "p50", "p95", "p99", "p99.9", "max")
+
+
+@app.command()
+@command
+def repair(
+    circuit: CircuitOption = None,
+    model: ModelOption = "mini",
+    task: TaskOption = "ioi",
+    by: Annotated[
+        str, option("--by", "mask: learned edge masks; swap: exchange edges that explain the worst pairs.")
+    ] = "mask",
+    tail: Annotated[
+        float, option("--tail", "Weight of the worst pairs in the last third of the training.", min=0, max=1)
+    ] = 0.5,
+    percentile: Annotated[
+        float, option("--percentile", "Percentile whose bound chooses among the circuits met.")
+    ] = 0.99,
+    train_steps: Annotated[
+        int | None, option("--train-steps", "Steps of mask.  [default: the method's own]", min=3)
+    ] = None,
+    n_pairs: Annotated[
+        int, option("--n-pairs", "Fresh pairs that judge both circuits at the end.", min=60)
+    ] = 10_000,
+    method: MethodOption = "eap-ig-inputs",
+    objective: ObjectiveOption = None,
+    n: CountOption = None,
+    steps: StepsOption = 5,
+    target: TargetOption = 0.9,
+    edges: EdgesOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    batch_size: BatchOption = None,
+    store: StoreOption = None,
+    out: Annotated[Path | None, option("--out", "Circuit file to write, NAME.safetensors.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Look for a circuit of the same size that departs less from its model on the worst pairs.
+
+    Pairs to train on, to choose by and to judge by are drawn separately.
+    """
+    from assay import adversarial, runner
+    from assay.discovery import MaskSettings
+    from assay.tasks import load_task
+
+    runner.check_options(method=method, task=task, objective=objective, device=device)
+    loaded = load(model, device)
+    given = circuit_of(circuit, edges, loaded.graph)
+    check_outputs(out, store=store)
+    inputs = load_task(task, loaded, n=n)
+    kept = open_store(store)
+    with progress_on_stderr(quiet=quiet) as progress:
+        if given is None:
+            given = runner.runs_of(
+                loaded,
+                task if Path(task).suffix != ".jsonl" else inputs,
+                None,
+                method=method,
+                objective=objective,
+                ablation="resample",
+                n=n,
+                steps=steps,
+                target=target,
+                top=edges,
+                batch_size=batch_size,
+                seed=seed,
+                store=kept,
+                progress=progress,
+            ).circuit
+        progress("repair", 0, 1)
+        found = adversarial.repair(
+            given,
+            loaded,
+            inputs,
+            method=by,  # type: ignore[arg-type]  # `repair` refuses other words itself
+            tail=tail,
+            percentile=percentile,
+            n_certificate=n_pairs,
+            settings=None if train_steps is None else MaskSettings(steps=train_steps),
+            seed=seed,
+        )
+        progress("repair", 1, 1)
+    if out is not None:
+        found.circuit.save(make_room(out))
+    if as_json:
+        print_json(found.to_dict())
+        return
+    print_repair(found, percentile)
+    if out is not None:
+        typer.echo(f"circuit  {out}")
+
+
+def print_repair(found: "Repair", percentile: float) -> None:
+    """Both circuits on the same fresh pairs, and what was spent."""
+    before, after = found.before, found.after
+    if found.improved:
+        typer.echo(f"a circuit of {after.circuit.n_edges:,} edges instead of {before.circuit.n_edges:,}:")
+    else:
+        typer.echo("no better circuit was found; the start is kept")
+    columns = ["", "start", "repaired", "change", "empty"]
+    empty = _summary(found.empty)
+    rows = []
+    for key in ROWS:
+        old, new = before.summary.absolute[key], after.summary.absolute[key]
+        change = f"{new / old - 1:+.0%}" if old else ""
+        rows.append([key, f"{old:.4g}", f"{new:.4g}", change, f"{empty[key]:.4g}"])
+    n = len(before.divergence)
+    print_table(f"divergence over {n:,} fresh pairs", columns, rows, right="start repaired change empty")
+    typer.echo(after.certificate(percentile).statement)
+    cost = found.cost
+    typer.echo(
+        f"{len(found.candidates)} circuits compared; {cost['seconds']:.0f} s, "
+        f"{cost['soft_forward'] + cost['soft_backward']:,.0f} passes with a stream per target"
+    )
+
+
+def _summary(values: "Float64[np.ndarray, ' n_pairs']") -> "Mapping[str, float]":
+    from assay.stats import summarize
+
+    return summarize(values).absolute
