@@ -23,6 +23,7 @@ PAGES = {
     "discovery": ("Discovery", ["assay.discovery"]),
     "circuits": ("Circuits", ["assay.circuits"]),
     "execution": ("Ablated execution", ["assay.execution"]),
+    "heads": ("Single heads", ["assay.heads"]),
     "metrics": ("Metrics", ["assay.metrics", "assay.measurement"]),
     "stats": ("Statistics", ["assay.stats"]),
     "store": ("Store", ["assay.store", "assay.catalogue"]),

@@ -402,7 +402,8 @@ class EdgeTest:
         p_value: Two-sided; NaN where undefined.
         degrees_of_freedom: Welch-Satterthwaite.
         mean_edges, mean_others: Mean composition of either side.
-        n_edges, n_others: Pairs on either side.
+        n_edges: Pairs that the circuit joins.
+        n_others: Other pairs.
         reason: `too_few` (fewer than 2 pairs on a side) or `zero_variance`, else None.
     """
 
