@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from assay.adversarial import WorstCase
-from assay.circuits import Circuit
+from assay.circuits import Circuit, load_circuit
 from assay.cli import app
 from assay.models import load_model
 
@@ -114,10 +114,43 @@ def test_a_jsonl_file_of_pairs(run: Run, circuit_file: str, tmp_path: Path) -> N
     assert (document["n_pairs"], document["n_distinct_clean"]) == (2, 1)
 
 
+def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_path: Path) -> None:
+    """Searched, own and explained pairs are reported and change nothing else."""
+    (tmp_path / "mine.txt").write_text("dog\nbox\n")
+    plain = ("--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5")
+    extra = ("--search", "200", "--explain", "--words", "objects=ring,letter", "--words", "places=@mine.txt")
+    alone, document = (json.loads(run(*plain, *more, "--json").stdout) for more in ((), extra))
+    assert {key for key in document if document[key] != alone[key]} == {"search", "outside", "explanation"}
+    assert document["search"]["n_evaluations"] <= 200
+    assert [entry["options"] for entry in document["outside"]] == [
+        {"objects": ["ring", "letter"]},
+        {"places": ["dog", "box"]},
+    ]
+    missing = document["explanation"]["missing"]
+    assert missing["total"] == pytest.approx(document["explanation"]["mean"], rel=0.2)
+    shown = run(*plain, *extra, "--report", "page.html").stdout
+    for text in ("search, ", "own objects, 30 pairs", "letter", "missing edges that account for"):
+        assert text in shown
+    assert "Inputs from outside the grammar" in (tmp_path / "page.html").read_text()
+
+
+def test_a_circuit_is_repaired(circuit_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--circuit", circuit_file, "--by", "swap", "--n", "4", "--n-pairs", "60", "--quiet")
+    smaller = ("--n-train", "20", "--percentile", "0.9")
+    result = CliRunner().invoke(app, ["repair", *arguments, *smaller, "--out", "new.safetensors", "--json"])
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    start = load_circuit(circuit_file)
+    assert document["before"]["circuit"]["hash"] == start.hash
+    assert document["after"]["circuit"]["hash"] == load_circuit(tmp_path / "new.safetensors").hash
+    assert document["after"]["circuit"]["n_edges"] <= start.n_edges
+
+
 def test_a_dry_run_counts_passes_and_runs_nothing(run: Run, tmp_path: Path) -> None:
     result = run("--dry-run", "--json")
     document = json.loads(result.stdout)
-    assert document["stages"][-1] == {"stage": "attack", "runs": 1, "passes": 10_200}
+    assert document["stages"][-1] == {"stage": "attack", "runs": 1, "passes": 90_600}
     assert list(tmp_path.iterdir()) == []
 
 

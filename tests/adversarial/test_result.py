@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import spearmanr
 from torch import nn
 
 from assay.adversarial import PairSample, PromptSet, WorstCase, worst_case
@@ -553,3 +554,35 @@ def test_results_are_named_by_how_they_came_to_be(
     assert again.id == measured.id != other.id
     assert isinstance(measured.rerun, Rerun)
     assert isinstance(measured.rerun.logits(np.array([0]), np.array([0]), False), Logits)
+
+
+def test_the_trend_of_a_numeric_field_is_found_by_the_tool() -> None:
+    """Divergence grows with a number that no two inputs share, so no single value can be significant."""
+    rng = np.random.default_rng(3)
+    numbers = rng.permutation(40)
+    values = rng.random((40, 30)) + 0.05 * numbers[:, None]
+    side = inputs(
+        40,
+        size=[f"{number:02d}" for number in numbers],
+        noise=rng.permutation(40).tolist(),
+        word=[f"w{number}" for number in numbers],
+        few=[number % 5 for number in numbers],
+    )
+    worst = made_of(values, clean=side, corrupted=inputs(30, first=1000, other=list(range(30))))
+    assert not worst.significant_fields()
+    trends = {each["field"]: each for each in worst.field_trends}
+    # `word` groups inputs as `size` does but holds no numbers, `few` has too few values to show a trend.
+    assert set(trends) == {"size", "noise", "corrupted.other"}
+    expected = spearmanr(numbers, values.mean(1)).statistic
+    assert trends["size"]["rho"] == pytest.approx(expected)
+    assert {name for name, each in trends.items() if each["significant"]} == {"size"}
+    assert worst.field_trends[0] is trends["size"]
+    assert worst.to_dict()["fields"]["trends"][0]["field"] == "size"
+
+
+def test_the_trend_of_listed_pairs_counts_each_input_once() -> None:
+    side = inputs(24, size=[i // 2 for i in range(24)])
+    side = replace(side, tokens=torch.arange(24)[:, None] // 2)
+    values = np.repeat(np.arange(12.0), 2) + np.tile([0.0, 0.5], 12)
+    (trend,) = made_of(values, clean=side).field_trends
+    assert (trend["n_inputs"], trend["rho"]) == (12, 1.0)

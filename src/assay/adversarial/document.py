@@ -61,6 +61,7 @@ def as_document(result: "WorstCase") -> dict[str, Any]:
         "worst_corrupted": [vars(each) for each in inputs.corrupted],
         "fields": {
             "tests": result.field_tests,
+            "trends": result.field_trends,
             "heatmaps": result.heatmaps,
         },
         "search": result.search,

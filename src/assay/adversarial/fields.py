@@ -1,24 +1,28 @@
 """Divergences grouped by what the prompts were filled with, and which fillings are significantly worse."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
+from scipy.stats import rankdata
 
 from assay.adversarial.inputs import PairSample
 from assay.adversarial.rows import pair_ids
 from assay.errors import unknown_name
 from assay.measurement import plain
-from assay.stats import cell_table, cell_tests
+from assay.rng import stream
+from assay.stats import benjamini_hochberg, cell_table, cell_tests, spearman_test
 from assay.stats.summary import PERCENTILES
 
 
 CORRUPTED = "corrupted."  # prefix of the corrupted input's fields
 SHARES = (1.0, 0.999, 0.9999)  # of the default heatmaps: max, p99.9, p99.99
 FEWEST, MOST = 2, 200  # distinct values of a field that is tested
+FEWEST_NUMBERS = 10  # distinct values of a field whose trend is tested
 POOLED = 0.99  # pairs above this percentile of all of them count as exceeding
 LEVEL = 0.05  # false discovery rate of what is called significant
 
@@ -178,6 +182,74 @@ def field_tests(
                 }
             )
     return sorted(records, key=lambda record: (record["p_value"], -record["exceed"]))
+
+
+def field_trends(
+    values: Float64[np.ndarray, "..."], sample: PairSample, *, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Whether the divergence rises or falls with a field of numbers.
+
+    For every numeric field with at least 10 different values: Spearman's rho between the value and the mean
+    divergence over each distinct input's pairs, a two-sided permutation test over inputs, Benjamini-Hochberg
+    over the fields. A field of many values, each on a few inputs, shows here what `field_tests` cannot.
+
+    Returns:
+        Records by ascending p-value.
+    """
+    records: dict[tuple[int, bytes], dict[str, Any]] = {}
+    for name in known_fields(sample):
+        labels = _labels(sample, name)
+        numbers = np.array([_number(value) for value in labels.values])
+        if len(numbers) < FEWEST_NUMBERS or np.isnan(numbers).any():
+            continue
+        x, y = _per_input(values, sample, labels, numbers)
+        order = (labels.axis, rankdata(x).tobytes())
+        if order in records:  # another name of the same order, e.g. a year and its last two digits
+            records[order]["aliases"].append(name)
+            continue
+        found = spearman_test(x, y, rng=stream(seed, f"trend/{name}"))
+        if not math.isnan(found.rho):
+            records[order] = {
+                "field": name,
+                "aliases": [],
+                "n_inputs": len(x),
+                "n_values": len(numbers),
+                "rho": found.rho,
+                "p_value": found.p_value,
+            }
+    tested = list(records.values())
+    if tested:
+        adjusted = benjamini_hochberg(np.array([record["p_value"] for record in tested]))
+        for record, q_value in zip(tested, adjusted.tolist(), strict=True):
+            record |= {"q_value": q_value, "significant": q_value <= LEVEL}
+    return sorted(tested, key=lambda record: (record["p_value"], -abs(record["rho"])))
+
+
+def _per_input(
+    values: Float64[np.ndarray, "..."],
+    sample: PairSample,
+    labels: _Labels,
+    numbers: Float64[np.ndarray, " values"],
+) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+    """The number and the mean divergence of each distinct input of the field's side."""
+    side = (sample.clean, sample.corrupted)[labels.axis]
+    ids = side.distinct.inverse
+    if sample.pairs is None:
+        inputs, of_pairs = ids, values.mean(axis=1 - labels.axis)
+    else:
+        inputs, of_pairs = ids[sample.pairs[:, labels.axis]], values
+    count = np.bincount(inputs, minlength=len(side.distinct.first_index))
+    mean = np.bincount(inputs, weights=of_pairs, minlength=len(count))[count > 0] / count[count > 0]
+    return numbers[labels.codes[side.distinct.first_index]][count > 0], mean
+
+
+def _number(value: Any) -> float:
+    """A number, or text that is one ("07"); NaN for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    if isinstance(value, str) and not value.isdigit():
+        return math.nan
+    return float(value)
 
 
 def heatmaps(

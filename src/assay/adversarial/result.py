@@ -14,7 +14,14 @@ from torch import Tensor
 from assay.adversarial.bounds import not_certified, sample_certificate
 from assay.adversarial.document import CERTIFIED, SHOWN_INPUTS, as_document
 from assay.adversarial.exact import exact_comparison, exact_summary
-from assay.adversarial.fields import FieldTable, field_tests, heatmaps, known_fields, table_by_field
+from assay.adversarial.fields import (
+    FieldTable,
+    field_tests,
+    field_trends,
+    heatmaps,
+    known_fields,
+    table_by_field,
+)
 from assay.adversarial.inputs import PairSample
 from assay.adversarial.rows import WorstInput, WorstPair, describe_pairs, rank_inputs, rank_pairs
 from assay.circuits import Circuit
@@ -359,6 +366,15 @@ class WorstCase:
     def field_tests(self) -> list[dict[str, Any]]:
         """The records of every value that was tested, by ascending p-value."""
         return field_tests(self.divergence, self.sample, seed=self.sample.seed)
+
+    @cached_property
+    def field_trends(self) -> list[dict[str, Any]]:
+        """Numeric fields with which the divergence rises or falls, by ascending p-value.
+
+        Records `field`, `n_inputs`, `n_values`, `rho` (Spearman, over distinct inputs), `p_value`, `q_value`,
+        `significant`.
+        """
+        return field_trends(self.divergence, self.sample, seed=self.sample.seed)
 
     @cached_property
     def heatmaps(self) -> list[dict[str, Any]]:

@@ -329,19 +329,29 @@ def print_worst_case(document: Mapping[str, Any]) -> None:
         _print_pairs(document["worst"][:SHOWN_PAIRS])
     typer.echo()
     _print_fields(document["fields"]["tests"])
+    for trend in document["fields"]["trends"]:
+        if trend["significant"]:
+            way = "rises" if trend["rho"] > 0 else "falls"
+            typer.echo(
+                f"the divergence {way} with {trend['field']} (rank correlation {trend['rho']:.2f} over "
+                f"{trend['n_inputs']} inputs, q {trend['q_value']:.2g})"
+            )
     typer.echo()
     if document["search"]:
-        _print_search(document["search"])
+        _print_search(document["search"], document["summary"]["absolute"]["max"])
     for outside in document["outside"] or ():
         _print_outside(outside)
     if document["explanation"]:
         _print_explanation(document["explanation"])
 
 
-def _print_search(search: Mapping[str, Any]) -> None:
-    """What a search found."""
+def _print_search(search: Mapping[str, Any], largest: float) -> None:
+    """What a search found, beside the largest divergence of the sample."""
     typer.echo(f"search, {search['n_evaluations']:,} evaluations: {search['note']}")
-    _print_pairs(search["pairs"][:1])
+    if search["max"] <= largest:
+        typer.echo(f"nothing worse than in the sample ({_number(largest)}); a larger budget may find more")
+    else:
+        _print_pairs(search["pairs"][:1])
     typer.echo()
 
 

@@ -66,6 +66,9 @@ def repair(
     train_steps: Annotated[
         int | None, option("--train-steps", "Steps of mask.  [default: the method's own]", min=3)
     ] = None,
+    n_train: Annotated[
+        int, option("--n-train", "Pairs to train on, and as many to choose by.", min=20)
+    ] = 4000,
     n_pairs: Annotated[
         int, option("--n-pairs", "Fresh pairs that judge both circuits at the end.", min=60)
     ] = 10_000,
@@ -125,6 +128,8 @@ def repair(
             method=by,  # type: ignore[arg-type]  # `repair` refuses other words itself
             tail=tail,
             percentile=percentile,
+            n_discovery=n_train,
+            n_validation=n_train,
             n_certificate=n_pairs,
             settings=None if train_steps is None else MaskSettings(steps=train_steps),
             seed=seed,

@@ -139,6 +139,7 @@ def worst_case_view(document: Document, key: str) -> dict[str, Any]:
         ],
         "no_certificate": tail_words.no_certificate(document),
         "field_sentence": tail_words.field_sentence(tests),
+        "trend_sentence": tail_words.trend_sentence(list(fields.get("trends") or ())),
         "tests": first,
         "more_tests": later,
         "n_tests": len(tests),

@@ -140,6 +140,19 @@ def certificate_note(made: Mapping[str, Any], of: str) -> str:
     return "" if made["rigorous"] else "no theorem: usually safe, not for every distribution"
 
 
+def trend_sentence(trends: list[Mapping[str, Any]]) -> str:
+    """Numeric fields with which the divergence rises or falls, in words; nothing where there is none."""
+    found = [each for each in trends if each["significant"]]
+    if not found:
+        return ""
+    parts = [
+        f"{'rises' if each['rho'] > 0 else 'falls'} with {field_name(str(each['field']))} "
+        f"(rank correlation {each['rho']:.2f} over {number(each['n_inputs'])} prompts)"
+        for each in found[:LISTED]
+    ]
+    return f"The divergence {' and '.join(parts)}."
+
+
 def field_sentence(tests: list[Mapping[str, Any]]) -> str:
     """Which field values go with bad pairs, in words."""
     bad = [each for each in tests if each["significant"]]

@@ -26,6 +26,7 @@ from assay.tasks import PairTask
 # percentile of all pairs, and the 99.9th of independent ones.
 DEFAULT_SIDE, DEFAULT_PAIRS = 300, 3000
 EXPLAINED = 10  # worst pairs that are explained
+OUTSIDE_SIDE = 200  # most inputs a side of a run on inputs from outside the grammar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +185,13 @@ def with_findings(
         found["explanation"] = _explanation(result, circuit, model, divergence)
     if words:
         tell("own words", 0, 1)
+        sizes = {
+            f"n_{side}": min(OUTSIDE_SIDE, getattr(result.sample, side).n) for side in ("clean", "corrupted")
+        }
         found["outside"] = [
-            outside_grammar(circuit, model, task, seed=seed, divergence=divergence, **options).to_dict()
+            outside_grammar(
+                circuit, model, task, seed=seed, divergence=divergence, **sizes, **options
+            ).to_dict()
             for options in words
         ]
     return replace(result, **found)
