@@ -5,7 +5,7 @@ on the task's pairs or on independent ones, two selections; the best of the eigh
 pairs), a mask learned from the same scores with the tail in its loss, and at the middle size also a mask
 trained on the mean alone and swaps. All are compared on held-out pairs that nothing before has seen. Writes
 TASK.json beside this file as it goes; --cost adds what the repairs cost in plain forward passes, --plot draws
-all tasks.
+all tasks into the documentation.
 
     python experiments/tail_repair/run.py --task greater-than
     python experiments/tail_repair/run.py --task greater-than --cost
@@ -36,11 +36,19 @@ from assay.models import Model
 
 
 HERE = Path(__file__).parent
+PICTURE = HERE.parents[1] / "docs" / "images" / "tail-repair.svg"
 # Around the sizes at which attribution keeps about 90 % of the behaviour.
 SIZES = {"ioi": (60, 100, 204), "greater-than": (26, 52, 100), "docstring": (310, 620, 900)}
 MIDDLE = {"ioi": 100, "greater-than": 52, "docstring": 620}
 # Steps of a mask and pairs per step.
 STEPS = {"ioi": (200, 24), "greater-than": (200, 24), "docstring": (150, 16)}
+CIRCUITS = {
+    "empty": "empty",
+    "eap-ig": "EAP-IG",
+    "mask, tail": "mask, mean + tail",
+    "mask, mean": "mask, mean only",
+    "swap": "swaps",
+}
 # Inputs of each side, and pairs per input: each clean input meets that many corrupted ones.
 HELD_OUT = {"ioi": (4000, 10), "greater-than": (4000, 10), "docstring": (2000, 8)}
 SCREENING = {"ioi": (1000, 4), "greater-than": (1000, 4), "docstring": (500, 4)}
@@ -231,32 +239,49 @@ def add_costs(key: str) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 
+def plot_data() -> dict[str, dict[str, dict[str, float]]]:
+    """Task and size -> circuit -> mean, percentiles and maximum, at the middle sizes."""
+    found = {}
+    for key, size in MIDDLE.items():
+        path = HERE / f"{key}.json"
+        record = json.loads(path.read_text())["sizes"].get(str(size), {}) if path.exists() else {}
+        rows = {name: record[name] for name in CIRCUITS if name in record}
+        if rows:
+            found[f"{key}, {size} edges"] = rows
+    return found
+
+
 def plot() -> None:
-    """Percentile 99.9 against size, one panel per task."""
+    """Mean, percentiles and maximum of every circuit, one panel per task."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    styles = {
-        "empty": ("#777777", ":", "", "empty circuit"),
-        "eap-ig": ("#0072B2", "-", "o", "EAP-IG, best of eight"),
-        "mask, tail": ("#D55E00", "-", "s", "learned mask, tail in the loss"),
-        "mask, mean": ("#E69F00", "", "^", "learned mask, mean only"),
-        "swap": ("#009E73", "", "v", "swaps"),
+    marks = {
+        "mean": ("o", "#0072B2"),
+        "p99": ("^", "#009E73"),
+        "p99.9": ("s", "#D55E00"),
+        "max": ("x", "#555555"),
     }
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    panels = figure.subplots(1, 3)
-    for panel, key in zip(panels, SIZES, strict=True):
-        path = HERE / f"{key}.json"
-        sizes = json.loads(path.read_text())["sizes"] if path.exists() else {}
-        for name, (colour, line, marker, label) in styles.items():
-            points = sorted((int(size), each[name]["p99.9"]) for size, each in sizes.items() if name in each)
-            if points:
-                panel.plot(*zip(*points, strict=True), color=colour, ls=line, marker=marker, label=label)
-        panel.set(title=key, xlabel="edges", yscale="log")
+    data = plot_data()
+    figure = Figure(figsize=(10, 2.9), layout="constrained")
+    for place, (title, rows) in enumerate(data.items(), start=1):
+        panel = figure.add_subplot(1, len(data), place)
+        for height, record in enumerate(rows.values()):
+            for statistic, (marker, colour) in marks.items():
+                panel.plot(record[statistic], -height, marker, color=colour, label=statistic, markersize=6)
+        panel.set(
+            title=title, xscale="log", xlabel="KL, nats", yticks=[-height for height in range(len(rows))]
+        )
+        panel.set_yticklabels([CIRCUITS[name] for name in rows])
+        panel.set_ylim(0.5 - len(rows), 0.5)
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel("99.9th percentile of KL, nats\n(held-out pairs)")
-    handles, labels = panels[1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-    figure.savefig(HERE / "tail_repair.svg", metadata={"Date": None})
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles[: len(marks)], labels[: len(marks)], loc="outside lower center", ncols=4, frameon=False
+    )
+    # Text stays text: a tenth of the size, and readable without the picture.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tail_repair"}):
+        figure.savefig(PICTURE, metadata={"Date": None})
 
 
 def main() -> None:
