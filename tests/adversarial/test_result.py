@@ -565,6 +565,7 @@ def test_the_trend_of_a_numeric_field_is_found_by_the_tool() -> None:
         40,
         size=[f"{number:02d}" for number in numbers],
         noise=rng.permutation(40).tolist(),
+        left=[100 - int(number) for number in numbers],
         word=[f"w{number}" for number in numbers],
         few=[number % 5 for number in numbers],
     )
@@ -573,6 +574,7 @@ def test_the_trend_of_a_numeric_field_is_found_by_the_tool() -> None:
     trends = {each["field"]: each for each in worst.field_trends}
     # `word` groups inputs as `size` does but holds no numbers, `few` has too few values to show a trend.
     assert set(trends) == {"size", "noise", "corrupted.other"}
+    assert trends["size"]["aliases"] == ["left"]
     expected = spearmanr(numbers, values.mean(1)).statistic
     assert trends["size"]["rho"] == pytest.approx(expected)
     assert {name for name, each in trends.items() if each["significant"]} == {"size"}

@@ -203,8 +203,9 @@ def field_trends(
         if len(numbers) < FEWEST_NUMBERS or np.isnan(numbers).any():
             continue
         x, y = _per_input(values, sample, labels, numbers)
-        order = (labels.axis, rankdata(x).tobytes())
-        if order in records:  # another name of the same order, e.g. a year and its last two digits
+        # A field in the same order as another, or in the opposite one, is another name of it.
+        order = (labels.axis, min(rankdata(x).tobytes(), rankdata(-x).tobytes()))
+        if order in records:
             records[order]["aliases"].append(name)
             continue
         found = spearman_test(x, y, rng=stream(seed, f"trend/{name}"))
