@@ -17,8 +17,10 @@ _UNDEFINED_SHARE = 0.01  # replicates that may be undefined before their percent
 _EQUAL = 1e-12  # relative spread below which replicates differ by rounding only
 
 
-def percentile_bounds(point: float, replicates: Float64[np.ndarray, " _"]) -> Interval:
-    """Two one-sided 95 % bounds: the 5th and 95th percentiles of replicates.
+def percentile_bounds(
+    point: float, replicates: Float64[np.ndarray, " _"], *, level: float = ONE_SIDED_95
+) -> Interval:
+    """Percentiles of replicates; by default two one-sided 95 % bounds.
 
     Returns:
         Undefined (`undefined_replicates`) where more than 1 % of the replicates are; both ends at the point
@@ -26,11 +28,11 @@ def percentile_bounds(point: float, replicates: Float64[np.ndarray, " _"]) -> In
     """
     defined = replicates[np.isfinite(replicates)]
     if math.isnan(point) or len(defined) < max(1.0, (1 - _UNDEFINED_SHARE) * len(replicates)):
-        return undefined_interval(ONE_SIDED_95, "percentile", "undefined_replicates")
+        return undefined_interval(level, "percentile", "undefined_replicates")
     if np.ptp(defined) <= _EQUAL * max(abs(point), float(np.abs(defined).max())):
-        return Interval(low=point, high=point, level=ONE_SIDED_95, method="percentile", reason="degenerate")
-    low, high = np.quantile(defined, [(1 - ONE_SIDED_95) / 2, (1 + ONE_SIDED_95) / 2])
-    return Interval(low=float(low), high=float(high), level=ONE_SIDED_95, method="percentile")
+        return Interval(low=point, high=point, level=level, method="percentile", reason="degenerate")
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(low=float(low), high=float(high), level=level, method="percentile")
 
 
 def exactly(value: float) -> Interval:
