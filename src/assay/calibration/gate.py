@@ -157,7 +157,7 @@ def paired(**vectors: Any) -> Paired:
     n = next(iter(arrays.values())).shape[0]
     used = np.ones(n, dtype=np.bool_)
     for array in arrays.values():
-        used &= np.isfinite(array.reshape(n, -1)).all(axis=1)
+        used &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
     return Paired(vectors=tuple(array[used] for array in arrays.values()), used=used)
 
 

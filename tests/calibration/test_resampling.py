@@ -1,0 +1,271 @@
+"""Bootstrap and seeds: golden values, planted truth, what is undefined, what changes nothing."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.calibration.planted_reliability import allowed_errors, runs
+from assay.calibration.resampling import bootstrap_stability, seed_variance
+from assay.errors import InputError, ShapeError, UnknownNameError
+from assay.rng import stream
+
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+BOOTSTRAP = {case["name"]: case for case in json.loads((GOLDEN / "bootstrap.json").read_text())}
+REPETITIONS = 60
+
+
+def prompts(n: int, error: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Runs whose faithfulness, 0.8, has the given standard error at 40 prompts."""
+    made = runs(stream(seed, f"{n} {error}"), n, sd=error * math.sqrt(40))
+    return made.y_full, made.y_circuit
+
+
+# ------------------------------------------------------------------------------------------------- bootstrap
+
+
+@pytest.mark.parametrize("name", ["plain_n12", "skewed_n40"])
+def test_bootstrap_matches_golden_values(name: str) -> None:
+    case = BOOTSTRAP[name]
+    draws = np.array(case["index_draws"])
+    found = bootstrap_stability(np.array(case["den"]), np.array(case["num"]), draws=draws)
+    assert found.values["sigma"] == pytest.approx(case["sigma_ddof0"], rel=1e-9)
+    assert found.values["standard_error"] == pytest.approx(case["delta_se_ddof1"], rel=1e-9)
+    assert found.values["faithfulness"] == pytest.approx(case["faithfulness"], rel=1e-9)
+    for kind, name_of in (("percentile", "percentile_95"), ("interval", "bca_95")):
+        ends = [found.details[kind]["low"], found.details[kind]["high"]]
+        assert ends == pytest.approx(case[name_of], rel=1e-9)
+    dropped = bootstrap_stability(
+        np.array(case["den"]), np.array(case["num"]), draws=draws, inner="completeness"
+    )
+    assert dropped.values["completeness"] == pytest.approx(case["completeness_from_same_vectors"], rel=1e-9)
+    assert dropped.values["sigma"] == pytest.approx(case["sigma_ddof0"], rel=1e-9)
+
+
+def test_a_denominator_of_either_sign_leaves_the_score_unbounded() -> None:
+    case = BOOTSTRAP["sign_n8"]
+    found = bootstrap_stability(
+        np.array(case["den"]), np.array(case["num"]), draws=np.array(case["index_draws"])
+    )
+    assert (found.status, found.reason) == ("inconclusive", "unbounded")
+    assert "unstable_denominator" in found.warnings
+    assert found.values["sigma"] == pytest.approx(case["sigma_ddof0"], rel=1e-9)
+
+
+def test_a_constant_ratio_has_spread_zero_and_passes() -> None:
+    full = np.array([2.0, 3.0, 1.7, 4.1])
+    found = bootstrap_stability(full, 0.3 * full)
+    assert (found.status, found.published, found.values["sigma"]) == ("pass", "pass", 0.0)
+    assert found.warnings == ("zero_variance",)
+    assert found.interval is not None
+    assert found.interval.high == 0.0
+
+
+def test_the_identity_draw_gives_the_point_estimate() -> None:
+    full, circuit = prompts(20, 0.1)
+    found = bootstrap_stability(full, circuit, draws=np.tile(np.arange(20), (5, 1)))
+    assert found.values["sigma"] == 0.0
+    assert found.details["percentile"]["low"] == pytest.approx(circuit.sum() / full.sum())
+
+
+@pytest.mark.parametrize(("error", "truth"), [(0.05, "pass"), (0.16, "fail")])
+def test_the_spread_is_judged_right(error: float, truth: str) -> None:
+    verdicts = Counter(
+        bootstrap_stability(*prompts(40, error, seed), n_boot=200).status for seed in range(REPETITIONS)
+    )
+    assert verdicts[truth] >= 0.95 * REPETITIONS
+    assert verdicts[{"pass": "fail", "fail": "pass"}[truth]] <= allowed_errors(REPETITIONS)
+
+
+def test_at_the_threshold_either_error_is_rare() -> None:
+    n = 200
+    verdicts = Counter(
+        bootstrap_stability(*prompts(40, 0.1, 1000 + seed), n_boot=50).status for seed in range(n)
+    )
+    assert verdicts["inconclusive"] > n / 2
+    # Bonett's bounds are asymptotic: 6 % each in 4,500 such worlds.
+    assert max(verdicts["pass"], verdicts["fail"]) <= allowed_errors(n, 0.06)
+
+
+def test_scaling_and_reordering_change_no_verdict() -> None:
+    full, circuit = prompts(40, 0.1)
+    found = bootstrap_stability(full, circuit)
+    scaled = bootstrap_stability(7 * full, 7 * circuit)
+    for end in ("low", "high"):
+        assert scaled.details["interval"][end] == pytest.approx(found.details["interval"][end], rel=1e-12)
+    order = stream(1, "order").permutation(40)
+    moved = bootstrap_stability(full[order], circuit[order])
+    for name in ("faithfulness", "standard_error"):
+        assert moved.values[name] == pytest.approx(found.values[name], rel=1e-12)
+
+
+def test_prompts_of_one_unit_count_once() -> None:
+    full, circuit = prompts(40, 0.1)
+    unit = np.repeat(np.arange(40), 5)
+    found = bootstrap_stability(full, circuit)
+    repeated = bootstrap_stability(np.repeat(full, 5), np.repeat(circuit, 5), unit_id=unit)
+    assert repeated.values == pytest.approx(found.values, rel=1e-12)
+    naive = bootstrap_stability(np.repeat(full, 5), np.repeat(circuit, 5))
+    assert naive.values["standard_error"] < 0.5 * found.values["standard_error"]
+    assert (repeated.details["n_units"], repeated.details["n_prompts"]) == (40, 200)
+
+
+def test_how_many_prompts_reach_a_width() -> None:
+    """Half-width 1.96 SE falls with the root of n."""
+    full, circuit = prompts(40, 0.1)
+    found = bootstrap_stability(full, circuit)
+    error = found.values["standard_error"]
+    assert error is not None
+    needed = found.details["n_for_half_width"]
+    assert needed["0.05"] == math.ceil(40 * (1.96 * error / 0.05) ** 2)
+    assert needed["0.05"] > needed["0.1"]
+
+
+def test_odd_circuits_are_flagged() -> None:
+    full, circuit = prompts(12, 0.1)
+    assert bootstrap_stability(full, full, circuit_size=4, n_heads=4).warnings == (
+        "trivial_circuit",
+        "zero_variance",
+    )
+    assert "empty_circuit" in bootstrap_stability(full, circuit, circuit_size=0, n_heads=4).warnings
+    empty = bootstrap_stability(full, full, inner="completeness", circuit_size=0, n_heads=4)
+    assert (empty.values["completeness"], empty.status) == (0.0, "pass")
+    with pytest.raises(InputError, match="circuit_size is 5 of n_heads 4"):
+        bootstrap_stability(full, circuit, circuit_size=5, n_heads=4)
+
+
+@pytest.mark.parametrize(("n", "reason"), [(0, "no_valid_prompt"), (1, "too_few"), (2, "too_few")])
+def test_without_prompts_there_is_no_verdict(n: int, reason: str) -> None:
+    full, circuit = prompts(2, 0.1)
+    for judge in (bootstrap_stability, seed_variance):
+        found = judge(full[:n], circuit[:n])
+        assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
+
+
+def test_below_ten_prompts_the_verdict_stays_open_and_says_what_it_needs() -> None:
+    found = bootstrap_stability(*prompts(8, 0.1))
+    assert (found.status, found.reason, found.n_needed) == ("inconclusive", "too_few", 10)
+    assert found.published in ("pass", "fail")
+
+
+def test_a_prompt_that_is_not_finite_is_dropped_and_counted() -> None:
+    full, circuit = prompts(40, 0.1)
+    broken = circuit.copy()
+    broken[3] = np.nan
+    found = bootstrap_stability(full, broken)
+    kept = np.delete(np.arange(40), 3)
+    assert found.values == bootstrap_stability(full[kept], circuit[kept]).values
+    assert found.warnings == ("prompts_dropped",)
+    assert found.details["n_dropped"] == 1
+
+
+def test_a_full_model_that_sums_to_nothing_has_no_score() -> None:
+    full = np.array([1.0, -1.0, 2.0, -2.0])
+    assert bootstrap_stability(full, np.ones(4)).reason == "zero_denominator"
+    assert seed_variance(np.tile(full, 20), np.ones(80)).reason == "zero_denominator"
+
+
+def test_arguments_out_of_range_are_named(unchecked: None) -> None:
+    full, circuit = prompts(12, 0.1)
+    with pytest.raises(InputError, match="n_boot is 0"):
+        bootstrap_stability(full, circuit, n_boot=0)
+    with pytest.raises(UnknownNameError, match="unknown inner metric 'faithfulnes'"):
+        bootstrap_stability(full, circuit, inner="faithfulnes")
+    with pytest.raises(ShapeError, match=r"full \(12,\).*circuit \(11,\)"):
+        bootstrap_stability(full, circuit[1:])
+    with pytest.raises(ShapeError, match=r"unit_id has shape \(3,\); one per prompt, \(12,\)"):
+        bootstrap_stability(full, circuit, unit_id=np.arange(3))
+    with pytest.raises(InputError, match="n_prompts is -1"):
+        seed_variance(full, circuit, n_prompts=-1)
+
+
+# ----------------------------------------------------------------------------------------------------- seeds
+
+
+@pytest.mark.parametrize(("relative", "truth"), [(0.04, "pass"), (0.32, "fail")])
+def test_seed_variance_is_judged_right(relative: float, truth: str) -> None:
+    found = [seed_variance(*prompts(120, 0.8 * relative, seed)) for seed in range(REPETITIONS)]
+    verdicts = Counter(each.status for each in found)
+    assert verdicts[truth] >= 0.9 * REPETITIONS
+    assert verdicts[{"pass": "fail", "fail": "pass"}[truth]] <= allowed_errors(REPETITIONS)
+    if truth == "fail":  # the published rule misses many, as its overlapping subsets must
+        assert Counter(each.published for each in found)["fail"] < 0.8 * REPETITIONS
+
+
+def test_seed_variance_between_its_limits_is_moderate() -> None:
+    found = seed_variance(*prompts(1000, 0.8 * 0.15))
+    assert found.status == "moderate"
+    assert found.values["relative_standard_error"] == pytest.approx(0.15, rel=0.1)
+
+
+def test_given_subsets_are_worked_by_hand() -> None:
+    full = np.ones(6)
+    circuit = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    found = seed_variance(full, circuit, n_prompts=2, subsets=[np.array([0, 1]), np.array([4, 5])])
+    assert found.values["mean"] == pytest.approx((1.5 + 5.5) / 2)
+    assert found.values["coefficient_of_variation"] == pytest.approx(2 / 3.5)
+    assert found.published == "fail"
+
+
+def test_a_pool_no_larger_than_a_sample_says_nothing() -> None:
+    full, circuit = prompts(40, 0.1)
+    found = seed_variance(full, circuit, n_prompts=40)
+    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", "pool_too_small")
+    assert found.values["coefficient_of_variation"] == 0.0  # every subset is the pool
+    smaller = seed_variance(full, circuit, n_prompts=41)
+    assert smaller.reason == "pool_too_small"
+    assert math.isnan(smaller.values["coefficient_of_variation"])  # type: ignore[arg-type]
+
+
+def test_a_score_of_zero_has_no_relative_error() -> None:
+    full, _ = prompts(120, 0.1)
+    assert seed_variance(full, np.zeros(120)).reason == "zero_mean"
+
+
+def test_equal_prompts_pass_without_variance() -> None:
+    found = seed_variance(np.full(120, 3.0), np.full(120, 2.4))
+    assert (found.status, found.published, found.values["coefficient_of_variation"]) == ("pass", "pass", 0.0)
+    assert "zero_variance" in found.warnings
+
+
+def test_seeds_agree_which_circuit_is_better() -> None:
+    full, circuit = prompts(120, 0.05)
+    assert seed_variance(full, circuit, y_other=circuit - 1).details["sign_consistency"] == 1.0
+    mixed = circuit + np.where(np.arange(120) % 2, 1.0, -1.0)
+    assert seed_variance(full, circuit, y_other=mixed).details["sign_consistency"] < 1.0
+
+
+def test_the_error_of_the_score_itself_is_reported() -> None:
+    """Near the limit a verdict that takes the score for known says so."""
+    found = [seed_variance(*prompts(120, 0.8 * 0.25, seed)) for seed in range(20)]
+    flagged = ["value_uncertain" in each.warnings for each in found]
+    assert any(flagged)
+    assert not all(flagged)
+    for each in found:
+        wide = each.details["interval_with_error_of_value"]
+        assert each.interval is not None
+        assert wide["low"] < each.interval.low < each.interval.high < wide["high"]
+
+
+def test_strata_are_drawn_in_their_proportions() -> None:
+    """Two classes that differ only by a constant: samples balanced over them hardly vary."""
+    full = np.ones(120)
+    strata = np.arange(120) % 2
+    circuit = strata + 0.01 * stream(0, "noise").normal(size=120)
+    plain = seed_variance(full, circuit)
+    balanced = seed_variance(full, circuit, strata=strata)
+    spread = balanced.values["coefficient_of_variation"]
+    assert spread is not None
+    assert spread < 0.1 * plain.values["coefficient_of_variation"]  # type: ignore[operator]
+
+
+def test_units_of_a_pool_are_drawn_together() -> None:
+    full, circuit = prompts(120, 0.1)
+    found = seed_variance(full, circuit, n_prompts=40)
+    unit = np.repeat(np.arange(120), 3)
+    repeated = seed_variance(np.repeat(full, 3), np.repeat(circuit, 3), n_prompts=120, unit_id=unit)
+    assert repeated.values == pytest.approx(found.values, rel=1e-12)
