@@ -76,6 +76,14 @@ def test_a_callable_is_a_divergence() -> None:
     np.testing.assert_allclose(found, [[2, 5], [8, 11]])
 
 
+def test_a_callable_of_a_known_name_is_still_the_callers() -> None:
+    def kl(model: Tensor, circuit: Tensor) -> Tensor:
+        return (model - circuit).abs().amax(1)
+
+    found = table_divergences(get_divergence(kl), torch.zeros(2, 3), torch.arange(12.0).view(2, 2, 3))
+    np.testing.assert_allclose(found, [[2, 5], [8, 11]])
+
+
 def test_a_callable_that_averages_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"returned \(\); expected one number per pair, shape \(2,\)"):
         table_divergences(

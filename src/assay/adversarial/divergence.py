@@ -83,7 +83,7 @@ def table_divergences(
         ShapeError: If a divergence of the caller's returns another shape than one number per pair.
         ValueError: If a KL is negative beyond rounding.
     """
-    if divergence.key == "kl":
+    if divergence.kernel is DIVERGENCES["kl"].kernel:  # not by name: a callable may bear it too
         return _kl_table(model, circuit)
     n_clean, n_corrupted, n_vocab = circuit.shape
     spread = model[:, None].expand(-1, n_corrupted, -1).reshape(-1, n_vocab).double()

@@ -238,7 +238,7 @@ def repair(
         limit=limit,
         alpha=alpha,
         percentile=percentile,
-        divergence="kl" if key == "kl" else loss,
+        divergence="kl" if divergence == "kl" else loss,
         loss=loss,
         discovery=samples["discovery"],
         validation=samples["validation"],
