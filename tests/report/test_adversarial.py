@@ -75,6 +75,12 @@ def test_the_verdict_holds_worst_mean_empty_circuit_and_certificate(worst: Docum
     )
 
 
+def test_a_verdict_never_rounds_up_to_all_pairs_or_to_certainty(worst: Document) -> None:
+    worst["certificates"] = [certificate(np.arange(150_000.0), 0.9999, delta=0.9999).to_dict()]
+    space = "\N{NARROW NO-BREAK SPACE}"
+    assert f"With confidence above 0.999, at least 99.99{space}% of all pairs" in tail_verdict(worst)
+
+
 def test_the_verdict_needs_no_anchor_and_no_spread(worst: Document) -> None:
     worst["anchor"] = None
     worst["summary"]["absolute"] |= {"max": 0.0, "mean": 0.0}

@@ -74,8 +74,9 @@ def guarantee(document: Document) -> str:
     if bounded:
         best = bounded[-1]
         sentences.append(
-            f"With confidence {best['confidence']:.3g}, at least {percent(best['percentile'])} of all pairs "
-            f"of this kind stay at or below {significant(best['bound'])} {unit_of(document)}."
+            f"With confidence {_confidence(best['confidence'])}, at least "
+            f"{100 * best['percentile']:.10g}\N{NARROW NO-BREAK SPACE}% of all pairs of this kind stay "
+            f"at or below {significant(best['bound'])} {unit_of(document)}."
         )
     if missing:
         least = missing[0]
@@ -85,6 +86,11 @@ def guarantee(document: Document) -> str:
             f"{number(least['n'])}."
         )
     return " ".join(sentences)
+
+
+def _confidence(confidence: float) -> str:
+    """Three digits, never rounded up to certainty."""
+    return f"{confidence:.3g}" if confidence < 0.9995 else "above 0.999"
 
 
 def counted(document: Document) -> str:
