@@ -491,6 +491,14 @@ def test_a_saved_result_comes_back_whole(
     assert again.read_bytes() == path.read_bytes()
 
 
+def test_a_loaded_result_shows_tokens_as_its_model_does(tmp_path: Path) -> None:
+    mini = load_model("mini")
+    circuit = Circuit.empty(mini.graph)
+    worst = worst_case(circuit, mini, "greater-than", "iid", n_clean=3)
+    loaded = WorstCase.load(worst.save(tmp_path / "worst.safetensors"), model=mini, circuit=circuit)
+    assert loaded.worst(1) == worst.worst(1)
+
+
 def test_a_result_belongs_to_its_model_and_circuit(
     measured: WorstCase,
     tiny: Model,

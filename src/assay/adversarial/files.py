@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def load_result(path: Path, *, model: Model | None, circuit: Circuit | None) -> 
         _check_origin(document, model, circuit)
         from assay.adversarial.sanity import make_rerun
 
+        sample = replace(sample, tokenizer=model.tokenizer)
         rerun = make_rerun(model, circuit, sample, document["divergence"])
     names = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
     return WorstCase(
