@@ -15,7 +15,7 @@ from assay.adversarial.result import WorstCase
 from assay.adversarial.rows import WorstPair, count_pairs
 from assay.adversarial.sampling import sample_pairs
 from assay.circuits import Circuit
-from assay.errors import FileFormatError, InputError
+from assay.errors import FileFormatError, InputError, unknown_name
 from assay.measurement import plain
 from assay.models import Model
 from assay.tasks import Grammar, PairTask, Prompt, load_task
@@ -24,6 +24,7 @@ from assay.tasks import Grammar, PairTask, Prompt, load_task
 PREFIX = "outside:"  # streams of their own: nothing here is part of a certified sample
 PERCENTILES = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
 SHOWN_PAIRS = 10
+CORRUPTED = ("changed", "ordinary")  # where corrupted inputs may come from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ def outside_grammar(
     Raises:
         InputError: If no option is given, the task has no grammar, or clean and corrupted prompts differ in
             length.
-        UnknownNameError: If the task has no such option.
+        UnknownNameError: If the task has no such option, or `corrupted` is another word.
         TokenizationError: If too few of the words are single tokens of the model.
 
     Notes:
@@ -156,6 +157,8 @@ def outside_grammar(
         >>> [(row.filler, row.side) for row in tried.fillers if row.side == "clean"]
         [('book', 'clean'), ('letter', 'clean')]
     """
+    if corrupted not in CORRUPTED:
+        raise unknown_name("source of corrupted inputs", corrupted, CORRUPTED)
     if not options:
         raise InputError('nothing is changed about the task; give words of your own, e.g. objects=["hammer"]')
     usual = _ordinary_task(model, task)

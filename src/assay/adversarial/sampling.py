@@ -275,7 +275,7 @@ def _pieces(total: int) -> Iterator[int]:
 
 
 def _check_count(name: str, count: int) -> None:
-    if isinstance(count, bool) or count < 1 or int(count) != count:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise InputError(f"{name} is {count!r}; give a whole number from 1 on")
 
 
