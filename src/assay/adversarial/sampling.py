@@ -274,7 +274,7 @@ def _pieces(total: int) -> Iterator[int]:
         yield min(PIECE, total - start)
 
 
-def _check_count(name: str, count: int) -> None:
+def _check_count(name: str, count: object) -> None:
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise InputError(f"{name} is {count!r}; give a whole number from 1 on")
 
