@@ -1,6 +1,41 @@
 """Calibrations: sixteen gates that say whether a measurement can be trusted."""
 
+from assay.calibration.ablations import ablation_invariance, method_invariance
+from assay.calibration.agreement import convergent_validity, inter_rater
 from assay.calibration.gate import GATES, Gate, find_gate
+from assay.calibration.invariance import Grouping, choose_groups, measurement_invariance
+from assay.calibration.multiplicity import PooledResult, multiple_comparisons
+from assay.calibration.reliability import (
+    cronbach_items,
+    reliability_suite,
+    retest,
+    split_half,
+    split_half_published,
+)
+from assay.calibration.resampling import bootstrap_stability, seed_variance
+from assay.calibration.stability import certified_stability, distributional_stability
 
 
-__all__ = ["GATES", "Gate", "find_gate"]
+__all__ = [
+    "GATES",
+    "Gate",
+    "Grouping",
+    "PooledResult",
+    "ablation_invariance",
+    "bootstrap_stability",
+    "certified_stability",
+    "choose_groups",
+    "convergent_validity",
+    "cronbach_items",
+    "distributional_stability",
+    "find_gate",
+    "inter_rater",
+    "measurement_invariance",
+    "method_invariance",
+    "multiple_comparisons",
+    "reliability_suite",
+    "retest",
+    "seed_variance",
+    "split_half",
+    "split_half_published",
+]

@@ -1,0 +1,230 @@
+"""Is it one number for all ways to ablate the rest of the model?"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Real, Shaped
+
+from assay.calibration._samples import circuit_flags, inner_metric, sample
+from assay.calibration.gate import ALPHA, gate, undefined
+from assay.measurement import ONE_SIDED_95, Interval, Rule, Verdict
+from assay.stats import coefficient_of_variation, delta_interval, fieller_interval, ratio_of
+
+
+_DIVERGENCE = Rule(pass_at=0.20, higher=False)
+_GAP = ratio_of("difference", "full")
+
+
+def _compare_methods(
+    code: str,
+    y_full: Real[np.ndarray, " n"],
+    y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
+    *,
+    inner: str,
+    unit_id: Shaped[np.ndarray, " n"] | None,
+    circuit_size: int | None,
+    n_heads: int | None,
+    expected: tuple[str, ...],
+) -> Verdict:
+    """Both gates on ablation methods: the value is the divergence, larger is worse."""
+    statistic = inner_metric(inner)
+    tables = {name: np.asarray(values, dtype=np.float64) for name, values in y_circuit.items()}
+    usable = {name: values for name, values in tables.items() if np.isfinite(values).any() or not len(values)}
+    lost = set(tables) - set(usable)
+    if len(tables) < len(expected):
+        lost |= set(expected) - set(tables)
+    warnings = circuit_flags(circuit_size, n_heads) + (("method_missing",) if lost else ())
+    details: dict[str, Any] = {"metric": code, "methods": sorted(usable), "missing": sorted(lost)}
+    thresholds = {"pass": _DIVERGENCE.pass_at, "fail": _DIVERGENCE.pass_at}
+
+    def none(reason: str, values: Mapping[str, float] | None = None) -> Verdict:
+        return undefined(reason, values=values, thresholds=thresholds, warnings=warnings, details=details)
+
+    if len(usable) < 2:
+        return none("not_applicable")
+    data = sample(unit_id, full=y_full, **{f"circuit of {name}": each for name, each in usable.items()})
+    warnings += data.warnings
+    details |= data.counts
+    if reason := data.missing():
+        return none(reason)
+    full, *runs = data.vectors
+    scores: dict[str, float] = {}
+    circuits: dict[str, Float64[np.ndarray, " n"]] = {}
+    for name, run in zip(usable, runs, strict=True):
+        draws = run.reshape(data.n, -1)
+        circuits[name] = draws.mean(axis=1)
+        scores[name] = float(statistic.of_sums(np.array([circuits[name].sum(), full.sum()]), data.n))
+        if draws.shape[1] > 1:
+            each = statistic.of_sums(
+                np.stack([draws.sum(axis=0), np.full(draws.shape[1], full.sum())], 1), data.n
+            )
+            details.setdefault("spread_of_draws", {})[name] = float(each.std(ddof=1))
+    if any(math.isnan(score) for score in scores.values()):
+        return none("zero_denominator", scores)
+    pairs = list(itertools.combinations(scores, 2))
+    narrow, strict = (
+        [_difference(statistic.scale * (circuits[a] - circuits[b]), full, level) for a, b in pairs]
+        for level in (ONE_SIDED_95, 1 - 2 * ALPHA / len(pairs))
+    )
+    if narrow[0].method == "fieller":
+        warnings += ("unstable_denominator",)
+    gaps = [scores[a] - scores[b] for a, b in pairs]
+    divergence = max(scores.values()) - min(scores.values())
+    values = {
+        **scores,
+        "divergence": divergence,
+        "coefficient_of_variation": coefficient_of_variation(np.array(list(scores.values()))).value,
+    }
+    if not all(each.defined for each in (*narrow, *strict)):
+        return none("unbounded", values)
+    limit = _DIVERGENCE.pass_at
+    if all(max(abs(each.low), abs(each.high)) < limit for each in narrow):
+        status = "pass"
+    elif any(each.low > limit or each.high < -limit for each in strict):
+        status = "fail"
+    else:
+        status = "inconclusive"
+    if all(each.reason == "degenerate" for each in narrow):
+        warnings += ("zero_variance",)
+    worst = int(np.abs(gaps).argmax())
+    open_pairs = [
+        data.n * (each.half_width / abs(limit - abs(gap))) ** 2
+        for each, gap in zip(narrow, gaps, strict=True)
+        if abs(gap) != limit and each.low < limit and each.high > -limit
+    ]
+    details |= {
+        "pair": list(pairs[worst]),
+        "pairs": {
+            f"{a} - {b}": {"difference": gap, "interval": each.to_dict()}
+            for (a, b), gap, each in zip(pairs, gaps, narrow, strict=True)
+        },
+    }
+    return Verdict(
+        status=status,
+        published=_DIVERGENCE.published(divergence),
+        values=values,
+        thresholds=thresholds,
+        interval=narrow[worst],
+        n_needed=math.ceil(max(open_pairs)) if status == "inconclusive" and open_pairs else None,
+        warnings=warnings,
+        details=details,
+    )
+
+
+def _difference(
+    difference: Float64[np.ndarray, " n"], full: Float64[np.ndarray, " n"], level: float
+) -> Interval:
+    """Interval of the sum of differences over the sum of the full model's values; Fieller's near 0."""
+    table = np.stack([difference, full])
+    if _GAP.unstable(table):
+        return fieller_interval(difference, full, level=level)
+    return delta_interval(float(difference.sum() / full.sum()), _GAP.linearised(table), level=level)
+
+
+@gate(
+    key="ablation-invariance",
+    code="M98",
+    name="Ablation invariance",
+    criterion="M2 invariance",
+    needs=("y_full", "y_circuit"),
+    question="Is the score the same whether the rest is set to zero, to its mean, or to another prompt's?",
+    on_pass="The score needs no caveat about the ablation.",
+    on_fail="State the ablation with every number; do not call the circuit sufficient.",
+    weakness="The largest of three noisy differences is biased upwards: at 10 prompts with a spread of 0.5 "
+    "identical methods diverge in two thirds of cases.",
+)
+def ablation_invariance(
+    y_full: Real[np.ndarray, " n"],
+    y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
+    *,
+    inner: str = "faithfulness",
+    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    circuit_size: int | None = None,
+    n_heads: int | None = None,
+) -> Verdict:
+    """Whether the score is the same under several ablations, within 0.20.
+
+    Published: largest less smallest score below 0.20. With confidence: passes where the 90 % intervals of all
+    paired differences lie within (-0.20, 0.20); fails where some difference lies beyond, one-sided at 5 %
+    over the number of pairs.
+
+    Args:
+        y_full: Logit difference of the full model.
+        y_circuit: By method, of the circuit as `inner` says, `[n]`, or `[n, draws]` to be averaged, such as
+            the donors; usually `zero`, `mean`, `resample-donor`.
+        inner: `faithfulness` or `completeness`.
+        unit_id: Prompts that belong together.
+        circuit_size: Heads in the circuit, for the flags of odd circuits.
+        n_heads: Heads of the model.
+
+    Returns:
+        Not applicable below two methods; a method without a finite run is left out (`method_missing`). Where
+        the sum over the full model is near 0 intervals are Fieller's, undefined where `unbounded`.
+
+    References:
+        Schuirmann (1987), doi:10.1007/BF01068419 (two one-sided tests); Fieller (1954).
+    """
+    return _compare_methods(
+        "M98.ablation_invariance",
+        y_full,
+        y_circuit,
+        inner=inner,
+        unit_id=unit_id,
+        circuit_size=circuit_size,
+        n_heads=n_heads,
+        expected=("zero", "mean", "resample-donor"),
+    )
+
+
+@gate(
+    key="method-invariance",
+    code="E1b",
+    name="Method invariance",
+    criterion="E1 sufficiency",
+    needs=("y_full", "y_circuit"),
+    question="Is the score the same whether the rest is set to zero, to its mean, or perturbed by noise?",
+    on_pass="The score needs no caveat about the ablation.",
+    on_fail="State the ablation with every number; often zero and mean move the model while noise does not.",
+    weakness="Additive noise leaves the signal in place, so its score is an upper reference, often near 1.",
+)
+def method_invariance(
+    y_full: Real[np.ndarray, " n"],
+    y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
+    *,
+    inner: str = "faithfulness",
+    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    circuit_size: int | None = None,
+    n_heads: int | None = None,
+) -> Verdict:
+    """As `ablation_invariance` with `zero`, `mean`, `noise-additive`: one less the divergence, above 0.8.
+
+    Args:
+        y_full: Logit difference of the full model.
+        y_circuit: By method, `[n]`, or `[n, draws]` to be averaged, such as five draws of noise.
+        inner: `faithfulness` or `completeness`.
+        unit_id: Prompts that belong together.
+        circuit_size: Heads in the circuit, for the flags of odd circuits.
+        n_heads: Heads of the model.
+
+    Returns:
+        As there; thresholds are those of the value, the interval is that of the widest paired difference.
+    """
+    found = _compare_methods(
+        "E1b.method_invariance",
+        y_full,
+        y_circuit,
+        inner=inner,
+        unit_id=unit_id,
+        circuit_size=circuit_size,
+        n_heads=n_heads,
+        expected=("zero", "mean", "noise-additive"),
+    )
+    values = dict(found.values)
+    if (divergence := values.get("divergence")) is not None:
+        values["method_invariance"] = 1 - divergence
+    limit = 1 - _DIVERGENCE.pass_at
+    return replace(found, values=values, thresholds={"pass": limit, "fail": limit})

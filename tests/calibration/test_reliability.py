@@ -1,0 +1,302 @@
+"""Reliability suite: golden values, planted truth, what is undefined, what changes nothing."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.calibration import reliability
+from assay.calibration.planted_reliability import allowed_errors, items, profile, runs
+from assay.calibration.reliability import (
+    cronbach_items,
+    reliability_suite,
+    split_half,
+    split_half_published,
+)
+from assay.errors import InputError, ShapeError
+from assay.measurement import Verdict
+from assay.rng import stream
+from assay.stats import intraclass_correlation
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
+ALPHA = json.loads((GOLDEN / "cronbach_alpha.json").read_text())
+HALVES = json.loads((GOLDEN / "spearman_brown.json").read_text())
+REPETITIONS = 60
+OTHER = {"pass": "fail", "fail": "pass"}
+
+
+def prompts(n: int, relative: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Runs whose faithfulness has the given relative standard error at 40 prompts."""
+    made = runs(stream(seed, f"{n} {relative}"), n, sd=0.8 * relative * 40**0.5)
+    return made.y_full, made.y_circuit
+
+
+def check(found: list[Verdict], truth: str, power: float) -> None:
+    """Errors within what chance allows at 5 %, and the share of right verdicts not below `power`."""
+    verdicts = Counter(each.status for each in found)
+    assert verdicts[OTHER[truth]] <= allowed_errors(len(found))
+    assert verdicts[truth] >= power * len(found)
+
+
+# ------------------------------------------------------------------------------------------------ test-retest
+
+
+@pytest.mark.parametrize(("relative", "truth"), [(0.04, "pass"), (0.32, "fail")])
+def test_retest_is_judged_right(relative: float, truth: str) -> None:
+    check([reliability.retest(*prompts(120, relative, seed)) for seed in range(REPETITIONS)], truth, 0.9)
+
+
+def test_retest_is_worked_by_hand() -> None:
+    """Scores 2, 3, 4: mean 3, standard deviation root 2/3."""
+    found = reliability.retest(
+        np.ones(6),
+        np.array([1.0, 3.0, 2.0, 4.0, 3.0, 5.0]),
+        sample_id=np.array(["a", "a", "b", "b", "c", "c"]),
+    )
+    np.testing.assert_allclose(found.details["scores"], [2, 3, 4])
+    assert found.values["test_retest"] == pytest.approx(1 - (2 / 3) ** 0.5 / 3)
+    assert found.published == "fail"
+
+
+def test_scores_that_scatter_more_than_their_mean_are_clipped_at_zero() -> None:
+    found = reliability.retest(
+        np.ones(6),
+        np.array([5.0, 5.1, -5.0, -5.2, 0.3, 0.4]),
+        sample_id=np.array([0, 0, 1, 1, 2, 2]),
+    )
+    assert found.values["test_retest"] == 0.0
+
+
+def test_samples_that_repeat_each_other_say_nothing() -> None:
+    """A prompt source that ignores its seed would else get a perfect 1."""
+    full, circuit = (np.tile(each, 3) for each in prompts(20, 0.2))
+    sample_id = np.repeat(np.arange(3), 20)
+    found = reliability.retest(full, circuit, sample_id=sample_id)
+    assert (found.status, found.published) == ("inconclusive", "inconclusive")
+    assert found.reason == "identical_samples"
+    full, circuit = prompts(60, 0.2)  # other noise, same prompts
+    hashes = np.tile(np.arange(20), 3)
+    assert reliability.retest(full, circuit, sample_id=sample_id, prompt_hash=hashes).reason == (
+        "identical_samples"
+    )
+    hashes[:40] = np.arange(40)
+    overlapping = reliability.retest(full, circuit, sample_id=sample_id, prompt_hash=hashes)
+    assert "overlapping_samples" in overlapping.warnings
+    assert overlapping.reason != "identical_samples"
+
+
+def test_a_missing_sample_is_left_out_and_named() -> None:
+    full, circuit = prompts(60, 0.1)
+    circuit[:20] = np.nan
+    found = reliability.retest(full, circuit, sample_id=np.repeat(np.arange(3), 20))
+    assert len(found.details["scores"]) == 2
+    assert found.warnings == ("prompts_dropped", "sample_missing")
+
+
+def test_equal_prompts_have_no_reliability() -> None:
+    found = reliability.retest(np.full(30, 2.0), np.full(30, 1.0))
+    assert (found.status, found.reason) == ("inconclusive", "zero_variance")
+    effects = np.tile([1.0, 2.0, 3.0], (30, 1))
+    for judge in (split_half, cronbach_items):
+        assert judge(effects).reason == "zero_variance"
+    assert split_half_published(np.full(30, 2.0), np.full(30, 1.0)).reason == "zero_variance"
+
+
+def test_blocks_of_a_pool_hold_classes_in_their_proportions() -> None:
+    """Classes that differ by a constant, dealt evenly: scores of the blocks agree."""
+    strata = np.repeat([0, 1], 60)
+    circuit = strata + 0.01 * stream(0, "noise").normal(size=120)
+    found = reliability.retest(np.ones(120), circuit, strata=strata)
+    assert np.ptp(found.details["scores"]) < 0.02
+
+
+def test_a_unit_stays_in_one_block() -> None:
+    full, circuit = prompts(40, 0.1)
+    unit = np.repeat(np.arange(40), 3)
+    repeated = reliability.retest(np.repeat(full, 3), np.repeat(circuit, 3), unit_id=unit)
+    assert repeated.values == pytest.approx(reliability.retest(full, circuit).values, rel=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------------- halves
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "truth", "power", "value"),
+    [(15, "pass", 0.8, 0.92), (15, "fail", 0.4, 0.30), (60, "pass", 0.9, 0.88), (60, "fail", 0.8, 0.40)],
+)
+def test_profiles_are_judged_right(n_heads: int, truth: str, power: float, value: float) -> None:
+    found = [
+        split_half(profile(stream(seed, f"{n_heads} {value}"), 40, n_heads, reliability=value), n_halves=20)
+        for seed in range(REPETITIONS)
+    ]
+    check(found, truth, power)
+
+
+@pytest.mark.parametrize(("n_heads", "tolerance"), [(15, 0.05), (144, 0.02)])
+def test_random_halves_agree_with_the_intraclass_correlation(n_heads: int, tolerance: float) -> None:
+    effects = profile(stream(3, "profile"), 40, n_heads, reliability=0.85)
+    found = split_half(effects, n_halves=300)
+    expected = intraclass_correlation(effects.T).consistency_mean.value
+    assert found.values["icc"] == expected
+    assert found.values["split_half"] == pytest.approx(expected, abs=tolerance)
+
+
+def test_halves_of_two_groups_of_prompts_are_worked_by_hand() -> None:
+    """Heads that order themselves alike on every prompt agree on all halves."""
+    effects = np.outer(np.linspace(1, 2, 8), np.array([1.0, 2.0, 4.0]))
+    found = split_half(effects)
+    assert found.values["split_half"] == pytest.approx(1.0)
+    assert found.published == "pass"
+
+
+def test_the_profile_is_of_the_heads_chosen(unchecked: None) -> None:
+    effects = profile(stream(0, "heads"), 40, 20, reliability=0.8)
+    chosen = np.arange(20) % 2 == 0
+    assert split_half(effects, heads=chosen).values == split_half(effects[:, chosen]).values
+    broken = effects.copy()
+    broken[:, 3] = np.nan
+    found = split_half(broken)
+    assert found.warnings == ("head_dropped",)
+    assert found.details["n_heads"] == 19
+    with pytest.raises(ShapeError, match=r"effects have shape \(40, 20\), heads \(3,\)"):
+        split_half(effects, heads=np.ones(3, dtype=bool))
+
+
+def test_head_profiles_ignore_the_scale_and_order_of_prompts() -> None:
+    effects = profile(stream(0, "order"), 40, 12, reliability=0.8)
+    found, moved = split_half(effects), split_half(3 * effects[::-1, ::-1])
+    assert moved.values["icc"] == pytest.approx(found.values["icc"], rel=1e-12)
+    unit = np.repeat(np.arange(40), 2)
+    repeated = split_half(np.repeat(effects, 2, axis=0), unit_id=unit)
+    assert repeated.values == pytest.approx(found.values, rel=1e-12)
+
+
+def test_published_halves_fail_reliable_measurements() -> None:
+    found = [split_half_published(*prompts(40, 0.05, seed)) for seed in range(REPETITIONS)]
+    published = Counter(each.published for each in found)
+    assert published["fail"] >= 0.95 * REPETITIONS
+    assert {each.reason for each in found} == {"order_means_nothing"}
+    assert {each.status for each in found} == {"inconclusive"}
+
+
+def test_published_halves_match_golden_values() -> None:
+    x = np.array(HALVES["odd_even"]["x"])
+    found = split_half_published(np.ones(len(x)), x)
+    assert found.values["r"] == pytest.approx(HALVES["odd_even"]["pearson_r"], rel=1e-9)
+    assert found.values["split_half"] == pytest.approx(HALVES["odd_even"]["corrected"], rel=1e-9)
+
+
+def test_natural_pairs_make_the_published_halves_mean_something() -> None:
+    rng = stream(0, "pairs")
+    of_pair = rng.normal(0.8, 0.3, 100)
+    ratios = np.concatenate([of_pair, of_pair]) + rng.normal(0.0, 0.02, 200)
+    pair_id = np.tile(np.arange(100), 2)
+    full = rng.uniform(1, 2, 200)
+    found = split_half_published(full, ratios * full, pair_id=pair_id)
+    assert (found.status, found.published, found.details["n_pairs"]) == ("pass", "pass", 100)
+    order = rng.permutation(200)
+    moved = split_half_published(full[order], (ratios * full)[order], pair_id=pair_id[order])
+    # Which member of a pair comes first changes little, which pair comes first nothing.
+    assert moved.values["r"] == pytest.approx(found.values["r"], abs=0.01)
+    full[0] = 0.0
+    assert split_half_published(full, ratios * full, pair_id=pair_id).warnings == (
+        "prompts_dropped",
+        "unpaired_prompts",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ items
+
+
+@pytest.mark.parametrize("case", ALPHA, ids=lambda case: f"{case['prompts']}x{case['items']}")
+def test_alpha_matches_golden_values(case: dict) -> None:
+    found = cronbach_items(np.array(case["scores_prompt_by_item"]))
+    assert found.values["alpha"] == pytest.approx(case["alpha"], rel=1e-9)
+    assert found.interval is not None
+    assert [found.interval.low, found.interval.high] == pytest.approx(case["feldt_one_sided_95"], rel=1e-9)
+    aligned = found.sub_results["sign_aligned"].values["alpha"]
+    assert aligned == pytest.approx(case["sign_aligned_alpha"], rel=1e-9)
+    assert found.published == ("pass" if case["alpha"] > 0.7 else "fail")
+
+
+@pytest.mark.parametrize(
+    ("alpha", "truth", "power"), [(0.88, "pass", 0.9), (0.30, "fail", 0.9), (0.0, "fail", 0.95)]
+)
+def test_items_are_judged_right(alpha: float, truth: str, power: float) -> None:
+    found = [
+        cronbach_items(items(stream(seed, f"items {alpha}"), 40, 15, alpha=alpha))
+        for seed in range(REPETITIONS)
+    ]
+    check(found, truth, power)
+
+
+def test_an_opposing_head_depresses_alpha_and_is_listed() -> None:
+    effects = 1 + items(stream(0, "opposing"), 200, 5, alpha=0.9)
+    effects[:, 2] *= -1
+    found = cronbach_items(effects)
+    np.testing.assert_array_equal(found.details["erratic"], [2])
+    np.testing.assert_array_equal(found.details["signs"], [1, 1, -1, 1, 1])
+    aligned = found.sub_results["sign_aligned"]
+    assert (found.published, aligned.status) == ("fail", "pass")
+
+
+@pytest.mark.parametrize("shape", [(20, 0), (20, 1), (0, 3), (2, 3)])
+def test_too_few_heads_or_prompts_have_no_alpha(shape: tuple[int, int]) -> None:
+    found = cronbach_items(np.ones(shape))
+    assert (found.status, found.published) == ("inconclusive", "inconclusive")
+    assert found.reason == ("no_valid_prompt" if shape[0] == 0 else "too_few")
+    assert split_half(np.ones(shape)).reason == found.reason
+
+
+def test_five_prompts_have_no_halves() -> None:
+    assert split_half(profile(stream(0, "five"), 5, 10, reliability=0.9)).reason == "too_few"
+    assert split_half_published(*prompts(5, 0.1)).reason == "too_few"
+
+
+# ------------------------------------------------------------------------------------------------------ suite
+
+
+def suite(relative: float, reliability_of: float, alpha: float, seed: int = 0) -> Verdict:
+    """Three samples of 40 prompts, 30 heads of which the first 15 form the circuit."""
+    rng = stream(seed, "suite")
+    effects = profile(rng, 120, 30, reliability=reliability_of)
+    noise = effects[:, :15].std()
+    effects[:, :15] = effects[:, :15].mean(axis=0) + noise * items(rng, 120, 15, alpha=alpha)
+    return reliability_suite(*prompts(120, relative, seed), effects, np.arange(30) < 15)
+
+
+def test_a_reliable_measurement_passes_as_a_whole() -> None:
+    found = suite(0.04, 0.97, 0.93)
+    assert found.status == "pass"
+    assert set(found.sub_results) == {"test_retest", "split_half", "cronbach_alpha", "split_half_published"}
+    assert found.published == "fail"  # its halves mean nothing
+    assert json.loads(json.dumps(found.to_dict()))["sub_results"]["test_retest"]["status"] == "pass"
+
+
+def test_one_bad_part_fails_the_whole() -> None:
+    found = suite(0.04, 0.97, 0.0)
+    assert found.sub_results["test_retest"].status == "pass"
+    assert (found.sub_results["cronbach_alpha"].status, found.status) == ("fail", "fail")
+
+
+def test_a_part_without_verdict_leaves_the_whole_open() -> None:
+    full, circuit = prompts(120, 0.04)
+    effects = profile(stream(0, "open"), 120, 30, reliability=0.97)
+    found = reliability_suite(full, circuit, effects, np.arange(30) < 1)
+    assert (found.status, found.reason, found.details["open"]) == (
+        "inconclusive",
+        "too_few",
+        ["cronbach_alpha"],
+    )
+    empty = reliability_suite(full, circuit, effects, np.zeros(30, dtype=bool))
+    assert empty.warnings == ("empty_circuit",)
+
+
+def test_arguments_out_of_range_are_named() -> None:
+    with pytest.raises(InputError, match="n_samples is 1; at least 2"):
+        reliability.retest(*prompts(12, 0.1), n_samples=1)
+    with pytest.raises(InputError, match="n_halves is 0"):
+        split_half(np.ones((10, 3)), n_halves=0)
