@@ -18,6 +18,7 @@ from assay.objectives import OBJECTIVES
 from assay.report import save_report
 from assay.runner import (
     Audit,
+    Sizes,
     audit,
     check_options,
     check_writable,
@@ -32,8 +33,9 @@ from assay.runner import (
     stages,
 )
 from assay.runner.stages import recovery, registered
+from assay.runner.worst import usual_sizes
 from assay.store import Store
-from assay.tasks import PairTask
+from assay.tasks import PairTask, load_task
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -271,7 +273,8 @@ def test_an_audit_on_the_embedded_model_holds_prompts_out(mini: Model) -> None:
     assert small.document["discovery"]["held_out"] is True
     assert small.document["task"]["data_hash"] != small.document["discovery"]["data_hash"]
     assert small.document["task"]["examples"][0]["answers"]
-    assert list(dict.fromkeys(told)) == ["load", "discover", "sweep sizes", "faithfulness curve", "measure"]
+    stages = ["load", "discover", "sweep sizes", "faithfulness curve", "measure", "attack"]
+    assert list(dict.fromkeys(told)) == stages
     assert [record["name"] for record in small.measurements] == ["faithfulness-norm", "topk"]
 
 
@@ -484,3 +487,29 @@ def test_a_saved_circuit_runs_identically(found: Audit, tiny: Model, task: PairT
     found.circuit.save(tmp_path / "c.safetensors")
     again = load_circuit(tmp_path / "c.safetensors")
     assert torch.equal(run_circuit(tiny, task, again), run_circuit(tiny, task, found.circuit))
+
+
+def test_an_audit_shows_its_circuit_at_its_worst(tmp_path: Path) -> None:
+    """Pairs of fresh prompts, an article of the page, and nothing where no corrupted prompt is used."""
+    model = load_model("mini")
+    found = audit(model, "greater-than", n=8, steps=1, n_random=1, metrics=["kl"], out=tmp_path)
+    worst = found.document["worst_case"]
+    assert (worst["protocol"], worst["n_pairs"]) == ("all", 49)
+    assert worst["circuit"]["hash"] == found.circuit.hash
+    page = (tmp_path / "report.html").read_text()
+    assert "A circuit of mini at its worst on greater-than" in page
+    other = audit(model, "greater-than", n=8, steps=1, n_random=1, metrics=["kl"], ablation="mean")
+    assert other.document["worst_case"] is None
+
+
+def test_the_pairs_of_an_audit_suit_its_task() -> None:
+    model = load_model("mini")
+    drawn = load_task("ioi", model, n=90)
+    assert usual_sizes(drawn) == ("all", Sizes(n_clean=60, n_corrupted=60))
+    assert usual_sizes(load_task("ioi", model, n=60))[1] == Sizes(n_clean=59, n_corrupted=59)
+    own = replace(drawn, grammar=None)
+    assert usual_sizes(own) == ("file", Sizes(n_clean=90, n_corrupted=90))
+    lengths = drawn.lengths.clone()
+    lengths[0] -= 1
+    ragged = replace(drawn, lengths=lengths, positions=lengths - 1)
+    assert usual_sizes(ragged) == ("matched", Sizes(n_clean=90, n_corrupted=90))

@@ -97,7 +97,7 @@ def audit(
 ) -> None:
     """Discover a circuit, choose its size, measure it, write report.html and the results."""
     from assay import runner
-    from assay.report import verdict
+    from assay.report import tail_verdict, verdict
 
     runner.check_options(method=method, task=task, ablation=ablation, objective=objective, device=device)
     if dry_run:
@@ -131,6 +131,9 @@ def audit(
     typer.echo()
     print_measurements([(found.document["task"]["name"], record) for record in found.measurements])
     typer.echo()
+    if found.document["worst_case"]:
+        typer.echo(tail_verdict(found.document["worst_case"]))
+        typer.echo()
     typer.echo(f"report   {out / 'report.html'}")
     typer.echo(f"result   {found.id}{' (taken from the store)' if found.cached else ''}")
 

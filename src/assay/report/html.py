@@ -84,7 +84,11 @@ def render(*results: Reportable) -> str:
     """The page as a string; see `save_report`."""
     if not results:
         raise InputError("a report needs at least one audit result or measurement; got none")
-    views = [_view(result, f"r{place}") for place, result in enumerate(_grouped(results), start=1)]
+    views = [
+        view
+        for place, result in enumerate(_grouped(results), start=1)
+        for view in _views(result, f"r{place}")
+    ]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("assay.report"),
         autoescape=True,
@@ -137,11 +141,15 @@ def _refused(result: object) -> InputError:
     )
 
 
-def _view(result: HasDocument | HasRecord | Document | list[Measurement], key: str) -> dict[str, Any]:
+def _views(result: HasDocument | HasRecord | Document | list[Measurement], key: str) -> list[dict[str, Any]]:
+    """What the template shows of a result: one article, or an audit's and that of its worst case."""
     if isinstance(result, list):
-        return _measurements_view(result, key)
+        return [_measurements_view(result, key)]
     document = _document(result)
-    return worst_case_view(document, key) if is_worst_case(document) else _audit_view(document, key)
+    if is_worst_case(document):
+        return [worst_case_view(document, key)]
+    worst = document.get("worst_case")
+    return [_audit_view(document, key), *([worst_case_view(worst, f"{key}-worst")] if worst else [])]
 
 
 def _measurements_view(found: list[Measurement], key: str) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Jobs: pure functions of their records, resumed from the store; above all the audit."""
 
-from assay.runner.job import Audit, Stage, audit, load_audit, plan, plan_discovery, plan_measurement
+from assay.runner.job import Audit, audit, load_audit, plan, plan_discovery, plan_measurement
 from assay.runner.prompts import Draws, draw_prompts
 from assay.runner.stages import (
     Progress,
+    Stage,
     check_options,
     check_writable,
     discover_stored,

@@ -20,7 +20,7 @@ from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.discovery import METHODS
 from assay.errors import InputError
 from assay.execution import CircuitRuns, get_ablation
-from assay.measurement import library_version, record_id
+from assay.measurement import MACHINE, library_version, record_id
 from assay.metrics import faithfulness_curve, find_metric
 from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
@@ -31,6 +31,7 @@ from assay.runner.stages import (
     FIRST_SIZE,
     Found,
     Progress,
+    Stage,
     check_options,
     check_writable,
     discover_stored,
@@ -39,6 +40,7 @@ from assay.runner.stages import (
     recovery,
     registered,
 )
+from assay.runner.worst import USUAL_SIDE, Sizes, plan_worst_case, usual_sizes, worst_case_stored
 from assay.store import Store
 from assay.tasks import PairTask
 from assay.tasks.load import DEFAULT_N
@@ -48,6 +50,7 @@ METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-de
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality too: it needs one run per head
 REFINED_STEPS = (3, 6)  # nodes of the two sweeps that steps="auto" makes, at most
+WORST_CASE_RULE = "usual-sizes/1"  # raised when the worst case of an audit draws other pairs than before
 SIZE_RULE = "sweep/2"  # raised when the same scores and prompts lead to another size than before
 RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve
 CURVE_RUNS = 25 + 10 * RANDOM_PER_SIZE
@@ -101,21 +104,6 @@ class Audit:
         self.circuit.save(folder / "circuit.safetensors")
         self.scores.save(folder / "scores.safetensors")
         return save_report(folder / "report.html", self.document)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A part of a plan, at most.
-
-    Attributes:
-        name: What is done.
-        runs: Runs over all prompts.
-        passes: Forward-equivalents over single prompts; a backward pass counts as one.
-    """
-
-    name: str
-    runs: int
-    passes: int
 
 
 def audit(
@@ -274,6 +262,7 @@ def plan(
         Stage(name="sweep sizes", runs=sweeps, passes=sweeps * n),
         Stage(name="faithfulness curve", runs=CURVE_RUNS, passes=CURVE_RUNS * n),
         plan_measurement(model, metric_keys(model, metrics), n=n, n_random=n_random),
+        plan_worst_case("all", Sizes(n_clean=min(n, USUAL_SIDE), n_corrupted=min(n, USUAL_SIDE))),
     ]
 
 
@@ -345,6 +334,7 @@ class _Job:
             "metrics": list(self.metrics),
             "n_random": self.n_random,
             "random_per_size": RANDOM_PER_SIZE,
+            "worst_case": WORST_CASE_RULE,
             "seed": self.seed,
         }
 
@@ -399,19 +389,43 @@ class _Job:
             n_random = self.n_random if key in BASELINED else 0
             records[key] = measure_stored(runs, key, random_circuits=n_random, store=self.store)
         self.progress("measure", len(self.metrics), len(self.metrics))
+        worst = self.worst_case(found.circuit)
         seconds = round(time.perf_counter() - started, 1)
-        made = self.assemble(scores, found, runs, document.curve_facts(curve, fine), records, seconds)
+        facts = {"curve": document.curve_facts(curve, fine), "worst_case": worst}
+        made = self.assemble(scores, found, runs, facts, records, seconds)
         if self.store is not None:
             arrays = {"scores": scores.values, "mask": found.circuit.mask}
             self.store.put("audit", self.record, made, arrays)
         return Audit(id=made["provenance"]["id"], document=made, scores=scores, circuit=found.circuit)
+
+    def worst_case(self, circuit: Circuit) -> dict[str, Any] | None:
+        """The circuit on pairs of fresh prompts; None under an ablation that uses no corrupted prompt."""
+        if self.ablation != "resample":
+            return None
+        protocol, size = usual_sizes(self.draws.measured)
+        found = worst_case_stored(
+            circuit,
+            self.model,
+            self.draws.measured,
+            protocol,
+            size,
+            seed=self.seed,
+            store=self.store,
+            progress=self.progress,
+        )
+        made = found.result.to_dict()
+        made["fields"]["heatmaps"] = []  # so few inputs leave nothing to see in their cells
+        # Time and machine are facts of the audit.
+        return {key: value for key, value in made.items() if key != "seconds"} | {
+            "provenance": {key: value for key, value in made["provenance"].items() if key != MACHINE}
+        }
 
     def assemble(
         self,
         scores: EdgeScores,
         found: Found,
         runs: CircuitRuns,
-        curve: Mapping[str, Any],
+        facts: Mapping[str, Any],
         records: Mapping[str, Mapping[str, Any]],
         seconds: float,
     ) -> dict[str, Any]:
@@ -450,7 +464,7 @@ class _Job:
                     "passes": scores.details.get("passes"),
                 },
                 "edges": document.listed_edges(scores, found.circuit, found.size),
-                "curve": curve,
+                **facts,
                 "circuit": {
                     **document.circuit_facts(found, self.target, faithfulness),
                     "provenance": dict(found.circuit.provenance),

@@ -30,6 +30,21 @@ RESOLUTION = 50  # a sweep ends when it has bracketed the size to within 1 part 
 Progress = Callable[[str, int, int], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a plan, at most.
+
+    Attributes:
+        name: What is done.
+        runs: Runs over all prompts.
+        passes: Forward-equivalents over single prompts; a backward pass counts as one.
+    """
+
+    name: str
+    runs: int
+    passes: int
+
+
 def check_writable(directory: Path, *, make: bool = False) -> None:
     """Refuse a directory in which no file can be made, before any work is done for it.
 

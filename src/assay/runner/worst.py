@@ -16,8 +16,7 @@ from assay.circuits import Circuit
 from assay.errors import InputError
 from assay.measurement import record_id
 from assay.models import Model
-from assay.runner.job import Stage
-from assay.runner.stages import Progress
+from assay.runner.stages import Progress, Stage
 from assay.store import Store
 from assay.tasks import PairTask
 
@@ -25,6 +24,7 @@ from assay.tasks import PairTask
 # Inputs a side, and pairs, of a run that nobody sized: the fewest in round numbers that bound the 99th
 # percentile of all pairs, and the 99.9th of independent ones.
 DEFAULT_SIDE, DEFAULT_PAIRS = 300, 3000
+USUAL_SIDE = 60  # inputs a side inside an audit: the fewest in round numbers that bound the 95th percentile
 EXPLAINED = 10  # worst pairs that are explained
 OUTSIDE_SIDE = 200  # most inputs a side of a run on inputs from outside the grammar
 
@@ -77,6 +77,22 @@ def sizes(
     if protocol == "all":
         return Sizes(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
     return Sizes(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)
+
+
+def usual_sizes(task: PairTask) -> tuple[str, Sizes]:
+    """Protocol and sizes of the worst case inside an audit.
+
+    All pairs of a few inputs where the prompts have one length, matched pairs where they have several, and
+    the task's own pairs where no grammar can draw others.
+    """
+    if task.grammar is None:
+        return "file", Sizes(n_clean=task.n, n_corrupted=task.n)
+    side = min(task.n, USUAL_SIDE)
+    if bool((task.lengths == task.lengths[0]).all()):
+        # As many inputs as rows would stand for the rows themselves.
+        side -= side == task.n
+        return "all", Sizes(n_clean=max(side, 1), n_corrupted=max(side, 1))
+    return "matched", Sizes(n_clean=task.n, n_corrupted=task.n)
 
 
 def plan_worst_case(protocol: str, size: Sizes) -> Stage:
