@@ -1,0 +1,188 @@
+"""Synthetic tables with a known truth, for the gates on validity and on what scores can tell apart.
+
+Each world says what it holds; gates must pass in one and fail in the other, and counting how often they err
+is the test of the gates themselves.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from assay.calibration.multiplicity import PooledResult
+from assay.circuits import HeadCircuit
+from assay.circuits.heads import Role
+
+
+ROLE_LAYERS = (0.0, 2.0, 5.0, 7.5, 9.5, 10.0)  # mean layer of six roles, at pathway depths 0, 0, 1, 2, 3, 3
+PATHWAYS = (("r0", "r2"), ("r1", "r2"), ("r2", "r3"), ("r3", "r4"), ("r3", "r5"))
+N_LAYERS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredHeads:
+    """Scores of heads, and which of them are the circuit.
+
+    Attributes:
+        scores: `[H]`, or `[P, H]` per prompt.
+        members: `[H]`.
+    """
+
+    scores: Float64[np.ndarray, "*P H"]
+    members: Bool[np.ndarray, " H"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEffects:
+    """Effects of all heads on several tasks, and a circuit for each.
+
+    Attributes:
+        effects: Task -> `[P, H]`.
+        circuits: Task -> `[H]`.
+    """
+
+    effects: dict[str, Float64[np.ndarray, "P H"]]
+    circuits: dict[str, Bool[np.ndarray, " H"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedRuns:
+    """The full model, a circuit and a baseline set on the same prompts, `[P]` each."""
+
+    y_full: Float64[np.ndarray, " P"]
+    y_keep: Float64[np.ndarray, " P"]
+    y_baseline: Float64[np.ndarray, " P"]
+
+
+def raters(
+    rng: np.random.Generator,
+    n_methods: int,
+    n_heads: int,
+    *,
+    rho: float,
+    n_prompts: int | None = None,
+    noise: float = 1.0,
+) -> dict[str, Float64[np.ndarray, "*P H"]]:
+    """Methods that score heads by a common normal factor and one of their own.
+
+    Args:
+        rng: Source of the draws.
+        n_methods: Methods.
+        n_heads: Heads.
+        rho: Rank correlation of each pair in the population, in [0, 1].
+        n_prompts: Scores `[P, H]` per prompt; None: `[H]`.
+        noise: Standard deviation over prompts, that of the heads being 1.
+    """
+    r = 2 * math.sin(math.pi * rho / 6)  # Pearson's of normal pairs with that rank correlation
+    scores = math.sqrt(r) * rng.normal(size=n_heads) + math.sqrt(1 - r) * rng.normal(
+        size=(n_methods, n_heads)
+    )
+    if n_prompts is None:
+        return {f"method{i}": row for i, row in enumerate(scores)}
+    return {f"method{i}": row + noise * rng.normal(size=(n_prompts, n_heads)) for i, row in enumerate(scores)}
+
+
+def shifted_heads(
+    rng: np.random.Generator, *, d_prime: float, k: int = 15, n_heads: int = 144
+) -> ScoredHeads:
+    """Normal scores of unit spread; the first k heads are the circuit and lie `d_prime` higher."""
+    members = np.arange(n_heads) < k
+    return ScoredHeads(scores=rng.normal(size=n_heads) + d_prime * members, members=members)
+
+
+def task_effects(
+    rng: np.random.Generator,
+    *,
+    own: float,
+    other: float,
+    n_tasks: int = 4,
+    k: int = 4,
+    n_prompts: int = 40,
+    noise: float = 0.05,
+) -> TaskEffects:
+    """Disjoint circuits whose heads have one effect on their own task and another on all others.
+
+    Args:
+        rng: Source of the draws.
+        own: Mean effect on the own task.
+        other: Mean effect on the other tasks.
+        n_tasks: Tasks.
+        k: Heads per circuit; as many further heads belong to none.
+        n_prompts: Per task.
+        noise: Standard deviation per prompt and head.
+    """
+    names = [f"task{i}" for i in range(n_tasks)]
+    home = np.arange((n_tasks + 1) * k) // k
+    effects = {}
+    for i, name in enumerate(names):
+        mean = np.where(home == i, own, np.where(home < n_tasks, other, 0.0))
+        effects[name] = mean + noise * rng.normal(size=(n_prompts, len(home)))
+    return TaskEffects(effects=effects, circuits={name: home == i for i, name in enumerate(names)})
+
+
+def role_circuit(rng: np.random.Generator, *, ordered: bool, heads_per_role: int = 2) -> HeadCircuit:
+    """Six roles along pathways; their heads lie near rising layers, or anywhere.
+
+    Args:
+        rng: Source of the draws.
+        ordered: Layers `ROLE_LAYERS` plus normal noise of 0.6, to the nearest layer; else each uniform.
+        heads_per_role: Heads of each role.
+    """
+    roles = {}
+    for i, centre in enumerate(ROLE_LAYERS):
+        near = np.clip(np.rint(centre + 0.6 * rng.normal(size=heads_per_role)), 0, N_LAYERS - 1)
+        layers = near if ordered else rng.integers(0, N_LAYERS, heads_per_role)
+        first = i * heads_per_role
+        heads = tuple(sorted((int(layer), first + j) for j, layer in enumerate(layers)))
+        roles[f"r{i}"] = Role(heads=heads, band=("early", "mid", "late")[i // 2])
+    return HeadCircuit(
+        id="planted",
+        n_layers=N_LAYERS,
+        n_heads=len(ROLE_LAYERS) * heads_per_role,
+        heads=tuple(head for role in roles.values() for head in role.heads),
+        roles=roles,
+        pathways=PATHWAYS,
+    )
+
+
+def paired_runs(rng: np.random.Generator, *, delta: float, n: int = 40, sd: float = 0.3) -> PairedRuns:
+    """A circuit more faithful than the baseline by `delta`; faithfulness per prompt varies by `sd`."""
+    y_full = 3 + 0.5 * rng.normal(size=n)
+    base, difference = 0.5 + sd * rng.normal(size=n), delta + sd * rng.normal(size=n)
+    return PairedRuns(y_full=y_full, y_keep=(base + difference) * y_full, y_baseline=base * y_full)
+
+
+def attributions(
+    rng: np.random.Generator,
+    *,
+    ratio: float,
+    n_prompts: int = 40,
+    k: int = 15,
+    n_heads: int = 144,
+    size: float = 0.1,
+    sd: float = 0.3,
+) -> ScoredHeads:
+    """Direct effects per prompt of either sign; the first k heads are the circuit and `ratio` times as large.
+
+    Args:
+        rng: Source of the draws.
+        ratio: Mean magnitude inside over outside.
+        n_prompts: Prompts.
+        k: Heads of the circuit.
+        n_heads: Heads.
+        size: Mean magnitude outside.
+        sd: Standard deviation over prompts.
+    """
+    members = np.arange(n_heads) < k
+    mean = rng.choice([-1.0, 1.0], n_heads) * np.where(members, ratio * size, size)
+    return ScoredHeads(scores=mean + sd * rng.normal(size=(n_prompts, n_heads)), members=members)
+
+
+def pooled_results(rng: np.random.Generator, *, n_real: int, n_null: int) -> list[PooledResult]:
+    """Results that claim whatever has p < 0.05: real effects with p ~ Beta(0.05, 8), and nulls."""
+    p = np.concatenate([rng.beta(0.05, 8, n_real), rng.uniform(size=n_null)])
+    return [
+        PooledResult(name=f"result{i}", p=float(value), p_kind="permutation", passed=bool(value < 0.05))
+        for i, value in enumerate(p)
+    ]
