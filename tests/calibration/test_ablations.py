@@ -1,0 +1,178 @@
+"""Invariance over ablations: golden values, planted truth, what is undefined, what changes nothing."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.calibration.ablations import ablation_invariance, method_invariance
+from assay.calibration.planted_reliability import allowed_errors, methods
+from assay.errors import ShapeError, UnknownNameError
+from assay.measurement import Verdict
+from assay.rng import stream
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
+CASES = json.loads((GOLDEN / "ablation_invariance.json").read_text())
+NAMES = ("zero", "mean", "resample-donor")
+REPETITIONS = 60
+
+
+def world(n: int, shifts: tuple[float, ...], seed: int = 0, sd: float = 0.3) -> Verdict:
+    return ablation_invariance(
+        *methods(stream(seed, f"M98 {n} {shifts}"), n, sd=sd, shifts=shifts, names=NAMES)
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['max_divergence']:.2f}")
+def test_divergence_and_intervals_match_golden_values(case: dict) -> None:
+    full = np.array(case["den"])
+    runs = {name: np.array(values) for name, values in case["num"].items()}
+    found = ablation_invariance(full, runs)
+    assert found.values["divergence"] == pytest.approx(case["max_divergence"], rel=1e-9)
+    for name, score in case["faithfulness"].items():
+        assert found.values[name] == pytest.approx(score, rel=1e-9)
+    assert found.published == ("pass" if case["published_pass"] else "fail")
+    assert (found.status == "pass") == case["rigorous_pass"]
+    for pair, expected in case["tost"].items():
+        ours = found.details["pairs"][pair.replace("_vs_", " - ")]
+        assert ours["difference"] == pytest.approx(expected["diff"], rel=1e-9, abs=1e-12)
+        ends = [ours["interval"]["low"], ours["interval"]["high"]]
+        assert ends == pytest.approx(expected["ci90"], rel=1e-9, abs=1e-12)
+    runs["noise-additive"] = runs.pop("resample")
+    also = method_invariance(full, runs)
+    assert also.values["method_invariance"] == pytest.approx(case["value_E1b"], rel=1e-9)
+    assert (also.status, also.published) == (found.status, found.published)
+    assert also.thresholds["pass"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("shift", "truth"), [(0.0, "pass"), (-0.35, "fail")])
+def test_equal_methods_are_told_from_different_ones(shift: float, truth: str) -> None:
+    verdicts = Counter(world(100, (0.0, 0.0, shift), seed).status for seed in range(REPETITIONS))
+    assert verdicts[{"pass": "fail", "fail": "pass"}[truth]] <= allowed_errors(REPETITIONS)
+    assert verdicts[truth] >= 0.85 * REPETITIONS
+
+
+def test_at_the_limit_either_error_is_rare_and_the_published_rule_a_coin() -> None:
+    found = [world(100, (0.0, 0.0, -0.2), seed) for seed in range(200)]
+    verdicts = Counter(each.status for each in found)
+    assert max(verdicts["pass"], verdicts["fail"]) <= allowed_errors(200)
+    assert verdicts["inconclusive"] > 150
+    assert 0.3 < Counter(each.published for each in found)["pass"] / 200 < 0.7
+
+
+def test_the_published_rule_calls_equal_methods_different_in_small_samples() -> None:
+    published = Counter(world(10, (0.0, 0.0, 0.0), seed, sd=0.5).published for seed in range(REPETITIONS))
+    assert published["fail"] > 0.5 * REPETITIONS
+
+
+def test_an_open_verdict_says_how_many_prompts_would_settle_it() -> None:
+    found = world(20, (0.0, 0.0, -0.15), seed=1)
+    assert found.status == "inconclusive"
+    assert found.n_needed is not None
+    assert found.n_needed > 20
+
+
+def test_the_pair_furthest_apart_is_named() -> None:
+    found = world(100, (0.0, 0.5, 0.1))
+    assert set(found.details["pair"]) == {"zero", "mean"}
+    assert found.interval is not None
+    assert abs(found.values["mean"] - found.values["zero"]) in (  # type: ignore[operator]
+        pytest.approx((found.interval.low + found.interval.high) / 2, rel=1e-9),
+        pytest.approx(-(found.interval.low + found.interval.high) / 2, rel=1e-9),
+    )
+
+
+def test_order_and_names_of_methods_and_prompts_change_nothing() -> None:
+    full, runs = methods(stream(0, "order"), 50, sd=0.3, shifts=(0.0, 0.1, 0.2), names=NAMES)
+    found = ablation_invariance(full, runs)
+    order = stream(1, "order").permutation(50)
+    turned = dict(zip(("a", "b", "c"), (runs[name][order] for name in reversed(NAMES)), strict=True))
+    moved = ablation_invariance(5 * full[order], {name: 5 * run for name, run in turned.items()})
+    assert (moved.status, moved.published, moved.n_needed) == (found.status, found.published, found.n_needed)
+    for name in ("divergence", "coefficient_of_variation"):
+        assert moved.values[name] == pytest.approx(found.values[name], rel=1e-9)
+
+
+def test_draws_of_a_method_are_averaged_and_their_spread_reported() -> None:
+    full, runs = methods(stream(0, "draws"), 30, sd=0.1, shifts=(0.0, 0.0, 0.0), names=NAMES)
+    found = ablation_invariance(full, runs)
+    step = 0.1 * full
+    draws = {**runs, "resample-donor": np.stack([runs["resample-donor"] + at * step for at in (-1, 0, 1)], 1)}
+    spread = ablation_invariance(full, draws)
+    assert spread.values == pytest.approx(found.values, rel=1e-9)
+    assert spread.details["spread_of_draws"]["resample-donor"] == pytest.approx(0.1)
+
+
+def test_completeness_diverges_as_faithfulness_does() -> None:
+    full, runs = methods(stream(0, "inner"), 30, sd=0.1, shifts=(0.0, 0.1, 0.0), names=NAMES)
+    found, dropped = ablation_invariance(full, runs), ablation_invariance(full, runs, inner="completeness")
+    assert dropped.values["divergence"] == pytest.approx(found.values["divergence"])
+    assert dropped.values["mean"] == pytest.approx(1 - found.values["mean"])  # type: ignore[operator]
+    for pair, ours in dropped.details["pairs"].items():
+        assert ours["difference"] == pytest.approx(-found.details["pairs"][pair]["difference"])
+        middle = (ours["interval"]["low"] + ours["interval"]["high"]) / 2
+        assert middle == pytest.approx(ours["difference"])
+    with pytest.raises(UnknownNameError, match="inner metric"):
+        ablation_invariance(full, runs, inner="kl")
+
+
+def test_a_method_that_failed_is_left_out_and_named() -> None:
+    full, runs = methods(stream(0, "failed"), 30, sd=0.1, shifts=(0.0, 0.0, 0.9), names=NAMES)
+    without = ablation_invariance(full, {**runs, "resample-donor": np.full(30, np.nan)})
+    assert (without.status, without.warnings) == ("pass", ("method_missing",))
+    assert without.details["missing"] == ["resample-donor"]
+    absent = ablation_invariance(full, {name: runs[name] for name in NAMES[:2]})
+    assert absent.values == without.values
+    assert absent.details["missing"] == ["resample-donor"]
+    alone = ablation_invariance(full, {"zero": runs["zero"]})
+    assert (alone.status, alone.published, alone.reason) == ("inconclusive", "inconclusive", "not_applicable")
+
+
+def test_every_head_in_the_circuit_is_trivial() -> None:
+    full = np.arange(1.0, 13.0)
+    found = ablation_invariance(full, dict.fromkeys(NAMES, full), circuit_size=6, n_heads=6)
+    assert (found.status, found.published, found.values["divergence"]) == ("pass", "pass", 0.0)
+    assert found.warnings == ("trivial_circuit", "zero_variance")
+    empty = ablation_invariance(full, dict.fromkeys(NAMES, 0 * full), circuit_size=0, n_heads=6)
+    assert (empty.status, empty.warnings) == ("pass", ("empty_circuit", "zero_variance"))
+
+
+@pytest.mark.parametrize(("n", "reason"), [(0, "no_valid_prompt"), (2, "too_few")])
+def test_without_prompts_there_is_no_verdict(n: int, reason: str) -> None:
+    found = ablation_invariance(np.ones(n), dict.fromkeys(NAMES, np.ones(n)))
+    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
+
+
+def test_a_full_model_near_zero_leaves_differences_unbounded() -> None:
+    rng = stream(0, "near zero")
+    full = np.tile([1.05, -0.95], 10)
+    runs = {name: rng.normal(size=20) for name in NAMES}
+    found = ablation_invariance(full, runs)
+    assert (found.status, found.reason) == ("inconclusive", "unbounded")
+    assert "unstable_denominator" in found.warnings
+    balanced = np.tile([1.0, -1.0], 10)
+    assert ablation_invariance(balanced, runs).reason == "zero_denominator"
+
+
+def test_prompts_are_dropped_from_every_method_and_units_count_once() -> None:
+    full, runs = methods(stream(0, "units"), 30, sd=0.3, shifts=(0.0, 0.1, 0.0), names=NAMES)
+    broken = {**runs, "mean": np.where(np.arange(30) == 4, np.nan, runs["mean"])}
+    found = ablation_invariance(full, broken)
+    kept = np.delete(np.arange(30), 4)
+    assert found.values == ablation_invariance(full[kept], {a: b[kept] for a, b in runs.items()}).values
+    assert found.warnings == ("prompts_dropped",)
+    repeated = ablation_invariance(
+        np.repeat(full, 4), {a: np.repeat(b, 4) for a, b in runs.items()}, unit_id=np.repeat(np.arange(30), 4)
+    )
+    plain = ablation_invariance(full, runs)
+    assert repeated.interval is not None
+    assert plain.interval is not None
+    assert repeated.interval.half_width == pytest.approx(plain.interval.half_width, rel=1e-9)
+
+
+def test_runs_of_other_lengths_are_named(unchecked: None) -> None:
+    with pytest.raises(ShapeError, match=r"full \(5,\), circuit of zero \(4,\)"):
+        ablation_invariance(np.ones(5), {"zero": np.ones(4), "mean": np.ones(5)})

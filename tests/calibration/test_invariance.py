@@ -1,0 +1,241 @@
+"""Invariance over groups of prompts: golden values, planted truth, degenerate data, what changes nothing."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.calibration.invariance import choose_groups, measurement_invariance
+from assay.calibration.planted_reliability import allowed_errors, runs
+from assay.errors import InputError, ShapeError, UnknownNameError
+from assay.measurement import Verdict
+from assay.rng import stream
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
+CASES = json.loads((GOLDEN / "welch_anova.json").read_text())
+SHIFTED = (-0.12, 0.0, 0.12)
+SAME = (0.0, 0.0, 0.0)
+REPETITIONS = 60
+
+
+def world(n: int, shifts: tuple[float, ...], seed: int = 0, n_boot: int = 50) -> Verdict:
+    made = runs(stream(seed, f"C13 {n} {shifts}"), n, sd=0.2, shifts=shifts)
+    return measurement_invariance(made.y_full, made.y_circuit, made.groups, n_boot=n_boot)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(len(case["groups"])))
+def test_comparison_of_groups_matches_golden_values(case: dict) -> None:
+    """With a full model of 1 everywhere, the values themselves are compared."""
+    values = np.concatenate([np.array(group) for group in case["groups"]])
+    groups = np.repeat(np.arange(len(case["groups"])), [len(group) for group in case["groups"]])
+    found = measurement_invariance(np.ones(len(values)), values, groups)
+    for ours, theirs in (
+        ("eta_squared", "partial_eta_sq"),
+        ("omega_squared", "omega_sq"),
+        ("epsilon_squared", "epsilon_sq"),
+        ("welch_f", "welch_F"),
+        ("welch_p", "welch_p"),
+        ("brown_forsythe_p", "brown_forsythe_p"),
+        ("kruskal_wallis_p", "kruskal_p"),
+        ("range", "range_of_means"),
+    ):
+        assert found.values[ours] == pytest.approx(case[theirs], rel=1e-9, abs=1e-12)
+    assert found.interval is not None
+    ends = [found.interval.low, found.interval.high]
+    assert ends == pytest.approx(case["eta_pop_one_sided_95"], rel=1e-7, abs=1e-9)
+    assert list(found.details["groups"].values()) == pytest.approx(case["group_means"], rel=1e-9)
+    words = {"invariant": "pass", "moderate": "moderate"}
+    assert found.published == words.get(case["published_verdict"], "fail")
+
+
+def test_the_dependent_variable_is_the_score_plus_influence() -> None:
+    """Group means are the groups' ratios of sums to first order, unlike means of ratios."""
+    made = runs(stream(0, "influence"), 300, sd=0.2, shifts=SHIFTED)
+    found = measurement_invariance(made.y_full, made.y_circuit, made.groups)
+    for at in range(3):
+        members = made.groups == at
+        score = made.y_circuit[members].sum() / made.y_full[members].sum()
+        assert found.details["groups"][str(at)] == pytest.approx(score, rel=1e-12)
+        assert found.details["comparison"]["means"][at] == pytest.approx(score, abs=0.01)
+    ratio = measurement_invariance(made.y_full, made.y_circuit, made.groups, dependent="ratio")
+    assert ratio.values["eta_squared"] == pytest.approx(found.values["eta_squared"], abs=0.05)
+    clean = measurement_invariance(made.y_full, made.y_circuit, made.groups, dependent="clean_logit_diff")
+    assert clean.status != "fail"  # the published code's: blind to the circuit
+    assert found.status == "fail"
+
+
+@pytest.mark.parametrize(("shifts", "truth"), [(SAME, "pass"), (SHIFTED, "fail")])
+def test_equal_groups_are_told_from_different_ones(shifts: tuple[float, ...], truth: str) -> None:
+    verdicts = Counter(world(300, shifts, seed).status for seed in range(REPETITIONS))
+    assert verdicts[{"pass": "fail", "fail": "pass"}[truth]] <= allowed_errors(REPETITIONS)
+    assert verdicts[truth] >= 0.9 * REPETITIONS
+
+
+def test_at_the_limit_either_error_is_rare() -> None:
+    shift = (0.06 / 0.94 * 0.2**2 * 3 / 2) ** 0.5  # eta squared 0.06
+    verdicts = Counter(world(300, (-shift, 0.0, shift), seed).status for seed in range(200))
+    assert max(verdicts["pass"], verdicts["fail"]) <= allowed_errors(200)
+
+
+def test_sixty_prompts_leave_an_invariant_circuit_open() -> None:
+    found = [world(60, SAME, seed) for seed in range(REPETITIONS)]
+    assert Counter(each.status for each in found)["fail"] <= allowed_errors(REPETITIONS)
+    published = Counter(each.published for each in found)
+    assert published["pass"] < 0.5 * REPETITIONS
+    assert published["fail"] > 0
+
+
+def test_the_pair_furthest_apart_has_a_simultaneous_interval() -> None:
+    covered = 0
+    for seed in range(40):
+        largest = world(300, (-0.2, 0.0, 0.0), seed, n_boot=300).details["largest_difference"]
+        assert "0" in largest["pair"]
+        covered += largest["low"] <= 0.2 <= largest["high"]
+    assert covered >= 40 - allowed_errors(40)
+
+
+def test_names_of_groups_order_of_prompts_and_scale_change_nothing() -> None:
+    made = runs(stream(0, "names"), 90, sd=0.2, shifts=SHIFTED)
+    found = measurement_invariance(made.y_full, made.y_circuit, made.groups)
+    order = stream(1, "names").permutation(90)
+    names = np.array(["z", "a", "m"])[made.groups]
+    moved = measurement_invariance(3 * made.y_full[order], 3 * made.y_circuit[order], names[order])
+    for name, value in found.values.items():
+        assert moved.values[name] == pytest.approx(value, rel=1e-9)
+    affine = measurement_invariance(np.ones(90), 2 + 5 * made.y_circuit, made.groups)
+    plain = measurement_invariance(np.ones(90), made.y_circuit, made.groups)
+    assert affine.values["eta_squared"] == pytest.approx(plain.values["eta_squared"], rel=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------ the groups
+
+
+def test_groups_come_from_templates_then_types_then_length() -> None:
+    one, two = np.zeros(12, dtype=int), np.arange(12) % 2
+    lengths = np.arange(12)
+    found = choose_groups({"type": two, "template": one}, lengths)
+    assert found is not None
+    assert found.source == "type"
+    found = choose_groups({"category": two, "template": np.arange(12)})
+    assert found is not None
+    assert found.source == "category"
+    found = choose_groups({"template": one}, lengths)
+    assert found is not None
+    assert found.source == "length"
+    assert Counter(found.labels.tolist()) == {"short": 4, "medium": 4, "long": 4}
+    assert found.labels[0] == "short"
+    assert found.labels[-1] == "long"
+    assert choose_groups({"template": one}) is None
+    assert choose_groups({}, lengths[:8]) is None
+    assert choose_groups({}, np.full(12, 7)) is None
+
+
+def test_one_template_is_no_comparison_but_lengths_are() -> None:
+    made = runs(stream(0, "lengths"), 90, sd=0.2)
+    one = np.zeros(90, dtype=int)
+    found = measurement_invariance(made.y_full, made.y_circuit, one)
+    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", "not_applicable")
+    found = measurement_invariance(made.y_full, made.y_circuit, one, lengths=np.arange(90))
+    assert found.details["groups_from"] == "length"
+    assert found.details["sizes"] == [30, 30, 30]
+
+
+def test_groups_of_two_are_left_out() -> None:
+    made = runs(stream(0, "two"), 62, sd=0.2)
+    groups = np.array(["a"] * 30 + ["b"] * 30 + ["c"] * 2)
+    found = measurement_invariance(made.y_full, made.y_circuit, groups)
+    assert list(found.details["groups"]) == ["a", "b"]
+
+
+# ------------------------------------------------------------------------------------------ degenerate cases
+
+
+def test_equal_prompts_are_invariant_and_flagged() -> None:
+    groups = np.arange(12) % 3
+    found = measurement_invariance(np.full(12, 2.0), np.full(12, 1.0), groups)
+    assert (found.status, found.published, found.values["eta_squared"]) == ("pass", "pass", 0.0)
+    assert found.warnings == ("zero_variance",)
+    apart = measurement_invariance(np.full(12, 2.0), 1.0 + groups, groups)
+    assert (apart.status, apart.published, apart.values["eta_squared"]) == ("fail", "fail", 1.0)
+    full = np.arange(1.0, 13.0)
+    trivial = measurement_invariance(full, full, groups, circuit_size=5, n_heads=5)
+    assert (trivial.status, trivial.warnings) == ("pass", ("trivial_circuit", "zero_variance"))
+
+
+def test_one_constant_group_leaves_the_classic_test() -> None:
+    made = runs(stream(0, "constant"), 30, sd=0.2, shifts=SAME)
+    circuit = np.where(made.groups == 1, 0.8, made.y_circuit)
+    found = measurement_invariance(np.ones(30), circuit, made.groups)
+    comparison = found.details["comparison"]
+    assert comparison["welch"]["p_value"] is None
+    assert comparison["classic"]["p_value"] is not None
+    assert found.to_dict()["values"]["welch_p"] is None
+
+
+@pytest.mark.parametrize(("n", "reason"), [(0, "no_valid_prompt"), (2, "too_few")])
+def test_without_prompts_there_is_no_verdict(n: int, reason: str) -> None:
+    found = measurement_invariance(np.ones(n), np.ones(n), np.arange(n))
+    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
+
+
+def test_a_full_model_that_sums_to_nothing_has_no_score() -> None:
+    found = measurement_invariance(np.tile([1.0, -1.0], 6), np.ones(12), np.arange(12) % 2)
+    assert found.reason == "zero_denominator"
+
+
+def test_a_prompt_that_is_not_finite_is_dropped_with_its_label() -> None:
+    made = runs(stream(0, "dropped"), 61, sd=0.2, shifts=SHIFTED)
+    broken = made.y_full.copy()
+    broken[7] = np.inf
+    kept = np.delete(np.arange(61), 7)
+    found = measurement_invariance(broken, made.y_circuit, made.groups)
+    expected = measurement_invariance(made.y_full[kept], made.y_circuit[kept], made.groups[kept])
+    assert found.values == expected.values
+    assert found.warnings == ("prompts_dropped",)
+
+
+# ----------------------------------------------------------------------------------------------------- units
+
+
+def test_prompts_of_one_unit_count_once() -> None:
+    made = runs(stream(0, "units"), 90, sd=0.2, shifts=SHIFTED)
+    found = measurement_invariance(made.y_full, made.y_circuit, made.groups)
+    repeated = measurement_invariance(
+        *(np.repeat(each, 4) for each in (made.y_full, made.y_circuit, made.groups)),
+        unit_id=np.repeat(np.arange(90), 4),
+    )
+    assert repeated.values == pytest.approx(found.values, rel=1e-9)
+    assert repeated.interval is not None
+    assert found.interval is not None
+    assert repeated.interval.low == pytest.approx(found.interval.low, rel=1e-9)
+
+
+@pytest.mark.parametrize(("shifts", "truth"), [(SAME, "pass"), ((-0.3, 0.0, 0.3), "fail")])
+def test_one_image_under_many_corruptions_is_judged_by_images(shifts: tuple[float, ...], truth: str) -> None:
+    """Half of the variance belongs to the image, shared by its three prompts."""
+    verdicts: Counter[str] = Counter()
+    for seed in range(20):
+        rng = stream(seed, f"images {shifts}")
+        own = np.repeat(rng.normal(0.8, 0.2, 150), 3)
+        groups = np.tile(np.arange(3), 150)
+        values = own + np.array(shifts)[groups] + rng.normal(0.0, 0.2, 450)
+        found = measurement_invariance(
+            np.ones(450), values, groups, unit_id=np.repeat(np.arange(150), 3), n_boot=300
+        )
+        assert found.warnings == ("units_cross_groups",)
+        verdicts[found.status] += 1
+    assert verdicts[truth] >= 18
+    assert verdicts[{"pass": "fail", "fail": "pass"}[truth]] <= allowed_errors(20)
+
+
+def test_options_out_of_range_are_named(unchecked: None) -> None:
+    ones = np.ones(12)
+    with pytest.raises(UnknownNameError, match="dependent variable 'ratios'"):
+        measurement_invariance(ones, ones, np.arange(12) % 2, dependent="ratios")
+    with pytest.raises(InputError, match="n_boot is 0"):
+        measurement_invariance(ones, ones, np.arange(12) % 2, n_boot=0)
+    with pytest.raises(ShapeError, match=r"groups has shape \(3,\); one per prompt, \(12,\)"):
+        measurement_invariance(ones, ones, np.arange(3))
