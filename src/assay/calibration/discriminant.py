@@ -80,7 +80,7 @@ def discriminant_validity(
             effect of a head is the ratio of the sums. None: the mean of the effects given.
         unit_id: Task -> label of each prompt; prompts of one label are drawn together.
         n_boot: Resamples of the prompts within each task.
-        seed: Roots the random streams, one per task.
+        seed: Roots the random stream.
 
     Returns:
         Passes where the mean ratio is above 3; `sub_results` has each task. Ratios are capped at 1000.
@@ -115,7 +115,8 @@ def discriminant_validity(
 
     names = tuple(tasks)
     every = [np.ones((1, task.n)) for task in tasks.values()]
-    drawn = [draw_counts(task.n, n_boot, gate_stream("C17", name, seed=seed)) for name, task in tasks.items()]
+    rng = gate_stream("C17", seed=seed)  # not by name: relabelled tasks keep their draws
+    drawn = [draw_counts(task.n, n_boot, rng) for task in tasks.values()]
     circuits_used = [task.members for task in tasks.values()]
     matrix = _effect_matrix(tasks, circuits_used, every)[0]
     ratios, off = _ratios(matrix[None])

@@ -1,0 +1,232 @@
+"""Convergent validity and agreement of raters against golden values, worked cases and invariances."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.calibration.agreement import convergent_validity, inter_rater
+from assay.calibration.gate import find_gate
+from assay.errors import InputError, ShapeError
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
+CONVERGENT = json.loads((GOLDEN / "convergent.json").read_text())
+CONCORDANCE = json.loads((GOLDEN / "kendall_w.json").read_text())
+KAPPA = json.loads((GOLDEN / "cohen_kappa.json").read_text())
+RNG = np.random.default_rng(5)
+AGREEING = {name: np.arange(20.0) + RNG.normal(size=20) for name in ("C2", "C5", "C7")}
+
+
+def table(case: dict) -> dict[str, np.ndarray]:
+    heads = sorted({head for scores in case["scores"].values() for head in scores})
+    return {name: np.array([of.get(head, np.nan) for head in heads]) for name, of in case["scores"].items()}
+
+
+@pytest.mark.parametrize("case", CONVERGENT)
+def test_convergent_validity_matches_golden_values(case: dict) -> None:
+    found = convergent_validity(table(case), n_boot=50, n_perm=10)
+    assert found.values["mean_rho"] == pytest.approx(case["mean_rho"], rel=1e-9)
+    assert found.values["mean_rho_zero_filled"] == pytest.approx(case["mean_rho_zero_filled_union"], rel=1e-9)
+    assert found.values["icc_2_1"] == pytest.approx(case["icc_zscored"]["icc2_1"], rel=1e-9)
+    assert found.values["icc_2_k"] == pytest.approx(case["icc_zscored"]["icc2_k"], rel=1e-9)
+    pairs = [pair["rho"] for pair in case["pairs"].values()]
+    np.testing.assert_allclose(list(found.details["pairs"].values()), pairs, rtol=1e-9)
+    assert found.details["n_heads_common"] == len(case["common_heads"])
+    assert found.published == ("pass" if case["mean_rho_zero_filled_union"] > 0.5 else "fail")
+
+
+def test_the_dissenting_pair_and_the_corrected_correlation_are_named() -> None:
+    scores = {"a": np.arange(8.0), "b": np.arange(8.0), "c": -np.arange(8.0)}
+    found = convergent_validity(scores, reliabilities={"a": 0.81, "b": 0.64}, k=2, n_boot=50, n_perm=20)
+    assert found.details["pairs"] == {"a/b": 1.0, "a/c": -1.0, "b/c": -1.0}
+    assert found.details["lowest_pair"] == ["a", "c"]
+    assert found.values["mean_disattenuated"] == pytest.approx(1 / 0.72)
+    assert found.details["jaccard"] == {"a/b": 1.0, "a/c": 0.0, "b/c": 0.0}
+    assert found.details["p_values"]["a/b"] == pytest.approx(2 / 40320)  # exact: identity and reversal
+    assert (found.status, found.published) == ("fail", "fail")
+
+
+def test_rho_among_the_best_heads_sees_what_the_many_small_ones_hide() -> None:
+    """Twenty heads in the same order below, four heads in opposite order on top."""
+    a = np.concatenate([np.arange(20.0), [100, 101, 102, 103]])
+    b = np.concatenate([np.arange(20.0), [103, 102, 101, 100]])
+    found = convergent_validity({"a": a, "b": b}, k=2, n_boot=50, n_perm=5)
+    assert found.values["mean_rho"] > 0.98
+    assert found.values["rho_top"] == -1.0
+
+
+def test_learning_coefficients_turn_round_only_when_asked() -> None:
+    scores = {"C2": np.arange(10.0), "C10": -np.arange(10.0)}
+    raw = convergent_validity(scores, n_boot=20, n_perm=5)
+    turned = convergent_validity(scores, llc_direction="specialised", n_boot=20, n_perm=5)
+    assert (raw.values["mean_rho"], turned.values["mean_rho"]) == (pytest.approx(-1), pytest.approx(1))
+    assert "note" in raw.details
+    assert "note" not in turned.details
+    magnitudes = convergent_validity(scores, use="abs", n_boot=20, n_perm=5)
+    assert magnitudes.values["mean_rho"] == pytest.approx(1)
+
+
+def test_prompts_are_resampled_where_every_method_has_them() -> None:
+    heads = np.arange(12.0)
+    noisy = {name: heads + RNG.normal(size=(30, 12)) for name in ("a", "b")}
+    found = convergent_validity(noisy, n_boot=50, n_perm=5)
+    assert (found.details["resampled"], found.details["n"], found.status) == ("prompts", 30, "pass")
+    clustered = convergent_validity(noisy, unit_id=np.arange(30) // 3, n_boot=50, n_perm=5)
+    assert clustered.details["n"] == 10
+    assert clustered.values["mean_rho"] == found.values["mean_rho"]
+    mixed = convergent_validity({"a": noisy["a"], "b": heads}, n_boot=50, n_perm=5)
+    assert mixed.details["resampled"] == "heads"
+    few = convergent_validity({name: of[:2] for name, of in noisy.items()}, n_boot=50, n_perm=5)
+    assert few.details["resampled"] == "heads"
+    assert "few_prompts" in few.warnings
+
+
+def test_missing_prompts_and_heads_leave_every_method() -> None:
+    tables = {name: np.arange(8.0) + RNG.normal(size=(10, 8)) for name in ("a", "b")}
+    holed = {name: of.copy() for name, of in tables.items()}
+    holed["a"][4, 2] = np.nan  # a prompt
+    holed["b"][:, 7] = np.nan  # a head
+    found = convergent_validity(holed, n_boot=20, n_perm=5)
+    kept = np.arange(10) != 4
+    expected = convergent_validity({n: of[kept][:, :7] for n, of in tables.items()}, n_boot=20, n_perm=5)
+    assert found.values["mean_rho"] == expected.values["mean_rho"]
+    assert found.details["n_dropped"] == 1
+    assert set(found.warnings) == {"missing_heads", "prompts_dropped"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        ({"a": np.arange(8.0)}, "not_applicable"),
+        ({"a": np.arange(4.0), "b": np.arange(4.0)}, "not_applicable"),
+        ({"a": np.arange(8.0), "b": np.ones(8)}, "not_applicable"),
+        ({"a": np.empty((0, 8)), "b": np.empty((0, 8))}, "no_valid_prompt"),
+    ],
+)
+def test_too_little_to_compare_is_no_verdict(scores: dict, reason: str) -> None:
+    for gate in (convergent_validity, inter_rater):
+        if gate is inter_rater and len(scores.get("b", [])) == 4:
+            continue  # W needs no five heads
+        found = gate(scores)
+        assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
+
+
+def test_a_constant_method_is_dropped_and_named() -> None:
+    found = convergent_validity({**AGREEING, "flat": np.ones(20)}, n_boot=20, n_perm=5)
+    assert found.details["constant_methods"] == ["flat"]
+    assert "constant_method" in found.warnings
+    assert found.values["mean_rho"] == convergent_validity(AGREEING, n_boot=20, n_perm=5).values["mean_rho"]
+
+
+def test_monotone_transforms_and_the_order_of_heads_change_nothing() -> None:
+    scores = {"a": RNG.normal(size=15), "b": RNG.normal(size=15), "c": RNG.normal(size=15)}
+    moved = {"a": np.exp(scores["a"]), "b": scores["b"] ** 3, "c": 5 * scores["c"] + 1}
+    order = RNG.permutation(15)
+    for other in (moved, {name: of[order] for name, of in scores.items()}):
+        first, second = (convergent_validity(of, n_boot=20, n_perm=5).values for of in (scores, other))
+        assert second["mean_rho"] == pytest.approx(first["mean_rho"], abs=1e-12)
+    signed = tuple(scores)
+    one, two = (inter_rater(of, signed=signed, k=4, n_boot=20, n_perm=5).values for of in (scores, moved))
+    for key in ("w", "mean_rho", "mean_kappa"):
+        assert one[key] == pytest.approx(two[key], abs=1e-12)
+
+
+def test_renaming_methods_changes_no_verdict() -> None:
+    renamed = dict(zip(("x", "y", "z"), AGREEING.values(), strict=True))
+    one, two = (convergent_validity(of, n_boot=50, n_perm=5) for of in (AGREEING, renamed))
+    assert (one.status, one.interval, one.values) == (two.status, two.interval, two.values)
+
+
+@pytest.mark.parametrize("case", [case for case in CONCORDANCE if case["mode"] != "constant_rater"])
+def test_kendalls_w_matches_golden_values(case: dict) -> None:
+    scores = {str(i): np.array(row) for i, row in enumerate(case["scores"])}
+    found = inter_rater(scores, signed=tuple(scores), n_boot=20, n_perm=20)
+    w = found.sub_results["kendalls_w"]
+    assert w.values["w"] == pytest.approx(case["W_tie_corrected"], rel=1e-9, abs=1e-12)
+    assert w.values["chance"] == 1 / len(scores)
+    assert found.values["mean_rho"] == pytest.approx(case["mean_spearman"], rel=1e-9)
+    if "friedman_p" in case:
+        assert w.values["p_chi_square"] == pytest.approx(case["friedman_p"], rel=1e-9)
+    assert w.published == ("pass" if case["W_tie_corrected"] > 0.5 else "fail")
+
+
+def test_a_constant_rater_does_not_count() -> None:
+    (case,) = [case for case in CONCORDANCE if case["mode"] == "constant_rater"]
+    scores = {str(i): np.array(row) for i, row in enumerate(case["scores"])}
+    found = inter_rater(scores, signed=tuple(scores), n_boot=20, n_perm=20)
+    assert found.values["mean_rho"] == pytest.approx(case["pairwise_spearman"][2], rel=1e-9)
+    assert found.details["n_raters"] == 2
+    assert found.warnings[0] == "constant_method"
+
+
+@pytest.mark.parametrize("case", KAPPA)
+def test_kappa_matches_golden_values(case: dict) -> None:
+    scores = {str(i): np.array(row, dtype=float) for i, row in enumerate(case["scores"])}
+    found = inter_rater(scores, k=case["k"], signed=tuple(scores), n_boot=20, n_perm=5)
+    kappa = found.sub_results["mean_kappa"]
+    if 0 < case["k"] < case["n"]:
+        assert kappa.values["value"] == pytest.approx(case["mean_kappa"], rel=1e-9, abs=1e-12)
+        pairs = list(case["pairwise_kappa"].values())
+        np.testing.assert_allclose(list(found.details["kappa_pairs"].values()), pairs, rtol=1e-9, atol=1e-12)
+    else:
+        assert (kappa.reason, kappa.values["value"]) == ("one_category", None)
+        assert found.published == "inconclusive"
+        assert "kappa_undefined" in found.warnings
+    assert found.values["w"] is not None
+
+
+def test_w_and_kappa_pass_together_or_alone() -> None:
+    """All three agree: both hold. Best heads swapped among ten others: W holds, kappa does not."""
+    alike = {name: np.arange(1.0, 41) for name in "abc"}
+    assert inter_rater(alike, k=5, n_boot=50, n_perm=20).published == "pass"
+    swapped = dict(alike) | {"c": np.concatenate([np.arange(1.0, 31), np.arange(40.0, 30, -1)])}
+    swapped["b"] = np.concatenate([np.arange(1.0, 31), np.roll(np.arange(31.0, 41), 5)])
+    found = inter_rater(swapped, k=5, n_boot=50, n_perm=20)
+    assert (found.sub_results["kendalls_w"].published, found.published) == ("pass", "moderate")
+    assert found.values["mean_kappa"] < 0.4
+    opposed = {"a": np.arange(1.0, 41), "b": np.arange(40.0, 0, -1)}
+    assert inter_rater(opposed, k=5, n_boot=50, n_perm=20).published == "fail"
+
+
+def test_signs_count_only_for_raters_that_keep_them() -> None:
+    effect, norm = np.array([-5.0, -3, 0.5, 2, 4]), np.array([5.0, 3, 0.5, 2, 4])
+    assert inter_rater({"drop": effect, "norm": norm}, n_boot=20, n_perm=5).values["mean_rho"] == 1.0
+    signed = inter_rater({"drop": effect, "norm": norm}, signed=("drop",), n_boot=20, n_perm=5)
+    assert signed.values["mean_rho"] == pytest.approx(-0.3)
+
+
+def test_the_bound_on_rho_is_that_on_w() -> None:
+    """Without ties W = (1 + (m - 1) rho) / m, so W > 0.5 reads rho > 0, 1/4, 1/3 for 2, 3, 4 raters."""
+    for m, limit in ((2, 0.0), (3, 0.25), (4, 1 / 3)):
+        scores = {str(i): RNG.normal(size=30) for i in range(m)}
+        found = inter_rater(scores, signed=tuple(scores), n_boot=30, n_perm=5)
+        assert found.thresholds["mean_rho"] == pytest.approx(limit)
+        assert found.values["w"] == pytest.approx((1 + (m - 1) * found.values["mean_rho"]) / m)
+        assert found.interval is not None
+        low = found.sub_results["mean_spearman"].interval.low
+        assert found.interval.low == pytest.approx((1 + (m - 1) * low) / m)
+
+
+def test_results_can_be_written_and_come_again() -> None:
+    for gate in (convergent_validity, inter_rater):
+        first, second = (gate(AGREEING, k=3, n_boot=30, n_perm=10) for _ in range(2))
+        assert json.dumps(first.to_dict()) == json.dumps(second.to_dict())
+    assert find_gate("C12").function is convergent_validity
+    assert find_gate("f59").key == "inter-rater"
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(InputError, match="use is 'magnitude'"):
+        convergent_validity(AGREEING, use="magnitude")
+    with pytest.raises(InputError, match="n_boot is 0"):
+        convergent_validity(AGREEING, n_boot=0)
+    with pytest.raises(InputError, match=r"signed names \['C99'\]"):
+        inter_rater(AGREEING, signed=("C99",))
+    with pytest.raises(InputError, match="k is 21"):
+        inter_rater(AGREEING, k=21)
+    with pytest.raises(ShapeError, match="number of heads"):
+        convergent_validity({"a": np.ones(8), "b": np.ones(9)})
+    with pytest.raises(ShapeError, match="number of prompts"):
+        convergent_validity({"a": np.ones((3, 8)), "b": np.ones((4, 8))})
