@@ -1,0 +1,176 @@
+"""Distribution of attributions against golden values and worked cases."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.calibration.distribution import distributional_characterization, moments
+from assay.calibration.planted_validity import attributions
+from assay.errors import ShapeError
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
+RATIO = json.loads((GOLDEN / "attribution_ratio.json").read_text())
+RANKS = json.loads((GOLDEN / "effective_rank_moments.json").read_text())
+QUICK = {"n_boot": 100, "n_perm": 20}
+
+
+@pytest.mark.parametrize("case", RATIO)
+def test_ratios_match_golden_values(case: dict) -> None:
+    table = np.array(case["attributions_prompt_by_head"])
+    members = np.isin(np.arange(table.shape[1]), case["circuit"])
+    found = distributional_characterization(table, members, **QUICK)
+    for ours, theirs in (
+        ("value", "ratio_abs_of_means"),
+        ("ratio_mean_of_abs", "ratio_mean_of_abs"),
+        ("circuit_mean_variance", "circuit_mean_variance"),
+        ("others_mean_variance", "non_circuit_mean_variance"),
+        ("auroc", "auroc_abs_mean"),
+    ):
+        assert found.values[ours] == pytest.approx(case[theirs], rel=1e-9)
+    assert (found.status, found.published) == ("pass", "pass")
+
+
+@pytest.mark.parametrize("case", RANKS["moments"])
+def test_moments_match_golden_values(case: dict) -> None:
+    found = moments(np.array(case["x"])[:, None])
+    for ours, theirs in (
+        ("mean", "mean"),
+        ("variance", "variance_ddof1"),
+        ("skewness", "skewness_adjusted"),
+        ("kurtosis", "kurtosis_b2"),
+        ("sparsity", "sparsity_abs_lt_0_01"),
+    ):
+        assert found[ours][0] == pytest.approx(case[theirs], rel=1e-9, abs=1e-12)
+
+
+def test_the_rank_of_outputs_matches_golden_values() -> None:
+    case = RANKS["effective_rank"][0]
+    matrix = np.array(case["matrix"])
+    outputs = np.stack([matrix, np.zeros_like(matrix), matrix], axis=1)
+    world = attributions(np.random.default_rng(0), ratio=3.0, n_prompts=len(matrix), k=1, n_heads=3)
+    found = distributional_characterization(world.scores, world.members, outputs=outputs, **QUICK)
+    rank = case["sv_participation"]
+    np.testing.assert_allclose(found.details["per_head"]["effective_rank"], [rank, 0, rank], rtol=1e-9)
+
+
+def test_depth_alone_makes_no_circuit() -> None:
+    """Effects double per layer; members are two of the four heads of the last layer, and ordinary there."""
+    size = np.repeat([1.0, 2.0, 4.0], 4)
+    table = size + 0.01 * np.random.default_rng(1).normal(size=(20, 12))
+    members = np.isin(np.arange(12), [8, 9])
+    found = distributional_characterization(table, members, n_heads=4, **QUICK)
+    assert found.values["value"] == pytest.approx(4 / 2, rel=0.01)
+    assert found.values["ratio_layer_matched"] == pytest.approx(1, rel=0.01)
+
+
+def test_opposite_prompts_cancel_in_the_mean_but_not_in_magnitudes() -> None:
+    table = np.ones((4, 4))
+    table[::2, 0] = -1
+    found = distributional_characterization(table, np.arange(4) == 0, **QUICK)
+    assert found.values["value"] == 0
+    assert found.values["ratio_mean_of_abs"] == 1
+    assert found.published == "fail"
+
+
+def test_membership_by_chance_has_a_large_p_and_a_perfect_order_a_small_one() -> None:
+    world = attributions(np.random.default_rng(2), ratio=6.0)
+    found = distributional_characterization(world.scores, world.members, n_boot=50, n_perm=199)
+    assert found.values["auroc_p"] == 1 / 200
+    shuffled = np.random.default_rng(3).permutation(world.members)
+    assert (
+        distributional_characterization(world.scores, shuffled, n_boot=50, n_perm=199).values["auroc_p"]
+        > 0.05
+    )
+
+
+def test_identical_prompts_are_flagged() -> None:
+    table = np.tile([1.0, 0.2, 0.2, 0.2], (6, 1))
+    found = distributional_characterization(table, np.arange(4) == 0, **QUICK)
+    assert (found.status, found.warnings) == ("pass", ("zero_variance",))
+    assert found.details["per_head"]["skewness"].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("n", "members", "reason"),
+    [
+        (0, [0], "no_valid_prompt"),
+        (2, [0], "too_few"),
+        (9, [], "no_members"),
+        (9, [0, 1, 2, 3], "no_others"),
+    ],
+)
+def test_no_verdict_without_prompts_or_a_proper_circuit(n: int, members: list[int], reason: str) -> None:
+    found = distributional_characterization(np.ones((n, 4)), np.isin(np.arange(4), members))
+    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
+
+
+def test_silent_others_are_no_scale() -> None:
+    found = distributional_characterization(np.tile([1.0, 0, 0], (5, 1)), np.arange(3) == 0, **QUICK)
+    assert (found.status, found.reason, found.values["value"]) == ("inconclusive", "zero_denominator", None)
+
+
+def test_missing_prompts_and_heads_are_left_out() -> None:
+    world = attributions(np.random.default_rng(4), ratio=4.0, n_heads=30, k=5)
+    table = world.scores.copy()
+    table[7, 3] = np.nan
+    table[:, 20] = np.nan
+    found = distributional_characterization(table, world.members, **QUICK)
+    kept = np.delete(np.delete(world.scores, 20, axis=1), 7, axis=0)
+    expected = distributional_characterization(kept, np.delete(world.members, 20), **QUICK)
+    assert found.values == expected.values
+    assert found.interval == expected.interval
+    assert found.warnings == ("missing_heads", "prompts_dropped")
+    assert np.isnan(found.details["per_head"]["mean"][20])
+
+
+def test_scale_sign_and_order_of_heads_change_no_ratio() -> None:
+    world = attributions(np.random.default_rng(5), ratio=2.5, n_heads=40, k=6)
+    first = distributional_characterization(world.scores, world.members, **QUICK)
+    scaled = distributional_characterization(-9 * world.scores, world.members, **QUICK)
+    order = np.random.default_rng(6).permutation(40)
+    moved = distributional_characterization(world.scores[:, order], world.members[order], **QUICK)
+    for other in (scaled, moved):
+        assert other.values["value"] == pytest.approx(first.values["value"], rel=1e-9)
+        assert other.interval is not None
+        assert first.interval is not None
+        assert other.interval.low == pytest.approx(first.interval.low, rel=1e-9)
+
+
+def test_prompts_of_one_unit_are_drawn_together() -> None:
+    world = attributions(np.random.default_rng(7), ratio=2.5, n_prompts=20)
+    copies = np.tile(world.scores, (5, 1))
+    first = distributional_characterization(world.scores, world.members, **QUICK)
+    naive = distributional_characterization(copies, world.members, **QUICK)
+    clustered = distributional_characterization(
+        copies, world.members, unit_id=np.tile(np.arange(20), 5), **QUICK
+    )
+    assert first.interval is not None
+    assert naive.interval is not None
+    assert clustered.interval is not None
+    assert clustered.interval.low == pytest.approx(first.interval.low, rel=1e-9)
+    assert naive.interval.low > first.interval.low
+
+
+def test_random_labels_are_centred_on_chance() -> None:
+    rng = np.random.default_rng(8)
+    table = rng.normal(size=(10, 60))
+    ratios, areas = [], []
+    for _ in range(200):
+        members = rng.permutation(np.arange(60) < 15)
+        values = distributional_characterization(table, members, n_boot=2, n_perm=1).values
+        ratios.append(values["value"])
+        areas.append(values["auroc"])
+    assert abs(np.mean(areas) - 0.5) < 3 * np.std(areas) / np.sqrt(200)
+    assert np.mean(ratios) == pytest.approx(1, abs=0.05)  # a ratio is biased upwards a little
+
+
+def test_bad_shapes_are_named_and_results_can_be_written() -> None:
+    with pytest.raises(ShapeError, match="attributions has shape"):
+        distributional_characterization(np.ones((5, 4)), np.ones(3, bool))
+    world = attributions(np.random.default_rng(9), ratio=2.5)
+    json.dumps(
+        distributional_characterization(world.scores, world.members, **QUICK).to_dict(), allow_nan=False
+    )

@@ -1,0 +1,227 @@
+"""Derived sensitivity metrics against golden values and worked cases."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.calibration.gate import undefined
+from assay.calibration.planted_validity import shifted_heads
+from assay.calibration.signal import derived_metrics
+from assay.errors import InputError, ShapeError
+from assay.measurement import Interval
+from assay.stats import Estimate
+
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+DETECTION = json.loads((GOLDEN / "signal_detection.json").read_text())
+RATES = json.loads((GOLDEN / "calibrations" / "hit_false_alarm.json").read_text())
+
+
+def flags(heads: list[int], n: int) -> np.ndarray:
+    return np.isin(np.arange(n), heads)
+
+
+def estimate(value: float, low: float, high: float) -> Estimate:
+    return Estimate(value=value, interval=Interval(low=low, high=high, level=0.9, method="bca"))
+
+
+@pytest.mark.parametrize("case", DETECTION["gaussian"])
+def test_distances_match_golden_values(case: dict) -> None:
+    scores = np.array(case["signal"] + case["noise"])
+    members = np.arange(len(scores)) < len(case["signal"])
+    found = derived_metrics(members, scores, llc=-scores, attribution=scores, n_boot=30)
+    row = found.sub_results["d_prime"]
+    assert row.values["value"] == pytest.approx(case["d_prime"], rel=1e-9)
+    assert row.values["d_prime_abs_means"] == pytest.approx(case["d_prime_abs_means"], rel=1e-9)
+    assert found.sub_results["llc_d_prime"].values["value"] == pytest.approx(case["d_prime"], rel=1e-9)
+    assert found.sub_results["attribution_auroc"].values["value"] == pytest.approx(case["auroc"], rel=1e-9)
+    assert found.published == ("pass" if case["d_prime"] > 1 else "fail")
+
+
+@pytest.mark.parametrize("case", DETECTION["auroc"])
+def test_areas_match_golden_values(case: dict) -> None:
+    members = np.array(case["labels"]) == 1
+    found = derived_metrics(members, attribution=np.array(case["scores"], dtype=float), n_boot=30)
+    row = found.sub_results["attribution_auroc"]
+    assert row.values["value"] == pytest.approx(case["auroc"], rel=1e-9)
+    assert (found.status, found.reason) == ("inconclusive", "not_applicable")  # no scores to judge by
+
+
+@pytest.mark.parametrize("case", RATES)
+def test_rates_of_a_predicted_set_match_golden_values(case: dict) -> None:
+    n = case["n_heads"]
+    members, predicted = flags(case["members"], n), flags(case["predicted"], n)
+    scores = np.random.default_rng(0).normal(size=n) + 9 * members
+    found = derived_metrics(members, scores, predicted=predicted, published_members=predicted, n_boot=50)
+    rows = found.sub_results
+    assert rows["hit_rate"].values["value"] == pytest.approx(case["hit_rate"], rel=1e-9)
+    assert rows["hit_rate"].values["precision"] == pytest.approx(case["precision"], rel=1e-9)
+    assert rows["false_alarm_rate"].values["value"] == pytest.approx(case["false_alarm_rate"], rel=1e-9)
+    assert rows["node_overlap_jaccard"].values["value"] == pytest.approx(case["jaccard"], rel=1e-9)
+    proxy = derived_metrics(members, published_size=int(predicted.sum())).sub_results["node_overlap_jaccard"]
+    assert proxy.values["value"] == pytest.approx(case["size_ratio"], rel=1e-9)
+    assert proxy.warnings == ("proxy",)
+    holds = case["hit_rate"] > 0.9 and case["false_alarm_rate"] < 0.2
+    assert found.published == ("pass" if holds else "fail")
+    assert rows["d_prime"].status == "pass"
+    assert found.status == "inconclusive"  # so few members cannot show hits above 0.9
+
+
+def test_every_part_of_a_conjunction_must_pass_and_one_may_fail_it() -> None:
+    members = np.arange(400) < 100
+    scores = np.random.default_rng(1).normal(size=400) + 4 * members
+    sure = derived_metrics(members, scores, predicted=members, n_boot=100)
+    assert (sure.status, sure.published) == ("pass", "pass")
+    wrong = derived_metrics(members, scores, predicted=~members, n_boot=100)
+    assert (wrong.status, wrong.published) == ("fail", "fail")
+    assert wrong.sub_results["d_prime"].status == "pass"
+    borderline = members & (np.arange(400) != 0)
+    borderline[:16] = False  # 84 of 100 hits: fails alone at 5 %, not at a third of it
+    found = derived_metrics(members, scores, predicted=borderline, n_boot=100)
+    assert (found.sub_results["hit_rate"].status, found.status) == ("fail", "inconclusive")
+
+
+def test_opposing_heads_lower_d_prime_but_not_that_of_magnitudes() -> None:
+    scores = np.concatenate([[3.0, -3.1, 2.9, -3.0], np.linspace(-0.5, 0.5, 30)])
+    found = derived_metrics(np.arange(34) < 4, scores, n_boot=50).sub_results["d_prime"]
+    assert abs(found.values["value"]) < 0.1
+    assert found.values["d_prime_abs"] > 5
+
+
+def test_perfect_order_of_few_heads_is_no_proof() -> None:
+    """Five members on top: with so few, an area of 0.85 would do the same in (.85)^5 = 44 % of cases."""
+    scores = np.arange(40.0)
+    few = derived_metrics(scores >= 35, attribution=scores).sub_results["attribution_auroc"]
+    assert (few.values["value"], few.published, few.status) == (1.0, "pass", "inconclusive")
+    assert few.interval is not None
+    assert few.interval.low == pytest.approx(0.05 ** (1 / 5))
+    many = derived_metrics(scores >= 20, attribution=scores).sub_results["attribution_auroc"]
+    assert many.status == "pass"
+
+
+def test_the_middle_band_of_the_area() -> None:
+    rng = np.random.default_rng(2)
+    members = np.arange(4000) < 2000
+    scores = rng.normal(size=4000) + 1.05 * members  # area Phi(1.05 / root 2) = 0.77
+    row = derived_metrics(members, attribution=scores, n_boot=100).sub_results["attribution_auroc"]
+    assert (row.published, row.status) == ("moderate", "moderate")
+
+
+def test_rows_that_report_and_rows_that_forward() -> None:
+    members = np.array([True, True, False, False, False, False])
+    found = derived_metrics(
+        members,
+        spectral_norm=np.array([4.0, 2.0, 1.0, 1.0, 1.0, np.nan]),
+        sv_entropy=np.array([1.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
+        pc_ratio=np.array([1.0, 3.0, 4.0, 6.0, 4.0, 6.0]),
+        minimality=np.array([0.2, 0.04, -0.1]),
+        faithfulness=estimate(0.9, 0.85, 0.95),
+        completeness=estimate(0.8, 0.7, 0.9),
+        logit_diff_recovery=estimate(0.3, 0.2, 0.4),
+        partial_eta_sq=undefined("too_few"),
+        n_prompts=40,
+    ).sub_results
+    assert found["sparsity"].values["value"] == pytest.approx(1 / 3)
+    assert found["spectral_norm_ratio"].values["value"] == pytest.approx(3)
+    assert found["spectral_norm_ratio"].details == {"notable": True}
+    assert found["sv_entropy_ratio"].values["value"] == pytest.approx(0.5)
+    assert found["pc_ratio_circuit_mean"].values["value"] == 2
+    assert found["pc_ratio_noncircuit_mean"].values["value"] == 5
+    assert found["pc_ratio_d_prime"].values["value"] == pytest.approx(3 / np.sqrt((2 + 4 / 3) / 2))
+    importance = found["minimality_mean_importance"].values
+    assert importance == {"value": pytest.approx(0.14 / 3), "n_essential": 1.0, "min": -0.1, "max": 0.2}
+    judged = {name: (found[name].status, found[name].published) for name in ("faithfulness", "completeness")}
+    assert judged == {"faithfulness": ("pass", "pass"), "completeness": ("inconclusive", "pass")}
+    assert found["completeness"].n_needed is None  # on the threshold no number of prompts suffices
+    assert found["logit_diff_recovery"].status == "fail"
+    assert found["partial_eta_sq"].reason == "too_few"
+    assert found["sparsity"].status == "none"
+
+
+def test_composition_is_tested_on_the_edges() -> None:
+    rng = np.random.default_rng(3)
+    table = np.full((6, 6), np.nan)  # three layers of two heads
+    for sender in range(4):
+        for receiver in range(2 * (sender // 2 + 1), 6):
+            table[sender, receiver] = rng.normal(0.1, 0.01)
+    edges = ((0, 0, 1, 0), (0, 1, 2, 1), (1, 0, 2, 0))
+    for a, b, c, d in edges:
+        table[2 * a + b, 2 * c + d] += 0.5
+    members = np.arange(6) < 3
+    found = derived_metrics(
+        members, composition={"v": table, "q": np.full((6, 6), np.nan)}, head_edges=edges, n_heads=2
+    ).sub_results
+    assert (found["ov_composition_pval"].status, found["ov_composition_pval"].published) == ("pass", "pass")
+    assert found["q_composition_pval"].reason == "too_few"
+    assert found["k_composition_pval"].reason == "not_applicable"
+    with pytest.raises(InputError, match="n_heads"):
+        derived_metrics(members, composition={"v": table}, head_edges=edges)
+
+
+@pytest.mark.parametrize("k", [0, 1, 9, 10])
+def test_a_circuit_of_next_to_none_or_all_heads_has_no_distance(k: int) -> None:
+    members = np.arange(10) < k
+    scores = np.arange(10.0)
+    found = derived_metrics(members, scores, attribution=scores, spectral_norm=scores + 1, predicted=members)
+    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", "too_few")
+    assert found.sub_results["sparsity"].values["value"] == k / 10
+    if k in (0, 10):
+        reason = "no_members" if k == 0 else "no_others"
+        assert found.sub_results["attribution_auroc"].reason == reason
+        assert found.sub_results["spectral_norm_ratio"].reason == reason
+        row = found.sub_results["hit_rate" if k == 0 else "false_alarm_rate"]
+        assert row.reason == reason
+
+
+def test_without_inputs_every_row_is_not_applicable() -> None:
+    found = derived_metrics(np.arange(6) < 2)
+    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", "not_applicable")
+    assert {row.reason for name, row in found.sub_results.items() if name != "sparsity"} == {"not_applicable"}
+
+
+def test_a_head_without_a_score_is_left_out() -> None:
+    world = shifted_heads(np.random.default_rng(4), d_prime=2.0)
+    scores = world.scores.copy()
+    scores[[3, 50]] = np.nan
+    kept = ~np.isnan(scores)
+    found = derived_metrics(world.members, scores, n_boot=30)
+    expected = derived_metrics(world.members[kept], scores[kept], n_boot=30)
+    assert found.values == expected.values
+    assert found.warnings == ("missing_heads",)
+
+
+def test_scores_may_be_moved_and_scaled() -> None:
+    world = shifted_heads(np.random.default_rng(5), d_prime=1.2)
+    first = derived_metrics(world.members, world.scores, attribution=world.scores, n_boot=60)
+    moved = derived_metrics(world.members, 3 * world.scores - 7, attribution=np.exp(world.scores), n_boot=60)
+    assert moved.values["d_prime"] == pytest.approx(first.values["d_prime"], rel=1e-9)
+    assert moved.interval is not None
+    assert first.interval is not None
+    assert moved.interval.low == pytest.approx(first.interval.low, rel=1e-9)
+    assert moved.sub_results["attribution_auroc"].interval == first.sub_results["attribution_auroc"].interval
+
+
+def test_random_labels_are_centred_on_chance() -> None:
+    rng = np.random.default_rng(6)
+    scores = rng.normal(size=60) ** 3
+    distances, areas = [], []
+    for _ in range(200):
+        members = rng.permutation(np.arange(60) < 15)
+        rows = derived_metrics(members, scores, attribution=scores, n_boot=2).sub_results
+        distances.append(rows["d_prime"].values["value"])
+        areas.append(rows["attribution_auroc"].values["value"])
+    for found, centre in ((distances, 0.0), (areas, 0.5)):
+        assert abs(np.mean(found) - centre) < 3 * np.std(found) / np.sqrt(200)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_columns_of_another_length_are_refused() -> None:
+    with pytest.raises(ShapeError, match="llc has shape"):
+        derived_metrics(np.arange(6) < 2, llc=np.ones(5))
+    with pytest.raises(InputError, match="n_boot is 0"):
+        derived_metrics(np.arange(6) < 2, n_boot=0)
+    world = shifted_heads(np.random.default_rng(7), d_prime=2.0)
+    found = derived_metrics(world.members, world.scores, predicted=world.members)
+    json.dumps(found.to_dict(), allow_nan=False)
