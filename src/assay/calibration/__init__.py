@@ -2,6 +2,8 @@
 
 from assay.calibration.ablations import ablation_invariance, method_invariance
 from assay.calibration.agreement import convergent_validity, inter_rater
+from assay.calibration.discriminant import discriminant_validity
+from assay.calibration.distribution import distributional_characterization
 from assay.calibration.gate import GATES, Gate, find_gate
 from assay.calibration.invariance import Grouping, choose_groups, measurement_invariance
 from assay.calibration.multiplicity import PooledResult, multiple_comparisons
@@ -13,7 +15,9 @@ from assay.calibration.reliability import (
     split_half_published,
 )
 from assay.calibration.resampling import bootstrap_stability, seed_variance
+from assay.calibration.signal import derived_metrics
 from assay.calibration.stability import certified_stability, distributional_stability
+from assay.calibration.validity import incremental_validity, nomological_validity
 
 
 __all__ = [
@@ -27,12 +31,17 @@ __all__ = [
     "choose_groups",
     "convergent_validity",
     "cronbach_items",
+    "derived_metrics",
+    "discriminant_validity",
+    "distributional_characterization",
     "distributional_stability",
     "find_gate",
+    "incremental_validity",
     "inter_rater",
     "measurement_invariance",
     "method_invariance",
     "multiple_comparisons",
+    "nomological_validity",
     "reliability_suite",
     "retest",
     "seed_variance",
