@@ -295,6 +295,11 @@ def test_a_part_without_verdict_leaves_the_whole_open() -> None:
     assert empty.warnings == ("empty_circuit",)
 
 
+def test_members_are_one_flag_per_head(unchecked: None) -> None:
+    with pytest.raises(ShapeError, match=r"effects have shape \(12, 4\), members \(3,\)"):
+        reliability_suite(*prompts(12, 0.1), np.ones((12, 4)), np.ones(3, dtype=bool))
+
+
 def test_arguments_out_of_range_are_named() -> None:
     with pytest.raises(InputError, match="n_samples is 1; at least 2"):
         reliability.retest(*prompts(12, 0.1), n_samples=1)

@@ -1,5 +1,6 @@
 """Bootstrap and seeds: golden values, planted truth, what is undefined, what changes nothing."""
 
+import inspect
 import json
 import math
 from collections import Counter
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from assay.calibration import find_gate
 from assay.calibration.planted_reliability import allowed_errors, runs
 from assay.calibration.resampling import bootstrap_stability, seed_variance
 from assay.errors import InputError, ShapeError, UnknownNameError
@@ -23,6 +25,24 @@ def prompts(n: int, error: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray
     """Runs whose faithfulness, 0.8, has the given standard error at 40 prompts."""
     made = runs(stream(seed, f"{n} {error}"), n, sd=error * math.sqrt(40))
     return made.y_full, made.y_circuit
+
+
+@pytest.mark.parametrize(
+    ("code", "key"),
+    [
+        ("C11", "bootstrap-stability"),
+        ("C13", "measurement-invariance"),
+        ("C16", "reliability-suite"),
+        ("C30", "seed-variance"),
+        ("S3", "distributional-stability"),
+        ("M98", "ablation-invariance"),
+        ("E1b", "method-invariance"),
+        ("M3b", "certified-stability"),
+    ],
+)
+def test_the_package_knows_gates_by_code_and_key(code: str, key: str) -> None:
+    assert find_gate(code.lower()) is find_gate(key)
+    assert set(find_gate(key).needs) <= set(inspect.signature(find_gate(key).function).parameters)
 
 
 # ------------------------------------------------------------------------------------------------- bootstrap

@@ -22,7 +22,7 @@ from assay.stats.anova import FEWEST_PER_GROUP
 
 
 N_BOOT = 2000
-_KEYS = ("template", "type", "category")
+_KEYS = ("template", "type", "category", "class", "domain", "corruption")  # the last three of images
 _DEPENDENT = ("influence", "ratio", "clean_logit_diff")
 _SAME_GROUPS = Rule(pass_at=0.06, higher=False)  # of the population's eta squared
 _PUBLISHED_GROUPS = Rule(pass_at=0.01, fail_at=0.06, higher=False)
@@ -45,6 +45,8 @@ def choose_groups(
     metadata: Mapping[str, Shaped[np.ndarray, " n"]], lengths: Real[np.ndarray, " n"] | None = None
 ) -> Grouping | None:
     """The groups in which prompts are compared: `template`, else `type`, else `category`, else length.
+
+    Images: `class`, else `domain`, else `corruption`.
 
     Args:
         metadata: Labels of the prompts by key.

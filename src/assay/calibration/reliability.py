@@ -410,6 +410,11 @@ def reliability_suite(
         task: Names the random streams.
         seed: Their root.
     """
+    if effects.ndim != 2 or members.shape != effects.shape[1:]:
+        raise ShapeError(
+            f"effects have shape {effects.shape}, members {members.shape}; prompts by heads and one flag per "
+            "head are needed"
+        )
     judges: dict[str, Callable[..., Verdict]] = {
         "test_retest": partial(
             retest,

@@ -30,6 +30,7 @@ STABLE_CV = 0.20
 NO_MEAN = 1e-12  # of subset statistics, below which their spread has no scale
 FEWEST_FOR_VARIANCE = 60  # prompts below which even a Gaussian head cannot have a stable variance
 FEWEST_HEADS = 5  # of fewer, even all or none leave open whether a share is above one half
+_TOO_MANY = 1e6  # root of a number of prompts that nobody will collect
 CERTIFIED, CONTINGENT = 0.95, 0.50  # published pass rates
 _HALF = Rule(pass_at=0.5, strict=False)
 _LIMITS = {"pass": 0.5, "fail": 0.5}
@@ -38,6 +39,8 @@ _LIMITS = {"pass": 0.5, "fail": 0.5}
 def _heads(table: Real[np.ndarray, "n k"], unit_id: Any) -> tuple[Sample, Bool[np.ndarray, " k"]]:
     """Prompts finite at all heads that are finite anywhere; the others hold zeros and are marked."""
     x = np.asarray(table, dtype=np.float64)
+    if x.ndim != 2:
+        raise ShapeError(f"a table of heads has shape {x.shape}; prompts by heads are needed")
     finite = np.isfinite(x).any(axis=0) if len(x) else np.ones(x.shape[1], dtype=np.bool_)
     return sample(unit_id, heads=np.where(finite, x, 0.0)), np.asarray(finite)
 
@@ -106,6 +109,10 @@ def distributional_stability(
     x, k = x[:, finite], int(finite.sum())
     if subsets is None:
         subsets = np.array_split(gate_stream("S3", task, seed=seed).permutation(n), n_subsets)
+    if len(subsets) < 2 or min(map(len, subsets)) < 2:
+        raise InputError(
+            f"subsets hold {[len(rows) for rows in subsets]} units; two or more of at least 2 are needed"
+        )
     spreads = _subset_spreads(x, subsets)
     passing = (spreads[0] < STABLE_CV) & (spreads[1] < STABLE_CV)  # NaN does not pass
     published = float(passing.mean())
@@ -195,6 +202,8 @@ def _relative_errors(x: Float64[np.ndarray, "n k"]) -> Float64[np.ndarray, "2 k"
     least = np.abs(x.mean(axis=0)) - float(scipy_stats.t.ppf(0.95, n - 1)) * error
     of_mean = np.divide(error, least, out=np.full(x.shape[1], np.inf), where=least > 0)
     centred = x - x.mean(axis=0)
+    largest = np.abs(centred).max(axis=0)
+    centred /= np.where(largest > 0, largest, 1.0)  # fourth powers of the raw values could vanish
     second = (centred**2).mean(axis=0)
     varied = error > 0
     kurtosis = np.divide((centred**4).mean(axis=0), second**2, out=np.full(x.shape[1], np.inf), where=varied)
@@ -373,10 +382,11 @@ def _to_certify(x: Float64[np.ndarray, "n k"], contingent: Bool[np.ndarray, " k"
     """Prompts at which each contingent head would reach a one-sided t of the level, others None."""
     n = len(x)
     t = float(scipy_stats.t.ppf(1 - ALPHA, n - 1))
-    return [
-        math.ceil(n * (t * column.std(ddof=1) / (math.sqrt(n) * column.mean())) ** 2) if open_ else None
-        for column, open_ in zip(x.T, contingent, strict=True)
-    ]
+    needed: list[int | None] = [None] * x.shape[1]
+    for at in np.flatnonzero(contingent).tolist():
+        ratio = t * float(x[:, at].std(ddof=1)) / float(x[:, at].mean())
+        needed[at] = math.ceil(ratio**2) if ratio < _TOO_MANY else None
+    return needed
 
 
 def _anytime(
