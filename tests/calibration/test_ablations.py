@@ -55,12 +55,12 @@ def test_equal_methods_are_told_from_different_ones(shift: float, truth: str) ->
     assert verdicts[truth] >= 0.85 * REPETITIONS
 
 
-def test_at_the_limit_either_error_is_rare_and_the_published_rule_a_coin() -> None:
+def test_at_the_limit_either_error_is_rare_and_the_published_rule_tosses_a_coin() -> None:
     found = [world(100, (0.0, 0.0, -0.2), seed) for seed in range(100)]
     verdicts = Counter(each.status for each in found)
     assert max(verdicts["pass"], verdicts["fail"]) <= allowed_errors(100)
     assert verdicts["inconclusive"] > 75
-    assert 0.3 < Counter(each.published for each in found)["pass"] / 100 < 0.7
+    assert 0.15 < Counter(each.published for each in found)["pass"] / 100 < 0.6
 
 
 def test_the_published_rule_calls_equal_methods_different_in_small_samples() -> None:
