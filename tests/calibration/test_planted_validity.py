@@ -36,7 +36,7 @@ World = Callable[[np.random.Generator, int], str]
 def _c12(n_methods: int, n_heads: int, rho: float) -> World:
     def run(rng: np.random.Generator, seed: int) -> str:
         scores = raters(rng, n_methods, n_heads, rho=rho)
-        return convergent_validity(scores, n_boot=200, n_perm=1, seed=seed).status
+        return convergent_validity(scores, n_boot=120, n_perm=1, seed=seed).status
 
     return run
 
@@ -52,7 +52,7 @@ def _c12_prompts(rho: float) -> World:
 def _f59(n_heads: int, rho: float) -> World:
     def run(rng: np.random.Generator, seed: int) -> str:
         scores = raters(rng, 3, n_heads, rho=rho)
-        return inter_rater(scores, signed=tuple(scores), n_boot=200, n_perm=1, seed=seed).status
+        return inter_rater(scores, signed=tuple(scores), n_boot=120, n_perm=1, seed=seed).status
 
     return run
 
