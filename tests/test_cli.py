@@ -154,7 +154,9 @@ def test_measure_takes_a_circuit_file(run: Run) -> None:
     assert re.search(r"ioi\s+kl\s+[\d.]+", result.stdout)
 
 
-@pytest.mark.parametrize("kind", ["methods", "metrics", "tasks", "ablations", "objectives", "models"])
+@pytest.mark.parametrize(
+    "kind", ["methods", "metrics", "tasks", "ablations", "objectives", "divergences", "gates", "models"]
+)
 def test_list_knows_every_kind(run: Run, kind: str) -> None:
     entries = json.loads(run("list", kind, "--json").stdout)
     table = run("list", kind).stdout

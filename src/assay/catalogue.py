@@ -16,6 +16,7 @@ from assay.registry import Registry
 KINDS: dict[str, tuple[str, str]] = {
     "ablations": ("assay.execution", "ABLATIONS"),
     "divergences": ("assay.adversarial", "DIVERGENCES"),
+    "gates": ("assay.calibration", "GATES"),
     "methods": ("assay.discovery", "METHODS"),
     "metrics": ("assay.metrics", "METRICS"),
     "models": ("assay.models", "FAMILIES"),
@@ -64,8 +65,8 @@ def list_entries(kind: str) -> Listing:
     """Everything registered of one kind; `assay.list`.
 
     Args:
-        kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives`, `divergences` or `models` (families
-            that can be loaded, after the embedded model).
+        kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives`, `divergences`, `gates` or `models`
+            (families that can be loaded, after the embedded model).
 
     Raises:
         UnknownNameError: Another kind.

@@ -467,13 +467,17 @@ def test_bad_arguments_are_named(tiny: Model, circuit: Circuit, ids_task: TaskMa
         worst_case(circuit, tiny, ids_task(vocabulary=99, seed=3))
 
 
-def test_a_circuit_found_on_the_rows_gets_no_certificate_from_them(tiny: Model, ids_task: TaskMaker) -> None:
+def test_rows_give_a_certificate_only_if_declared_independent(tiny: Model, ids_task: TaskMaker) -> None:
     task = ids_task(60)
     circuit = assay.discover(tiny, task, "eap").top(20)
     worst = worst_case(circuit, tiny, task, "file")
-    with pytest.raises(InputError, match="or the circuit was found on them"):
+    with pytest.raises(InputError, match="nobody has declared to be independent draws"):
         worst.certificate(0.95)
     assert worst.to_dict()["certificates"] == []
     assert "not_certified" in worst.warnings
     assert worst_case(circuit, tiny, task, "file", independent=True).certificate(0.95).bound is not None
-    assert worst_case(circuit, tiny, ids_task(60, seed=1), "file").certificate(0.95).bound is not None
+    others = worst_case(circuit, tiny, ids_task(60, seed=1), "file")
+    assert others.to_dict()["certificates"] == []
+    redrawn = worst_case(circuit, tiny, ids_task(20), "iid", n_clean=400, independent=True)
+    with pytest.raises(InputError, match="drawn more than once"):
+        redrawn.certificate(0.95)

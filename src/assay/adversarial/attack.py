@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from assay.adversarial.result import WorstCase
 from assay.adversarial.sampling import MAX_PAIRS, sample_pairs
 from assay.adversarial.sanity import check_known_runs, make_rerun
 from assay.circuits import Circuit
+from assay.errors import InputError
 from assay.execution.forward import check_circuit
 from assay.measurement import library_version
 from assay.models import Model
@@ -66,8 +68,8 @@ def worst_case(
             logits) -> [pairs]`.
         thresholds: Report the share of pairs above each.
         reuse_clean: `all` only: corrupt the clean prompts of the sample, as the published runs did.
-        independent: Whether a task's own rows are independent draws. Default: yes, unless the circuit was
-            found on these very rows.
+        independent: Whether a task's own rows are independent draws that the circuit was not found on; no
+            certificate without that word. False withholds certificates from drawn prompts too.
         enumerate: Run every distinct input once, with its probability, instead of a sample.
         max_pairs: Most pairs an enumeration may have.
         directory: Keep finished blocks here; the same call then goes on where it was interrupted.
@@ -112,11 +114,13 @@ def worst_case(
         n_corrupted,
         seed=seed,
         reuse_clean=reuse_clean,
-        independent=not found_on(circuit, task) if independent is None else independent,
+        independent=bool(independent),
         enumerate=enumerate,
         max_pairs=max_pairs,
         prefix=PREFIX,
     )
+    if independent is False:
+        sample = replace(sample, independent=False)
     return run_sample(
         circuit,
         model,
@@ -142,6 +146,11 @@ def run_sample(
 ) -> WorstCase:
     """`worst_case` on a sample that exists already; arguments as there."""
     started = time.perf_counter()
+    if directory is not None and not isinstance(divergence, str | Divergence):
+        raise InputError(
+            "finished blocks are kept under the name of the divergence, and a bare callable's name does not "
+            "tell it from others; give Divergence(key=..., kernel=...), or leave directory out"
+        )
     measured = get_divergence(divergence)
     facts = facts_of(circuit, model, sample, measured, thresholds)
     record = facts["provenance"]
@@ -176,12 +185,6 @@ def run_sample(
         seconds=time.perf_counter() - started,
         rerun=make_rerun(model, circuit, sample, measured),
     )
-
-
-def found_on(circuit: Circuit, task: PairTask) -> bool:
-    """Whether the circuit was discovered on the rows of this task."""
-    found_on = circuit.provenance.get("task")
-    return isinstance(found_on, dict) and found_on.get("data_hash") == task.data_hash
 
 
 def facts_of(

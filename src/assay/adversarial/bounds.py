@@ -31,8 +31,9 @@ def not_certified(sample: PairSample) -> str | None:
         )
     if not sample.independent and not sample.enumerated:
         return (
-            "its rows are not independent draws, or the circuit was found on them; sample other prompts, or "
-            "declare independent=True if they are"
+            "its inputs are rows of the task that nobody has declared to be independent draws, that were "
+            "drawn more than once, or on which the circuit was found; run the rows as they stand (protocol "
+            "'file') with independent=True if they are independent and new to the circuit"
         )
     return None
 
@@ -65,6 +66,8 @@ def sample_certificate(
             raise InputError(
                 f"every distinct pair was run, so the percentile is exact; leave method {method!r} out"
             )
+        if epsilon is not None:
+            raise InputError("every distinct pair was run, so the percentile is exact; leave epsilon out")
         share(percentile, "percentile")
         share(delta, "delta")
         return Certificate(

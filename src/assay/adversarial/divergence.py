@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from assay.errors import InputError, ShapeError
+from assay.errors import InconsistentRunError, InputError, ShapeError
 from assay.metrics.divergence import UNITS
 from assay.metrics.outputs import divergences
 from assay.registry import Registry
@@ -81,7 +81,7 @@ def table_divergences(
     Raises:
         InputError: If the divergence needs tokens that are not there.
         ShapeError: If a divergence of the caller's returns another shape than one number per pair.
-        ValueError: If a KL is negative beyond rounding.
+        InconsistentRunError: If a KL is negative beyond rounding.
     """
     if divergence.kernel is DIVERGENCES["kl"].kernel:  # not by name: a callable may bear it too
         return _kl_table(model, circuit)
@@ -114,7 +114,10 @@ def _kl_table(model: Tensor, circuit: Tensor) -> Float64[np.ndarray, "n_clean n_
     values = entropy[:, None] - cross + logits.logsumexp(-1)
     # NaN passes on to whoever names the pair.
     if bool((values < -ROUNDING * (1 + logits.abs().amax())).any()):
-        raise ValueError(f"a KL divergence came out as {float(values.min()):g}, below rounding")
+        raise InconsistentRunError(
+            f"a KL divergence came out as {float(values.min()):g}, below what rounding can explain; please "
+            "report it"
+        )
     clipped = torch.where(values < 0, 0.0, values)
     return np.asarray(clipped.cpu().numpy())
 

@@ -16,6 +16,7 @@ from assay.errors import unknown_name
 from assay.measurement import plain
 from assay.rng import stream
 from assay.stats import benjamini_hochberg, cell_table, cell_tests, spearman_test
+from assay.stats.cells import SPARSE
 from assay.stats.summary import PERCENTILES
 
 
@@ -164,13 +165,14 @@ def field_tests(
         else:
             spread = labels.spread(sample)
             mean = np.bincount(spread, weights=values) / np.maximum(np.bincount(spread), 1)
+        n_inputs = _n_inputs(sample, labels)
         for at, code in enumerate(found.rows):
             records.append(
                 {
                     "field": labels.field,
                     "value": labels.values[code],
                     "aliases": aliases,
-                    "n_inputs": int(found.n_inputs[at, 0]),
+                    "n_inputs": int(n_inputs[code]),
                     "n_pairs": int(found.n[at, 0]),
                     "mean": float(mean[code]),
                     "exceed": float(found.exceed[at, 0]),
@@ -178,10 +180,18 @@ def field_tests(
                     "p_value": float(found.p_value[at, 0]),
                     "q_value": float(found.q_value[at, 0]),
                     "significant": bool(found.q_value[at, 0] <= LEVEL),
-                    "sparse": bool(found.sparse[at, 0]),
+                    "sparse": bool(n_inputs[code] < SPARSE),
                 }
             )
     return sorted(records, key=lambda record: (record["p_value"], -record["exceed"]))
+
+
+def _n_inputs(sample: PairSample, labels: _Labels) -> Int64[np.ndarray, " values"]:
+    """Distinct inputs of the field's side that bear each value and stand in a pair."""
+    ids = (sample.clean, sample.corrupted)[labels.axis].distinct.inverse
+    used = np.arange(len(ids)) if sample.pairs is None else sample.pairs[:, labels.axis]
+    seen = np.unique(np.stack([labels.codes[used], ids[used]]), axis=1)
+    return np.asarray(np.bincount(seen[0], minlength=len(labels.values)))
 
 
 def field_trends(

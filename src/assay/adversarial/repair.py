@@ -69,15 +69,18 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judged:
-    """A circuit on the certificate pairs, which nothing before has seen.
+    """A circuit on the certificate pairs, which no part of the repair has seen.
 
     Attributes:
         circuit: The circuit.
         divergence: Of each pair.
+        independent: Whether the pairs are independent draws new to the circuit: fresh prompts of a grammar,
+            or rows that were declared so.
     """
 
     circuit: Circuit
     divergence: Float64[np.ndarray, " n_pairs"]
+    independent: bool = True
 
     @property
     def summary(self) -> Summary:
@@ -85,7 +88,16 @@ class Judged:
         return summarize(self.divergence)
 
     def certificate(self, percentile: float, *, delta: float = 0.95) -> Certificate:
-        """Upper bound on a percentile of the divergence over the distribution of the pairs."""
+        """Upper bound on a percentile of the divergence over the distribution of the pairs.
+
+        Raises:
+            InputError: If the pairs were not declared independent.
+        """
+        if not self.independent:
+            raise InputError(
+                "these pairs are rows of the task that nobody has declared to be independent draws, new to "
+                "the start; repair(..., independent=True) does"
+            )
         return certificate(self.divergence, percentile, delta=delta)
 
 
@@ -130,7 +142,9 @@ class Repair:
             judged[name] = {
                 "circuit": {"hash": part.circuit.hash, "n_edges": part.circuit.n_edges},
                 "summary": part.summary.to_dict(),
-                "certificates": [part.certificate(p).to_dict() for p in (0.95, 0.99, 0.999)],
+                "certificates": [
+                    part.certificate(p).to_dict() for p in (0.95, 0.99, 0.999) if part.independent
+                ],
             }
         history = [] if self.training is None else [dict(vars(step)) for step in self.training.history]
         return {
@@ -166,6 +180,7 @@ def repair(
     settings: MaskSettings | None = None,
     batch_size: int = 32,
     rounds: int = 10,
+    independent: bool = False,
     seed: int = 0,
 ) -> Repair:
     """Look for a circuit of the same size whose divergence has a lighter tail.
@@ -200,6 +215,8 @@ def repair(
         settings: Steps, rate and gates of `mask`.
         batch_size: Pairs per step of `mask`.
         rounds: Rounds of `swap`, at most.
+        independent: Whether a task's own rows are independent draws that the start was not found on; without
+            that word their certificates are withheld.
         seed: Root seed; the streams are `repair-discovery:`, `repair-validation:` and `repair-certificate:`
             followed by those of the pairs.
 
@@ -272,11 +289,12 @@ def repair(
         circuit = replace(circuit, provenance=provenance)
     sample = samples["certificate"]
     before, empty = search.run(first, sample)
+    certified = independent or not sample.own_rows
     after = before if circuit == first else search.run(circuit, sample)[0]
     return Repair(
         circuit=circuit,
-        before=Judged(circuit=first, divergence=before),
-        after=Judged(circuit=circuit, divergence=after),
+        before=Judged(circuit=first, divergence=before, independent=certified),
+        after=Judged(circuit=circuit, divergence=after, independent=certified),
         empty=empty,
         candidates=search.candidates,
         training=training,

@@ -83,7 +83,7 @@ def sample_pairs(
     elif protocol == "all" and n_clean == n_corrupted == task.n and not reuse_clean:
         sample = draw.rows(independent=independent, paired=True)
     elif task.grammar is None:
-        sample = draw.resampled(independent=independent, reuse_clean=reuse_clean)
+        sample = draw.resampled(reuse_clean=reuse_clean)
     else:
         sample = draw.drawn(reuse_clean=reuse_clean)
     _check_lengths(sample)
@@ -136,7 +136,7 @@ class _Draw:
             sides["clean"], sides["corrupted"], own_rows=True, independent=independent, paired=paired
         )
 
-    def resampled(self, *, independent: bool, reuse_clean: bool) -> PairSample:
+    def resampled(self, *, reuse_clean: bool) -> PairSample:
         """Rows of a task without a grammar, drawn with replacement."""
         sides = sides_of(self.task)
         chosen = self.stream("clean").integers(self.task.n, size=self.n_clean)
@@ -152,7 +152,7 @@ class _Draw:
             sides["corrupted"].subset(others),
             streams,
             own_rows=True,
-            independent=independent,
+            independent=False,  # draws from the rows at hand, not from what the rows stand for
             paired=reuse_clean,
             reuse_clean=reuse_clean,
         )

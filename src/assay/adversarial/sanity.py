@@ -8,7 +8,7 @@ from torch import Tensor
 from assay.adversarial.divergence import Divergence, Kernel, get_divergence, table_divergences
 from assay.adversarial.evaluation import rerun
 from assay.adversarial.inputs import PairSample, PromptSet, shown
-from assay.adversarial.result import Logits, Rerun
+from assay.adversarial.result import RERUN_ABSOLUTE, RERUN_RELATIVE, Logits, Rerun
 from assay.circuits import Circuit
 from assay.errors import InconsistentRunError
 from assay.execution import PairRunner
@@ -105,4 +105,6 @@ def make_rerun(
         table = table_divergences(found, logits.model, logits.circuit[:, None], **answers)
         return np.asarray(table[:, 0])
 
-    return Rerun(logits=logits, divergence=divergences)
+    eps = torch.finfo(model.dtype).eps
+    tolerance = (max(RERUN_ABSOLUTE, _HALF * eps), max(RERUN_RELATIVE, 2 * eps))
+    return Rerun(logits=logits, divergence=divergences, tolerance=tolerance)

@@ -1,6 +1,7 @@
 """`assay attack`: how far a circuit departs from its model in the worst case, and what that proves."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,12 +49,20 @@ if TYPE_CHECKING:
 
 SHOWN_PAIRS, SHOWN_FIELDS = 3, 10
 FILLER_NUMBERS = ("mean", "p99", "max")
+EXPLAINABLE = ("kl", "js")
 ROWS = ("mean", "std", "min", "p50", "p95", "p99", "p99.9", "p99.99", "max")
 
 
 CircuitOption = Annotated[
     str | None,
     option("--circuit", "Circuit file or published circuit.  [default: one discovered, as audit does]"),
+]
+IndependentOption = Annotated[
+    bool,
+    option(
+        "--independent",
+        "The rows of the file are independent draws that the circuit was not found on: certify.",
+    ),
 ]
 EdgesOption = Annotated[
     int | None, option("--edges", "Size of a discovered circuit, instead of --target.", min=1)
@@ -90,6 +99,7 @@ def attack(
     reuse_clean: Annotated[
         bool, option("--reuse-clean", "Corrupt the clean prompts of the sample, as the published runs did.")
     ] = False,
+    independent: IndependentOption = False,
     divergence: Annotated[str, option("--divergence", "kl, reverse-kl, js, tv or logit-diff-gap.")] = "kl",
     threshold: Annotated[
         list[float] | None, option("--threshold", "Report the share of pairs above; repeat for several.")
@@ -156,7 +166,17 @@ def attack(
         protocol, n_clean=n_clean, n_corrupted=n_corrupted, n_pairs=n_pairs, enumerate=enumerate
     )
     _check_certificates(percentile, delta, epsilon)
+    if reuse_clean and (percentile or epsilon is not None):
+        raise InputError("--reuse-clean gives no certificate; leave --percentile and --epsilon out")
+    if explain and divergence not in EXPLAINABLE:
+        raise InputError(
+            f"--explain integrates gradients of {' or '.join(EXPLAINABLE)}; got --divergence {divergence}"
+        )
+    if search is not None and protocol == "matched":
+        raise InputError("--search combines any clean with any corrupted prompt; protocol 'matched' does not")
     own = [_words(given) for given in words or ()]
+    if own and Path(task).suffix == ".jsonl":
+        raise InputError("--words changes the lists of a task's grammar, and a file has none")
     if out is not None and out.suffix not in (".safetensors", ".json"):
         raise InputError(f"--out is {out}; give NAME.safetensors, or NAME.json for the document alone")
     loaded = load(model, device)
@@ -175,6 +195,10 @@ def attack(
     named = Path(task).suffix != ".jsonl"
     # Of a named task the grammar counts; as many rows as are drawn would stand for the draw.
     inputs = load_task(task, loaded, n=(1 if size.n_clean != 1 else 2) if named else None)
+    for options in own:  # names and fillers are checked before anything is run
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load_task(task, loaded, n=1, **options)
     kept = open_store(store)
     with progress_on_stderr(quiet=quiet) as progress:
         if given is None:
@@ -204,6 +228,7 @@ def attack(
             divergence=divergence,
             thresholds=threshold or (),
             reuse_clean=reuse_clean,
+            independent=independent,
             enumerate=enumerate,
             directory=resume,
             store=kept,
@@ -244,11 +269,13 @@ def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsil
 
 def _words(given: str) -> dict[str, Any]:
     """`SLOT=a,b,c`, `SLOT=@FILE` or `templates=one template` as an option of a grammar."""
+    from assay.adversarial.outside import read_words
+
     slot, equals, value = given.partition("=")
     if not equals or not slot or not value:
         raise InputError(f"--words is {given!r}; give SLOT=a,b,c or SLOT=@FILE, e.g. objects=rose,letter")
     if value.startswith("@"):
-        return {slot: Path(value[1:])}
+        return {slot: read_words(Path(value[1:]))}
     if "{" in value:  # a template; commas are part of it
         return {slot: [value] if slot.endswith("s") else value}
     return {slot: [word.strip() for word in value.split(",") if word.strip()]}
@@ -419,7 +446,7 @@ def _print_certificates(document: Mapping[str, Any]) -> None:
         [
             f"{100 * each['percentile']:.10g}",
             "none" if each["bound"] is None else _number(each["bound"]),
-            "" if each["confidence"] is None else f"{each['confidence']:.4f}",
+            "" if each["confidence"] is None else f"{each['confidence']:.6g}",
             each["method"] + ("" if each["rigorous"] else " (approximate)"),
             f"{each['n']:,}" + (f" of {each['n_needed']:,} needed" if each["n_needed"] else ""),
         ]
@@ -464,8 +491,8 @@ def _print_fields(tests: Sequence[Mapping[str, Any]]) -> None:
         f"significantly worse values ({len(worse)} of {len(tests)} tested, 5 % false discoveries per field)"
     )
     typer.echo(title)
-    columns = ["field", "value", "mean", "worst-1-%", "q", "inputs"]
-    print_table("", columns, rows, right="mean worst-1-% q inputs")
+    columns = ["field", "value", "mean", "beyond-p99", "q", "inputs"]
+    print_table("", columns, rows, right="mean beyond-p99 q inputs")
 
 
 def _number(value: float | None) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay.cli.attack import CircuitOption, EdgesOption, circuit_of
+from assay.cli.attack import CircuitOption, EdgesOption, IndependentOption, circuit_of
 from assay.cli.border import (
     check_outputs,
     command,
@@ -35,6 +35,7 @@ from assay.cli.options import (
     TracebackOption,
     option,
 )
+from assay.errors import InputError
 
 
 if TYPE_CHECKING:
@@ -58,8 +59,14 @@ def repair(
         str, option("--by", "mask: learned edge masks; swap: exchange edges that explain the worst pairs.")
     ] = "mask",
     tail: Annotated[
-        float, option("--tail", "Weight of the worst pairs in the last third of the training.", min=0, max=1)
-    ] = 0.5,
+        float | None,
+        option(
+            "--tail",
+            "Weight of the worst pairs in the last third of the training of mask.  [default: 0.5]",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     percentile: Annotated[
         float, option("--percentile", "Percentile whose bound chooses among the circuits met.")
     ] = 0.99,
@@ -72,6 +79,7 @@ def repair(
     n_pairs: Annotated[
         int, option("--n-pairs", "Fresh pairs that judge both circuits at the end.", min=60)
     ] = 10_000,
+    independent: IndependentOption = False,
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
     n: CountOption = None,
@@ -94,9 +102,13 @@ def repair(
     """
     from assay import adversarial, runner
     from assay.discovery import MaskSettings
+    from assay.stats.percentile_bounds import share
     from assay.tasks import load_task
 
     runner.check_options(method=method, task=task, objective=objective, device=device)
+    if by == "swap" and (tail is not None or train_steps is not None):
+        raise InputError("--tail and --train-steps belong to --by mask; leave them out, or choose mask")
+    share(percentile, "percentile")
     loaded = load(model, device)
     given = circuit_of(circuit, edges, loaded.graph)
     check_outputs(out, store=store)
@@ -126,7 +138,8 @@ def repair(
             loaded,
             inputs,
             method=by,  # type: ignore[arg-type]  # `repair` refuses other words itself
-            tail=tail,
+            tail=0.5 if tail is None else tail,
+            independent=independent,
             percentile=percentile,
             n_discovery=n_train,
             n_validation=n_train,
@@ -161,7 +174,10 @@ def print_repair(found: "Repair", percentile: float) -> None:
         rows.append([key, f"{old:.4g}", f"{new:.4g}", change, f"{empty[key]:.4g}"])
     n = len(before.divergence)
     print_table(f"divergence over {n:,} fresh pairs", columns, rows, right="start repaired change empty")
-    typer.echo(after.certificate(percentile).statement)
+    if after.independent:
+        typer.echo(after.certificate(percentile).statement)
+    else:
+        typer.echo("no certificate: the rows of the task were not declared independent (--independent)")
     cost = found.cost
     typer.echo(
         f"{len(found.candidates)} circuits compared; {cost['seconds']:.0f} s, "

@@ -126,6 +126,8 @@ def protocol_sentence(document: Document) -> str:
     """How the pairs came about."""
     clean, corrupted, pairs = (number(document[key]) for key in ("n_clean", "n_corrupted", "n_pairs"))
     if document.get("enumerated"):
+        if document.get("own_rows"):
+            return f"All {pairs} distinct pairs of the rows given were run."
         return f"All {pairs} pairs that the task’s grammar allows were run."
     return {
         "all": f"Each of {clean} clean prompts was run with each of {corrupted} corrupted ones, drawn "

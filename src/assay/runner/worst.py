@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from assay.adversarial import WorstCase, explain, run_sample, sample_pairs, search_worst
-from assay.adversarial.attack import PREFIX, facts_of, found_on, notes_on
+from assay.adversarial.attack import PREFIX, facts_of, notes_on
 from assay.adversarial.outside import outside_grammar
+from assay.adversarial.rows import count_pairs
 from assay.adversarial.sampling import MAX_PAIRS
 from assay.adversarial.sanity import make_rerun
 from assay.circuits import Circuit
@@ -113,6 +112,7 @@ def worst_case_stored(
     divergence: str = "kl",
     thresholds: Sequence[float] = (),
     reuse_clean: bool = False,
+    independent: bool = False,
     enumerate: bool = False,  # noqa: A002 - the name users know
     max_pairs: int = MAX_PAIRS,
     directory: str | os.PathLike[str] | None = None,
@@ -127,7 +127,7 @@ def worst_case_stored(
         size.n_corrupted,
         seed=seed,
         reuse_clean=reuse_clean,
-        independent=not found_on(circuit, task),
+        independent=independent,
         enumerate=enumerate,
         max_pairs=max_pairs,
         prefix=PREFIX,
@@ -214,7 +214,7 @@ def with_findings(
 
 
 def _explanation(result: WorstCase, circuit: Circuit, model: Model, divergence: str) -> dict[str, Any]:
-    worst = result.worst(min(EXPLAINED, len(np.unique(result.divergence))))
+    worst = result.worst(min(EXPLAINED, count_pairs(result.sample)))
     sides = (
         result.sample.clean.subset([pair.clean_index for pair in worst]),
         result.sample.corrupted.subset([pair.corrupted_index for pair in worst]),

@@ -53,7 +53,8 @@ class Certificate:
         n: Independent values behind it; for crossed inputs the smaller number of inputs.
         n_values: Values that were ordered.
         order: Rank of `bound` among them, 1 the smallest.
-        method: `order-statistic`, or for crossed inputs `ustat`, `disjoint`, `asymptotic`, `published`.
+        method: `order-statistic`; for crossed inputs `ustat`, `disjoint`, `asymptotic` or `published`;
+            `exact` for a population that was enumerated.
         rigorous: Whether `failure` is a theorem for every distribution, or an approximation.
         reason: `too_few` (no bound), `below_delta` (the confidence falls short of `delta`), else None.
         n_needed: Independent values that are enough where `reason` is given.
@@ -90,6 +91,8 @@ class Certificate:
                 f"no bound on {name} at confidence {self.delta:g}: {self.n} independent values, "
                 f"{self.n_needed} needed ({self.method})"
             )
+        if self.method == "exact":
+            return f"{name} is {self.bound:.6g}: all {self.n_values:,} pairs were run"
         kind = "" if self.rigorous else ", approximate"
         return (
             f"{name} is at most {self.bound:.6g} with confidence {self.confidence:.6g} "
