@@ -78,7 +78,7 @@ def test_show_and_list_find_what_was_stored(audited: Path, run: Run) -> None:
     store = ("--store", str(audited / "out"))
     listed = json.loads(run("list", "results", *store, "--json").stdout)
     kinds = {line["kind"] for line in listed}
-    assert kinds == {"audit", "measurement", "scores"}
+    assert kinds == {"audit", "measurement", "scores", "worst_case"}
     (found,) = json.loads(run("list", "results", "--kind", "audit", *store, "--json").stdout)
     shown = json.loads(run("show", found["id"][:8], *store, "--json").stdout)
     assert shown["payload"] == json.loads((audited / "stdout.json").read_text())
