@@ -135,6 +135,7 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
     for name in _SIDES:
         inputs = record["inputs"][name]
         sides[name] = PromptSet(
+            # An absent array is None, which answers may be; the hash of the file vouches for the others.
             **{key: arrays.get(f"{name}.{key}") for key in _IDS},  # type: ignore[arg-type]
             texts=None if inputs["texts"] is None else tuple(inputs["texts"]),
             fields=dict(inputs["fields"]),

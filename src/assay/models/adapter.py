@@ -380,6 +380,7 @@ class Model:
                 f"{self.id} is in training mode, so dropout would change its numbers; call "
                 "module.eval() first"
             )
+        # A plain nn.Module to the type checker; every pre-trained model class has these.
         embedding = self.module.get_input_embeddings()  # type: ignore[operator]
         backbone = submodule(self.module, self.family.backbone)
         return backbone(inputs_embeds=embedding(tokens), use_cache=False).last_hidden_state  # type: ignore[no-any-return]

@@ -99,7 +99,8 @@ class PairTask:
     corrupted: Int[Tensor, "n pos"]
     answers: Int[Tensor, "n n_answers"]
     wrong: Int[Tensor, "n n_wrong"] | None = None
-    lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]  # filled in below
+    # Left out, these three are filled in by `__post_init__`, so that readers never meet None.
+    lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]
     positions: Int[Tensor, " n"] = None  # type: ignore[assignment]
     fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
     name: str = "custom"
