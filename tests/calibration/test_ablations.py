@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from assay.calibration.ablations import ablation_invariance, method_invariance
-from assay.calibration.planted_reliability import allowed_errors, methods
+from assay.calibration.planted import allowed_errors, methods
 from assay.errors import ShapeError, UnknownNameError
 from assay.measurement import Verdict
 from assay.rng import stream

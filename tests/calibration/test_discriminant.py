@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from assay.calibration.discriminant import discriminant_validity
-from assay.calibration.planted_validity import TaskEffects, task_effects
+from assay.calibration.planted import TaskEffects, task_effects
 from assay.errors import InputError, ShapeError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from assay.calibration.distribution import distributional_characterization, moments
-from assay.calibration.planted_validity import attributions
+from assay.calibration.planted import attributions
 from assay.errors import ShapeError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from assay.calibration import reliability
-from assay.calibration.planted_reliability import allowed_errors, items, profile, runs
+from assay.calibration.planted import allowed_errors, items, profile, runs
 from assay.calibration.reliability import (
     cronbach_items,
     reliability_suite,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from assay.calibration.invariance import choose_groups, measurement_invariance
-from assay.calibration.planted_reliability import allowed_errors, runs
+from assay.calibration.planted import allowed_errors, runs
 from assay.errors import InputError, ShapeError, UnknownNameError
 from assay.measurement import Verdict
 from assay.rng import stream

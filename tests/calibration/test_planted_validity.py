@@ -14,7 +14,7 @@ from assay.calibration.agreement import convergent_validity, inter_rater
 from assay.calibration.discriminant import discriminant_validity
 from assay.calibration.distribution import distributional_characterization
 from assay.calibration.multiplicity import multiple_comparisons
-from assay.calibration.planted_validity import (
+from assay.calibration.planted import (
     attributions,
     paired_runs,
     pooled_results,

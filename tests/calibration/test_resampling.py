@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from assay.calibration import find_gate
-from assay.calibration.planted_reliability import allowed_errors, runs
+from assay.calibration.planted import allowed_errors, runs
 from assay.calibration.resampling import bootstrap_stability, seed_variance
 from assay.errors import InputError, ShapeError, UnknownNameError
 from assay.rng import stream

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from assay.calibration.gate import undefined
-from assay.calibration.planted_validity import shifted_heads
+from assay.calibration.planted import shifted_heads
 from assay.calibration.signal import derived_metrics
 from assay.errors import InputError, ShapeError
 from assay.measurement import Interval

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from assay.calibration.planted_reliability import allowed_errors, head_effects
+from assay.calibration.planted import allowed_errors, head_effects
 from assay.calibration.stability import certified_stability, distributional_stability
 from assay.errors import InputError, ShapeError
 from assay.measurement import Verdict

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.calibration.planted_validity import paired_runs, role_circuit
+from assay.calibration.planted import paired_runs, role_circuit
 from assay.calibration.validity import incremental_validity, nomological_validity
 from assay.circuits import HeadCircuit
 from assay.circuits.heads import Role, load_head_circuit
