@@ -80,7 +80,7 @@ def test_features_of_a_model(golden_model: Model) -> None:
     features, scores = weight_features(golden_model), weight_scores(golden_model)
     assert features.table.shape == (12, len(features.names)) == (12, 10)
     column = features.names.index("ov-spectral-norm")
-    np.testing.assert_array_equal(features.table[:, column], scores["ov-spectral-norm"].values)
+    np.testing.assert_array_equal(features.table[:, column], scores["ov-spectral-norm"].flat)
     np.testing.assert_allclose(
         features.table[:, features.names.index("depth")], np.repeat([0, 1 / 3, 2 / 3], 4)
     )

@@ -43,7 +43,7 @@ def test_golden_attribution_with_the_norm_frozen(
 ) -> None:
     scores = direct_attribution(golden_model, golden_outputs, margin_directions(golden_model, golden_task))
     np.testing.assert_allclose(
-        scores.per_example, golden["dla_difference_frozen_norm"], rtol=1e-9, atol=1e-12
+        scores.flat_examples, golden["dla_difference_frozen_norm"], rtol=1e-9, atol=1e-12
     )
     np.testing.assert_allclose(scores.details["rest"], golden["dla_rest_frozen_norm"], rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(scores.details["margin"], golden["y_full"], rtol=1e-9)
@@ -56,13 +56,13 @@ def test_golden_attribution_without_the_norm(
 ) -> None:
     direction = margin_directions(golden_model, golden_task, "correct")
     scores = direct_attribution(golden_model, golden_outputs, direction, norm="none")
-    np.testing.assert_allclose(scores.per_example, golden["dla_correct_no_norm"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scores.flat_examples, golden["dla_correct_no_norm"], rtol=1e-9, atol=1e-12)
     assert scores.details == {}
 
 
 def test_golden_magnitude(golden: dict[str, Any], golden_model: Model, golden_outputs: HeadOutputs) -> None:
     scores = activation_magnitude(golden_model, golden_outputs)
-    np.testing.assert_allclose(scores.values, golden["activation_magnitude"], rtol=1e-9)
+    np.testing.assert_allclose(scores.flat, golden["activation_magnitude"], rtol=1e-9)
 
 
 # ---- every family ---------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_golden_magnitude(golden: dict[str, Any], golden_model: Model, golden_ou
 def test_the_parts_add_up_to_the_margin(model64: Model, make_task: MakeTask, ragged: bool) -> None:
     task = make_task(ragged=ragged, answers=2)
     scores = direct_attribution(model64, head_outputs(model64, task), margin_directions(model64, task))
-    total = scores.per_example.sum(1) + scores.details["rest"]
+    total = scores.flat_examples.sum(1) + scores.details["rest"]
     # Rotary tables and RMS norms of transformers are float32 even in a float64 model.
     np.testing.assert_allclose(total, margins(model64, task), rtol=1e-5, atol=1e-5)
 
@@ -102,8 +102,8 @@ def test_attribution_is_that_of_the_written_vector(model64: Model, make_task: Ma
         for flat in range(model64.n_layers * model64.n_heads):
             layer, head = divmod(flat, model64.n_heads)
             written = outputs.z[i, flat].double() @ model64.blocks[layer].out_weight()[head].double()
-            assert raw.per_example[i, flat] == pytest.approx(float(written @ u[i]), rel=1e-9, abs=1e-12)
-            assert frozen.per_example[i, flat] == pytest.approx(float(written @ read), rel=1e-9, abs=1e-12)
+            assert raw.flat_examples[i, flat] == pytest.approx(float(written @ u[i]), rel=1e-9, abs=1e-12)
+            assert frozen.flat_examples[i, flat] == pytest.approx(float(written @ read), rel=1e-9, abs=1e-12)
 
 
 def test_results_do_not_depend_on_the_batch_size(model64: Model, make_task: MakeTask) -> None:

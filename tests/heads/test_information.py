@@ -17,7 +17,7 @@ from assay.heads import (
 
 
 def scores_of(x: np.ndarray) -> HeadScores:
-    return HeadScores(name="x", n_layers=2, n_heads=x.shape[1] // 2, values=x.mean(0), per_example=x)
+    return HeadScores.from_flat("x", x.shape[1] // 2, x.mean(0), per_example=x)
 
 
 def literal_information(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> float:
@@ -43,10 +43,10 @@ def test_planted_parents_are_found_and_echoes_left_out() -> None:
     assert found.details["parents"] == [(0, 1), (1, 1)]
     members = np.zeros(12, dtype=bool)
     members[[1, 7]] = True
-    assert separation(found.values, members).auroc == 1.0
+    assert separation(found.flat, members).auroc == 1.0
     assert set_overlap(parent_flags(found), members).f1 == 1.0
-    assert found.values[2] < 0.02  # alone the echo knows almost as much as x_1
-    assert causation_entropy(scores_of(x), y, max_parents=0).values[2] > 0.3
+    assert found.flat[2] < 0.02  # alone the echo knows almost as much as x_1
+    assert causation_entropy(scores_of(x), y, max_parents=0).flat[2] > 0.3
     assert found.warnings == ()
     assert found.unit == "nats"
 
@@ -57,7 +57,7 @@ def test_dense_scores_are_partial_correlations_given_the_other_parents() -> None
     parents = np.flatnonzero(parent_flags(found)).tolist()
     for j in range(12):
         others = x[:, [parent for parent in parents if parent != j]]
-        assert found.values[j] == pytest.approx(literal_information(x[:, j], y, others), rel=1e-9, abs=1e-12)
+        assert found.flat[j] == pytest.approx(literal_information(x[:, j], y, others), rel=1e-9, abs=1e-12)
     assert found.details["gains"][0] == pytest.approx(
         literal_information(x[:, parents[0]], y, np.empty((300, 0)))
     )
@@ -77,9 +77,9 @@ def test_a_copy_of_the_target_has_the_highest_information() -> None:
     x, y = planted()
     x[:, 4] = 3 - 2 * y
     found = causation_entropy(scores_of(x), y)
-    assert found.values[4] == pytest.approx(-0.5 * math.log(0.002))
+    assert found.flat[4] == pytest.approx(-0.5 * math.log(0.002))
     assert found.details["parents"] == [(0, 4)]
-    assert found.values[[1, 7]] == pytest.approx([0, 0], abs=1e-12)  # nothing is left to tell
+    assert found.flat[[1, 7]] == pytest.approx([0, 0], abs=1e-12)  # nothing is left to tell
 
 
 def test_constant_heads_score_zero() -> None:
@@ -87,7 +87,7 @@ def test_constant_heads_score_zero() -> None:
     x[:, 3] = 0.1
     x[:, 5] = 1e9
     found = causation_entropy(scores_of(x), y)
-    assert found.values[3] == found.values[5] == 0
+    assert found.flat[3] == found.flat[5] == 0
     assert causation_entropy(scores_of(np.ones((20, 4))), y[:20]).details["parents"] == []
 
 
@@ -128,20 +128,20 @@ def test_examples_that_are_not_finite_are_left_out() -> None:
     found = causation_entropy(scores_of(spoiled), target)
     kept = np.delete(np.arange(60), [3, 7])
     expected = causation_entropy(scores_of(x[kept]), y[kept])
-    np.testing.assert_array_equal(found.values, expected.values)
+    np.testing.assert_array_equal(found.flat, expected.flat)
     assert (found.details["n"], found.details["n_excluded"]) == (58, 2)
 
 
 def test_stability_selection_finds_the_planted_heads() -> None:
     x, y = planted(120)
     found = stability_selection(scores_of(x), y, bootstraps=8)
-    assert found.values[1] == found.values[7] == 1.0
+    assert found.flat[1] == found.flat[7] == 1.0
     assert {(0, 1), (1, 1)} <= set(found.details["parents"])
-    assert ((found.values >= 0) & (found.values <= 1)).all()
+    assert ((found.flat >= 0) & (found.flat <= 1)).all()
     again = stability_selection(scores_of(x), y, bootstraps=8)
-    np.testing.assert_array_equal(found.values, again.values)
+    np.testing.assert_array_equal(found.flat, again.flat)
     x[:, 3] = 5.0
-    assert stability_selection(scores_of(x), y, bootstraps=2).values[3] == 0
+    assert stability_selection(scores_of(x), y, bootstraps=2).flat[3] == 0
 
 
 def test_impossible_settings_are_refused(unchecked: None) -> None:
@@ -154,6 +154,6 @@ def test_impossible_settings_are_refused(unchecked: None) -> None:
         stability_selection(scores_of(x), y, bootstraps=0)
     with pytest.raises(ShapeError, match="give one per example"):
         causation_entropy(scores_of(x), y[:5])
-    bare = HeadScores(name="bare", n_layers=1, n_heads=2, values=np.zeros(2))
+    bare = HeadScores(name="bare", values=np.zeros((1, 2)))
     with pytest.raises(InputError, match="'bare' has no scores per example"):
         causation_entropy(bare, y)

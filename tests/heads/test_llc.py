@@ -175,9 +175,9 @@ def test_a_head_that_changes_nothing_has_no_coefficient(gpt2_tiny64: nn.Module, 
     sampler = Langevin(burn_in=2, draws=4, chains=2)
     scores = learning_coefficients(model, make_task(), [(1, 2)], sampler=sampler)
     assert scores[1, 2] == 0
-    assert np.isnan(np.delete(scores.values, 5)).all()
+    assert np.isnan(np.delete(scores.flat, 5)).all()
     assert scores.details["heads"]["1.2"]["start_loss"] == pytest.approx(math.log(61))
-    assert fisher_count(model, make_task()).values.tolist() == [0] * 6
+    assert fisher_count(model, make_task()).flat.tolist() == [0] * 6
 
 
 # Eight steps from the start settle nothing, but each is the same step.
@@ -240,9 +240,9 @@ def literal_count(module: nn.Module, task: PairTask, flat: int) -> int:
 def test_counts_are_those_of_the_parameter_gradients(module64: nn.Module, make_task: MakeTask) -> None:
     model, task = load_model(module64), make_task(5, ragged=True)
     scores = fisher_count(model, task)
-    expected = [literal_count(module64, task, flat) for flat in range(len(scores.values))]
+    expected = [literal_count(module64, task, flat) for flat in range(scores.values.size)]
     assert scores.details["counts"] == expected
-    np.testing.assert_allclose(scores.values, np.array(expected) / (2 * math.log(5)))
+    np.testing.assert_allclose(scores.flat, np.array(expected) / (2 * math.log(5)))
     assert len(set(expected)) > 1  # heads of a layer differ
     assert fisher_count(model, task, batch_size=2).details["counts"] == expected
 

@@ -17,12 +17,20 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "calibrations"
 
 
 def some(values: list[float], **more: object) -> HeadScores:
-    return HeadScores(name="test", n_layers=2, n_heads=3, values=np.array(values), **more)
+    return HeadScores.from_flat("test", 3, np.array(values), **more)
 
 
 def test_heads_are_numbered_layer_by_layer() -> None:
     scores = some([0.0, 1, 2, 3, 4, 5])
-    assert scores[1, 0] == 3 == scores.table[1, 0]
+    assert scores[1, 0] == 3 == scores.values[1, 0] == scores.flat[3]
+    assert (scores.n_layers, scores.n_heads) == (2, 3)
+    assert scores.flat_examples is None
+    table = np.arange(12.0).reshape(2, 6)
+    several = HeadScores.from_flat("x", 3, per_example=table)
+    assert several.per_example is not None
+    assert several.per_example[1, 1, 2] == 11
+    np.testing.assert_array_equal(several.flat_examples, table)
+    assert several.values.tolist() == [[3, 4, 5], [6, 7, 8]]
     assert scores.to_frame().query("layer == 1 and head == 2").value.item() == 5
     assert repr(scores) == "HeadScores('test', 2 x 3 heads)"
 
@@ -45,22 +53,34 @@ def test_means_skip_excluded_examples_and_do_not_depend_on_their_order() -> None
     table = np.array([[1e16, 1.0], [np.nan, 5.0], [1.0, 2.0], [-1e16, 3.0]])
     assert mean_over_examples(table).tolist() == [1 / 3, 2.0]
     assert mean_over_examples(table[::-1].copy()).tolist() == [1 / 3, 2.0]
-    assert np.isnan(mean_over_examples(table[1:2])).all()
+    assert np.isnan(mean_over_examples(np.full((2, 3), np.nan))).all()
+
+
+def test_heads_that_nobody_scored_exclude_no_example() -> None:
+    table = np.array([[1.0, np.nan, 2.0], [3.0, np.nan, 4.0], [np.nan, np.nan, 9.0]])
+    np.testing.assert_array_equal(mean_over_examples(table), [2.0, np.nan, 3.0])
+    assert HeadScores.from_flat("x", 3, per_example=table).n_excluded == 1
 
 
 def test_records_are_finite_json_without_the_per_example_table() -> None:
     scores = some([np.nan, 0, 0, 0, 0, 0], per_example=np.full((2, 6), np.nan), reason="too_few")
     record = json.loads(json.dumps(scores.to_dict(), allow_nan=False))
-    assert record["values"][0] is None
+    assert record["values"] == [[None, 0, 0], [0, 0, 0]]
     assert "per_example" not in record
     assert scores.n_excluded == 2
 
 
 def test_tables_of_another_size_are_refused(unchecked: None) -> None:
-    with pytest.raises(ShapeError, match="values of 'test' has .5,. entries; 2 layers of 3 heads need 6"):
+    with pytest.raises(ShapeError, match=r"values of 'test' has shape \(5,\); expected \[H\] .* of 3"):
         some([0.0] * 5)
-    with pytest.raises(ShapeError, match="per_example of 'test'"):
+    with pytest.raises(ShapeError, match=r"per_example of 'test' has shape \(4, 5\); expected \[P, 6\]"):
         some([0.0] * 6, per_example=np.zeros((4, 5)))
+    with pytest.raises(InputError, match="'test' needs values or per_example"):
+        HeadScores.from_flat("test", 3)
+    with pytest.raises(ShapeError, match=r"shape \(6,\); expected \[n_layers, n_heads\]"):
+        HeadScores(name="test", values=np.zeros(6))
+    with pytest.raises(ShapeError, match=r"shape \(4, 3, 2\); expected \[P, 2, 3\]"):
+        HeadScores(name="test", values=np.zeros((2, 3)), per_example=np.zeros((4, 3, 2)))
     with pytest.raises(InputError, match=r"head \(2, 0\) is out of range"):
         some([0.0] * 6)[2, 0]
 

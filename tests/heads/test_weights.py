@@ -97,14 +97,14 @@ def test_spectra_are_those_of_the_full_matrices(model64: Model) -> None:
     for flat, head in enumerate(literal_heads(model64)):
         for name, matrix in (("ov", head["v"] @ head["o"]), ("qk", head["q"] @ head["k"].T)):
             s = np.linalg.svd(matrix, compute_uv=False)[: model64.d_head]
-            assert scores[f"{name}-spectral-norm"].values[flat] == pytest.approx(s[0], rel=1e-10)
-            assert scores[f"{name}-frobenius-norm"].values[flat] == pytest.approx(np.linalg.norm(matrix))
-            assert scores[f"{name}-sv-gap"].values[flat] == pytest.approx((s[0] - s[1]) / s[0], rel=1e-8)
+            assert scores[f"{name}-spectral-norm"].flat[flat] == pytest.approx(s[0], rel=1e-10)
+            assert scores[f"{name}-frobenius-norm"].flat[flat] == pytest.approx(np.linalg.norm(matrix))
+            assert scores[f"{name}-sv-gap"].flat[flat] == pytest.approx((s[0] - s[1]) / s[0], rel=1e-8)
             for kind in EffectiveRank:
-                assert scores[f"{name}-{kind}"].values[flat] == pytest.approx(effective_rank(s, kind))
+                assert scores[f"{name}-{kind}"].flat[flat] == pytest.approx(effective_rank(s, kind))
         eigenvalues = np.linalg.eigvals(head["v"] @ head["o"])
         copying = eigenvalues.real.sum() / np.abs(eigenvalues).sum()
-        assert scores["ov-copying"].values[flat] == pytest.approx(copying, rel=1e-8)
+        assert scores["ov-copying"].flat[flat] == pytest.approx(copying, rel=1e-8)
 
 
 def test_golden_spectra(golden: dict[str, Any], golden_model: Model) -> None:
@@ -115,7 +115,7 @@ def test_golden_spectra(golden: dict[str, Any], golden_model: Model) -> None:
         "ov-entropy-rank": "ov_entropy_rank",
         "qk-entropy-rank": "qk_entropy_rank",
     }.items():
-        np.testing.assert_allclose(scores[name].values, golden[key], rtol=1e-9)
+        np.testing.assert_allclose(scores[name].flat, golden[key], rtol=1e-9)
 
 
 def test_rotary_models_say_at_which_offset_the_scores_hold(model64: Model) -> None:
@@ -133,9 +133,9 @@ def test_golden_norm_along_the_answer(golden: dict[str, Any], golden_model: Mode
     every = answer_directions(golden_model, correct, incorrect, max_pairs=None)
     assert len(every) == len(set(zip(golden["correct"], golden["incorrect"], strict=True)))
     expected = golden["ov_norm_answer_direction_distinct_pairs"]
-    np.testing.assert_allclose(ov_norm(golden_model, every).values, expected, rtol=1e-9)
+    np.testing.assert_allclose(ov_norm(golden_model, every).flat, expected, rtol=1e-9)
     first = answer_directions(golden_model, correct, incorrect, max_pairs=1)
-    np.testing.assert_allclose(ov_norm(golden_model, first).values, golden["ov_norm_first_pair"], rtol=1e-9)
+    np.testing.assert_allclose(ov_norm(golden_model, first).flat, golden["ov_norm_first_pair"], rtol=1e-9)
     assert len(answer_directions(golden_model, correct, incorrect)) == 10
 
 
@@ -145,7 +145,7 @@ def test_norm_along_a_direction_is_that_of_the_full_matrix(model64: Model) -> No
     expected = [
         np.linalg.norm(head["v"] @ head["o"] @ directions[0].numpy()) for head in literal_heads(model64)
     ]
-    np.testing.assert_allclose(ov_norm(model64, directions).values, expected, rtol=1e-10)
+    np.testing.assert_allclose(ov_norm(model64, directions).flat, expected, rtol=1e-10)
 
 
 def test_no_direction_no_norm(golden_model: Model) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from assay.execution.forward import choose_batch_size
 from assay.heads.recording import recording
-from assay.heads.scores import HeadScores, mean_over_examples
+from assay.heads.scores import HeadScores
 from assay.measurement import library_version
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
@@ -76,11 +76,9 @@ def attribution_patching(
         "score": "attribution-patching",
         "objective": chosen.key,
     }
-    return HeadScores(
-        name="attribution-patching",
-        n_layers=model.n_layers,
-        n_heads=model.n_heads,
-        values=mean_over_examples(table),
+    return HeadScores.from_flat(
+        "attribution-patching",
+        model.n_heads,
         per_example=table,
         sign="negative = helps the margin",
         unit=chosen.unit,

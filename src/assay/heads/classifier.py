@@ -54,7 +54,7 @@ def weight_features(model: Model) -> WeightFeatures:
     """
     scores = weight_scores(model)
     depth = np.repeat(np.arange(model.n_layers) / model.n_layers, model.n_heads)
-    columns = [depth if name == "depth" else np.nan_to_num(scores[name].values) for name in FEATURES]
+    columns = [depth if name == "depth" else np.nan_to_num(scores[name].flat) for name in FEATURES]
     return WeightFeatures(
         names=FEATURES,
         table=np.column_stack(columns),
@@ -171,11 +171,10 @@ def _predict(
         predicted = top_members(probability, int(own.sum()))
     else:
         probability = np.full(len(own), np.nan)
-    scores = HeadScores(
-        name="weight-classifier",
-        n_layers=features.n_layers,
-        n_heads=features.n_heads,
-        values=probability,
+    scores = HeadScores.from_flat(
+        "weight-classifier",
+        features.n_heads,
+        probability,
         sign="larger = more likely a member",
         unit="probability",
         reason=reason,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from assay.errors import InconsistentRunError, InputError, ShapeError
 from assay.execution.forward import choose_batch_size
-from assay.heads.scores import HeadScores, mean_over_examples
+from assay.heads.scores import HeadScores
 from assay.heads.weights import unembedding_rows
 from assay.measurement import library_version
 from assay.models import Model
@@ -212,13 +212,10 @@ def direct_attribution(
         written.append((z[:, layer] * through).sum(2))
     per_example = torch.cat(written, 1)
     details = _rest(model, outputs, read, u, per_example) if norm == "frozen" else {}
-    table = per_example.numpy()
-    return HeadScores(
-        name="direct-attribution",
-        n_layers=model.n_layers,
-        n_heads=model.n_heads,
-        values=mean_over_examples(table),
-        per_example=table,
+    return HeadScores.from_flat(
+        "direct-attribution",
+        model.n_heads,
+        per_example=per_example.numpy(),
         sign="positive = raises the margin",
         unit="logits",
         details=details,
@@ -259,11 +256,9 @@ def activation_magnitude(model: Model, outputs: HeadOutputs) -> HeadScores:
         Per example and head, >= 0, in units of the activations.
     """
     table = outputs.z.double().abs().mean(2).numpy()
-    return HeadScores(
-        name="activation-magnitude",
-        n_layers=model.n_layers,
-        n_heads=model.n_heads,
-        values=mean_over_examples(table),
+    return HeadScores.from_flat(
+        "activation-magnitude",
+        model.n_heads,
         per_example=table,
         sign="larger = more active",
         provenance={**outputs.provenance, "score": "activation-magnitude"},

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from assay.errors import InputError, ShapeError
-from assay.heads.scores import HeadScores
+from assay.heads.scores import HeadScores, member_flags
 from assay.rng import stream
 
 
@@ -99,10 +99,7 @@ def parent_flags(scores: HeadScores) -> Bool[np.ndarray, " H"]:
     """The heads that `causation_entropy` or `stability_selection` chose, one flag per head."""
     if "parents" not in scores.details:
         raise InputError(f"{scores.name!r} chose no heads ({scores.reason or 'it is no selection'})")
-    flags = np.zeros(len(scores.values), dtype=bool)
-    for layer, head in scores.details["parents"]:
-        flags[layer * scores.n_heads + head] = True
-    return flags
+    return member_flags(tuple(scores.details["parents"]), scores.n_layers, scores.n_heads)
 
 
 def stability_selection(
@@ -168,14 +165,13 @@ def _observations(
     features: HeadScores, target: Float64[np.ndarray, " P"]
 ) -> tuple[Float64[np.ndarray, "n H"], Float64[np.ndarray, " n"], int]:
     """Features and target of the examples where all are finite, and how many are not."""
-    if features.per_example is None:
+    table = features.flat_examples
+    if table is None:
         raise InputError(f"{features.name!r} has no scores per example; use e.g. those of direct_attribution")
-    if target.shape != (len(features.per_example),):
-        raise ShapeError(
-            f"target has shape {target.shape} for {len(features.per_example)} examples; give one per example"
-        )
-    kept = np.isfinite(features.per_example).all(axis=1) & np.isfinite(target)
-    return features.per_example[kept], target[kept], int((~kept).sum())
+    if target.shape != (len(table),):
+        raise ShapeError(f"target has shape {target.shape} for {len(table)} examples; give one per example")
+    kept = np.isfinite(table).all(axis=1) & np.isfinite(target)
+    return table[kept], target[kept], int((~kept).sum())
 
 
 def _undefined(y: Float64[np.ndarray, " n"]) -> str | None:
@@ -251,11 +247,10 @@ def _result(
     unit: str = "nats",
 ) -> HeadScores:
     few = ("fewer_than_200_examples",) if reason is None and details["n"] < 200 else ()
-    return HeadScores(
-        name=name,
-        n_layers=features.n_layers,
-        n_heads=features.n_heads,
-        values=values,
+    return HeadScores.from_flat(
+        name,
+        features.n_heads,
+        values,
         sign="larger = tells more of the target",
         unit=unit,
         reason=reason,

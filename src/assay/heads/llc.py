@@ -203,9 +203,8 @@ def learning_coefficients(
         batch_size: Examples per pass and chain; default: by free memory.
 
     Returns:
-        [H], NaN at heads not asked for; lower = simpler. `details` by head as `layer.head`: `chains`,
-        `r_hat`, `start_loss`. Negative values and traces that are not stationary give the warning
-        `llc_not_converged`.
+        NaN at heads not asked for; lower = simpler. `details` by head as `layer.head`: `chains`, `r_hat`,
+        `start_loss`. Negative values and traces that are not stationary give the warning `llc_not_converged`.
 
     Raises:
         InputError: For fewer than 2 examples, or impossible heads.
@@ -378,7 +377,7 @@ def fisher_count(
         batch_size: Examples per pass; default: by free memory. Results do not depend on it.
 
     Returns:
-        [H], >= 0; lower = simpler. 0 for a head whose gradient never varies. `details["counts"]` holds the
+        >= 0; lower = simpler. 0 for a head whose gradient never varies. `details["counts"]` holds the
         counts. With fewer than 2 examples 0 everywhere, with the reason `too_few`.
 
     Notes:
@@ -473,11 +472,10 @@ def _first_examples(model: Model, task: PairTask, n: int) -> PairTask:
 def _scores(
     model: Model, task: PairTask, name: str, values: np.ndarray, *, settings: dict[str, Any], **more: Any
 ) -> HeadScores:
-    return HeadScores(
-        name=name,
-        n_layers=model.n_layers,
-        n_heads=model.n_heads,
-        values=values,
+    return HeadScores.from_flat(
+        name,
+        model.n_heads,
+        values,
         sign="lower = simpler",
         provenance={
             "library": library_version(),

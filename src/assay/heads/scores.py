@@ -23,11 +23,10 @@ class HeadScores:
 
     Attributes:
         name: What was computed, e.g. `direct-attribution`.
-        n_layers: Layers of the model.
-        n_heads: Query heads per layer.
-        values: `[H]`, H = n_layers * n_heads, index layer * n_heads + head; NaN where undefined. For scores
-            per example their mean over the examples that are defined.
-        per_example: `[P, H]`; NaN in the rows of excluded examples. None for scores of weights.
+        values: `[n_layers, n_heads]`; NaN where undefined. For scores per example their mean over the
+            examples that are defined, unless the score is a ratio of sums.
+        per_example: `[P, n_layers, n_heads]`; NaN in the rows of excluded examples. None for scores of
+            weights.
         sign: What a positive value means.
         unit: `logits`, `nats`, ...
         reason: Code of why values are undefined, else None.
@@ -36,14 +35,12 @@ class HeadScores:
         provenance: How it came to be.
 
     Raises:
-        ShapeError: If a table does not have one entry per head.
+        ShapeError: If a table is not one number per layer and head.
     """
 
     name: str
-    n_layers: int
-    n_heads: int
-    values: Float64[np.ndarray, " H"]
-    per_example: Float64[np.ndarray, "P H"] | None = None
+    values: Float64[np.ndarray, "n_layers n_heads"]
+    per_example: Float64[np.ndarray, "P n_layers n_heads"] | None = None
     sign: str = ""
     unit: str = ""
     reason: str | None = None
@@ -52,16 +49,56 @@ class HeadScores:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        count = self.n_layers * self.n_heads
-        tables = {"values": self.values.shape}
-        if self.per_example is not None:
-            tables["per_example"] = self.per_example.shape[1:]
-        for name, shape in tables.items():
-            if shape != (count,):
+        if self.values.ndim != 2:
+            raise ShapeError(
+                f"values of {self.name!r} has shape {self.values.shape}; expected [n_layers, n_heads], see "
+                "HeadScores.from_flat for one row of heads"
+            )
+        if self.per_example is not None and self.per_example.shape[1:] != self.values.shape:
+            raise ShapeError(
+                f"per_example of {self.name!r} has shape {self.per_example.shape}; expected "
+                f"[P, {self.n_layers}, {self.n_heads}]"
+            )
+
+    @classmethod
+    def from_flat(
+        cls,
+        name: str,
+        n_heads: int,
+        values: Float64[np.ndarray, " H"] | None = None,
+        *,
+        per_example: Float64[np.ndarray, "P H"] | None = None,
+        **facts: Any,
+    ) -> "HeadScores":
+        """Scores from heads in one row, head j of layer l at l * n_heads + j.
+
+        Args:
+            name: What was computed.
+            n_heads: Heads per layer.
+            values: `[H]`; default: the means of `per_example`.
+            per_example: `[P, H]`.
+            facts: The other attributes.
+
+        Raises:
+            InputError: Without any numbers.
+            ShapeError: If H is not a number of whole layers.
+        """
+        if values is None:
+            if per_example is None:
+                raise InputError(f"{name!r} needs values or per_example; neither was given")
+            values = mean_over_examples(per_example)
+        if n_heads < 1 or values.ndim != 1 or len(values) % n_heads:
+            raise ShapeError(
+                f"values of {name!r} has shape {values.shape}; expected [H] with H a multiple of {n_heads}"
+            )
+        shape = (len(values) // n_heads, n_heads)
+        if per_example is not None:
+            if per_example.ndim != 2 or per_example.shape[1] != len(values):
                 raise ShapeError(
-                    f"{name} of {self.name!r} has {shape} entries; {self.n_layers} layers of "
-                    f"{self.n_heads} heads need {count}"
+                    f"per_example of {name!r} has shape {per_example.shape}; expected [P, {len(values)}]"
                 )
+            per_example = per_example.reshape(len(per_example), *shape)
+        return cls(name=name, values=values.reshape(shape), per_example=per_example, **facts)
 
     def __repr__(self) -> str:
         examples = "" if self.per_example is None else f", {len(self.per_example)} examples"
@@ -74,17 +111,35 @@ class HeadScores:
                 f"head ({layer}, {index}) is out of range: there are {self.n_layers} layers of "
                 f"{self.n_heads} heads, counted from 0"
             )
-        return float(self.values[layer * self.n_heads + index])
+        return float(self.values[layer, index])
 
     @property
-    def table(self) -> Float64[np.ndarray, "n_layers n_heads"]:
-        """The values by layer and head."""
-        return self.values.reshape(self.n_layers, self.n_heads)
+    def n_layers(self) -> int:
+        """Layers of the model."""
+        return int(self.values.shape[0])
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads per layer."""
+        return int(self.values.shape[1])
+
+    @property
+    def flat(self) -> Float64[np.ndarray, " H"]:
+        """The values in one row, layer by layer."""
+        return self.values.reshape(-1)
+
+    @property
+    def flat_examples(self) -> Float64[np.ndarray, "P H"] | None:
+        """The scores per example, heads in one row."""
+        if self.per_example is None:
+            return None
+        return self.per_example.reshape(len(self.per_example), self.values.size)
 
     @property
     def n_excluded(self) -> int:
         """Examples whose scores are undefined."""
-        return 0 if self.per_example is None else int((~np.isfinite(self.per_example).all(axis=1)).sum())
+        table = self.flat_examples
+        return 0 if table is None else int((~defined_examples(table)).sum())
 
     def top(self, k: int, *, magnitude: bool = False) -> tuple[tuple[int, int], ...]:
         """The k heads of largest score, best first; ties go to the lower layer, then the lower head.
@@ -96,17 +151,17 @@ class HeadScores:
         Raises:
             InputError: For a k outside 0 .. H.
         """
-        if not 0 <= k <= len(self.values):
-            raise InputError(f"k is {k}; {self.name!r} has {len(self.values)} heads to choose from")
-        order = ranking(np.abs(self.values) if magnitude else self.values)[:k]
+        if not 0 <= k <= self.values.size:
+            raise InputError(f"k is {k}; {self.name!r} has {self.values.size} heads to choose from")
+        order = ranking(np.abs(self.flat) if magnitude else self.flat)[:k]
         return tuple((int(flat) // self.n_heads, int(flat) % self.n_heads) for flat in order)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per head: layer, head, value."""
         import pandas as pd
 
-        layer, head = np.divmod(np.arange(len(self.values)), self.n_heads)
-        return pd.DataFrame({"layer": layer, "head": head, "value": self.values})
+        layer, head = np.divmod(np.arange(self.values.size), self.n_heads)
+        return pd.DataFrame({"layer": layer, "head": head, "value": self.flat})
 
     def to_dict(self) -> dict[str, Any]:
         """Finite JSON without the per-example table; undefined numbers are null."""
@@ -127,9 +182,16 @@ def ranking(values: Float64[np.ndarray, " H"]) -> Int64[np.ndarray, " H"]:
     return np.argsort(-values, kind="stable")
 
 
+def defined_examples(per_example: Float64[np.ndarray, "P H"]) -> Bool[np.ndarray, " P"]:
+    """Which examples have a number for every head that was scored at all."""
+    finite = np.isfinite(per_example)
+    scored = finite.any(axis=0)
+    return np.asarray(finite[:, scored].all(axis=1) & scored.any())
+
+
 def mean_over_examples(per_example: Float64[np.ndarray, "P H"]) -> Float64[np.ndarray, " H"]:
-    """Mean over the rows that are finite throughout, independent of their order; NaN if there is none."""
-    kept = per_example[np.isfinite(per_example).all(axis=1)]
+    """Mean over the examples that are defined, whatever their order; NaN where a head has no number."""
+    kept = per_example[defined_examples(per_example)]
     if len(kept) == 0:
         return np.full(per_example.shape[1], np.nan)
     return np.array([math.fsum(column) / len(kept) for column in kept.T])

@@ -197,11 +197,10 @@ def weight_scores(model: Model) -> dict[str, HeadScores]:
 def _of_weights(model: Model, name: str, values: np.ndarray, **more: Any) -> HeadScores:
     provenance = {"library": library_version(), "model": model.describe(), "score": name}
     details = {"relative_offset": 0} if name.startswith("qk-") and rotary(model) else {}
-    return HeadScores(
-        name=name,
-        n_layers=model.n_layers,
-        n_heads=model.n_heads,
-        values=values.astype(np.float64),
+    return HeadScores.from_flat(
+        name,
+        model.n_heads,
+        values.astype(np.float64),
         sign="larger = stronger" if "norm" in name else "",
         unit="nats" if name.endswith("sv-entropy") else "",
         details=details | more.pop("details", {}),
@@ -286,7 +285,7 @@ def ov_norm(model: Model, directions: Float64[Tensor, "pairs d_model"]) -> HeadS
         directions: Unit vectors of the stream before the unembedding, e.g. `answer_directions`.
 
     Returns:
-        Non-negative, [H]; NaN with reason `no_direction` where there is none.
+        Non-negative; NaN with reason `no_direction` where there is none.
 
     Raises:
         ShapeError: If the directions are not as wide as the stream.
