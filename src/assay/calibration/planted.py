@@ -297,3 +297,19 @@ def pooled_results(rng: np.random.Generator, *, n_real: int, n_null: int) -> lis
         PooledResult(name=f"result{i}", p=float(value), p_kind="permutation", passed=bool(value < 0.05))
         for i, value in enumerate(p)
     ]
+
+
+def output_logits(
+    rng: np.random.Generator, n: int, *, noise: float, d_vocab: int = 500, spread: float = 3.0
+) -> tuple[Float64[np.ndarray, "n d_vocab"], Float64[np.ndarray, "n d_vocab"]]:
+    """Normal logits of a model, and those of a circuit that differ by normal noise.
+
+    Args:
+        rng: Source of the draws.
+        n: Prompts.
+        noise: Standard deviation of the difference.
+        d_vocab: Outputs.
+        spread: Standard deviation of the model's logits.
+    """
+    full = spread * rng.normal(size=(n, d_vocab))
+    return full, full + noise * rng.normal(size=(n, d_vocab))
