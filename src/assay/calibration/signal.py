@@ -131,7 +131,7 @@ def _jaccard(
         value, warnings = (sizes[0] / sizes[1] if sizes[1] else math.nan), ("proxy",)
     else:
         return _missing()
-    if math.isnan(value):
+    if k == 0 or math.isnan(value):
         return undefined("no_members", values={"value": None}, warnings=warnings)
     return replace(rule.judge(value, exactly(value), k), warnings=warnings)
 
@@ -147,8 +147,8 @@ def _rates(
         ("hit_rate", _HITS, found.hits, found.hits + found.misses),
         ("false_alarm_rate", _FALSE_ALARMS, found.false_alarms, int((~members).sum())),
     ):
-        if n == 0:
-            missing = "no_members" if name == "hit_rate" else "no_others"
+        if n == 0 or not members.any():
+            missing = "no_others" if members.any() else "no_members"
             rows[name] = undefined(missing, values={"value": None})
             continue
         judged = rule.judge(count / n, clopper_pearson(count, n, level=level), n)
@@ -237,7 +237,8 @@ def derived_metrics(
         Passes where d' of `scores` is above 1 and, given a predicted set, hits are above 0.9 and false alarms
         below 0.2: all of them with one-sided 95 % bounds; it fails where one of them fails at 5 % divided by
         their number. `sub_results` has every row, `not_applicable` without its input. Undefined (`too_few`)
-        below two heads inside or outside, `not_applicable` without scores.
+        below two heads inside or outside, (`no_valid_prompt`) where no head has a score, `not_applicable`
+        without scores. Of an empty circuit only the sparsity is known.
 
     Notes:
         Percentiles of d' lie too high for few heads: at a true d' of exactly 1 with 15 heads inside and 129
@@ -278,6 +279,8 @@ def derived_metrics(
     ) -> Verdict:
         if column is None:
             return _missing()
+        if not np.isfinite(column).any():
+            return undefined("no_valid_prompt", values={"value": None})
         groups = sides(-column if turned else column)
         found = _separated(*groups, _DISTANCE, rng=stream(row), n_boot=n_boot, level=level)
         if not found.defined or found.interval is None:
