@@ -305,3 +305,19 @@ def test_arguments_out_of_range_are_named() -> None:
         reliability.retest(*prompts(12, 0.1), n_samples=1)
     with pytest.raises(InputError, match="n_halves is 0"):
         split_half(np.ones((10, 3)), n_halves=0)
+
+
+def test_fresh_samples_may_be_prompts_without_effects() -> None:
+    """A pool of three samples of 40; heads dropped on the first of them only."""
+    full, circuit = prompts(120, 0.04)
+    effects = profile(stream(0, "pool"), 40, 30, reliability=0.97)
+    members = np.arange(30) < 15
+    found = reliability_suite(full, circuit, effects, members)
+    assert found.sub_results["test_retest"].to_dict() == reliability.retest(full, circuit).to_dict()
+    assert found.sub_results["split_half"].details["n_prompts"] == 40
+    pairs = np.repeat(np.arange(60), 2)
+    with pytest.raises(ShapeError, match="effect_units"):
+        reliability_suite(full, circuit, effects, members, unit_id=pairs)
+    both = reliability_suite(full, circuit, effects, members, unit_id=pairs, effect_units=pairs[:40])
+    assert both.sub_results["test_retest"].details["n_units"] == 60
+    assert both.sub_results["split_half"].details["n_units"] == 20

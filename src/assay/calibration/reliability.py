@@ -374,16 +374,17 @@ def _effect_table(
     "have nothing in common, so nearly every reliable measurement fails; opposing heads depress alpha.",
 )
 def reliability_suite(
-    y_full: Real[np.ndarray, " n"],
-    y_circuit: Real[np.ndarray, " n"],
+    y_full: Real[np.ndarray, " m"],
+    y_circuit: Real[np.ndarray, " m"],
     effects: Real[np.ndarray, "n H"],
     members: Bool[np.ndarray, " H"],
     *,
-    sample_id: Shaped[np.ndarray, " n"] | None = None,
-    prompt_hash: Shaped[np.ndarray, " n"] | None = None,
-    pair_id: Shaped[np.ndarray, " n"] | None = None,
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
-    strata: Shaped[np.ndarray, " n"] | None = None,
+    sample_id: Shaped[np.ndarray, " m"] | None = None,
+    prompt_hash: Shaped[np.ndarray, " m"] | None = None,
+    pair_id: Shaped[np.ndarray, " m"] | None = None,
+    unit_id: Shaped[np.ndarray, " m"] | None = None,
+    effect_units: Shaped[np.ndarray, " n"] | None = None,
+    strata: Shaped[np.ndarray, " m"] | None = None,
     inner: str = "faithfulness",
     n_heads: int | None = None,
     task: str = "",
@@ -396,14 +397,16 @@ def reliability_suite(
     is the conjunction of the published three, `split_half_published` in the place of `split_half`.
 
     Args:
-        y_full: Logit difference of the full model.
+        y_full: Logit difference of the full model: of several samples, or of a pool that is dealt into three.
+            A pool has three times the prompts of `effects`, if the size of a sample is to be theirs.
         y_circuit: Of the circuit, as `inner` says.
-        effects: Effect of dropping each head, all heads, `y_full - y_drop1`.
+        effects: Effect of dropping each head, all heads, `y_full - y_drop1`; their prompts may be others.
         members: Which heads form the circuit.
         sample_id: Which sample a prompt belongs to; None deals the prompts into three blocks.
         prompt_hash: Identity of each prompt.
         pair_id: Natural pairs of prompts.
         unit_id: Prompts that belong together.
+        effect_units: The same for `effects`; None: `unit_id`.
         strata: Classes that blocks hold in equal shares.
         inner: `faithfulness` or `completeness`.
         n_heads: Heads of the model, if `effects` has fewer; for the flags of odd circuits.
@@ -414,6 +417,13 @@ def reliability_suite(
         raise ShapeError(
             f"effects have shape {effects.shape}, members {members.shape}; prompts by heads and one flag per "
             "head are needed"
+        )
+    if effect_units is None:
+        effect_units = unit_id
+    if effect_units is not None and len(effect_units) != len(effects):
+        raise ShapeError(
+            f"there are {len(effect_units)} units for {len(effects)} prompts of effects; where y_full has "
+            "other prompts, name the units of these in effect_units"
         )
     judges: dict[str, Callable[..., Verdict]] = {
         "test_retest": partial(
@@ -428,8 +438,8 @@ def reliability_suite(
             task=task,
             seed=seed,
         ),
-        "split_half": partial(split_half, effects, unit_id=unit_id, task=task, seed=seed),
-        "cronbach_alpha": partial(cronbach_items, effects[:, members], unit_id=unit_id),
+        "split_half": partial(split_half, effects, unit_id=effect_units, task=task, seed=seed),
+        "cronbach_alpha": partial(cronbach_items, effects[:, members], unit_id=effect_units),
     }
     parts = {name: judge() for name, judge in judges.items()}
     shared = 1 - 2 * ALPHA / len(judges)
