@@ -98,6 +98,14 @@ def test_a_vanishing_effect_elsewhere_is_capped() -> None:
     assert (found.status, found.published) == ("pass", "pass")
 
 
+def test_heads_without_any_effect_fail() -> None:
+    """Dead heads: 0 over 0, in every resample too."""
+    dead = {name: np.zeros((10, 4)) for name in ("a", "b")}
+    found = discriminant_validity(dead, {"a": np.arange(4) < 2, "b": np.arange(4) > 1}, n_boot=20)
+    assert (found.status, found.published, found.reason) == ("fail", "fail", "no_own_effect")
+    assert found.sub_results["a"].values["value"] == 0.0
+
+
 def test_a_circuit_without_effect_on_its_own_task_fails() -> None:
     given = task_effects(np.random.default_rng(4), own=-0.3, other=0.1)
     found = discriminant_validity(given.effects, given.circuits, n_boot=50)

@@ -64,6 +64,14 @@ def test_the_error_of_a_variance_is_worked_by_hand() -> None:
     assert found.details["relative_error_variance"][0] == pytest.approx(math.sqrt(2 / 99 / 100))
 
 
+def test_a_small_sample_does_not_tell_how_well_it_knows_a_variance() -> None:
+    """Values 4 and 6: errors 0.03 of the mean and root((1 - 37/39)/40) = 0.04 of the variance, 40 prompts."""
+    found = distributional_stability(np.tile([[4.0], [6.0]], (20, 6)))
+    assert found.details["relative_error_variance"] == pytest.approx(math.sqrt(2 / 39 / 40))
+    assert found.values["share_stable"] == 1.0
+    assert (found.status, found.reason, found.n_needed) == ("inconclusive", "too_few", 60)
+
+
 @pytest.mark.parametrize(("mean", "truth"), [(1.0, "pass"), (0.0, "fail")])
 def test_stable_heads_are_told_from_heads_without_effect(mean: float, truth: str) -> None:
     found = [

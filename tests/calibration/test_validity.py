@@ -92,6 +92,14 @@ def test_circuits_without_roles_heads_or_spread_have_no_correlation() -> None:
     assert (found.published, found.status, found.reason) == ("inconclusive", "inconclusive", "zero_variance")
 
 
+def test_bands_that_do_not_differ_say_nothing_of_depth() -> None:
+    """Four roles in rising layers (p = 1/24 over roles), all of them in one band."""
+    one = circuit({**NOMOLOGICAL[0]["circuit"], "bands": {"mid": ["A", "B", "C", "D"]}})
+    found = nomological_validity(one)
+    assert found.values["role_level_p"] == pytest.approx(1 / 24)
+    assert (found.published, found.status, found.reason) == ("inconclusive", "inconclusive", "zero_variance")
+
+
 def test_a_role_without_a_band_is_an_error() -> None:
     with pytest.raises(InputError, match="have no band"):
         nomological_validity(circuit({**NOMOLOGICAL[0]["circuit"], "bands": {"early": ["A"]}}))

@@ -39,11 +39,11 @@ class _Task:
 def _own_ratio(
     own: Float64[np.ndarray, "*draws"], off: Float64[np.ndarray, "*draws"]
 ) -> Float64[np.ndarray, "*draws"]:
-    """Own effect over the size of the mean effect elsewhere, at most 1000; NaN where both vanish."""
+    """Own effect over the size of the mean effect elsewhere, within -1000 and 1000; 0 where both vanish."""
     size = np.abs(off)
-    ratio = np.divide(own, size, out=np.full(np.shape(own), np.nan), where=size > 0)
-    capped = (own > 0) & (size * CAP < own)
-    return np.asarray(np.where(capped, CAP, ratio))
+    ratio = np.divide(own, size, out=np.where(np.isnan(own + off), np.nan, 0.0), where=size > 0)
+    capped = size * CAP < np.abs(own)
+    return np.asarray(np.where(capped, np.sign(own) * CAP, ratio))
 
 
 @gate(
@@ -149,7 +149,7 @@ def discriminant_validity(
             warnings=tuple(
                 code
                 for code, found in (
-                    ("ratio_capped", ratios[0, i] == CAP),
+                    ("ratio_capped", abs(ratios[0, i]) == CAP),
                     ("shared_heads", any(name in pair for pair in shared)),
                 )
                 if found

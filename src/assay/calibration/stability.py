@@ -88,9 +88,10 @@ def distributional_stability(
         seed: Its root.
 
     Returns:
-        Undefined below 15 prompts and without heads. Below 60 prompts inconclusive: no head can show a
-        stable variance there. `sub_results["groups"]` fails where any head depends on the group, and is
-        never a pass: a difference not found is no proof of its absence.
+        Undefined below 15 prompts and without heads. Below 60 prompts inconclusive: a Gaussian head cannot
+        show a stable variance there, and the kurtosis that says otherwise is itself not known.
+        `sub_results["groups"]` fails where any head depends on the group, and is never a pass: a difference
+        not found is no proof of its absence.
 
     References:
         Welch (1951), doi:10.1093/biomet/38.3-4.330; Brown and Forsythe (1974),
@@ -155,7 +156,7 @@ def distributional_stability(
         return replace(
             verdict, status="inconclusive", reason="zero_variance", warnings=(*warnings, "zero_variance")
         )
-    if n < FEWEST_FOR_VARIANCE and verdict.status != "pass":
+    if n < FEWEST_FOR_VARIANCE:
         return replace(verdict, status="inconclusive", reason="too_few", n_needed=FEWEST_FOR_VARIANCE)
     if verdict.status == "inconclusive" and k < FEWEST_HEADS:
         return replace(verdict, reason="too_few_heads")

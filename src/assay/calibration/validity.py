@@ -57,10 +57,10 @@ def nomological_validity(
 
     Returns:
         `not_applicable` without roles, `too_few` below three heads or where even the best order of so few or
-        so tied roles has p >= 0.05 (four roles are needed), `zero_variance` where all heads lie in one layer,
-        or all roles at one depth. `sub_results["layer_density_correlation"]` reports, without a threshold,
-        layer against number of heads in it. Warning `circular_bands`: the bands are disjoint ranges of layers
-        in rising order, so that the published correlation says nothing.
+        so tied roles has p >= 0.05 (four roles are needed), `zero_variance` where all heads lie in one layer
+        or one band, or all roles at one depth. `sub_results["layer_density_correlation"]` reports, without a
+        threshold, layer against number of heads in it. Warning `circular_bands`: the bands are disjoint
+        ranges of layers in rising order, so that the published correlation says nothing.
 
     Raises:
         InputError: For a role without a band.
@@ -93,7 +93,9 @@ def nomological_validity(
     up = spearman_test(mean_layers, depths, rng=rng, alternative="greater", n_permutations=n_perm)
     down = spearman_test(-mean_layers, depths, rng=rng, alternative="greater", n_permutations=n_perm)
     status, reason = "inconclusive", up.reason
-    if up.p_value < ALPHA:
+    if rho is None:
+        reason = "zero_variance"
+    elif up.p_value < ALPHA:
         status = "pass"
     elif down.p_value < ALPHA:
         status = "fail"
@@ -112,7 +114,7 @@ def nomological_validity(
             "smallest_p": None if math.isnan(up.smallest_p) else up.smallest_p,
         },
         thresholds=limits,
-        reason=reason if rho is not None else "zero_variance",
+        reason=reason,
         sub_results=parts,
         warnings=("circular_bands",) if circular else (),
         details={
