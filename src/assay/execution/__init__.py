@@ -1,6 +1,6 @@
 """Ablated execution: run a model with some edges kept and all others ablated."""
 
-from assay.execution.ablation import ABLATIONS, Ablation, Baseline, Prepared, get_ablation
+from assay.execution.ablation import ABLATIONS, Ablation, Baseline, BaselineShelf, Prepared, get_ablation
 from assay.execution.forward import run_circuit, run_model
 from assay.execution.pairs import PairRunner, PreparedInputs
 from assay.execution.plan import Plan, compile_plan
@@ -13,6 +13,7 @@ __all__ = [
     "ABLATIONS",
     "Ablation",
     "Baseline",
+    "BaselineShelf",
     "CircuitRunner",
     "CircuitRuns",
     "PairRunner",

@@ -306,6 +306,47 @@ class _Noisy(Prepared):
         return Baseline(model=self.model, input=embedded, z=z, mlp=mlp)
 
 
+class NoiseAdditive(Ablation):
+    """The source's own output on the clean input plus Gaussian noise of its spread on that input.
+
+    The deviation is over real positions and features of one prompt (ddof 1). Each example draws from a stream
+    of its own row number. For heads the noise is added before the output projection.
+    """
+
+    key = "noise-additive"
+
+    def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> Prepared:
+        return _AddedNoise(model, seed)
+
+
+class _AddedNoise(Prepared):
+    def __init__(self, model: Model, seed: int) -> None:
+        self.model, self.seed = model, seed
+
+    def baseline(self, batch: PairBatch, trace: Trace | None = None) -> Baseline:
+        with torch.no_grad(), self.model.tracing() as clean:
+            self.model.forward(batch.clean)
+        real = torch.arange(batch.clean.shape[1], device=self.model.device) < batch.lengths[:, None]
+        sources = [
+            (clean.input, 1),
+            *((z, self.model.n_heads) for z in clean.z),
+            *((m, 1) for m in clean.mlp),
+        ]
+        rngs = [stream(self.seed, f"noise-additive/{row}") for row in batch.indices.tolist()]
+        noisy = []
+        for value, nodes in sources:
+            by_node = value.double().unflatten(-1, (nodes, -1))
+            spread = torch.stack(
+                [one[here].transpose(0, 1).flatten(1).std(1) for one, here in zip(by_node, real, strict=True)]
+            )
+            draws = torch.stack([torch.from_numpy(rng.standard_normal(by_node.shape[1:])) for rng in rngs])
+            noisy.append(
+                (by_node + draws.to(by_node.device) * spread[:, None, :, None]).flatten(2).to(value.dtype)
+            )
+        embedded, z, mlp = _split(noisy, self.model.n_layers)
+        return Baseline(model=self.model, input=embedded, z=z, mlp=mlp)
+
+
 def _widths(model: Model) -> list[int]:
     """Entries per position of one source, for `input`, the heads of each block, and the MLPs."""
     return [model.d_model] + [model.d_head] * model.n_layers + [model.d_model] * model.n_layers
@@ -336,5 +377,5 @@ def _over_data(
     return totals
 
 
-for _ablation in (Resample(), Zero(), Mean(), Mean(per_position=True), Noise()):
+for _ablation in (Resample(), Zero(), Mean(), Mean(per_position=True), Noise(), NoiseAdditive()):
     ABLATIONS.add(_ablation.key, _ablation)

@@ -37,6 +37,7 @@ from assay.heads.membership import (
 from assay.heads.scores import (
     HeadScores,
 )
+from assay.heads.table import MeasurementTable
 from assay.heads.weights import (
     Composition,
     EdgeTest,
@@ -61,6 +62,7 @@ __all__ = [
     "HeadScores",
     "Langevin",
     "LearningCoefficient",
+    "MeasurementTable",
     "Separation",
     "SetOverlap",
     "WeightFeatures",

@@ -60,8 +60,8 @@ class Shelf:
         if identity != self.identity:
             differing = sorted(key for key in {*stored, *record} if stored.get(key) != record.get(key))
             raise InputError(
-                f"the table in {path.parent} is of another {', '.join(differing)} (hash {identity}; asked for "
-                f"{self.identity}); give it a folder of its own"
+                f"the table in {path.parent} is of another {', '.join(differing)}: its hash is {identity}, "
+                f"and {self.identity} was asked for; give this one a folder of its own"
             )
 
     def _path(self, column: str, start: int) -> Path:

@@ -1,0 +1,383 @@
+"""How each column of a measurement table is made: runs of sets of heads, of edges, of single heads."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+
+from assay.circuits import Circuit
+from assay.errors import InputError
+from assay.execution import ABLATIONS, BaselineShelf, run_circuit, run_model
+from assay.execution.forward import TOKENS_PER_PASS, choose_batch_size
+from assay.heads.attribution import attribution_patching
+from assay.heads.direct import (
+    HeadOutputs,
+    activation_magnitude,
+    direct_attribution,
+    head_outputs,
+    margin_directions,
+)
+from assay.heads.information import causation_entropy
+from assay.heads.interventions import (
+    INTERVENTIONS,
+    Donor,
+    Setting,
+    Site,
+    outside,
+    run_with_heads_replaced,
+)
+from assay.heads.llc import fisher_count
+from assay.heads.runs import base_run, one_head_replaced, one_head_replaced_at_read
+from assay.heads.weights import answer_directions, composition, ov_norm, weight_scores
+from assay.models import Model, Trace
+from assay.objectives import Objective, get_objective
+from assay.tasks import PairTask
+
+
+LLC_PROMPTS = 20
+QUANTITIES = ("y", "ce", "kl")  # margin, cross-entropy, divergence from the model: off the same logits
+
+Heads = Collection[tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Rows:
+    """What an objective reads, for runs of some prompts of a batch."""
+
+    answers: Tensor
+    wrong: Tensor | None
+
+
+@dataclass(kw_only=True, eq=False)
+class Columns:
+    """Makes columns; keeps the plain passes and baselines that several of them need, and counts passes.
+
+    Attributes:
+        model: The model.
+        task: The prompts.
+        circuit: The circuit whose runs are columns.
+        heads: Its heads.
+        measured: Heads that tables over heads measure.
+        reference: Prompts that means are taken over.
+        objective: Its negative is the margin.
+        ablation: Method of tables over single heads.
+        seed: Root of donors and noise.
+        donors: Row of each prompt's donor, instead of random draws.
+        batch_size: Prompts per pass; None: by free memory.
+        n_forward: Whole-pass equivalents over one prompt made so far.
+        n_backward: Backward passes over one prompt.
+    """
+
+    model: Model
+    task: PairTask
+    circuit: Circuit
+    heads: tuple[tuple[int, int], ...]
+    measured: tuple[tuple[int, int], ...]
+    reference: PairTask
+    objective: Objective
+    ablation: str
+    seed: int
+    donors: Int64[np.ndarray, " P"] | None
+    batch_size: int | None
+    n_forward: float = 0.0
+    n_backward: float = 0.0
+    _settings: dict[int, Setting] = field(default_factory=dict)
+    _baselines: dict[tuple[str, int, int], BaselineShelf] = field(default_factory=dict)
+    _held: tuple[PairTask, Tensor] | None = None
+
+    @cached_property
+    def by_heads(self) -> bool:
+        """Whether the circuit is a set of heads with all MLPs, run by replacing the others."""
+        if self.circuit.heads is None:
+            return False
+        return self.circuit == Circuit.from_heads(self.model.graph, self.circuit.heads)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count passes by the tokens that go through MLPs: every run goes through one per block it runs."""
+        tokens = 0
+
+        def count(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            nonlocal tokens
+            tokens += output.numel() // output.shape[-1]
+
+        handles = [block.mlp.register_forward_hook(count) for block in self.model.blocks]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.n_forward += tokens / (self.model.n_layers * self.task.length)
+
+    # ---- whole runs -----------------------------------------------------------------------------
+
+    def _setting(self, prompts: PairTask, draw: int = 0) -> Setting:
+        """Shared plain passes of the task or of `more`; every draw has its own random streams."""
+        if id(prompts) not in self._settings:
+            self._settings[id(prompts)] = Setting(
+                model=self.model,
+                task=prompts,
+                reference=self.reference,
+                batch_size=choose_batch_size(self.model, prompts, asked=self.batch_size),
+                # Prompts beyond the task's get donors and noise of their own.
+                seed=self.seed if prompts is self.task else self.seed + 1,
+            )
+        donors = self.donors if prompts is self.task else None
+        return replace(self._settings[id(prompts)], draw=draw, donors=donors)
+
+    def runs(self, which: str, method: str, prompts: PairTask) -> dict[str, np.ndarray]:
+        """All that is read off one kind of run, under the names of its columns."""
+        if which == "full":
+            logits = self._full_logits(prompts)
+            return {f"{key}_full": self._read(key, logits, prompts) for key in ("y", "ce")}
+
+        def logits_of(setting: Setting) -> Tensor:
+            if not self.by_heads:
+                return self._edges(which, method, setting)
+            replaced = {
+                "keep": outside(self.heads, self.model),
+                "drop": list(self.heads),
+                "empty": outside((), self.model),
+            }[which]
+            return self._replaced(method, replaced, setting)
+
+        draws = []
+        for setting in self._draws(method, prompts):
+            logits = logits_of(setting)
+            draws.append([self._read(key, logits, prompts) for key in QUANTITIES])
+        columns = [np.stack(column, axis=1) for column in zip(*draws, strict=True)]
+        return {
+            f"{key}_{which}/{method}": column if len(draws) > 1 else column[:, 0]
+            for key, column in zip(QUANTITIES, columns, strict=True)
+        }
+
+    def _draws(self, method: str, prompts: PairTask) -> list[Setting]:
+        intervention = INTERVENTIONS[method]
+        given = isinstance(intervention, Donor) and self.donors is not None and prompts is self.task
+        return [self._setting(prompts, draw) for draw in range(1 if given else intervention.draws)]
+
+    def by_draw(self, method: str, run: Callable[[Setting], Tensor]) -> Float64[np.ndarray, "P *draws"]:
+        """Margins of each draw of a method."""
+        draws = [self._read("y", run(each), self.task) for each in self._draws(method, self.task)]
+        return np.stack(draws, axis=1) if len(draws) > 1 else draws[0]
+
+    def _replaced(
+        self, method: str, heads: Collection[tuple[int, int]], setting: Setting
+    ) -> Float[Tensor, "n d_vocab"]:
+        return run_with_heads_replaced(
+            self.model,
+            setting.task,
+            heads,
+            INTERVENTIONS[method].prepare(setting),
+            batch_size=setting.batch_size,
+            check=False,
+        )
+
+    def _edges(self, which: str, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
+        circuit = {
+            "keep": self.circuit,
+            "drop": self.circuit.dropped(),
+            "empty": self.circuit.emptied(),
+        }[which]
+        return self._edge_run(circuit, method, setting)
+
+    def _edge_run(self, circuit: Circuit, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
+        prompts, ablation, intervention = setting.task, method, INTERVENTIONS[method]
+        if isinstance(intervention, Donor):
+            donors = intervention.donors_of(setting)
+            if (donors < 0).any():
+                raise InputError(f"{method!r} has no donor for prompt {int(np.argmin(donors))}")
+            prompts, ablation = (
+                replace(prompts, corrupted=prompts.clean[torch.from_numpy(donors)]),
+                "resample",
+            )
+        if ablation not in ABLATIONS:
+            have = ", ".join(sorted({*ABLATIONS} & {*INTERVENTIONS}))
+            raise InputError(
+                f"{method!r} is defined for heads and this circuit is one of edges; give a head circuit "
+                f"(Circuit.from_heads), or one of {have}, resample-donor"
+            )
+        key = (ablation, id(setting.task), setting.draw)
+        return run_circuit(
+            self.model,
+            prompts,
+            circuit,
+            ablation=ablation,
+            batch_size=setting.batch_size,
+            seed=setting.seed + 1000 * setting.draw,  # another stream per draw
+            check=False,
+            shelf=self._baselines.setdefault(key, BaselineShelf()),
+        )
+
+    def _full_logits(self, prompts: PairTask) -> Float[Tensor, "n d_vocab"]:
+        """The model's logits; the last ones asked for stay in memory, for divergences from them."""
+        if self._held is None or self._held[0] is not prompts:
+            self._held = prompts, run_model(self.model, prompts, batch_size=self.batch_size, check=False)
+        return self._held[1]
+
+    def _read(self, quantity: str, logits: Tensor, prompts: PairTask) -> Float64[np.ndarray, " n"]:
+        """One number per prompt off its logits: `y`, `ce`, or `kl` from the model."""
+        loss = self.objective if quantity == "y" else get_objective(quantity)
+        full = self._full_logits(prompts)
+        parts = []
+        for batch in prompts.batches(256):
+            rows = batch.indices
+            parts.append(loss(logits[rows].double(), full[rows].double(), batch))
+        values = torch.cat(parts).numpy()
+        return -values if quantity == "y" else values
+
+    # ---- single heads ---------------------------------------------------------------------------
+
+    def over_heads(self, name: str, some: PairTask, rows: slice) -> Float64[np.ndarray, "n measured"]:
+        """`y_drop1`, `y_patch` or `y_cross` of some prompts and the measured heads."""
+        size = min(
+            choose_batch_size(self.model, some, asked=self.batch_size),
+            max(1, TOKENS_PER_PASS // (4 * some.length)) if self.model.device.type == "cpu" else some.n,
+        )
+        replacement = None
+        if name == "y_drop1":
+            replacement = INTERVENTIONS[self.ablation].prepare(self._setting(self.task))
+        parts = []
+        for batch in some.batches(size):
+            batch = batch.to(self.model.device)
+            batch = replace(batch, indices=batch.indices + rows.start)
+            clean = base_run(self.model, batch.clean)
+            full = self._logits(clean, batch.positions)
+            reading = self._reading(batch.answers, batch.wrong, full)
+            if replacement is not None:
+                values = [
+                    self._values(replacement, clean, layer, batch) for layer in range(self.model.n_layers)
+                ]
+                table = one_head_replaced(
+                    self.model, clean, values, batch.positions, reading, heads=self.measured
+                )
+            else:
+                corrupted = base_run(self.model, batch.corrupted)
+                if name == "y_patch":
+                    table = one_head_replaced(
+                        self.model, corrupted, clean.z, batch.positions, reading, heads=self.measured
+                    )
+                else:
+                    index = torch.arange(len(batch.indices), device=self.model.device)
+                    at_read = [z[index, batch.positions] for z in corrupted.z]
+                    table = one_head_replaced_at_read(
+                        self.model, clean, at_read, batch.positions, reading, heads=self.measured
+                    )
+            parts.append(table.numpy())
+        return np.concatenate(parts)
+
+    def _values(self, replacement: Any, trace: Trace, layer: int, batch: Any) -> Tensor:
+        """What a block's heads are replaced by, where nothing below them differs from the plain run."""
+        block = self.model.blocks[layer]
+        channels = block.channels(trace.qkv[layer])
+        site = Site(
+            layer=layer,
+            block=block,
+            z=trace.z[layer].unflatten(-1, (block.n_heads, block.d_head)),
+            values=channels[:, :, block.n_heads + block.n_kv_heads :],
+            batch=batch,
+        )
+        value: Tensor = replacement(site)
+        return value.to(trace.z[layer].dtype).expand_as(site.z).flatten(2)
+
+    @torch.no_grad()
+    def _logits(self, trace: Trace, read: Tensor) -> Tensor:
+        assert trace.final_in is not None
+        return self.model.read(self.model.final_norm.module(trace.final_in), read)
+
+    def _reading(
+        self, answers: Tensor, wrong: Tensor | None, full: Tensor
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        def read(logits: Tensor, prompts: Tensor) -> Tensor:
+            rows = _Rows(answers=answers[prompts], wrong=None if wrong is None else wrong[prompts])
+            return -self.objective(logits.double(), full[prompts].double(), rows)
+
+        return read
+
+    def corrupted(self) -> Float64[np.ndarray, " P"]:
+        """Margins of the corrupted prompts, scored with the clean prompts' answers."""
+        swapped = replace(self.task, clean=self.task.corrupted)
+        logits = run_model(self.model, swapped, batch_size=self.batch_size, check=False)
+        return self._read("y", logits, self.task)
+
+    def of_set(self, kept: Heads, method: str) -> Float64[np.ndarray, "P *draws"]:
+        """Margins with these heads kept and all others replaced."""
+        return self.by_draw(method, lambda each: self._replaced(method, outside(kept, self.model), each))
+
+    def without_set(self, dropped: Heads, method: str) -> Float64[np.ndarray, "P *draws"]:
+        """Margins with these heads replaced."""
+        return self.by_draw(method, lambda each: self._replaced(method, dropped, each))
+
+    def without_each(self) -> Float64[np.ndarray, "P k"]:
+        """Margins of the circuit without one of its heads, for each."""
+        columns = []
+        for layer, head in self.heads:
+            if self.by_heads:
+                kept = [other for other in self.heads if other != (layer, head)]
+                columns.append(self.of_set(kept, self.ablation))
+            else:
+                smaller = self.circuit.without_head(layer, head)
+                run = self._edge_run(smaller, self.ablation, self._setting(self.task))
+                columns.append(self._read("y", run, self.task))
+        return np.stack(columns, axis=1) if columns else np.empty((self.task.n, 0))
+
+    # ---- scores without runs of their own -------------------------------------------------------
+
+    @cached_property
+    def outputs(self) -> HeadOutputs:
+        """What every part wrote at the read position: one plain pass per prompt."""
+        return head_outputs(self.model, self.task, batch_size=self.batch_size)
+
+    def of_heads(self, name: str) -> dict[str, np.ndarray]:
+        if name == "attribution":
+            found = attribution_patching(
+                self.model, self.task, objective=self.objective, batch_size=self.batch_size
+            )
+            self.n_backward += self.task.n
+            assert found.flat_examples is not None
+            return {name: found.flat_examples}
+        directions = {
+            "dla": ("difference", "frozen"),
+            "dla_correct": ("correct", "none"),
+        }
+        if name in directions:
+            kind, norm = directions[name]
+            toward = margin_directions(self.model, self.task, kind)  # type: ignore[arg-type]  # from the table
+            found = direct_attribution(self.model, self.outputs, toward, norm=norm)  # type: ignore[arg-type]
+        elif name == "magnitude":
+            found = activation_magnitude(self.model, self.outputs)
+        else:
+            return {name: self.outputs.z.double().numpy()}
+        assert found.flat_examples is not None
+        return {name: found.flat_examples}
+
+    def learning_coefficients(self) -> Float64[np.ndarray, " H"]:
+        """Counts of active directions, on the scale of a local learning coefficient."""
+        self.n_backward += min(LLC_PROMPTS, self.task.n)
+        return fisher_count(self.model, self.task, n=LLC_PROMPTS, batch_size=self.batch_size).flat
+
+    def causation(self, target: Float64[np.ndarray, " P"]) -> Float64[np.ndarray, " H"]:
+        """Information of each head's direct attribution about the margins."""
+        features = direct_attribution(self.model, self.outputs, margin_directions(self.model, self.task))
+        return causation_entropy(features, target, seed=self.seed).flat
+
+    def of_weights(self, name: str) -> dict[str, np.ndarray]:
+        if name == "ov_norm":
+            if self.task.wrong is None:
+                raise InputError(
+                    "ov_norm compares right with wrong outputs, and "
+                    f"task {self.task.name!r} names no wrong ones; give it wrong="
+                )
+            pairs = answer_directions(self.model, self.task.answers[:, 0], self.task.wrong[:, 0])
+            return {name: ov_norm(self.model, pairs).flat}
+        if name.startswith("composition/"):
+            found = composition(self.model)
+            return {f"composition/{key}": getattr(found, key) for key in "qkv"}
+        scores = weight_scores(self.model)
+        return {key: scores[f"ov-{key.replace('_', '-')}"].flat for key in ("spectral_norm", "sv_entropy")}

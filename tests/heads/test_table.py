@@ -1,0 +1,331 @@
+"""The measurement table: golden values, one definition for each run, and what its folder guarantees."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from assay.circuits import Circuit, EdgeScores
+from assay.errors import FileFormatError, InputError, UnknownNameError
+from assay.execution import CircuitRuns
+from assay.heads import MeasurementTable
+from assay.heads.interventions import INTERVENTIONS
+from assay.models import Model
+from assay.tasks import PairTask
+
+
+@pytest.fixture(scope="module")
+def golden_table(golden: dict[str, Any], golden_model: Model, golden_task: PairTask) -> MeasurementTable:
+    circuit = Circuit.from_heads(golden_model.graph, golden["circuit"])
+    return MeasurementTable(golden_model, golden_task, circuit, donors=np.array(golden["donor"]))
+
+
+@pytest.mark.parametrize(
+    ("column", "key"),
+    [
+        ("y_full", "y_full"),
+        ("ce_full", "ce_full"),
+        ("ce_keep/mean", "ce_keep_mean"),
+        ("ce_drop/mean", "ce_drop_mean"),
+        ("y_drop/mean", "y_drop_mean"),
+        ("y_empty/mean", "y_empty_mean"),
+        ("y_drop1", "y_drop1_mean"),
+        ("y_minus1", "y_minus1_mean"),
+        ("y_cor", "y_cor"),
+        ("y_patch", "y_patch"),
+        ("y_cross", "y_cross"),
+        ("dla", "dla_difference_frozen_norm"),
+        ("dla_correct", "dla_correct_no_norm"),
+        ("attribution", "attribution_patching"),
+        ("spectral_norm", "ov_spectral_norm"),
+        ("sv_entropy", "ov_sv_entropy"),
+    ],
+)
+def test_columns_equal_the_golden_values(
+    golden_table: MeasurementTable, golden: dict[str, Any], column: str, key: str
+) -> None:
+    np.testing.assert_allclose(golden_table.column(column), np.array(golden[key]), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("quantity", ["y", "kl"])
+def test_circuit_runs_equal_the_golden_values(
+    golden_table: MeasurementTable, golden: dict[str, Any], quantity: str
+) -> None:
+    for method, expected in golden[f"{quantity}_keep"].items():
+        found = golden_table.column(f"{quantity}_keep/{method}")
+        np.testing.assert_allclose(found, np.array(expected), rtol=1e-9, atol=1e-11, err_msg=method)
+
+
+def test_magnitudes_equal_the_golden_ones(golden_table: MeasurementTable, golden: dict[str, Any]) -> None:
+    np.testing.assert_allclose(
+        golden_table.column("magnitude").mean(axis=0), golden["activation_magnitude"], rtol=1e-9
+    )
+    composed = golden_table.column("composition/k")  # NaN where the receiver is not later, 0 in the file
+    np.testing.assert_allclose(
+        np.nan_to_num(composed), np.array(golden["composition"]["k"], dtype=np.float64), rtol=1e-9, atol=1e-12
+    )
+
+
+# ---- the same run by other means ----------------------------------------------------------------
+
+
+def test_a_dropped_head_is_the_same_run_by_edges(model64: Model, make_task: Callable[..., PairTask]) -> None:
+    task = make_task(n=5, ragged=True)
+    circuit = Circuit.from_heads(model64.graph, [(0, 1), (1, 0)])
+    table = MeasurementTable(model64, task, circuit)
+    alone = Circuit.from_heads(model64.graph, [(1, 0)])
+    runs = CircuitRuns(model64, task, alone, ablation="mean")
+    place = model64.n_heads
+    np.testing.assert_allclose(table.column("y_drop1")[:, place], runs.margins("drop"), rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(table.column("y_keep/mean"), table.keep([(1, 0), (0, 1)]), rtol=1e-12)
+    np.testing.assert_allclose(
+        table.column("y_minus1")[:, 0], runs.margins("keep"), rtol=1e-8, atol=1e-9
+    )  # without the first head, the second is left
+    np.testing.assert_allclose(table.drop([(1, 0)]), runs.margins("drop"), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["zero", "mean", "resample", "resample-donor", "noise-additive"])
+def test_an_edge_circuit_of_all_edges_is_the_model(
+    model64: Model, make_task: Callable[..., PairTask], method: str
+) -> None:
+    task = make_task(n=4)
+    table = MeasurementTable(model64, task, Circuit.full(model64.graph))
+    assert not table.by_heads
+    assert table.k == table.H
+    full = table.column("y_full")
+    kept = table.column(f"y_keep/{method}").reshape(4, -1)
+    np.testing.assert_allclose(kept, np.repeat(full[:, None], kept.shape[1], axis=1), rtol=1e-8, atol=1e-9)
+    assert kept.shape[1] == INTERVENTIONS[method].draws
+
+
+def test_edges_of_kept_heads_and_replaced_heads_are_one_run(
+    model64: Model, make_task: Callable[..., PairTask]
+) -> None:
+    task = make_task(n=4)
+    heads = Circuit.from_heads(model64.graph, [(0, 0), (1, 1)])
+    edges = Circuit(graph=heads.graph, mask=heads.mask)
+    by_heads, by_edges = (MeasurementTable(model64, task, each) for each in (heads, edges))
+    assert by_heads.by_heads
+    assert not by_edges.by_heads
+    assert by_edges.heads == heads.heads
+    for column in ("y_keep/mean", "kl_keep/resample", "y_keep/zero", "y_minus1"):
+        np.testing.assert_allclose(
+            by_heads.column(column), by_edges.column(column), rtol=1e-7, atol=1e-8, err_msg=column
+        )
+
+
+def test_rows_do_not_depend_on_batches_or_blocks(
+    model64: Model, make_task: Callable[..., PairTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, circuit = make_task(n=6, ragged=True), Circuit.from_heads(model64.graph, [(0, 0)])
+    whole = MeasurementTable(model64, task, circuit)
+    monkeypatch.setattr("assay.heads.table.ROWS_AT_ONCE", 4)
+    parts = MeasurementTable(model64, task, circuit, batch_size=3)
+    for column in ("y_drop1", "y_patch", "y_cross", "y_keep/noise-additive", "ocse", "llc"):
+        np.testing.assert_allclose(
+            whole.column(column), parts.column(column), rtol=1e-8, atol=1e-9, err_msg=column
+        )
+
+
+def test_the_pool_is_the_task_and_more(model64: Model, make_task: Callable[..., PairTask]) -> None:
+    task, more = make_task(n=4), make_task(n=3, seed=1)
+    circuit = Circuit.from_heads(model64.graph, [(0, 0)])
+    table = MeasurementTable(model64, task, circuit, more=more)
+    assert table.n_pool == 7
+    pool = table.column("pool/y_keep/mean")
+    np.testing.assert_array_equal(pool[:4], table.column("y_keep/mean"))
+    other = MeasurementTable(model64, more, circuit, reference=task)
+    np.testing.assert_allclose(pool[4:], other.column("y_keep/mean"), rtol=1e-10)
+    assert len(table.column("pool/y_full")) == 7
+    alone = MeasurementTable(model64, task, circuit)
+    np.testing.assert_array_equal(alone.column("pool/y_full"), alone.column("y_full"))
+
+
+# ---- cost ---------------------------------------------------------------------------------------
+
+
+def test_single_heads_cost_half_a_pass_and_last_tokens_a_token(
+    model64: Model, make_task: Callable[..., PairTask]
+) -> None:
+    task, circuit = make_task(n=4), Circuit.from_heads(model64.graph, [(0, 0)])
+    table = MeasurementTable(model64, task, circuit)
+    table.column("y_full")
+    assert table.passes["forward"] == pytest.approx(4)
+    table.column("y_full")
+    assert table.passes["forward"] == pytest.approx(4)
+    before = table.passes["forward"]
+    table.column("y_patch")
+    spent = table.passes["forward"] - before
+    layers, heads = model64.n_layers, model64.n_heads
+    through = 0 if model64.graph.parallel else 1  # a parallel block's own MLP does not read its heads
+    shares = sum((layers - layer - 1 + through) / layers for layer in range(layers)) * heads
+    assert spent == pytest.approx(4 * (2 + shares))
+    assert spent <= table.cost()["y_patch"] + 1e-9
+    before = table.passes["forward"]
+    table.column("y_cross")
+    assert table.passes["forward"] - before == pytest.approx(4 * (2 + shares / task.length))
+    table.column("attribution")
+    assert table.passes["backward"] == 4
+
+
+def test_a_budget_leaves_all_but_the_circuit_and_some_others_unmeasured(
+    make_task: Callable[..., PairTask], golden_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.heads.table.RANDOM_HEADS", 3)
+    task = make_task(n=3)
+    circuit = Circuit.from_heads(golden_model.graph, [(0, 0), (2, 3)])
+    whole = MeasurementTable(golden_model, task, circuit)
+    table = MeasurementTable(golden_model, task, circuit, max_passes=10)
+    assert not whole.partial
+    assert table.partial
+    assert len(table.measured_heads) == 5
+    assert set(circuit.kept_heads()) < set(table.measured_heads)
+    measured = np.isfinite(table.column("y_drop1")).all(axis=0)
+    assert measured.sum() == 5
+    assert table.hash != whole.hash
+    np.testing.assert_allclose(table.column("y_drop1")[:, measured], whole.column("y_drop1")[:, measured])
+    with pytest.raises(InputError, match="max_passes"):
+        MeasurementTable(golden_model, task, circuit, max_passes=0)
+
+
+# ---- folder -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(golden_model: Model, make_task: Callable[..., PairTask], tmp_path: Path) -> MeasurementTable:
+    table = MeasurementTable(
+        golden_model,
+        make_task(n=5),
+        Circuit.from_heads(golden_model.graph, [(0, 0)]),
+        folder=tmp_path / "table",
+    )
+    table.column("y_drop1")
+    table.column("y_keep/mean")
+    return table
+
+
+def again(table: MeasurementTable, folder: Path, **changes: Any) -> MeasurementTable:
+    return MeasurementTable(
+        changes.get("model", table.model),
+        changes.get("task", table.task),
+        changes.get("circuit", table.circuit),
+        folder=folder,
+    )
+
+
+def test_kept_columns_cost_nothing_and_are_the_same_bytes(filled: MeasurementTable, tmp_path: Path) -> None:
+    found = again(filled, tmp_path / "table")
+    for column in ("y_drop1", "y_keep/mean", "kl_keep/mean"):
+        np.testing.assert_array_equal(found.column(column), filled.column(column))
+    assert found.passes == {"forward": 0.0, "backward": 0.0}
+
+
+def test_a_table_continues_where_it_was_cut_off(
+    filled: MeasurementTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.heads.table.ROWS_AT_ONCE", 2)
+    folder = tmp_path / "other"
+    first = again(filled, folder)
+    first.column("y_patch")
+    files = sorted(folder.glob("y_patch.*"))
+    assert len(files) == 3
+    kept = files[0].read_bytes()
+    files[1].unlink()
+    resumed = again(filled, folder)
+    np.testing.assert_array_equal(resumed.column("y_patch"), first.column("y_patch"))
+    assert resumed.passes["forward"] == pytest.approx(first.passes["forward"] * 2 / 5)
+    assert files[0].read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    ],
+)
+def test_a_half_written_or_changed_block_is_refused_by_name(
+    filled: MeasurementTable, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    [file] = (tmp_path / "table").glob("y_drop1.*")
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(FileFormatError, match=r"y_drop1.*delete it"):
+        again(filled, tmp_path / "table").column("y_drop1")
+    file.unlink()
+    np.testing.assert_array_equal(
+        again(filled, tmp_path / "table").column("y_drop1"), filled.column("y_drop1")
+    )
+
+
+def test_a_block_of_another_table_is_refused(filled: MeasurementTable, tmp_path: Path) -> None:
+    other = MeasurementTable(
+        filled.model,
+        filled.task,
+        Circuit.from_heads(filled.model.graph, [(1, 1)]),
+        folder=tmp_path / "other",
+    )
+    other.column("y_keep/mean")
+    [theirs] = (tmp_path / "other").glob("y_keep~mean.*")
+    [ours] = (tmp_path / "table").glob("y_keep~mean.*")
+    ours.write_bytes(theirs.read_bytes())
+    with pytest.raises(FileFormatError, match="states table"):
+        again(filled, tmp_path / "table").column("y_keep/mean")
+
+
+def test_the_folder_of_another_model_or_circuit_is_refused(
+    filled: MeasurementTable, model64: Model, make_task: Callable[..., PairTask], tmp_path: Path
+) -> None:
+    folder = tmp_path / "table"
+    with pytest.raises(InputError, match="another circuit"):
+        again(filled, folder, circuit=Circuit.from_heads(filled.model.graph, [(1, 1)]))
+    with pytest.raises(InputError, match="another .*model"):
+        again(
+            filled, folder, model=model64, task=make_task(n=5), circuit=Circuit.from_heads(model64.graph, [])
+        )
+    with pytest.raises(InputError, match="another task"):
+        again(filled, folder, task=make_task(n=5, seed=9))
+    (folder / "table.json").write_text('{"hash": ')
+    with pytest.raises(FileFormatError, match="half-written"):
+        again(filled, folder)
+
+
+# ---- input --------------------------------------------------------------------------------------
+
+
+def test_unknown_columns_methods_and_circuits(
+    golden_model: Model, make_task: Callable[..., PairTask]
+) -> None:
+    task, graph = make_task(n=3), golden_model.graph
+    table = MeasurementTable(golden_model, task, Circuit.from_heads(graph, [(0, 0)]))
+    for name in ("y_drop2", "y_keep", "y_full/mean", "kl_full", "nonsense"):
+        with pytest.raises(UnknownNameError, match="column"):
+            table.column(name)
+    with pytest.raises(UnknownNameError, match="intervention"):
+        table.column("y_keep/median")
+    assert MeasurementTable(golden_model, task, [(0, 0)]).hash == table.hash
+    edges = MeasurementTable(golden_model, task, EdgeScores(graph, torch.rand(graph.valid.shape)).top(30))
+    with pytest.raises(InputError, match="defined for heads"):
+        edges.column("y_keep/soft")
+    with pytest.raises(InputError, match="out of range"):
+        table.keep([(9, 0)])
+
+
+def test_columns_cannot_be_changed(golden_table: MeasurementTable) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        golden_table.column("y_full")[0] = 1.0
+
+
+def test_empty_and_full_circuits(golden_model: Model, make_task: Callable[..., PairTask]) -> None:
+    task, graph = make_task(n=3), golden_model.graph
+    nothing = MeasurementTable(golden_model, task, Circuit.from_heads(graph, []))
+    assert nothing.k == 0
+    assert nothing.column("y_minus1").shape == (3, 0)
+    np.testing.assert_allclose(nothing.column("y_drop/mean"), nothing.column("y_full"))
+    every = [(layer, head) for layer in range(3) for head in range(4)]
+    everything = MeasurementTable(golden_model, task, Circuit.from_heads(graph, every))
+    np.testing.assert_allclose(everything.column("y_keep/zero"), everything.column("y_full"))
+    assert everything.members.all()
