@@ -174,5 +174,5 @@ def test_prompts_are_dropped_from_every_method_and_units_count_once() -> None:
 
 
 def test_runs_of_other_lengths_are_named(unchecked: None) -> None:
-    with pytest.raises(ShapeError, match=r"full \(5,\), circuit of zero \(4,\)"):
+    with pytest.raises(ShapeError, match=r"y_full \(5,\), y_circuit of zero \(4,\)"):
         ablation_invariance(np.ones(5), {"zero": np.ones(4), "mean": np.ones(5)})

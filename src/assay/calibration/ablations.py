@@ -46,7 +46,7 @@ def _compare_methods(
 
     if len(usable) < 2:
         return none("not_applicable")
-    data = sample(unit_id, full=y_full, **{f"circuit of {name}": each for name, each in usable.items()})
+    data = sample(unit_id, y_full=y_full, **{f"y_circuit of {name}": each for name, each in usable.items()})
     warnings += data.warnings
     details |= data.counts
     if reason := data.missing():

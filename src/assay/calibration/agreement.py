@@ -18,7 +18,7 @@ from assay.calibration._tables import (
     scored_heads,
 )
 from assay.calibration.gate import SEED, gate, gate_stream, positive, undefined
-from assay.errors import InputError
+from assay.errors import InputError, ShapeError
 from assay.measurement import Interval, Rule, Verdict
 from assay.stats import (
     draw_counts,
@@ -80,6 +80,14 @@ def _common(found: Profiles, transform: Any) -> _Common:
         warnings=warnings,
         constant=tuple(name for name, kept in zip(found.names, varies, strict=True) if not kept),
     )
+
+
+def _check_members(members: Bool[np.ndarray, " H"] | None, found: Profiles) -> None:
+    if members is not None and members.shape != found.means.shape[1:]:
+        raise ShapeError(
+            f"members has shape {members.shape} for scores of {found.means.shape[1]} heads; one flag per "
+            "head is needed"
+        )
 
 
 def _upper(matrix: Float64[np.ndarray, "*batch m m"]) -> Float64[np.ndarray, "*batch pairs"]:
@@ -177,6 +185,7 @@ def convergent_validity(
     if len(scores) < 2:
         return undefined("not_applicable", thresholds=limits)
     found = profiles(scores, unit_id=unit_id)
+    _check_members(members, found)
     if found.per_prompt and not found.n_prompts:
         return undefined("no_valid_prompt", thresholds=limits)
     specialised = llc_direction == "specialised"
@@ -343,6 +352,7 @@ def inter_rater(
         heads. Without a circuit of 1 to H - 1 heads kappa is undefined, and with it the published rule.
     """
     positive("n_boot", n_boot)
+    positive("n_perm", n_perm)
     limits: dict[str, float | None] = {"w": 0.5, "kappa": 0.4}
     unknown = set(signed) - set(scores)
     if unknown:
@@ -350,6 +360,7 @@ def inter_rater(
     if len(scores) < 2:
         return undefined("not_applicable", thresholds=limits)
     found = profiles(scores)
+    _check_members(members, found)
     if found.per_prompt and not found.n_prompts:
         return undefined("no_valid_prompt", thresholds=limits)
     keeps_sign = np.array([name in signed for name in found.names])[:, None]

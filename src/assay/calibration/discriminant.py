@@ -93,6 +93,11 @@ def discriminant_validity(
     limits: dict[str, float | None] = {"pass": 3.0, "fail": 3.0}
     if set(effects) != set(circuits):
         raise InputError(f"effects has tasks {sorted(effects)}, circuits {sorted(circuits)}; give the same")
+    for argument, given in (("gaps", gaps), ("unit_id", unit_id)):
+        if given is not None and not set(effects) <= set(given):
+            raise InputError(
+                f"{argument} has tasks {sorted(given)}, effects {sorted(effects)}; give {argument} for each"
+            )
     empty = [name for name in effects if not circuits[name].any()]
     tasks, heads = _tasks(
         {name: table for name, table in effects.items() if name not in empty}, circuits, gaps, unit_id

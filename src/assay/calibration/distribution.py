@@ -12,7 +12,7 @@ from scipy import stats as scipy_stats
 from assay.calibration._samples import FEWEST, sample
 from assay.calibration._tables import percentile_bounds, scored_heads
 from assay.calibration.gate import SEED, gate, gate_stream, positive, undefined
-from assay.errors import ShapeError
+from assay.errors import InputError, ShapeError
 from assay.heads import EffectiveRank, effective_rank
 from assay.measurement import Rule, Verdict
 from assay.stats import auroc, draw_counts
@@ -121,6 +121,12 @@ def distributional_characterization(
     table = np.asarray(attributions, dtype=np.float64)
     if table.ndim != 2 or table.shape[1] != len(members):
         raise ShapeError(f"attributions has shape {table.shape}; [prompts, {len(members)} heads] is needed")
+    if outputs is not None and (outputs.ndim != 3 or outputs.shape[:2] != table.shape):
+        raise ShapeError(
+            f"outputs has shape {outputs.shape}; [{table.shape[0]}, {table.shape[1]}, d_head] is needed"
+        )
+    if n_heads is not None and (n_heads < 1 or len(members) % n_heads):
+        raise InputError(f"n_heads is {n_heads}; heads per layer, of {len(members)} in all, are needed")
     limits: dict[str, float | None] = {"pass": 2.0, "fail": 2.0}
     heads = scored_heads(table) if len(table) else np.ones(len(members), dtype=np.bool_)
     kept = sample(unit_id, table=table[:, heads])

@@ -130,7 +130,7 @@ def measurement_invariance(
     if dependent not in _DEPENDENT:
         raise unknown_name("dependent variable", dependent, _DEPENDENT)
     statistic = inner_metric(inner)
-    data = sample(None, circuit=y_circuit, full=y_full)
+    data = sample(None, y_circuit=y_circuit, y_full=y_full)
     warnings = (*data.warnings, *circuit_flags(circuit_size, n_heads))
     details: dict[str, Any] = {"metric": "C13.measurement_invariance", **data.counts, "dependent": dependent}
 

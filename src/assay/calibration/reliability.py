@@ -82,7 +82,7 @@ def retest(
     if n_samples < 2:
         raise InputError(f"n_samples is {n_samples}; at least 2 are needed, 3 by default")
     statistic = inner_metric(inner)
-    data = sample(unit_id, circuit=y_circuit, full=y_full)
+    data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
     warnings = data.warnings
     details: dict[str, Any] = {"metric": "C16.test_retest", **data.counts}
 

@@ -10,6 +10,7 @@ from jaxtyping import Int, Real, Shaped
 from assay.calibration._relative import by_relative_error, relative_error, scores_of, shuffled, unit_labels
 from assay.calibration._samples import circuit_flags, inner_metric, judged, limits, sample
 from assay.calibration.gate import SEED, gate, gate_stream, positive, undefined
+from assay.errors import InputError, ShapeError
 from assay.measurement import Rule, Verdict
 from assay.stats import (
     Estimate,
@@ -84,7 +85,7 @@ def bootstrap_stability(
     """
     positive("n_boot", n_boot)
     statistic = inner_metric(inner)
-    data = sample(unit_id, full=y_full, circuit=y_circuit)
+    data = sample(unit_id, y_full=y_full, y_circuit=y_circuit)
     warnings = (*data.warnings, *circuit_flags(circuit_size, n_heads))
     details: dict[str, Any] = {"metric": f"C11.bootstrap_{inner}", **data.counts}
     thresholds = {"pass": _STABLE.pass_at, "fail": _STABLE.pass_at}
@@ -102,6 +103,8 @@ def bootstrap_stability(
     given = draws
     if draws is None:
         draws = rng.integers(0, data.n, (n_boot, data.n))
+    else:
+        _check_draws(draws, data.n)
     spread = bootstrap_spread(table, statistic.of_sums, rng=rng, draws=draws, n_resamples=len(draws))
     published = bootstrap_interval(
         table, statistic.of_sums, rng=rng, draws=draws, n_resamples=len(draws), method="percentile"
@@ -140,6 +143,11 @@ def bootstrap_stability(
         warnings=warnings,
         details=details,
     )
+
+
+def _check_draws(draws: Int[np.ndarray, "n_boot n_units"], n: int) -> None:
+    if draws.ndim != 2 or draws.shape[1] != n or not draws.size or draws.min() < 0 or draws.max() >= n:
+        raise ShapeError(f"draws has shape {draws.shape}; rows of {n} indices from 0 to {n - 1} are needed")
 
 
 def _n_bca(given: Int[np.ndarray, "n_boot n_units"] | None) -> int:
@@ -203,8 +211,10 @@ def seed_variance(
         open, the warning `value_uncertain` says so and `details` has the wider bounds.
     """
     positive("n_prompts", n_prompts)
+    if not len(seeds):
+        raise InputError("seeds is empty; each draws one sample, and at least one is needed")
     statistic = inner_metric(inner)
-    runs = {"circuit": y_circuit, "full": y_full} | ({} if y_other is None else {"other": y_other})
+    runs = {"y_circuit": y_circuit, "y_full": y_full} | ({} if y_other is None else {"y_other": y_other})
     data = sample(unit_id, **runs)
     warnings = (*data.warnings, *circuit_flags(circuit_size, n_heads))
     details: dict[str, Any] = {"metric": "C30.seed_variance", **data.counts, "seeds": list(seeds)}

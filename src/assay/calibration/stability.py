@@ -332,6 +332,10 @@ def certified_stability(
         size = max(1, math.floor(fraction * n + 1e-9))  # 0.8 * 35 is a little less than 28
         orders = rng.permuted(np.broadcast_to(np.arange(n), (n_draws, n)), axis=1)
         subsamples = orders[:, :size]
+    elif subsamples.ndim != 2 or not subsamples.size or subsamples.min() < 0 or subsamples.max() >= n:
+        raise ShapeError(
+            f"subsamples has shape {subsamples.shape}; rows of indices from 0 to {n - 1} are needed"
+        )
     rates = (x[subsamples].mean(axis=1) > 0).mean(axis=0)
     rates[~finite] = 0.0
     labels = np.where(

@@ -194,7 +194,11 @@ def incremental_validity(
     limits: dict[str, float | None] = {"pass": 0.0, "fail": 0.0, "substantial": 0.1}
     further = {name: np.asarray(y, dtype=np.float64) for name, y in (others or {}).items()}
     kept = sample(
-        unit_id, full=y_full, keep=y_keep, base=y_baseline, **{f"_{n}": y for n, y in further.items()}
+        unit_id,
+        y_full=y_full,
+        y_keep=y_keep,
+        y_baseline=y_baseline,
+        **{f"others of {name}": y for name, y in further.items()},
     )
     dropped = ("prompts_dropped",) if kept.n_dropped else ()
     full, keep, base = kept.vectors[:3]
