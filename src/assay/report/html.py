@@ -15,6 +15,7 @@ from assay.errors import InputError, OutputError
 from assay.measurement import Measurement, plain
 from assay.report import figures, tail_words, words
 from assay.report.adversarial import HasRecord, is_worst_case, worst_case_view
+from assay.report.calibration import calibration_view, is_calibration
 from assay.report.layout import circuit_layout
 
 
@@ -52,12 +53,12 @@ Reportable = HasDocument | HasRecord | Document | Measurement | Sequence[Measure
 
 
 def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
-    """Write one self-contained HTML page about audits, worst cases, measurements, or several of them.
+    """Write one self-contained HTML page about audits, worst cases, calibrations, measurements, or several.
 
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
-        results: What `assay.audit` or `assay.worst_case` returned, or the documents that they stored; a
-            `Measurement` or a list of them, which make a table.
+        results: What `assay.audit`, `assay.worst_case` or `assay.calibrate_all` returned, or the documents
+            that they stored; a `Measurement` or a list of them, which make a table.
 
     Returns:
         The path written.
@@ -136,20 +137,27 @@ def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Do
 
 def _refused(result: object) -> InputError:
     return InputError(
-        "a report is made from audits, worst cases, their documents, measurements and lists of measurements; "
+        "a report is made from audits, worst cases, calibrations, their documents, measurements and lists of "
+        "measurements; "
         f"got {type(result).__name__}, which is none of these"
     )
 
 
 def _views(result: HasDocument | HasRecord | Document | list[Measurement], key: str) -> list[dict[str, Any]]:
-    """What the template shows of a result: one article, or an audit's and that of its worst case."""
+    """What the template shows of a result: one article, or an audit's and those of its further parts."""
     if isinstance(result, list):
         return [_measurements_view(result, key)]
     document = _document(result)
     if is_worst_case(document):
         return [worst_case_view(document, key)]
-    worst = document.get("worst_case")
-    return [_audit_view(document, key), *([worst_case_view(worst, f"{key}-worst")] if worst else [])]
+    if is_calibration(document):
+        return [calibration_view(document, key)]
+    views = [_audit_view(document, key)]
+    if worst := document.get("worst_case"):
+        views.append(worst_case_view(worst, f"{key}-worst"))
+    if calibration := document.get("calibration"):
+        views.append(calibration_view(calibration, f"{key}-calibration"))
+    return views
 
 
 def _measurements_view(found: list[Measurement], key: str) -> dict[str, Any]:
@@ -188,7 +196,7 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
         document = result.document
     if not isinstance(document, Mapping):
         raise _refused(result)
-    if is_worst_case(document):
+    if is_worst_case(document) or is_calibration(document):
         return document
     if document.get("schema") != SCHEMA:
         raise InputError(

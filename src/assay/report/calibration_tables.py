@@ -1,0 +1,515 @@
+"""What stands behind a gate: its parts, pairs, heads and claims as tables of words."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from assay.report.calibration_figures import strip
+from assay.report.calibration_headlines import Headline, part_headline
+from assay.report.calibration_words import (
+    JUDGED,
+    KINDS,
+    kind,
+    number_line,
+    sentence,
+    warning,
+    why,
+)
+from assay.report.words import interval, number, percent
+
+
+Record = Mapping[str, Any]
+Table = dict[str, Any]
+
+LISTED_CLAIMS, LISTED_HEADS, LISTED_PAIRS, LISTED_TASKS = 40, 30, 24, 12
+HEADS_SHOWN = 12  # of a table over all heads of the model
+
+
+def parts(gate: Record) -> list[dict[str, Any]]:
+    """The parts of a gate as rows: number, picture, both verdicts, a word on why there is none.
+
+    Parts that were not measured are left out of C14, where they say nothing; `unmeasured` lists them.
+    """
+    return [
+        row
+        for name, verdict in _flat(str(gate["code"]), gate["verdict"].get("sub_results") or {})
+        if (row := _part(gate, name, verdict)) is not None
+    ]
+
+
+def unmeasured(gate: Record) -> list[str]:
+    """Names of the rows of C14 that lack their input."""
+    if gate["code"] != "C14":
+        return []
+    found = gate["verdict"].get("sub_results") or {}
+    return [
+        part_headline(f"C14.{name}", verdict).label
+        for name, verdict in found.items()
+        if verdict.get("reason") == "not_applicable"
+    ]
+
+
+def _flat(code: str, found: Record) -> list[tuple[str, Record]]:
+    """Parts with their own parts after them."""
+    listed = []
+    for name, verdict in list(found.items())[: LISTED_PAIRS + LISTED_TASKS]:
+        listed.append((f"{code}.{name}", verdict))
+        listed += [
+            (f"{code}.{name}.{inner}", each) for inner, each in (verdict.get("sub_results") or {}).items()
+        ]
+    return listed
+
+
+def _part(gate: Record, name: str, verdict: Record) -> dict[str, Any] | None:
+    reason = str(verdict.get("reason") or "")
+    if gate["code"] == "C14" and reason == "not_applicable":
+        return None
+    shown = part_headline(name, verdict)
+    state = kind(verdict, shown)
+    because = "" if not reason or reason == "degenerate" else why(_code_of(name), reason)[0]
+    value, passes = number_line(shown)
+    return {
+        "label": shown.label,
+        "value": value if shown.value is not None else "",
+        "passes": passes,
+        "strip": strip(shown, state),
+        "kind": state,
+        "mark": KINDS[state],
+        "published": KINDS.get(str(verdict.get("published")), KINDS["none"]),
+        "note": " ".join(each for each in (because, *_warnings(verdict)) if each),
+    }
+
+
+def _code_of(name: str) -> str:
+    """The gate whose sentences fit a part: its own, save for parts of another kind."""
+    code = name.partition(".")[0]
+    return "" if code in ("C14", "C17", "F59", "S3") else code
+
+
+def _warnings(verdict: Record) -> list[str]:
+    return [warning(str(code)) for code in verdict.get("warnings") or ()]
+
+
+# ------------------------------------------------------------------------------------------ tables of details
+
+
+def tables(gate: Record, document: Record) -> list[Table]:
+    """Tables of what the details of a gate list."""
+    builder = _BUILDERS.get(str(gate["code"]))
+    details = gate["verdict"].get("details") or {}
+    return [each for each in builder(gate["verdict"], details, document) if each["rows"]] if builder else []
+
+
+def heat(gate: Record) -> dict[str, Any] | None:
+    """The effects of each task's circuit on each task as cells; None for other gates."""
+    details = gate["verdict"].get("details") or {}
+    matrix, tasks = details.get("matrix"), details.get("tasks")
+    if gate["code"] != "C17" or not matrix or not tasks:
+        return None
+    names = [str(each) for each in tasks][:LISTED_TASKS]
+    known = [abs(each) for row in matrix for each in row if _known(each)]
+    largest = max(known, default=0.0)
+    z = details.get("z") or []
+    return {
+        "columns": names,
+        "rows": [
+            {
+                "name": name,
+                "cells": [
+                    _cell(matrix[row][column], largest, _at(z, row, column), name, names[column])
+                    for column in range(len(names))
+                ],
+            }
+            for row, name in enumerate(names)
+        ],
+    }
+
+
+def _cell(value: Any, largest: float, z: float | None, circuit: str, task: str) -> dict[str, Any]:
+    beside = "" if z is None else f"; {number(z, 1)} standard deviations from as many random heads"
+    share = abs(value) / largest if _known(value) and largest > 0 else 0.0
+    return {
+        "shown": number(value) if _known(value) else "",
+        "ink": round(6 + 74 * share),
+        "deep": share > 0.7,
+        "minus": bool(_known(value) and value < 0),
+        "own": circuit == task,
+        "title": f"circuit of {circuit}, effect on {task}: {number(value)}{beside}",
+    }
+
+
+def _at(table: Sequence[Sequence[Any]], row: int, column: int) -> float | None:
+    value = table[row][column] if row < len(table) and column < len(table[row]) else None
+    return float(value) if _known(value) else None
+
+
+def _known(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int, note: str = ""
+) -> Table:
+    """Columns whose name begins with `#` hold numbers."""
+    return {
+        "title": title,
+        "columns": [(name.removeprefix("#"), name.startswith("#")) for name in columns],
+        "rows": [list(row) for row in rows[:most]],
+        "left": max(0, len(rows) - most),
+        "note": note,
+    }
+
+
+def head_names(document: Record, columns: Sequence[int], *, of_circuit: bool) -> list[str]:
+    """Names of heads: layer.head where the circuit's heads are listed or the model's shape is known."""
+    if of_circuit:
+        heads = (document.get("circuit") or {}).get("heads") or []
+        pairs = [tuple(each) for each in heads if isinstance(each, list | tuple) and len(each) == 2]
+        return [
+            f"{pairs[at][0]}.{pairs[at][1]}" if at < len(pairs) else f"head {at + 1} of the circuit"
+            for at in columns
+        ]
+    per_layer = (document.get("model") or {}).get("n_heads")
+    if isinstance(per_layer, int) and per_layer > 0:
+        return [f"{at // per_layer}.{at % per_layer}" for at in columns]
+    return [f"head {at}" for at in columns]
+
+
+def _methods(verdict: Record, details: Record, document: Record) -> list[Table]:
+    rho, p = details.get("pairs") or {}, details.get("p_values") or {}
+    top, jaccard = details.get("rho_top") or {}, details.get("jaccard") or {}
+    return [
+        _table(
+            "Pairs of methods",
+            ("pair", "#rank correlation", "#p", "#among the best heads", "#overlap of the best"),
+            [
+                [
+                    name.replace("/", " and "),
+                    number(rho[name]),
+                    number(p.get(name), 3),
+                    _or_blank(top.get(name)),
+                    _or_blank(jaccard.get(name)),
+                ]
+                for name in rho
+            ],
+            most=LISTED_PAIRS,
+        )
+    ]
+
+
+def _groups(verdict: Record, details: Record, document: Record) -> list[Table]:
+    scores, sizes = details.get("groups") or {}, details.get("sizes") or []
+    found = details.get("largest_difference") or {}
+    note = ""
+    if found.get("pair"):
+        note = (
+            f"Largest difference {number(found['difference'])} "
+            f"{interval(found.get('low'), found.get('high'))}, an interval that holds for all pairs at once."
+        )
+    rows = [
+        [str(name), number(score), number(int(sizes[at])) if at < len(sizes) else ""]
+        for at, (name, score) in enumerate(scores.items())
+    ]
+    return [_table("Score by group", ("group", "#score", "#prompts"), rows, most=LISTED_PAIRS, note=note)]
+
+
+def _roles(verdict: Record, details: Record, document: Record) -> list[Table]:
+    rows = [
+        [str(each["role"]), number(float(each["mean_layer"]), 1), str(each["depth"])]
+        for each in details.get("roles") or ()
+    ]
+    return [_table("Roles", ("role", "#mean layer", "#place along the pathways"), rows, most=LISTED_PAIRS)]
+
+
+def _raters(verdict: Record, details: Record, document: Record) -> list[Table]:
+    rho, kappa = details.get("pairs") or {}, details.get("kappa_pairs") or {}
+    return [
+        _table(
+            "Pairs of raters",
+            ("pair", "#rank correlation", "#agreement on the best (κ)"),
+            [[name.replace("/", " and "), number(rho[name]), _or_blank(kappa.get(name))] for name in rho],
+            most=LISTED_PAIRS,
+        )
+    ]
+
+
+def _claims(verdict: Record, details: Record, document: Record) -> list[Table]:
+    found = sorted(details.get("results") or (), key=lambda each: (not each["claimed"], each["p"]))
+    tasks = any(each.get("task") for each in found)
+    without = details.get("without_p") or 0
+    note = (
+        "Adjusted p-values; a claim survives with a Benjamini-Hochberg one of at most 0.05. "
+        "Benjamini-Yekutieli holds however the results depend on each other."
+    )
+    if without:
+        note += f" {number(int(without))} results without a p-value of their own do not count."
+    return [
+        _table(
+            "All that was tested",
+            (
+                "result",
+                *(("task",) if tasks else ()),
+                "claimed",
+                "#p",
+                "#Benjamini-Hochberg",
+                "#Benjamini-Yekutieli",
+                "#Holm",
+                "#Bonferroni",
+                "survives",
+            ),
+            [
+                [
+                    str(each["name"]),
+                    *((str(each["task"]),) if tasks else ()),
+                    "yes" if each["claimed"] else "",
+                    *(number(each.get(name), 3) for name in ("p", "bh", "by", "holm", "bonferroni")),
+                    ("yes" if each["bh"] <= verdict["thresholds"].get("alpha", 0.05) else "no")
+                    if each["claimed"]
+                    else "",
+                ]
+                for each in found
+            ],
+            most=LISTED_CLAIMS,
+            note=note,
+        )
+    ]
+
+
+def _ablations(verdict: Record, details: Record, document: Record) -> list[Table]:
+    values = verdict.get("values") or {}
+    scores = [[str(name), number(values.get(name))] for name in details.get("methods") or ()]
+    pairs = []
+    for name, each in (details.get("pairs") or {}).items():
+        found = each.get("interval") or {}
+        shown = interval(found.get("low"), found.get("high"))
+        pairs.append([name.replace(" - ", " less "), number(each.get("difference")), shown])
+    return [
+        _table("Score by ablation", ("ablation", "#score"), scores, most=LISTED_PAIRS),
+        _table(
+            "Paired differences",
+            ("pair", "#difference", f"{percent(0.9)} interval"),
+            pairs,
+            most=LISTED_PAIRS,
+            note="It passes where every interval lies within \N{MINUS SIGN}0.2 and 0.2.",
+        ),
+    ]
+
+
+def _certified(verdict: Record, details: Record, document: Record) -> list[Table]:
+    labels = details.get("labels") or []
+    places = range(len(labels))
+    names = head_names(document, places, of_circuit=True)
+    needed = details.get("n_to_certify") or [None] * len(labels)
+    rows = [
+        [
+            names[at],
+            str(labels[at]),
+            str((details.get("published_labels") or [""] * len(labels))[at]),
+            number(_of(details, "mean_effects", at), 3),
+            number(_of(details, "p", at), 3),
+            number(_of(details, "adjusted_p", at), 3),
+            "" if needed[at] is None else number(int(needed[at])),
+        ]
+        for at in places
+    ]
+    return [
+        _table(
+            "Head by head",
+            (
+                "head",
+                "with confidence",
+                "published",
+                "#mean effect",
+                "#p",
+                "#p, adjusted",
+                "#prompts to certify",
+            ),
+            rows,
+            most=LISTED_HEADS,
+            note="Certified: its effect is above 0, allowing for the number of heads. Contingent: likely, "
+            "not proven. Unstable: no effect above 0.",
+        )
+    ]
+
+
+def _stable(verdict: Record, details: Record, document: Record) -> list[Table]:
+    columns = details.get("columns") or []
+    names = head_names(document, [int(each) for each in columns], of_circuit=True)
+    stable, passing = details.get("stable") or [], details.get("passing") or []
+    rows = [
+        [
+            names[at],
+            "yes" if stable[at] else "no",
+            "yes" if passing[at] else "no",
+            _or_infinite(_of(details, "relative_error_mean", at)),
+            _or_infinite(_of(details, "relative_error_variance", at)),
+            number(_of(details, "cv_mean", at)),
+            number(_of(details, "cv_variance", at)),
+        ]
+        for at in range(min(len(names), len(stable), len(passing)))
+    ]
+    return [
+        _table(
+            "Head by head",
+            (
+                "head",
+                "stable",
+                "published",
+                "#error of the mean",
+                "#error of the variance",
+                "#mean over parts",
+                "#variance over parts",
+            ),
+            rows,
+            most=LISTED_HEADS,
+            note="Relative errors on all prompts, upper ends, and relative spreads over random parts of them "
+            "as published; both are to be below 0.20.",
+        )
+    ]
+
+
+def _direct(verdict: Record, details: Record, document: Record) -> list[Table]:
+    found = details.get("per_head") or {}
+    means = found.get("mean") or []
+    order = sorted((at for at, each in enumerate(means) if _known(each)), key=lambda at: -abs(means[at]))
+    names = head_names(document, order[:HEADS_SHOWN], of_circuit=False)
+    rows = [
+        [
+            name,
+            number(means[at], 3),
+            interval(_of(found, "mean_low", at), _of(found, "mean_high", at), 3),
+            number(_of(found, "variance", at), 3),
+            number(_of(found, "skewness", at)),
+            number(_of(found, "kurtosis", at)),
+            percent(_of(found, "sparsity", at)),
+        ]
+        for at, name in zip(order, names, strict=False)
+    ]
+    return [
+        _table(
+            "Heads of the largest direct effect",
+            (
+                "head",
+                "#mean",
+                f"{percent(0.95)} interval",
+                "#variance",
+                "#skewness",
+                "#kurtosis",
+                "#near zero",
+            ),
+            rows,
+            most=HEADS_SHOWN,
+        )
+    ]
+
+
+def _samples(verdict: Record, details: Record, document: Record) -> list[Table]:
+    seeds, scores = details.get("seeds") or [], details.get("scores") or []
+    rows = [[str(seed), number(score, 3)] for seed, score in zip(seeds, scores, strict=False)]
+    return [_table("Score by seed", ("seed", "#score"), rows, most=LISTED_PAIRS)]
+
+
+def _precision(verdict: Record, details: Record, document: Record) -> list[Table]:
+    rows = [
+        [f"\N{PLUS-MINUS SIGN} {width}", number(int(needed))]
+        for width, needed in (details.get("n_for_half_width") or {}).items()
+    ]
+    found = details.get("interval") or {}
+    shown = interval(found.get("low"), found.get("high"))
+    note = f"Interval of the score ({percent(found.get('level') or 0.95)}): {shown}." if shown else ""
+    return [
+        _table("Prompts for a precision", ("of the score", "#prompts"), rows, most=LISTED_PAIRS, note=note)
+    ]
+
+
+def _items(verdict: Record, details: Record, document: Record) -> list[Table]:
+    alpha = ((verdict.get("sub_results") or {}).get("cronbach_alpha") or {}).get("details") or {}
+    columns = [int(each) for each in alpha.get("columns") or ()]
+    erratic = set(alpha.get("erratic") or ())
+    names = head_names(document, columns, of_circuit=True)
+    rows = [
+        [
+            name,
+            number(_of(alpha, "item_rest", at)),
+            "opposing" if _of(alpha, "signs", at) == -1 else "",
+            "goes its own way" if columns[at] in erratic else "",
+        ]
+        for at, name in enumerate(names)
+    ]
+    return [
+        _table(
+            "Each head against the rest",
+            ("head", "#correlation", "sign", "remark"),
+            rows,
+            most=LISTED_HEADS,
+            note="Below 0.2 a head does not move with the others over prompts.",
+        )
+    ]
+
+
+def _of(found: Record, name: str, at: int) -> float | None:
+    values = found.get(name) or []
+    return float(values[at]) if at < len(values) and _known(values[at]) else None
+
+
+def _or_blank(value: Any) -> str:
+    return number(value) if _known(value) else ""
+
+
+def _or_infinite(value: float | None) -> str:
+    """An upper bound that JSON has no number for."""
+    return "unbounded" if value is None else number(value)
+
+
+_BUILDERS: dict[str, Callable[[Record, Record, Record], list[Table]]] = {
+    "C11": _precision,
+    "C12": _methods,
+    "C13": _groups,
+    "C16": _items,
+    "C23": _roles,
+    "C30": _samples,
+    "F59": _raters,
+    "S1": _direct,
+    "S3": _stable,
+    "M93": _claims,
+    "M98": _ablations,
+    "E1b": _ablations,
+    "M3b": _certified,
+}
+
+
+# ------------------------------------------------------------------------------------------------- all values
+
+
+def facts(gate: Record) -> list[tuple[str, str]]:
+    """Every number of a verdict by name, then its limits."""
+    verdict = gate["verdict"]
+    found = [(_plain(name), _fact(each)) for name, each in (verdict.get("values") or {}).items()]
+    limits = [
+        (f"limit: {_plain(name)}", _fact(each))
+        for name, each in (verdict.get("thresholds") or {}).items()
+        if each is not None
+    ]
+    return found + limits
+
+
+def _plain(name: str) -> str:
+    return str(name).replace("_", " ")
+
+
+def _fact(value: Any) -> str:
+    return number(float(value), 3) if _known(value) else "undefined"
+
+
+def interval_words(shown: Headline, verdict: Record) -> str:
+    """How the interval came about, or that there is none."""
+    found = verdict.get("interval") or {}
+    if shown.bounded and shown.level is not None and shown.part is None:
+        return sentence(f"interval: {percent(shown.level)}, method {found.get('method')}")
+    return ""
+
+
+def published_words(verdict: Record) -> tuple[str, str]:
+    """Mark and word of the published verdict."""
+    name = str(verdict.get("published"))
+    return KINDS[name] if name in JUDGED else ("\N{EN DASH}", "says nothing")

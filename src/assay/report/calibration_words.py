@@ -1,0 +1,511 @@
+"""What the verdicts of calibrations say to readers without statistics, and what to do next."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from assay.report.calibration_headlines import SUITE, Headline, headline
+from assay.report.words import STATUSES, number, precision
+
+
+Record = Mapping[str, Any]
+
+LISTED = 4
+RECOMMENDED, RECOMMENDED_GROUPS = 100, 300
+FAR_TOO_MANY = 100_000
+
+JUDGED = ("pass", "moderate", "fail")
+KINDS = {
+    **{name: STATUSES[name] for name in (*JUDGED, "inconclusive")},
+    "not applicable": ("\N{EN DASH}", "not applicable"),
+    "undefined": ("\N{EN DASH}", "undefined"),
+    "none": STATUSES["none"],
+}
+
+# Why there is no verdict, and what would give one; by code.
+REASONS: dict[str, tuple[str, str]] = {
+    "not_applicable": ("It does not apply: something that it needs was not given.", ""),
+    "too_few": (
+        "There are too few prompts, or heads, to know anything about their spread.",
+        "Measure more prompts.",
+    ),
+    "no_valid_prompt": (
+        "No prompt gave a finite number in all of the runs that are compared.",
+        "Look for infinite or missing logits in the runs.",
+    ),
+    "zero_denominator": (
+        "It divides by something that is zero here: the model shows no margin on these prompts, or the heads "
+        "outside the circuit have no effect at all.",
+        "Check that the model solves the task.",
+    ),
+    "zero_mean": (
+        "The score itself is 0, so there is nothing to compare its error with.",
+        "Look at the score before its error.",
+    ),
+    "zero_variance": (
+        "All values are equal, so nothing varies that could be compared.",
+        "Use prompts, or heads, that differ.",
+    ),
+    "unbounded": (
+        "The model’s margin cannot be told apart from zero, so the ratio to it could be anything.",
+        "Measure more prompts, or a task that the model solves.",
+    ),
+    "undefined_replicates": (
+        "In more than one resample of a hundred the number has no value, so there are no bounds.",
+        "Measure more prompts.",
+    ),
+    "degenerate": ("All resamples give the same number, so the interval has no width.", ""),
+    "bca_undefined": (
+        "The corrected interval is undefined here; plain percentiles stand in its place.",
+        "",
+    ),
+    "no_interval": ("The number came without bounds, so nothing is said with confidence.", ""),
+    "undefined": ("These data do not determine it.", ""),
+    "no_members": ("The circuit has no heads.", "Give a circuit with at least one head."),
+    "no_others": (
+        "The circuit holds every head, so there is nothing to compare it with.",
+        "Give a smaller circuit.",
+    ),
+    "no_heads": ("No head of the circuit has a finite number.", "Look for missing values in the table."),
+    "missing_heads": (
+        "No head of one of the circuits has a score on every task.",
+        "Measure the heads that are missing.",
+    ),
+    "no_own_effect": (
+        "The heads have no helpful effect on their own task, so there is nothing to set against other tasks.",
+        "Check the circuit on its own task first.",
+    ),
+    "one_category": (
+        "The set of best heads is empty or holds all heads, so agreement on it means nothing.",
+        "Give a circuit of some, but not all heads.",
+    ),
+    "identical_samples": (
+        "The samples hold the same prompts: that they agree says nothing.",
+        "Draw the samples with different seeds, or give a larger pool.",
+    ),
+    "too_few_samples": (
+        "Fewer than two samples gave a score.",
+        "Give prompts for at least two samples.",
+    ),
+    "pool_too_small": (
+        "The pool of prompts is no larger than a single sample, so samples cannot differ.",
+        "Measure a pool of at least three times as many prompts.",
+    ),
+    "order_means_nothing": (
+        "Neighbours in the list of prompts have nothing in common, so comparing odd with even places says "
+        "nothing.",
+        "Name the natural pairs of prompts, if there are any.",
+    ),
+    "same_set": (
+        "The baseline picks the very heads of the circuit, so there is no difference to judge.",
+        "Compare with another baseline.",
+    ),
+    "too_few_heads": (
+        "So few heads leave open whether more than half are stable, whatever each of them does.",
+        "Judge the heads one by one.",
+    ),
+    "units_cross_groups": (
+        "The same unit (one image, one sentence) appears in several groups, so groups are not independent.",
+        "Compare groups that share nothing.",
+    ),
+    "no_difference_found": (
+        "No head was found to differ between groups, which does not prove that none does.",
+        "",
+    ),
+    "too_few_groups": (
+        "Fewer than two groups have enough prompts.",
+        "Give prompts of at least two templates, three of each.",
+    ),
+    "no_target_variance": ("All heads have the same mean, so no order of theirs can be reproduced.", ""),
+    "negative_variance": ("The estimated variance is negative, so the ratio has no meaning.", ""),
+    "pole": (
+        "The halves are perfectly opposed; the correction for their length has no value there.",
+        "",
+    ),
+    "drift": ("The values drift, so that no single mean fits all of them.", "Shuffle the prompts."),
+    "below_delta": ("The confidence reached is less than was asked for.", "Measure more prompts."),
+}
+
+# What makes a verdict less trustworthy than it looks; by code.
+WARNINGS: dict[str, str] = {
+    "prompts_dropped": "Prompts without a finite number in every run were left out.",
+    "empty_circuit": "A circuit without heads was measured.",
+    "trivial_circuit": "The circuit holds every head, so it agrees with the model by construction.",
+    "zero_variance": "Some values do not vary at all, so the verdict goes by their sign or size alone.",
+    "value_uncertain": "The verdict takes the score itself as known; allowing for its error leaves it open.",
+    "method_missing": "One of the ablations gave no usable run and is left out.",
+    "unstable_denominator": "The model’s margin is near zero for its spread, so ratios to it are shaky.",
+    "constant_method": "A method that gives all heads the same score was left out.",
+    "missing_heads": "Heads that some method does not score were left out everywhere.",
+    "few_prompts": "Too few prompts to resample; heads were resampled instead.",
+    "kappa_undefined": "Agreement on the best heads is undefined, and with it the published rule.",
+    "identical_circuits": "Two tasks have the very same circuit, so the comparison is one of tasks only.",
+    "shared_heads": "Circuits share many heads, so an effect on each other’s tasks is to be expected.",
+    "ratio_capped": "The effect on other tasks is so near zero that the ratio was cut at 1,000.",
+    "units_cross_groups": "The same unit (one image, one sentence) appears in several groups.",
+    "overlapping_samples": "The samples share prompts, so they agree more than independent ones would.",
+    "sample_missing": "A sample without a usable prompt was left out.",
+    "head_dropped": "Heads without a finite effect were left out.",
+    "unpaired_prompts": "Prompts without a partner were left out.",
+    "head_not_finite": "A head without a finite effect counts as unstable.",
+    "circular_bands": "The bands of the roles are ranges of layers, so the published correlation is true by "
+    "definition.",
+    "proxy": "Only the size of the published circuit is known; the overlap is the ratio of the sizes.",
+    "partial_heads": "Only some heads outside the circuit were measured, to save passes.",
+}
+
+# Where the general sentence of a reason can say more.
+SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
+    ("C12", "not_applicable"): (
+        "It needs two or more methods that score the same five or more heads.",
+        "Measure another family of scores.",
+    ),
+    ("C13", "not_applicable"): (
+        "All prompts come from one template, so there are no groups to compare.",
+        "Use a task with several templates, or group the prompts yourself.",
+    ),
+    ("C14", "not_applicable"): (
+        "It needs a score of every head, inside the circuit and outside.",
+        "Measure all heads; a limit of passes may have left some out.",
+    ),
+    ("C17", "not_applicable"): (
+        "It needs a second task with a circuit of its own.",
+        "Name one, for example --against greater-than.",
+    ),
+    ("C23", "not_applicable"): (
+        "The circuit’s heads have no roles.",
+        "Give a circuit whose heads have roles, bands and pathways, such as a published one.",
+    ),
+    ("C23", "too_few"): (
+        "With so few roles even the best order comes up by chance too often.",
+        "It takes at least four roles at different depths.",
+    ),
+    ("F59", "not_applicable"): (
+        "It needs two or more raters that tell heads apart.",
+        "Measure another family of scores.",
+    ),
+    ("M93", "not_applicable"): (
+        "No result with a p-value of its own was claimed, so no claim can be lost.",
+        "Give results with a p-value, an e-value, or a measured test.",
+    ),
+    ("M98", "not_applicable"): (
+        "It needs the circuit under two ablations or more.",
+        "Measure another ablation.",
+    ),
+    ("E1b", "not_applicable"): (
+        "It needs the circuit under two ablations or more.",
+        "Measure another ablation.",
+    ),
+    ("M3b", "not_applicable"): ("The circuit has no heads.", "Give a circuit with at least one head."),
+    ("S3", "too_few"): (
+        "Below 60 prompts the variance of a head is not known well enough to be called stable.",
+        "Measure at least 60 prompts.",
+    ),
+}
+
+# What to do about an open verdict that more prompts do not settle by a number that can be said.
+OPEN: dict[str, str] = {
+    "C12": "The bounds come from the heads, of which there are no more: scores per prompt would narrow them.",
+    "C14": "The bounds come from the heads, of which there are no more: a clearer score or a better circuit "
+    "would settle it.",
+    "C23": "Neither order is established, and the roles are all there are.",
+    "F59": "The bounds come from the heads, of which there are no more: less noisy scores, from more "
+    "prompts, may settle it.",
+    "S3": "The share of so few heads stays uncertain; more prompts make single heads clearer.",
+}
+
+
+def kind(record: Record, shown: Headline) -> str:
+    """The verdict with confidence as the page names it: an undefined one is told apart from an open one."""
+    status = str(record.get("status"))
+    if status != "inconclusive":
+        return status if status in KINDS else "none"
+    if record.get("reason") == "not_applicable":
+        return "not applicable"
+    return "undefined" if shown.value is None and record.get("reason") else "inconclusive"
+
+
+def sentence(text: str) -> str:
+    """Text with a capital and a full stop."""
+    text = text.strip()
+    if not text:
+        return ""
+    return f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.?!' else '.'}"
+
+
+def why(code: str, reason: str) -> tuple[str, str]:
+    """Why there is no verdict, and what to do about it."""
+    return SPECIAL.get((code, reason)) or REASONS.get(reason) or (sentence(reason.replace("_", " ")), "")
+
+
+def warning(code: str) -> str:
+    """A warning in a sentence; an unknown code as it stands."""
+    return WARNINGS.get(code) or sentence(code.replace("_", " "))
+
+
+def named(names: Sequence[object]) -> str:
+    """Names in a row: a, b and c; the rest counted."""
+    found = [str(each) for each in names]
+    if len(found) > LISTED:
+        found = [*found[:LISTED], f"{len(found) - LISTED} more"]
+    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else ""
+
+
+# --------------------------------------------------------------------------------------------------- one gate
+
+
+def meaning(gate: Record, state: str) -> str:
+    """What the verdict of a gate means."""
+    on_pass, on_fail = sentence(str(gate["on_pass"])), sentence(str(gate["on_fail"]))
+    if state == "pass":
+        return on_pass
+    if state == "fail":
+        return on_fail
+    if state == "moderate":
+        return "Better than the limit of a fail and short of that of a pass: use the number with care."
+    return f"If it passed: {on_pass} If it failed: {on_fail}"
+
+
+def next_steps(gate: Record, state: str, n_prompts: int | None = None) -> list[str]:
+    """What to do about a verdict, in sentences; empty after a plain pass.
+
+    Args:
+        gate: Its record.
+        state: As `kind` names it.
+        n_prompts: Prompts of the table, where the verdict itself does not say.
+    """
+    code, verdict = str(gate["code"]), gate["verdict"]
+    reason = str(verdict.get("reason") or "")
+    found: list[str] = []
+    if state in ("not applicable", "undefined", "inconclusive"):
+        because, then = why(code, reason) if reason else ("", "")
+        otherwise = "" if reason else OPEN.get(code, "More prompts narrow the interval.")
+        found += [because, _needed(verdict, n_prompts) or then or otherwise]
+    if state != "pass":
+        found.append(findings(gate))
+    return [each for each in found if each]
+
+
+def _needed(verdict: Record, n_prompts: int | None) -> str:
+    """How many prompts would settle an open verdict."""
+    needed = verdict.get("n_needed")
+    if needed is None:
+        return ""
+    details = verdict.get("details") or {}
+    have = details.get("n_prompts", details.get("n", n_prompts))
+    have = min(have.values(), default=None) if isinstance(have, Mapping) else have
+    if have is not None and needed <= have:
+        return "It is a close call; a few more prompts should settle it."
+    if needed > FAR_TOO_MANY:
+        return (
+            "The number lies so close to its limit that no feasible number of prompts would settle it; "
+            "take it as lying on the limit."
+        )
+    here = f" (here: {number(have)})" if have is not None else ""
+    return f"About {number(_round_up(needed))} prompts would settle it{here}, if the spread stays the same."
+
+
+def _round_up(count: int) -> int:
+    """Two digits, upwards: more would claim a precision that such forecasts lack."""
+    unit = 10 ** max(0, len(str(count)) - 2)
+    return -(-count // unit) * unit
+
+
+def disagreement(gate: Record, state: str) -> str:
+    """Why the published rule says something else, where it does."""
+    published = str(gate["verdict"].get("published"))
+    if published not in JUDGED or published == state:
+        return ""
+    weakness = sentence(str(gate.get("weakness") or ""))
+    also = " all the same" if state in ("not applicable", "undefined") else ""
+    return f"The published rule says {published}{also}. {weakness}".strip()
+
+
+def findings(gate: Record) -> str:
+    """Where a gate points: the pair, the part, the heads or the claims that stand out; nothing if none do."""
+    verdict = gate["verdict"]
+    finder = {
+        "C12": _lowest_pair,
+        "C13": _furthest_groups,
+        "C14": _weak_rows,
+        "C16": _weak_parts,
+        "C17": _weak_tasks,
+        "F59": _worst_raters,
+        "M93": _lost_claims,
+        "M98": _widest_pair,
+        "E1b": _widest_pair,
+    }.get(str(gate["code"]))
+    return finder(verdict, verdict.get("details") or {}) if finder else ""
+
+
+def _lowest_pair(verdict: Record, details: Record) -> str:
+    pair = details.get("lowest_pair")
+    if not pair:
+        return ""
+    rho = (details.get("pairs") or {}).get("/".join(pair))
+    return f"The methods that agree least: {named(pair)} (rank correlation {number(rho)})."
+
+
+def _furthest_groups(verdict: Record, details: Record) -> str:
+    found = details.get("largest_difference") or {}
+    groups = details.get("groups") or {}
+    pair = found.get("pair")
+    if not pair or not all(name in groups for name in pair):
+        return ""
+    scores = " and ".join(number(groups[name]) for name in pair)
+    return f"Furthest apart: {named(pair)}, with scores {scores}."
+
+
+def _weak_rows(verdict: Record, details: Record) -> str:
+    rows = verdict.get("sub_results") or {}
+    short = [
+        f"{words} {number((rows[name].get('values') or {}).get('value'))}"
+        for name, words in (
+            ("d_prime", "d′"),
+            ("hit_rate", "hits"),
+            ("false_alarm_rate", "false alarms"),
+        )
+        if name in rows and rows[name]["status"] in ("fail", "inconclusive") and not rows[name].get("reason")
+    ]
+    return f"What stands in the way: {named(short)}." if short else ""
+
+
+def _weak_parts(verdict: Record, details: Record) -> str:
+    parts = verdict.get("sub_results") or {}
+    words = {"test_retest": "test-retest", "split_half": "split halves", "cronbach_alpha": "consistency"}
+    by_status = {
+        status: [words[name] for name in SUITE if name in parts and parts[name]["status"] == status]
+        for status in ("fail", "inconclusive")
+    }
+    found = []
+    if by_status["fail"]:
+        found.append(f"Failing: {named(by_status['fail'])}.")
+    if by_status["inconclusive"]:
+        found.append(f"Open: {named(by_status['inconclusive'])}.")
+    erratic = ((parts.get("cronbach_alpha") or {}).get("details") or {}).get("erratic")
+    if erratic:
+        many = len(erratic) > 1
+        found.append(
+            f"{number(len(erratic))} head{'s' if many else ''} of the circuit go{'' if many else 'es'} "
+            "their own way; see the parts."
+        )
+    return " ".join(found)
+
+
+def _weak_tasks(verdict: Record, details: Record) -> str:
+    parts = verdict.get("sub_results") or {}
+    failing = [name for name, part in parts.items() if part["status"] == "fail"]
+    return (
+        f"Not specific: the circuit{'s' if len(failing) > 1 else ''} of {named(failing)}." if failing else ""
+    )
+
+
+def _worst_raters(verdict: Record, details: Record) -> str:
+    pair = details.get("worst_pair")
+    if not pair:
+        return ""
+    rho = (details.get("pairs") or {}).get("/".join(pair))
+    return f"The raters that agree least: {named(pair)} (rank correlation {number(rho)})."
+
+
+def _lost_claims(verdict: Record, details: Record) -> str:
+    lost = details.get("lost")
+    return f"Lost: {named(lost)}." if lost else ""
+
+
+def _widest_pair(verdict: Record, details: Record) -> str:
+    pair = details.get("pair")
+    if not pair:
+        return ""
+    scores = " and ".join(number((verdict.get("values") or {}).get(name)) for name in pair)
+    return f"Furthest apart: {named(pair)} ablation, with scores {scores}."
+
+
+def number_line(shown: Headline) -> tuple[str, str]:
+    """The number of a gate with its interval, and where it passes."""
+    digits = precision(shown.low, shown.high)
+    value = number(shown.value, digits)
+    if shown.bounded:
+        value += f" [{number(shown.low, digits)}, {number(shown.high, digits)}]"
+    return value, passes_words(shown)
+
+
+def passes_words(shown: Headline) -> str:
+    """Where it passes and fails, in words."""
+    if not shown.limits:
+        return ""
+    side, other = ("above", "below") if shown.higher else ("below", "above")
+    words = f"passes {side} {_limit(shown.limits[0])}"
+    return words + (f", fails {other} {_limit(shown.limits[1])}" if len(shown.limits) > 1 else "")
+
+
+def _limit(value: float) -> str:
+    return f"{value:g}".replace("-", "\N{MINUS SIGN}")
+
+
+def picture_words(shown: Headline, state: str) -> str:
+    """What the picture of a gate shows, for those who do not see it."""
+    value, passes = number_line(shown)
+    published = (
+        f"; the published rule judges {number(shown.published, precision(shown.low, shown.high))}"
+        if shown.published is not None
+        else ""
+    )
+    return f"{shown.label}: {value}; {passes or 'no limit'}{published}; {KINDS[state][1]} with confidence"
+
+
+# ------------------------------------------------------------------------------------------------ all of them
+
+
+def counts(gates: Sequence[Record]) -> dict[str, int]:
+    """How many gates have each verdict with confidence, in the order of `KINDS`."""
+    states = [kind(gate["verdict"], headline(gate)) for gate in gates]
+    return {name: states.count(name) for name in KINDS if name in states}
+
+
+def published_counts(gates: Sequence[Record]) -> dict[str, int]:
+    """The same of the published rules, which say nothing about some."""
+    states = [str(gate["verdict"].get("published")) for gate in gates]
+    return {name: states.count(name) for name in JUDGED if name in states}
+
+
+_VERBS = {
+    "pass": ("passes", "pass"),
+    "moderate": ("lies between pass and fail", "lie between pass and fail"),
+    "fail": ("fails", "fail"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+    "not applicable": ("does not apply", "do not apply"),
+    "undefined": ("is undefined on these data", "are undefined on these data"),
+    "none": ("has no verdict", "have no verdict"),
+}
+
+
+def _counted(found: Mapping[str, int]) -> str:
+    parts = [f"{count} {_VERBS[name][count != 1]}" for name, count in found.items()]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+def overview(document: Record) -> str:
+    """The counts of both kinds of verdict in two sentences; there is no overall score."""
+    gates = document["gates"]
+    published = published_counts(gates)
+    total = "One check" if len(gates) == 1 else f"{number(len(gates))} checks"
+    text = f"{total}: {_counted(counts(gates))}."
+    if not published:
+        return f"{text} The published rules decide none."
+    return f"{text} Of the published rules, which take numbers at face value, {_counted(published)}."
+
+
+def caveats(document: Record) -> list[str]:
+    """What to know before trusting any of the verdicts."""
+    table = document.get("table") or {}
+    notes = [warning(str(code)) for code in document.get("warnings") or ()]
+    partial = warning("partial_heads")
+    if table.get("partial_heads") and partial not in notes:
+        notes.append(partial)
+    n = table.get("n_prompts")
+    if isinstance(n, int) and n < RECOMMENDED:
+        notes.append(
+            f"The table rests on {number(n)} prompts. {RECOMMENDED} or more are recommended, and "
+            f"{RECOMMENDED_GROUPS} for the comparison of templates: with fewer, many checks stay open."
+        )
+    return notes
