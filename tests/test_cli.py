@@ -155,7 +155,19 @@ def test_measure_takes_a_circuit_file(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["methods", "metrics", "tasks", "ablations", "objectives", "divergences", "gates", "models"]
+    "kind",
+    [
+        "methods",
+        "metrics",
+        "tasks",
+        "ablations",
+        "objectives",
+        "divergences",
+        "gates",
+        "head-methods",
+        "interventions",
+        "models",
+    ],
 )
 def test_list_knows_every_kind(run: Run, kind: str) -> None:
     entries = json.loads(run("list", kind, "--json").stdout)

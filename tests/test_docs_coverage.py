@@ -36,7 +36,15 @@ NOT_SYMBOLS = {
     ("kind", "key"),
     [
         (kind, key)
-        for kind in ("methods", "metrics", "ablations", "objectives", "tasks")
+        for kind in (
+            "methods",
+            "metrics",
+            "ablations",
+            "objectives",
+            "tasks",
+            "head-methods",
+            "interventions",
+        )
         for key in assay.list(kind).keys
     ],
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from assay.errors import AssayError
     from assay.execution import CircuitRuns, run_circuit, run_model
     from assay.graph import Graph, build_graph
+    from assay.heads import HeadScores, discover_heads
     from assay.measurement import Interval, Measurement, Verdict
     from assay.metrics import faithfulness_curve, measure
     from assay.models import Model, load_model
@@ -39,6 +40,7 @@ __all__ = [
     "CircuitRuns",
     "EdgeScores",
     "Graph",
+    "HeadScores",
     "Interval",
     "Measurement",
     "Model",
@@ -49,6 +51,7 @@ __all__ = [
     "audit",
     "build_graph",
     "discover",
+    "discover_heads",
     "faithfulness_curve",
     "list",
     "load_circuit",
@@ -72,6 +75,7 @@ _HOMES = {
     "CircuitRuns": ("assay.execution", "CircuitRuns"),
     "EdgeScores": ("assay.circuits", "EdgeScores"),
     "Graph": ("assay.graph", "Graph"),
+    "HeadScores": ("assay.heads", "HeadScores"),
     "Interval": ("assay.measurement", "Interval"),
     "Measurement": ("assay.measurement", "Measurement"),
     "Model": ("assay.models", "Model"),
@@ -82,6 +86,7 @@ _HOMES = {
     "audit": ("assay.runner", "audit"),
     "build_graph": ("assay.graph", "build_graph"),
     "discover": ("assay.discovery", "discover"),
+    "discover_heads": ("assay.heads", "discover_heads"),
     "faithfulness_curve": ("assay.metrics", "faithfulness_curve"),
     "list": ("assay.catalogue", "list_entries"),
     "load_circuit": ("assay.circuits", "load_circuit"),

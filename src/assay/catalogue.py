@@ -1,4 +1,4 @@
-"""What is registered: methods, metrics, tasks, ablations, objectives, models, own and of other packages."""
+"""What is registered: methods, metrics, gates, tasks, ablations, models, ..., own and of other packages."""
 
 import dataclasses
 import importlib
@@ -17,6 +17,8 @@ KINDS: dict[str, tuple[str, str]] = {
     "ablations": ("assay.execution", "ABLATIONS"),
     "divergences": ("assay.adversarial", "DIVERGENCES"),
     "gates": ("assay.calibration", "GATES"),
+    "head-methods": ("assay.heads", "HEAD_METHODS"),
+    "interventions": ("assay.heads", "INTERVENTIONS"),
     "methods": ("assay.discovery", "METHODS"),
     "metrics": ("assay.metrics", "METRICS"),
     "models": ("assay.models", "FAMILIES"),
@@ -65,8 +67,9 @@ def list_entries(kind: str) -> Listing:
     """Everything registered of one kind; `assay.list`.
 
     Args:
-        kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives`, `divergences`, `gates` or `models`
-            (families that can be loaded, after the embedded model).
+        kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives`, `divergences`, `gates`,
+            `head-methods` (scores of heads), `interventions` (what a head's output is replaced by) or
+            `models` (families that can be loaded, after the embedded model).
 
     Raises:
         UnknownNameError: Another kind.

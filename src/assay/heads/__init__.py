@@ -16,11 +16,23 @@ from assay.heads.direct import (
     head_outputs,
     margin_directions,
 )
+from assay.heads.effects import (
+    CircuitEffect,
+    activation_patching,
+    circuit_effect,
+    drop_effect,
+    drop_scores,
+    mediation,
+    mediation_reading,
+    mediation_scores,
+    patching_scores,
+)
 from assay.heads.information import (
     causation_entropy,
     parent_flags,
     stability_selection,
 )
+from assay.heads.interventions import INTERVENTIONS, Intervention, Setting
 from assay.heads.llc import (
     Langevin,
     LearningCoefficient,
@@ -34,6 +46,7 @@ from assay.heads.membership import (
     separation,
     set_overlap,
 )
+from assay.heads.methods import HEAD_METHODS, HeadMethod, discover_heads, find_head_method
 from assay.heads.scores import (
     HeadScores,
 )
@@ -55,34 +68,50 @@ from assay.heads.weights import (
 
 
 __all__ = [
+    "HEAD_METHODS",
+    "INTERVENTIONS",
+    "CircuitEffect",
     "Composition",
     "EdgeTest",
     "EffectiveRank",
+    "HeadMethod",
     "HeadOutputs",
     "HeadScores",
+    "Intervention",
     "Langevin",
     "LearningCoefficient",
     "MeasurementTable",
     "Separation",
     "SetOverlap",
+    "Setting",
     "WeightFeatures",
     "WeightPrediction",
     "activation_magnitude",
+    "activation_patching",
     "answer_directions",
     "attribution_patching",
     "causation_entropy",
+    "circuit_effect",
     "composition",
     "direct_attribution",
+    "discover_heads",
+    "drop_effect",
+    "drop_scores",
     "edge_test",
     "effective_rank",
+    "find_head_method",
     "fisher_count",
     "head_outputs",
     "learning_coefficient",
     "learning_coefficients",
     "margin_directions",
+    "mediation",
+    "mediation_reading",
+    "mediation_scores",
     "member_ratio",
     "ov_norm",
     "parent_flags",
+    "patching_scores",
     "predict_from_weights",
     "product_singular_values",
     "separation",

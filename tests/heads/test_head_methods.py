@@ -1,0 +1,223 @@
+"""Every registered score of heads, through `discover_heads`."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import assay
+from assay.errors import DegenerateDataWarning, InputError, UnknownNameError
+from assay.heads import (
+    HEAD_METHODS,
+    HeadScores,
+    Langevin,
+    activation_patching,
+    causation_entropy,
+    direct_attribution,
+    discover_heads,
+    drop_effect,
+    find_head_method,
+    fisher_count,
+    head_outputs,
+    learning_coefficients,
+    margin_directions,
+    mediation,
+    weight_scores,
+)
+from assay.models import Model, load_model
+from assay.tasks import PairTask
+
+
+FIXED = (
+    "activation-patching",
+    "mediation",
+    "drop-effect",
+    "dla",
+    "attribution-patching",
+    "ocse",
+    "llc",
+    "ov-norm",
+    "activation-magnitude",
+)
+
+
+@pytest.fixture
+def model(gpt2_tiny64: nn.Module) -> Model:
+    return load_model(gpt2_tiny64)
+
+
+@pytest.fixture
+def task(make_task: Callable[..., PairTask]) -> PairTask:
+    return make_task(12)
+
+
+def test_the_keys_of_the_contract_are_there() -> None:
+    assert set(FIXED) <= set(HEAD_METHODS)
+    assert assay.discover_heads is discover_heads
+    assert assay.HeadScores is HeadScores
+
+
+# ---- the contract of every method --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", list(HEAD_METHODS))
+def test_a_method_scores_every_head_and_leaves_the_model_alone(
+    model: Model, task: PairTask, key: str
+) -> None:
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    found = discover_heads(model, task, key)
+    assert found.values.shape == (model.n_layers, model.n_heads)
+    assert np.isfinite(found.values).all()
+    if found.per_example is not None:
+        assert found.per_example.shape == (task.n, model.n_layers, model.n_heads)
+    assert found.provenance["method"]["key"] == key
+    assert found.unit == HEAD_METHODS[key].unit
+    found.to_dict()
+    again = discover_heads(model, task, key)
+    np.testing.assert_array_equal(found.values, again.values)
+    after = model.module.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert not any(parameter.grad is not None for parameter in model.module.parameters())
+
+
+@pytest.mark.parametrize("key", [key for key in HEAD_METHODS if "batch_size" in HEAD_METHODS[key].options])
+def test_scores_do_not_depend_on_batches(model: Model, task: PairTask, key: str) -> None:
+    first, second = (discover_heads(model, task, key, batch_size=size) for size in (12, 5))
+    np.testing.assert_allclose(first.values, second.values, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("key", list(HEAD_METHODS))
+def test_a_method_costs_the_whole_passes_that_it_says(
+    model: Model, task: PairTask, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    forward = Model.forward
+
+    def counted(self: Model, tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(len(tokens))
+        return forward(self, tokens)
+
+    monkeypatch.setattr(Model, "forward", counted)
+    discover_heads(model, task, key)
+    assert sum(seen) == HEAD_METHODS[key].passes(task.n, model.n_layers * model.n_heads).get("whole", 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("activation-patching", {"whole": 80, "single_head": 40 * 144}),
+        ("mediation", {"whole": 80, "last_token": 40 * 144}),
+        ("llc", {"whole": 20, "backward": 20}),
+        ("attribution-patching", {"whole": 80, "backward": 40}),
+        ("ov-norm", {}),
+    ],
+)
+def test_the_cost_for_forty_prompts_of_gpt2(key: str, expected: dict[str, int]) -> None:
+    assert HEAD_METHODS[key].passes(40, 144) == expected
+
+
+# ---- what stands behind the keys ---------------------------------------------------------------------
+
+
+def test_methods_are_the_functions_they_stand_for(model: Model, task: PairTask) -> None:
+    outputs = head_outputs(model, task)
+    direct = direct_attribution(model, outputs, margin_directions(model, task))
+    published = direct_attribution(model, outputs, margin_directions(model, task, "correct"), norm="none")
+    pairs: list[tuple[HeadScores, HeadScores]] = [
+        (
+            discover_heads(model, task, "C2", aggregate="mean_of_ratios"),
+            activation_patching(model, task, aggregate="mean_of_ratios"),
+        ),
+        (
+            discover_heads(model, task, "mediation", positions="all"),
+            mediation(model, task, positions="all"),
+        ),
+        (
+            discover_heads(model, task, "X.drop_effect", ablation="resample-donor", seed=1),
+            drop_effect(model, task, ablation="resample-donor", seed=1),
+        ),
+        (discover_heads(model, task, "dla"), direct),
+        (discover_heads(model, task, "dla", direction="correct", norm="none"), published),
+        (discover_heads(model, task, "ocse"), causation_entropy(direct, direct.details["margin"])),
+        (discover_heads(model, task, "llc", n=5), fisher_count(model, task, n=5)),
+        (
+            discover_heads(model, task, "spectral-norm", matrix="qk"),
+            weight_scores(model)["qk-spectral-norm"],
+        ),
+        (discover_heads(model, task, "sv_entropy"), weight_scores(model)["ov-sv-entropy"]),
+    ]
+    for found, expected in pairs:
+        np.testing.assert_allclose(found.values, expected.values, rtol=1e-9, atol=1e-12)
+        assert found.name == expected.name
+
+
+def test_chains_are_run_on_request(model: Model, task: PairTask) -> None:
+    sampler = Langevin(chains=1, burn_in=1, draws=4)
+    chains = {"estimator": "sgld", "n": 4, "heads": [(1, 0)], "sampler": sampler}
+    with pytest.warns(DegenerateDataWarning, match="llc_not_converged"):
+        found = discover_heads(model, task, "llc", **chains)
+    with pytest.warns(DegenerateDataWarning, match="llc_not_converged"):
+        expected = learning_coefficients(model, task, [(1, 0)], n=4, sampler=sampler)
+    np.testing.assert_array_equal(found.values, expected.values)
+    assert np.isfinite(found.values).sum() == 1
+
+
+def test_the_margin_is_the_tasks_own(model: Model, make_task: Callable[..., PairTask]) -> None:
+    base = make_task(12)
+    task = PairTask(
+        clean=base.clean,
+        corrupted=base.corrupted,
+        answers=base.answers,
+        wrong=base.wrong,
+        objective="prob_diff",
+    )
+    for key in ("activation-patching", "mediation", "drop-effect", "attribution-patching"):
+        found = discover_heads(model, task, key)
+        assert found.provenance["objective"] == "prob_diff"
+        other = discover_heads(model, task, key, objective="logit_diff")
+        assert np.abs(found.values - other.values).max() > 1e-6
+
+
+# ---- names ------------------------------------------------------------------------------------------
+
+
+def test_methods_are_found_by_key_and_by_published_code() -> None:
+    for name in ("ocse", "C7", "c7.ocse"):
+        assert find_head_method(name).key == "ocse"
+    assert find_head_method("activation_magnitude").key == "activation-magnitude"
+    assert {find_head_method(spec.id).key for spec in HEAD_METHODS.values()} == set(HEAD_METHODS)
+    with pytest.raises(UnknownNameError, match="head method 'mediaton'; did you mean 'mediation'"):
+        find_head_method("mediaton")
+    with pytest.raises(UnknownNameError, match="unknown head method 'X'"):
+        find_head_method("X")
+
+
+def test_options_are_checked_before_anything_runs(
+    model: Model, task: PairTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "forward", lambda *_: pytest.fail("a pass was made"))
+    with pytest.raises(UnknownNameError, match="option of head method 'mediation' 'position'.*'positions'"):
+        discover_heads(model, task, "mediation", position="all")
+    for key, options, message in (
+        ("mediation", {"positions": "some"}, "choose 'last' or 'all'"),
+        ("activation-patching", {"aggregate": "sum"}, "choose 'ratio_of_sums' or"),
+        ("llc", {"estimator": "hessian"}, "choose 'fisher_count' or 'sgld'"),
+        ("llc", {"heads": [(0, 0)]}, "give estimator='sgld' with them"),
+        ("spectral-norm", {"matrix": "o"}, "choose 'ov' or 'qk'"),
+        ("dla", {"direction": "wrong"}, "choose 'difference' or 'correct'"),
+        ("dla", {"norm": "running"}, "choose 'frozen' or 'none'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            discover_heads(model, task, key, **options)
+
+
+def test_scores_that_compare_need_wrong_answers(model: Model, task: PairTask) -> None:
+    bare = PairTask(clean=task.clean, corrupted=task.corrupted, answers=task.answers, objective="ce")
+    for key, spec in HEAD_METHODS.items():
+        if "wrong" in spec.requires:
+            with pytest.raises(InputError, match="wrong"):
+                discover_heads(model, bare, key)
+        else:
+            assert np.isfinite(discover_heads(model, bare, key).values).all()
