@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "execution",
         "discovery heads metrics",
         "adversarial calibration",
-        "store catalogue",
+        "store catalogue claims",
         "report",
         "runner",
         "cli",

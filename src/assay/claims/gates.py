@@ -1,0 +1,120 @@
+"""The gates whose verdicts are evidence for a claim, from the columns of its measurement tables."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from assay.calibration import (
+    ablation_invariance,
+    bootstrap_stability,
+    certified_stability,
+    convergent_validity,
+    discriminant_validity,
+    distributional_stability,
+    inter_rater,
+    method_invariance,
+    retest,
+    seed_variance,
+    split_half,
+)
+from assay.claims.claim import Claim
+from assay.errors import InputError
+from assay.heads.table import MeasurementTable
+from assay.measurement import Verdict
+
+
+DONOR = "resample-donor"
+
+
+def averaged(runs: Float64[np.ndarray, "n *draws"]) -> Float64[np.ndarray, " n"]:
+    """One number per prompt: the mean over draws, where there are any."""
+    return np.asarray(runs.mean(axis=1) if runs.ndim > 1 else runs)
+
+
+def claim_gates(
+    claim: Claim,
+    table: MeasurementTable,
+    others: Mapping[str, MeasurementTable],
+    *,
+    progress: Callable[[str, int, int], None],
+) -> dict[str, Verdict]:
+    """Verdict of each gate that a claim's evidence asks for, by code.
+
+    Args:
+        claim: The claim.
+        table: Of its heads on its own task, with a pool of further prompts for C30.
+        others: Of the same heads on the other tasks that it speaks of, by name.
+        progress: Called with a stage, how much of it is done, and how much there is.
+    """
+    names = ("C11", "C30", "C16.test_retest", "M98", "E1b", "effects", "C12", "F59", "S3", "C17")
+    found: dict[str, Verdict] = {}
+
+    def step(name: str) -> None:
+        progress("gates", names.index(name), len(names))
+
+    full = table.column("y_full")
+    kept = averaged(table.column(f"y_keep/{claim.ablation}"))
+    sizes: dict[str, Any] = {"circuit_size": table.k, "n_heads": table.H}
+    seeded: dict[str, Any] = {"task": claim.task, "seed": claim.seed}
+    step("C11")
+    found["C11"] = bootstrap_stability(full, kept, **sizes, **seeded)
+    step("C30")
+    pool = table.column("pool/y_full"), averaged(table.column(f"pool/y_keep/{claim.ablation}"))
+    found["C30"] = seed_variance(*pool, n_prompts=table.P, **sizes, task=claim.task)
+    found["C16.test_retest"] = retest(*pool, **seeded)
+    step("M98")
+    runs = {name: table.column(f"y_keep/{name}") for name in ("zero", "mean")}
+    noise = {"noise-additive": table.column("y_keep/noise-additive")}
+    found["M98"] = ablation_invariance(full, runs | _donors(table), **sizes)
+    found["E1b"] = method_invariance(full, runs | noise, **sizes)
+    step("effects")
+    effects = full[:, None] - table.column("y_drop1")
+    found["C16.split_half"] = split_half(effects, **seeded)
+    signs = np.array([claim.sign_of[head] for head in table.heads])
+    found["M3b"] = certified_stability(effects[:, table.places], signs=signs, **seeded)
+    step("C12")
+    patched = table.column("y_patch") - table.column("y_cor")[:, None]
+    crossed = full[:, None] - table.column("y_cross")
+    methods = {"patching": patched, "interchange": crossed, "dropping": effects}
+    found["C12"] = convergent_validity(methods, members=table.members, **seeded)
+    step("F59")
+    raters = {"dropping": effects, "direct": table.column("dla")} | _norms(table)
+    found["F59"] = inter_rater(raters, members=table.members, **seeded)
+    step("S3")
+    found["S3"] = distributional_stability(table.column("dla_correct")[:, table.places], **seeded)
+    if others:
+        step("C17")
+        found["C17"] = _own_task(claim, table, others)
+    progress("gates", len(names), len(names))
+    return found
+
+
+def _donors(table: MeasurementTable) -> dict[str, np.ndarray]:
+    """Runs with donors, none where some prompt has no other of its length."""
+    try:
+        return {DONOR: table.column(f"y_keep/{DONOR}")}
+    except InputError:
+        return {}
+
+
+def _norms(table: MeasurementTable) -> dict[str, np.ndarray]:
+    """The weights' own rating, none where the task names no wrong answers to compare with."""
+    return {} if table.task.wrong is None else {"weights": table.column("ov_norm")}
+
+
+def _own_task(claim: Claim, table: MeasurementTable, others: Mapping[str, MeasurementTable]) -> Verdict:
+    """C17 of the claim's heads: their effect on their own task over that on the others.
+
+    Only one circuit is claimed, so it stands for the circuits of the other tasks, and the verdict is that of
+    its own row.
+    """
+    tables = {claim.task: table, **others}
+    verdict = discriminant_validity(
+        {name: each.column("y_patch") - each.column("y_cor")[:, None] for name, each in tables.items()},
+        dict.fromkeys(tables, table.members),
+        gaps={name: each.column("y_full") - each.column("y_cor") for name, each in tables.items()},
+        seed=claim.seed,
+    )
+    return verdict.sub_results.get(claim.task, verdict)
