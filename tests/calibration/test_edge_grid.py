@@ -20,6 +20,7 @@ from assay.calibration import (
     measurement_invariance,
     method_invariance,
     reliability_suite,
+    retest,
     seed_variance,
 )
 from assay.measurement import Verdict
@@ -144,6 +145,14 @@ def test_the_dropped_prompt_is_as_if_it_had_not_been_there() -> None:
     left = np.arange(P) != 7
     with_it, without = c11(full, circuit), c11(full[left], circuit[left])
     assert with_it.values == without.values
+
+
+@pytest.mark.parametrize("gate", [c11, c30, c13, m98, e1b, retest], ids=lambda gate: gate.__name__)
+def test_a_margin_that_is_barely_one_is_flagged(gate: Margins) -> None:
+    """Mean 0.1 with deviation 1: less than three standard errors of 60 prompts above 0."""
+    full = np.tile([1.1, -0.9], P // 2)
+    assert "unstable_denominator" in gate(full, full + 0.1 * drawn("kept", P)).warnings
+    assert "unstable_denominator" not in gate(full + 1, full + 0.1 * drawn("kept", P)).warnings
 
 
 def test_one_template_or_one_method_leaves_nothing_to_compare() -> None:

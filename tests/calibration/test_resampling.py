@@ -231,6 +231,21 @@ def test_given_subsets_are_worked_by_hand() -> None:
     assert found.published == "fail"
 
 
+@pytest.mark.parametrize(
+    ("second", "reading"), [(1.05, "excellent"), (1.16, "acceptable"), (1.4, "moderate"), (1.6, "fail")]
+)
+def test_the_spread_over_seeds_is_read_as_published(second: float, reading: str) -> None:
+    """Two scores, 1 and a: their coefficient of variation is (a - 1) / (a + 1)."""
+    found = seed_variance(
+        np.ones(6),
+        np.array([1.0, 1.0, 1.0, second, second, second]),
+        n_prompts=3,
+        subsets=[np.arange(3), np.arange(3, 6)],
+    )
+    assert found.values["coefficient_of_variation"] == pytest.approx((second - 1) / (second + 1))
+    assert found.details["reading"] == reading
+
+
 def test_a_pool_no_larger_than_a_sample_says_nothing() -> None:
     full, circuit = prompts(40, 0.1)
     found = seed_variance(full, circuit, n_prompts=40)

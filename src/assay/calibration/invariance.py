@@ -148,6 +148,8 @@ def measurement_invariance(
     value = float(statistic.of_sums(cells.table.sum(axis=1), cells.table.shape[1]))
     if math.isnan(value):
         return none("zero_denominator")
+    if statistic.unstable(cells.table):
+        warnings += ("unstable_denominator",)
     x = _dependent(dependent, statistic, cells.table)
     usable = np.isfinite(x)
     found = group_differences([x[usable & (cells.group == at)] for at in range(len(cells.names))])

@@ -120,6 +120,8 @@ def retest(
         return none("identical_samples")
     scores = scores_of(statistic, table, blocks)
     details["scores"] = scores
+    if statistic.unstable(table):
+        warnings += ("unstable_denominator",)
     if len(scores) < 2:
         return none("too_few_samples")
     spread = coefficient_of_variation(scores)

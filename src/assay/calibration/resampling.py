@@ -26,6 +26,7 @@ N_BOOT = 1000
 SEEDS = (42, 123, 456, 789, 1337)
 N_PROMPTS = 40
 
+_SEED_READINGS = ((0.05, "excellent"), (0.10, "acceptable"))
 _STABLE = Rule(pass_at=0.1, higher=False, strict=False)  # of a standard error on the unit scale
 _READINGS = ((0.03, "very stable"), (0.10, "acceptable"), (0.20, "unstable"))
 _SEEDS = Rule(pass_at=0.10, fail_at=0.20, higher=False)
@@ -237,10 +238,15 @@ def seed_variance(
         "mean": float(scores.mean()) if len(scores) else math.nan,
     }
     details["scores"] = scores
+    if statistic.unstable(table):
+        warnings += ("unstable_denominator",)
     if data.n_prompts <= n_prompts:
         return none("pool_too_small")
     if spread.reason:
         return none(spread.reason)
+    details["reading"] = next(
+        (word for limit, word in _SEED_READINGS if spread.value < limit), _SEEDS.published(spread.value)
+    )
     if y_other is not None and subsets:
         other = scores_of(statistic, data.table[[2, 1]], subsets)
         better = float(np.mean(scores > other))
