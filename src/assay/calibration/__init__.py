@@ -6,7 +6,9 @@ from assay.calibration.discriminant import discriminant_validity
 from assay.calibration.distribution import distributional_characterization
 from assay.calibration.gate import GATES, Gate, find_gate
 from assay.calibration.invariance import Grouping, choose_groups, measurement_invariance
+from assay.calibration.judging import calibrate
 from assay.calibration.multiplicity import PooledResult, multiple_comparisons
+from assay.calibration.pooling import pooled_results
 from assay.calibration.reliability import (
     cronbach_items,
     reliability_suite,
@@ -27,6 +29,7 @@ __all__ = [
     "PooledResult",
     "ablation_invariance",
     "bootstrap_stability",
+    "calibrate",
     "certified_stability",
     "choose_groups",
     "convergent_validity",
@@ -42,6 +45,7 @@ __all__ = [
     "method_invariance",
     "multiple_comparisons",
     "nomological_validity",
+    "pooled_results",
     "reliability_suite",
     "retest",
     "seed_variance",
