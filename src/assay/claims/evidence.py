@@ -38,17 +38,31 @@ PRESENT, AGAINST, UNDECIDED, MISSING = "present", "against", "undecided", "missi
 
 # Gate, or part of one -> kind of evidence it belongs to, whether the kind needs it, its most telling value.
 GATE_EVIDENCE: Mapping[str, tuple[str, bool, str]] = {
-    "M98": ("sufficiency", True, "divergence"),
-    "E1b": ("sufficiency", False, "method_invariance"),
+    "M98.completeness": ("necessity", False, "divergence"),
+    "M98.faithfulness": ("sufficiency", True, "divergence"),
+    "E1b.faithfulness": ("sufficiency", False, "method_invariance"),
     "C17": ("specificity", False, "value"),
     "M3b": ("consistency", True, "share_certified"),
     "C12": ("consistency", True, "mean_rho"),
     "F59": ("consistency", False, "w"),
-    "C11": ("reliability", True, "standard_error"),
-    "C30": ("reliability", True, "relative_standard_error"),
-    "C16.test_retest": ("reliability", True, "test_retest"),
+    "C11.completeness": ("reliability", True, "standard_error"),
+    "C11.faithfulness": ("reliability", True, "standard_error"),
+    "C30.completeness": ("reliability", True, "relative_standard_error"),
+    "C30.faithfulness": ("reliability", True, "relative_standard_error"),
+    "C16.test_retest.completeness": ("reliability", True, "test_retest"),
+    "C16.test_retest.faithfulness": ("reliability", True, "test_retest"),
     "C16.split_half": ("reliability", False, "split_half"),
     "S3": ("reliability", False, "share_stable"),
+}
+
+# What would supply a gate's verdict, by the reason why it is undefined; more prompts otherwise.
+_UNDEFINED: Mapping[str | None, str] = {
+    "too_few_heads": "a claim about more heads",
+    "not_applicable": "nothing: it does not apply to this claim",
+    "pool_too_small": "a task file with more prompts",
+    "identical_samples": "a task file with more different prompts",
+    "zero_mean": "a score that is not 0",
+    "zero_denominator": "a task that the model does",
 }
 
 
@@ -188,22 +202,21 @@ def _of_gates(gates: Mapping[str, Verdict]) -> Iterable[Evidence]:
     for code, (kind, required, key) in GATE_EVIDENCE.items():
         if code not in gates:
             continue
-        verdict, gate = gates[code], find_gate(code.partition(".")[0])
+        published, _, part = code.partition(".")
+        verdict, gate = gates[code], find_gate(published)
         state = {"pass": PRESENT, "fail": AGAINST}.get(verdict.status, UNDECIDED)
         value = verdict.values.get(key)
-        finding = f"{gate.name}: {verdict.status}" + (
-            f" ({verdict.reason})"
-            if verdict.reason
-            else ""
-            if value is None
-            else f", {_words(key)} {value:.2f}"
+        name = ", ".join([gate.name, *(_words(each) for each in part.split(".") if each)])
+        said = verdict.reason or ("" if value is None else f"{_words(key)} {value:.2f}")
+        finding = f"{name}: {verdict.status}" + (f", {_words(said)}" if said else "")
+        supply = (
+            gate.on_fail.rstrip(".") if state == AGAINST else _UNDEFINED.get(verdict.reason, "more prompts")
         )
-        supply = gate.on_fail.rstrip(".") if state == AGAINST else "more prompts"
         if verdict.n_needed:
             supply = f"about {verdict.n_needed:,} prompts"
         yield Evidence(
             kind=kind,
-            source=code,
+            source=published,
             state=state,
             required=required,
             finding=finding,

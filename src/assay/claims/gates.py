@@ -26,6 +26,13 @@ from assay.measurement import Verdict
 
 
 DONOR = "resample-donor"
+_INNER = {"dropping": "completeness", "keeping": "faithfulness"}
+
+
+def scores_of(claim: Claim) -> tuple[str, ...]:
+    """What a claim's predictions on its own task rest on: `completeness`, `faithfulness` or both."""
+    said = {each.what for each in claim.predictions if each.on == claim.task} or {"dropping"}
+    return tuple(score for what, score in _INNER.items() if what in said)
 
 
 def averaged(runs: Float64[np.ndarray, "n *draws"]) -> Float64[np.ndarray, " n"]:
@@ -40,7 +47,7 @@ def claim_gates(
     *,
     progress: Callable[[str, int, int], None],
 ) -> dict[str, Verdict]:
-    """Verdict of each gate that a claim's evidence asks for, by code.
+    """Verdict of each gate that a claim's evidence asks for, by its key in `GATE_EVIDENCE`.
 
     Args:
         claim: The claim.
@@ -48,27 +55,17 @@ def claim_gates(
         others: Of the same heads on the other tasks that it speaks of, by name.
         progress: Called with a stage, how much of it is done, and how much there is.
     """
-    names = ("C11", "C30", "C16.test_retest", "M98", "E1b", "effects", "C12", "F59", "S3", "C17")
+    names = (*scores_of(claim), "effects", "C12", "F59", "S3", "C17")
     found: dict[str, Verdict] = {}
 
     def step(name: str) -> None:
         progress("gates", names.index(name), len(names))
 
     full = table.column("y_full")
-    kept = averaged(table.column(f"y_keep/{claim.ablation}"))
-    sizes: dict[str, Any] = {"circuit_size": table.k, "n_heads": table.H}
     seeded: dict[str, Any] = {"task": claim.task, "seed": claim.seed}
-    step("C11")
-    found["C11"] = bootstrap_stability(full, kept, **sizes, **seeded)
-    step("C30")
-    pool = table.column("pool/y_full"), averaged(table.column(f"pool/y_keep/{claim.ablation}"))
-    found["C30"] = seed_variance(*pool, n_prompts=table.P, **sizes, task=claim.task)
-    found["C16.test_retest"] = retest(*pool, **seeded)
-    step("M98")
-    runs = {name: table.column(f"y_keep/{name}") for name in ("zero", "mean")}
-    noise = {"noise-additive": table.column("y_keep/noise-additive")}
-    found["M98"] = ablation_invariance(full, runs | _donors(table), **sizes)
-    found["E1b"] = method_invariance(full, runs | noise, **sizes)
+    for score in scores_of(claim):
+        step(score)
+        found |= _of_score(claim, table, score)
     step("effects")
     effects = full[:, None] - table.column("y_drop1")
     found["C16.split_half"] = split_half(effects, **seeded)
@@ -91,10 +88,30 @@ def claim_gates(
     return found
 
 
-def _donors(table: MeasurementTable) -> dict[str, np.ndarray]:
+def _of_score(claim: Claim, table: MeasurementTable, score: str) -> dict[str, Verdict]:
+    """Gates on the faithfulness of the heads alone, or on the completeness of the model without them."""
+    column = "y_keep" if score == "faithfulness" else "y_drop"
+    facts: dict[str, Any] = {"inner": score, "circuit_size": table.k, "n_heads": table.H}
+    full = table.column("y_full")
+    run = averaged(table.column(f"{column}/{claim.ablation}"))
+    pool = table.column("pool/y_full"), averaged(table.column(f"pool/{column}/{claim.ablation}"))
+    methods = {name: table.column(f"{column}/{name}") for name in ("zero", "mean")}
+    found = {
+        "C11": bootstrap_stability(full, run, **facts, task=claim.task, seed=claim.seed),
+        "C30": seed_variance(*pool, n_prompts=table.P, **facts, task=claim.task),
+        "C16.test_retest": retest(*pool, inner=score, task=claim.task, seed=claim.seed),
+        "M98": ablation_invariance(full, methods | _donors(table, column), **facts),
+    }
+    if score == "faithfulness":
+        noise = {"noise-additive": table.column(f"{column}/noise-additive")}
+        found["E1b"] = method_invariance(full, methods | noise, **facts)
+    return {f"{code}.{score}": verdict for code, verdict in found.items()}
+
+
+def _donors(table: MeasurementTable, column: str) -> dict[str, np.ndarray]:
     """Runs with donors, none where some prompt has no other of its length."""
     try:
-        return {DONOR: table.column(f"y_keep/{DONOR}")}
+        return {DONOR: table.column(f"{column}/{DONOR}")}
     except InputError:
         return {}
 

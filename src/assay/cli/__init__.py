@@ -8,7 +8,8 @@ variables, the variables over the file.
 import os
 
 import assay.cli.attack
-import assay.cli.repair  # noqa: F401 - both register their commands
+import assay.cli.claim
+import assay.cli.repair  # noqa: F401 - each registers its commands
 from assay.cli.commands import app
 
 

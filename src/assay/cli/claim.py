@@ -1,0 +1,178 @@
+"""`assay claim`: register predictions about heads, measure them, list the evidence."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from assay.cli.border import command, make_room, print_json, print_table, progress_on_stderr
+from assay.cli.commands import app
+from assay.cli.options import (
+    DEFAULT_STORE,
+    BatchOption,
+    ConfigOption,
+    DeviceOption,
+    JsonOption,
+    QuietOption,
+    StoreOption,
+    TracebackOption,
+    option,
+)
+from assay.errors import InputError
+
+
+if TYPE_CHECKING:
+    from assay.claims import ClaimResult, Evidence, Registration
+
+GATE_FIRED = 3
+TABLES = "tables"  # folder of measurement tables in a store
+
+
+@app.command()
+@command
+def claim(
+    file: Annotated[Path, typer.Argument(help="Claim file, TOML of schema assay-claim/1.")],
+    register: Annotated[
+        bool, option("--register", "Only check and register the claim; measure nothing.")
+    ] = False,
+    register_anew: Annotated[
+        bool,
+        option("--register-anew", "Replace the registration of other predictions; it stays listed."),
+    ] = False,
+    gate: Annotated[
+        bool, option("--gate", "Exit with 3 where a prediction is contradicted or --tier is not reached.")
+    ] = False,
+    tier: Annotated[
+        str | None, option("--tier", "Tier that --gate asks for, e.g. 'causally suggestive'.")
+    ] = None,
+    device: DeviceOption = None,
+    batch_size: BatchOption = None,
+    store: StoreOption = None,
+    out: Annotated[Path | None, option("--out", "Directory for claim.json.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Test what a file predicts of some heads, and list the evidence for the claim.
+
+    The predictions are registered beside the file before anything is measured, and a file that no longer says
+    what was registered is refused.
+    """
+    from assay import claims
+    from assay.circuits import write_atomically
+    from assay.claims.evidence import at_least
+    from assay.runner import check_writable
+
+    if tier is not None:
+        at_least("proposed", tier)  # a misspelt tier is an error before the work, not after it
+        if not gate:
+            raise InputError("--tier is what --gate asks for; give both")
+    check_writable(file.parent)
+    if register:
+        show_registration(claims.register_claim(file, anew=register_anew), as_json=as_json)
+        return
+    tables = (store or DEFAULT_STORE) / TABLES
+    check_writable(tables)
+    if out is not None:
+        check_writable(out)
+    with progress_on_stderr(quiet=quiet) as progress:
+        found = claims.run_claim(
+            file,
+            folder=tables,
+            device=device,
+            batch_size=batch_size,
+            register_anew=register_anew,
+            progress=progress,
+        )
+    document = found.to_dict()
+    if out is not None:
+        written = make_room(out / "claim.json")
+        write_atomically(written, json.dumps(document, indent=1, allow_nan=False).encode())
+    if as_json:
+        print_json(document)
+    else:
+        print_claim(found)
+        if out is not None:
+            typer.echo(f"result   {out / 'claim.json'}")
+    if gate and (found.contradicted or not at_least(found.tier, tier or "proposed")):
+        raise typer.Exit(GATE_FIRED)
+
+
+def show_registration(found: "Registration", *, as_json: bool) -> None:
+    """What `--register` prints."""
+    if as_json:
+        print_json({**found.to_dict(), "file": str(found.path)})
+        return
+    typer.echo(f"registered {_when(found.time)}, hash {found.hash[:16]}, in {found.path}")
+
+
+def print_claim(found: "ClaimResult") -> None:
+    """Predictions with their tests, then the checklist, then the tier."""
+    from assay.report.words import number
+
+    claim = found.claim
+    typer.echo(f"{claim.name}: {claim.statement}")
+    if found.registration is not None:
+        when = "before" if found.registered_before else "AFTER"
+        typer.echo(
+            f"registered {_when(found.registration.time)}, hash {claim.hash[:16]}, {when} its prompts were "
+            f"measured ({claim.model}, {claim.task}, n = {claim.n}, ablation {claim.ablation})"
+        )
+    typer.echo()
+    rows = []
+    for test in found.outcomes:
+        low, high = test.interval.low, test.interval.high
+        rows.append(
+            [
+                test.name,
+                number(test.value, 2),
+                f"[{number(low, 2)}, {number(high, 2)}]" if test.interval.defined else str(test.reason or ""),
+                _p(test.p),
+                _p(test.q),
+                test.state,
+            ]
+        )
+    columns = ["test", "found", "90 % interval", "p", "q", "outcome"]
+    print_table("", columns, rows, right="found p q")
+    typer.echo(f"M93, do they survive that there are {len(rows)}: {found.multiplicity.status}")
+    typer.echo()
+    lines = []
+    for kind, state in found.checklist.items():
+        lines.append([_mark(state), kind, "", state, "", ""])
+        lines += [
+            ["", "", _source(each), each.state, each.finding, each.supply]
+            for each in found.evidence
+            if each.kind == kind
+        ]
+    print_table("", ["", "evidence", "from", "state", "finding", "what would supply it"], lines)
+    typer.echo()
+    if found.contradicted:
+        listed = ", ".join(str(each + 1) for each in found.contradicted)
+        typer.echo(f"contradicted: prediction {listed}")
+    typer.echo(f"tier     {found.tier}")
+    if found.lacking:
+        typer.echo(f"next     needs {', '.join(found.lacking)}")
+
+
+def _source(line: "Evidence") -> str:
+    """Where a line comes from; `beside` for what its kind does not need."""
+    return line.source if line.required else f"{line.source}, beside"
+
+
+def _p(value: float) -> str:
+    """A p-value for reading."""
+    if math.isnan(value):
+        return ""
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _mark(state: str) -> str:
+    return {"present": "[x]", "against": "[-]"}.get(state, "[ ]")
+
+
+def _when(time: str) -> str:
+    """A time to the second."""
+    return f"{time[:10]} {time[11:19]} UTC"
