@@ -26,7 +26,8 @@ class _Test:
         claim: The claim, a sentence.
         p: The p-value; NaN where the test is undefined.
         kind: How p was found.
-        claimed: Whether the gate makes the claim.
+        claimed: Whether the gate makes the claim; None instead of False where the published code has no such
+            test, so that its rule does not count one that failed.
         value, baseline, n: The number, what chance would give, and the examples behind it.
     """
 
@@ -34,7 +35,7 @@ class _Test:
     claim: str
     p: float
     kind: str
-    claimed: bool
+    claimed: bool | None
     value: float | None = None
     baseline: float | None = None
     n: int | None = None
@@ -70,12 +71,17 @@ def pooled_results(
     Args:
         verdicts: Gate (key or code) -> its verdict; M93's own is left out.
         task: The task they belong to.
-        heads: (layer, head) of the circuit's heads in their order, to name them in the results of M3b and S3.
+        heads: (layer, head) of the circuit's heads in their order, to name them in the results of M3b and S3;
+            without it they are counted from 0.
 
     Returns:
         Gates without a p-value come with their published word alone (`passed`), which the published rule of
         M93 counts and the status does not; those without such a word are left out. Each test has a
         `test_key`, so that C14's copy of C13 is counted once.
+
+    Raises:
+        UnknownNameError: For a name that is no gate.
+        InputError: If `heads` lists fewer heads than a verdict speaks of.
     """
     found: list[PooledResult] = []
     for name, verdict in verdicts.items():
@@ -206,7 +212,14 @@ def _numbers(values: Any) -> Any:
 
 
 def _named(at: int, heads: Heads | None) -> str:
-    return f"head {at}" if heads is None else "a{}.h{}".format(*heads[at])
+    if heads is None:
+        return f"head {at}"
+    if at >= len(heads):
+        raise InputError(
+            f"a verdict speaks of head {at} of the circuit, but heads lists {len(heads)}; list all"
+        )
+    layer, head = heads[at]
+    return f"a{layer}.h{head}"
 
 
 def _pairs(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
@@ -281,7 +294,7 @@ def _head_groups(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
                 claim=f"the {kind} of {_named(int(columns[at]), heads)} differs between groups",
                 p=p,
                 kind="F",
-                claimed=at in unstable,
+                claimed=True if at in unstable else None,
             )
 
 
@@ -292,6 +305,9 @@ def _groups(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
         p=_number(verdict.values.get("welch_p")),
         kind="F",
         claimed=verdict.status == "fail",
+        value=verdict.values.get("eta_squared"),
+        baseline=verdict.values.get("expected_eta_squared"),
+        n=verdict.details.get("n_prompts"),
     )
 
 
