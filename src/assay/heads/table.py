@@ -69,7 +69,8 @@ class MeasurementTable:
         more: Further prompts of the same source, for statements about other samples.
         reference: Prompts that means are taken over; default: the task's own.
         objective: Its negative is the margin y; default: the task's own.
-        ablation: Method of tables over single heads.
+        ablation: Method of tables over single heads; default: `mean` for a circuit of heads, the task's own
+            for one of edges, which is what `measure` judges it under.
         folder: Where columns are kept and found again.
         batch_size: Prompts per pass; default: by free memory. Never changes a number.
         seed: Root of donors and noise.
@@ -93,7 +94,7 @@ class MeasurementTable:
         more: PairTask | None = None,
         reference: PairTask | None = None,
         objective: str | Objective | Loss | None = None,
-        ablation: str = "mean",
+        ablation: str | None = None,
         folder: str | Path | None = None,
         batch_size: int | None = None,
         seed: int = 42,
@@ -104,6 +105,8 @@ class MeasurementTable:
         self.circuit, self.head_circuit = _as_circuit(model, circuit)
         self.reference = task if reference is None else reference
         self.objective = get_objective(objective or task.objective)
+        if ablation is None:
+            ablation = task.ablation if self.circuit.heads is None else "mean"
         self.ablation, self.seed, self.batch_size = INTERVENTIONS[ablation].key, seed, batch_size
         if max_passes is not None and not max_passes > 0:
             raise InputError(f"max_passes is {max_passes}; give a number above 0, or None for no limit")
@@ -167,6 +170,11 @@ class MeasurementTable:
     def partial(self) -> bool:
         """Whether the budget left some heads out of the tables over all heads."""
         return len(self.measured_heads) < self.H
+
+    @property
+    def folder(self) -> Path | None:
+        """Where columns are kept."""
+        return None if self._shelf is None else self._shelf.folder
 
     @property
     def by_heads(self) -> bool:

@@ -1,0 +1,508 @@
+"""Which columns of a measurement table each gate takes."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64, Shaped
+
+from assay.calibration.ablations import ablation_invariance, method_invariance
+from assay.calibration.agreement import convergent_validity, inter_rater
+from assay.calibration.discriminant import discriminant_validity
+from assay.calibration.distribution import distributional_characterization
+from assay.calibration.gate import undefined
+from assay.calibration.invariance import choose_groups, measurement_invariance
+from assay.calibration.multiplicity import multiple_comparisons
+from assay.calibration.pooling import pooled_results
+from assay.calibration.reliability import reliability_suite
+from assay.calibration.resampling import bootstrap_stability, seed_variance
+from assay.calibration.signal import derived_metrics
+from assay.calibration.stability import certified_stability, distributional_stability
+from assay.calibration.validity import incremental_validity, nomological_validity
+from assay.errors import InputError
+from assay.heads import MeasurementTable, predict_from_weights, weight_features
+from assay.heads.scores import ranking
+from assay.measurement import ONE_SIDED_95, Verdict
+from assay.rng import stream
+from assay.stats import Estimate, ratio_of
+from assay.tasks import PairTask
+
+
+ABLATIONS = ("zero", "mean", "resample-donor")
+METHODS = ("zero", "mean", "noise-additive")
+GROUPED_BY = ("template", "type", "category")
+MOST_GROUPS, FEWEST_PER_GROUP = 12, 3  # of a field that prompts could be grouped by
+
+
+@dataclass(kw_only=True, eq=False)
+class Battery:
+    """Hands each gate its columns of the tables.
+
+    Attributes:
+        table: Of the circuit under judgement.
+        against: Of other circuits on other tasks.
+        published: `[H]` heads of a published list.
+        groups: How prompts are grouped, as asked.
+        unit_id: `[P]` which prompts belong together.
+        signs: -1 for heads that oppose the task.
+        random_sets: Random sets of heads for C36.
+        missing: Filled as columns turn out not to exist: column -> why.
+        filling: Seconds spent on runs.
+    """
+
+    table: MeasurementTable
+    against: tuple[MeasurementTable, ...] = ()
+    published: Bool[np.ndarray, " H"] | None = None
+    groups: Mapping[str, Any] | None = None
+    unit_id: Shaped[np.ndarray, " P"] | None = None
+    signs: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    random_sets: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
+    filling: float = 0.0
+
+    def judge(self, key: str, others: Mapping[str, Verdict]) -> Verdict:
+        """The verdict of one gate; `others` are those of this run so far, which some gates forward."""
+        judged: Verdict = JUDGES[key](self, others)
+        if self.table.partial and key in _OVER_ALL_HEADS:
+            judged = replace(judged, warnings=(*judged.warnings, "partial_heads"))
+        return judged
+
+    # ---- columns --------------------------------------------------------------------------------
+
+    def get(self, name: str, table: MeasurementTable | None = None) -> Float64[np.ndarray, "..."]:
+        """A column, measured now if need be."""
+        began = time.perf_counter()
+        try:
+            column: Float64[np.ndarray, "..."] = np.array((table or self.table).column(name))
+            return column
+        finally:
+            self.filling += time.perf_counter() - began
+
+    def find(self, name: str) -> Float64[np.ndarray, "..."] | None:
+        """A column, or None with the reason noted where these prompts or this circuit do not have it."""
+        try:
+            return self.get(name)
+        except InputError as error:
+            self.missing[name] = str(error)
+            return None
+
+    def keep(self, heads: Collection[tuple[int, int]]) -> Float64[np.ndarray, " P"]:
+        """Margins of another head set alone."""
+        began = time.perf_counter()
+        kept = np.array(self.table.keep(heads))
+        self.filling += time.perf_counter() - began
+        return kept
+
+    @property
+    def name(self) -> str:
+        """Task, which names random streams."""
+        return self.table.task.name
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Heads in the circuit and in the model, for flags of odd circuits."""
+        return {"circuit_size": self.table.k, "n_heads": self.table.H}
+
+    @property
+    def kept(self) -> str:
+        """Column of the circuit's runs."""
+        return f"y_keep/{self.table.ablation}"
+
+    @cached_property
+    def effects(self) -> Float64[np.ndarray, "P H"]:
+        """What dropping each head costs on each prompt."""
+        effects: Float64[np.ndarray, "P H"] = self.get("y_full")[:, None] - self.get("y_drop1")
+        return effects
+
+    @cached_property
+    def pool_units(self) -> Shaped[np.ndarray, " n_pool"] | None:
+        """Units of the pool: further prompts are units of their own."""
+        if self.unit_id is None:
+            return None
+        codes = np.unique(self.unit_id, return_inverse=True)[1].reshape(-1)
+        further = np.arange(self.table.n_pool - self.table.P) + len(codes)
+        return np.concatenate([codes, further])
+
+    def labels(self, *, pool: bool) -> dict[str, Shaped[np.ndarray, " n"]]:
+        """What prompts can be grouped by, of the task or of the pool."""
+        tasks = [self.table.task, *([self.table.more] if pool and self.table.more is not None else [])]
+        if self.groups is not None and "labels" in self.groups:
+            return {"template": self.groups["labels"]} if len(tasks) == 1 else {}
+        if self.groups is not None:
+            name = self.groups["field"]
+            return {"template": np.array([str(x) for each in tasks for x in each.fields[name]])}
+        found = {}
+        for key in GROUPED_BY:
+            name = "template_id" if key == "template" and key not in tasks[0].fields else key
+            if all(name in each.fields for each in tasks):
+                found[key] = np.array([str(x) for each in tasks for x in each.fields[name]])
+        return found
+
+    @property
+    def group_source(self) -> str:
+        """Where labels come from, as asked."""
+        if self.groups is None:
+            return "template, type, category or length"
+        return "given" if "labels" in self.groups else str(self.groups["field"])
+
+
+# ---- the gates --------------------------------------------------------------------------------------
+
+Others = Mapping[str, Verdict]
+
+
+def _c11(battery: Battery, others: Others) -> Verdict:
+    data: dict[str, Any] = {"unit_id": battery.unit_id, "task": battery.name, "seed": battery.table.seed}
+    full = battery.get("y_full")
+    kept = bootstrap_stability(full, battery.get(battery.kept), **battery.size, **data)
+    dropped = bootstrap_stability(
+        full, battery.get(f"y_drop/{battery.table.ablation}"), inner="completeness", **battery.size, **data
+    )
+    return replace(kept, sub_results={**kept.sub_results, "completeness": dropped})
+
+
+def _patching(battery: Battery, table: MeasurementTable) -> Float64[np.ndarray, "P H"]:
+    """Margin that each head's clean output restores in the corrupted run, not yet over the gap."""
+    restored: Float64[np.ndarray, "P H"] = (
+        battery.get("y_patch", table) - battery.get("y_cor", table)[:, None]
+    )
+    return restored
+
+
+def _c12(battery: Battery, others: Others) -> Verdict:
+    table = battery.table
+    scores: dict[str, Any] = {
+        "C2": _patching(battery, table),
+        "C5": battery.get("y_full")[:, None] - battery.get("y_cross"),
+        "C7": battery.get("ocse"),
+        "C10": battery.get("llc"),
+    }
+    return convergent_validity(
+        scores, members=table.members, unit_id=battery.unit_id, task=battery.name, seed=table.seed
+    )
+
+
+def _c13(battery: Battery, others: Others) -> Verdict:
+    given = battery.groups is not None and "labels" in battery.groups
+    prefix = "" if given else "pool/"
+    table = battery.table
+    tasks = [table.task, *([table.more] if not given and table.more is not None else [])]
+    lengths = np.concatenate([each.lengths.numpy() for each in tasks]).astype(np.float64)
+    grouping = choose_groups(battery.labels(pool=not given), None if battery.groups is not None else lengths)
+    verdict = measurement_invariance(
+        battery.get(f"{prefix}y_full"),
+        battery.get(f"{prefix}{battery.kept}"),
+        None if grouping is None else grouping.labels,
+        unit_id=battery.unit_id if given else battery.pool_units,
+        **battery.size,
+        task=battery.name,
+        seed=table.seed,
+    )
+    if grouping is None:
+        return replace(verdict, reason="one_group", details={"fields": _usable_fields(table.task)})
+    source = battery.group_source if battery.groups is not None else grouping.source
+    return replace(verdict, details={**verdict.details, "groups_from": source})
+
+
+def _usable_fields(task: PairTask) -> list[str]:
+    """Fields whose values repeat often enough to group prompts by."""
+    found = []
+    for name, values in task.fields.items():
+        counts = np.unique([str(value) for value in values], return_counts=True)[1]
+        if not name.startswith("corrupted.") and len(counts) <= 12 and (counts >= 3).sum() > 1:
+            found.append(name)
+    return found
+
+
+def _c14(battery: Battery, others: Others) -> Verdict:
+    table = battery.table
+    k, n, seed = table.k, table.P, table.seed
+    full, kept = battery.get("y_full"), battery.get(battery.kept)
+    attribution = battery.find("attribution")
+    head_edges = () if table.head_circuit is None else table.head_circuit.head_edges
+    composition = {key: battery.get(f"composition/{key}") for key in "qkv"} if head_edges else None
+    minimality = None
+    if k > 0:
+        without = battery.get("y_minus1")
+        usable = np.isfinite(without).all(axis=1) & np.isfinite(full) & np.isfinite(kept)
+        total = float(full[usable].sum())
+        minimality = (
+            (kept[usable].sum() - without[usable].sum(axis=0)) / total if total else np.full(k, np.nan)
+        )
+    return derived_metrics(
+        table.members,
+        _shares(battery, table),
+        llc=battery.get("llc"),
+        attribution=None if attribution is None else np.abs(_means(attribution)),
+        predicted=_predicted(battery),
+        published_members=battery.published,
+        spectral_norm=battery.get("spectral_norm"),
+        sv_entropy=battery.get("sv_entropy"),
+        composition=composition,
+        head_edges=head_edges,
+        n_heads=table.model.n_heads,
+        minimality=minimality,
+        partial_eta_sq=others.get("measurement-invariance"),
+        faithfulness=_ratio(full, kept, "faithfulness", seed),
+        completeness=_ratio(full, battery.get(f"y_drop/{table.ablation}"), "completeness", seed),
+        logit_diff_recovery=_recovery(battery, full, seed),
+        n_prompts=n,
+        task=battery.name,
+        seed=seed,
+    )
+
+
+def _shares(battery: Battery, table: MeasurementTable) -> Float64[np.ndarray, " H"]:
+    """Patching scores: restored margin over the gap, ratio of sums over prompts where both are finite."""
+    restored = _patching(battery, table)
+    gap = battery.get("y_full", table) - battery.get("y_cor", table)
+    usable = np.isfinite(gap) & np.isfinite(restored[:, np.isfinite(restored).any(axis=0)]).all(axis=1)
+    total = float(gap[usable].sum())
+    return np.asarray(restored[usable].sum(axis=0) / total if total else np.full(table.H, np.nan))
+
+
+def _means(table: Float64[np.ndarray, "P H"]) -> Float64[np.ndarray, " H"]:
+    usable = np.isfinite(table).all(axis=1)
+    return table[usable].mean(axis=0) if usable.any() else np.full(table.shape[1], np.nan)
+
+
+def _ratio(
+    full: Float64[np.ndarray, " P"], run: Float64[np.ndarray, " P"], inner: str, seed: int
+) -> Estimate | None:
+    """Faithfulness or completeness with bounds, as C14 forwards it."""
+    usable = np.isfinite(full) & np.isfinite(run)
+    statistic = (
+        ratio_of("run", "full", offset=1.0, scale=-1.0)
+        if inner == "completeness"
+        else ratio_of("run", "full")
+    )
+    values = np.stack([run[usable], full[usable]])
+    if values.shape[1] < 2:
+        return None
+    value = float(statistic.of_sums(values.sum(axis=1), values.shape[1]))
+    interval = statistic.interval(values, level=ONE_SIDED_95, method=None, seed=seed)
+    return Estimate(value=value, interval=interval, reason=None if np.isfinite(value) else "zero_denominator")
+
+
+def _recovery(battery: Battery, full: Float64[np.ndarray, " P"], seed: int) -> Estimate | None:
+    """Scrub recovery: faithfulness with the complement's activations from other prompts."""
+    run = battery.find("y_keep/resample-donor")
+    return (
+        None if run is None else _ratio(full, run.reshape(len(full), -1).mean(axis=1), "faithfulness", seed)
+    )
+
+
+def _predicted(battery: Battery) -> Bool[np.ndarray, " H"] | None:
+    """A head set predicted from weights by a rule learnt from the circuits of two or more other tasks."""
+    if len(battery.against) < 2:
+        return None
+    circuits = {f"other-{place}": other.members for place, other in enumerate(battery.against)}
+    circuits["own"] = battery.table.members
+    if any(not 0 < members.sum() < battery.table.H for members in circuits.values()):
+        return None
+    found = predict_from_weights(weight_features(battery.table.model), circuits)["own"]
+    return None if found.reason else found.predicted
+
+
+def _c16(battery: Battery, others: Others) -> Verdict:
+    table = battery.table
+    return reliability_suite(
+        battery.get("pool/y_full"),
+        battery.get(f"pool/{battery.kept}"),
+        battery.effects,
+        table.members,
+        unit_id=battery.pool_units,
+        effect_units=battery.unit_id,
+        n_heads=table.H,
+        task=battery.name,
+        seed=table.seed,
+    )
+
+
+def _c17(battery: Battery, others: Others) -> Verdict:
+    tables = {battery.name: battery.table}
+    for other in battery.against:
+        name = other.task.name
+        while name in tables:
+            name += "'"
+        tables[name] = other
+    if len(tables) < 2:
+        return undefined("not_applicable", details={"needs": "another task with a circuit of its own"})
+    return discriminant_validity(
+        {name: _patching(battery, each) for name, each in tables.items()},
+        {name: each.members for name, each in tables.items()},
+        gaps={
+            name: battery.get("y_full", each) - battery.get("y_cor", each) for name, each in tables.items()
+        },
+        unit_id=None if battery.unit_id is None else {battery.name: battery.unit_id},
+        seed=battery.table.seed,
+    )
+
+
+def _c23(battery: Battery, others: Others) -> Verdict:
+    if battery.table.head_circuit is None:
+        return undefined("not_applicable", details={"needs": "a head circuit with roles and pathways"})
+    return nomological_validity(battery.table.head_circuit, task=battery.name, seed=battery.table.seed)
+
+
+def _c30(battery: Battery, others: Others) -> Verdict:
+    return seed_variance(
+        battery.get("pool/y_full"),
+        battery.get(f"pool/{battery.kept}"),
+        n_prompts=battery.table.P,
+        unit_id=battery.pool_units,
+        **battery.size,
+        task=battery.name,
+    )
+
+
+def _c36(battery: Battery, others: Others) -> Verdict:
+    table = battery.table
+    full = battery.get("y_full")
+    # Baselines are head sets, so of an edge circuit its heads are compared with them.
+    own = battery.get(battery.kept) if table.by_heads else battery.keep(table.heads)
+    by_size = _top(_means(battery.get("magnitude")), table)
+    further: dict[str, Any] = {}
+    attribution = battery.find("attribution")
+    if attribution is not None:
+        further["attribution"] = battery.keep(_pairs(_top(np.abs(_means(attribution)), table), table))
+    if battery.random_sets and 0 < table.k < table.H:
+        for kind in ("random", "layer-matched"):
+            rng = stream(table.seed, f"calibration/C36/{kind}")
+            sets = [_drawn(rng, table, kind) for _ in range(battery.random_sets)]
+            further[kind] = np.stack([battery.keep(each) for each in sets], axis=1)
+    verdict = incremental_validity(
+        full,
+        own,
+        battery.keep(_pairs(by_size, table)),
+        members=table.members,
+        baseline_members=by_size,
+        others=further,
+        unit_id=battery.unit_id,
+    )
+    return verdict if table.by_heads else replace(verdict, warnings=(*verdict.warnings, "heads_of_edges"))
+
+
+def _top(scores: Float64[np.ndarray, " H"], table: MeasurementTable) -> Bool[np.ndarray, " H"]:
+    flags = np.zeros(table.H, dtype=np.bool_)
+    flags[ranking(scores)[: table.k]] = True
+    return flags
+
+
+def _pairs(flags: Bool[np.ndarray, " H"], table: MeasurementTable) -> list[tuple[int, int]]:
+    width = table.model.n_heads
+    return [(int(place) // width, int(place) % width) for place in np.flatnonzero(flags)]
+
+
+def _drawn(rng: np.random.Generator, table: MeasurementTable, kind: str) -> list[tuple[int, int]]:
+    """As many random heads as the circuit has, in all or in each layer."""
+    width = table.model.n_heads
+    if kind == "random":
+        chosen = rng.choice(table.H, size=table.k, replace=False)
+        return [(int(place) // width, int(place) % width) for place in chosen]
+    layers = [layer for layer, _ in table.heads]
+    return [
+        (layer, int(head))
+        for layer in sorted(set(layers))
+        for head in rng.choice(width, size=layers.count(layer), replace=False)
+    ]
+
+
+def _f59(battery: Battery, others: Others) -> Verdict:
+    scores: dict[str, Any] = {"drop-effect": battery.effects}
+    for name, column in (("dla", "dla"), ("ov-norm", "ov_norm")):
+        found = battery.find(column)
+        if found is not None:
+            scores[name] = found
+    table = battery.table
+    return inter_rater(scores, members=table.members, task=battery.name, seed=table.seed)
+
+
+def _s1(battery: Battery, others: Others) -> Verdict:
+    table = battery.table
+    return distributional_characterization(
+        battery.get("dla_correct"),
+        table.members,
+        outputs=battery.get("z_last"),
+        n_heads=table.model.n_heads,
+        unit_id=battery.unit_id,
+        task=battery.name,
+        seed=table.seed,
+    )
+
+
+def _s3(battery: Battery, others: Others) -> Verdict:
+    table = battery.table
+    grouping = choose_groups(battery.labels(pool=False))
+    return distributional_stability(
+        battery.get("dla_correct")[:, table.places],
+        groups=None if grouping is None else grouping.labels,
+        unit_id=battery.unit_id,
+        task=battery.name,
+        seed=table.seed,
+    )
+
+
+def _m93(battery: Battery, others: Others) -> Verdict:
+    return multiple_comparisons(pooled_results(others, battery.name, heads=battery.table.heads))
+
+
+def _m98(battery: Battery, others: Others) -> Verdict:
+    return _invariance(battery, ABLATIONS, ablation_invariance)
+
+
+def _e1b(battery: Battery, others: Others) -> Verdict:
+    return _invariance(battery, METHODS, method_invariance)
+
+
+def _invariance(battery: Battery, methods: Sequence[str], gate: Callable[..., Verdict]) -> Verdict:
+    n = battery.table.P
+    runs = {}
+    for method in methods:
+        found = battery.find(f"y_keep/{method}")
+        # A method that these prompts do not allow is a run without a finite margin: the gate flags it.
+        runs[method] = np.full(n, np.nan) if found is None else found
+    return gate(battery.get("y_full"), runs, unit_id=battery.unit_id, **battery.size)
+
+
+def _m3b(battery: Battery, others: Others) -> Verdict:
+    table = battery.table
+    signs = np.array([battery.signs.get(head, 1) for head in table.heads], dtype=np.float64)
+    return certified_stability(
+        battery.effects[:, table.places],
+        signs=signs,
+        unit_id=battery.unit_id,
+        task=battery.name,
+        seed=table.seed,
+    )
+
+
+# In the order in which the framework lists them.
+JUDGES: Mapping[str, Callable[[Battery, Others], Verdict]] = {
+    "bootstrap-stability": _c11,
+    "convergent-validity": _c12,
+    "measurement-invariance": _c13,
+    "derived-metrics": _c14,
+    "reliability-suite": _c16,
+    "discriminant-validity": _c17,
+    "nomological-validity": _c23,
+    "seed-variance": _c30,
+    "incremental-validity": _c36,
+    "inter-rater": _f59,
+    "distributional-characterization": _s1,
+    "distributional-stability": _s3,
+    "multiple-comparisons": _m93,
+    "ablation-invariance": _m98,
+    "method-invariance": _e1b,
+    "certified-stability": _m3b,
+}
+_OVER_ALL_HEADS = (
+    "convergent-validity",
+    "derived-metrics",
+    "reliability-suite",
+    "discriminant-validity",
+    "inter-rater",
+)

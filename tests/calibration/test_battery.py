@@ -1,0 +1,239 @@
+"""All gates on one table: the same arrays as by hand, what is missing said, nothing run twice."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import assay
+from assay.calibration import GATES, bootstrap_stability, certified_stability
+from assay.calibration.battery import CalibrationReport, calibrate_all, further_prompts
+from assay.calibration.judges import JUDGES
+from assay.circuits import Circuit, HeadCircuit, Role
+from assay.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
+from assay.heads import MeasurementTable
+from assay.models import Model
+from assay.tasks import PairTask, load_task
+
+
+HEADS = ((0, 1), (1, 2), (1, 5), (2, 0), (2, 3))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return assay.load_model("mini")
+
+
+@pytest.fixture(scope="module")
+def task(model: Model) -> PairTask:
+    return load_task("ioi", model, n=20)
+
+
+@pytest.fixture(scope="module")
+def described() -> HeadCircuit:
+    roles = {
+        "first": Role(heads=((0, 1),), band="early"),
+        "second": Role(heads=((1, 2), (1, 5)), band="mid"),
+        "third": Role(heads=((2, 0),), band="midlate"),
+        "fourth": Role(heads=((2, 3),), band="late"),
+    }
+    return HeadCircuit(
+        id="made-up",
+        n_layers=4,
+        n_heads=8,
+        heads=HEADS,
+        roles=roles,
+        pathways=(("first", "second"), ("second", "third"), ("third", "fourth")),
+    )
+
+
+@pytest.fixture(scope="module")
+def report(
+    model: Model, task: PairTask, described: HeadCircuit, tmp_path_factory: pytest.TempPathFactory
+) -> CalibrationReport:
+    others = [
+        (load_task(name, model, n=10), [(0, 0), (2, 3)]) for name in ("greater-than", "gendered-pronoun")
+    ]
+    return calibrate_all(
+        described,
+        model,
+        task,
+        against=others,
+        published=[(0, 1), (3, 3)],
+        groups="object",
+        random_sets=2,
+        folder=tmp_path_factory.mktemp("tables"),
+    )
+
+
+def test_all_sixteen_in_the_frameworks_order(report: CalibrationReport) -> None:
+    codes = [GATES[key].code for key in report.verdicts]
+    assert codes == [
+        *("C11", "C12", "C13", "C14", "C16", "C17", "C23", "C30", "C36", "F59", "S1", "S3", "M93", "M98"),
+        *("E1b", "M3b"),
+    ]
+    assert set(JUDGES) == set(GATES)
+    assert all(verdict.table_hash == report.table.hash for verdict in report.verdicts.values())
+    assert all(verdict.reason != "not_applicable" for verdict in report.verdicts.values())
+
+
+def test_verdicts_are_those_of_the_gates_on_the_columns(report: CalibrationReport, task: PairTask) -> None:
+    table = report.table
+    size = {"circuit_size": 5, "n_heads": 32}
+    by_hand = bootstrap_stability(table.column("y_full"), table.column("y_keep/mean"), task="ioi", **size)
+    assert report["C11"].values == by_hand.values
+    assert report["C11"].sub_results["completeness"].values["completeness"] == pytest.approx(
+        1 - table.column("y_drop/mean").sum() / table.column("y_full").sum()
+    )
+    effects = table.column("y_full")[:, None] - table.column("y_drop1")
+    alone = certified_stability(effects[:, table.places], task="ioi", seed=42)
+    assert report["certified-stability"].values == alone.values
+
+
+def test_forwarded_rows_of_the_derived_metrics(report: CalibrationReport, task: PairTask) -> None:
+    rows = report["C14"].sub_results
+    found = assay.measure(report.table.circuit, report.table.model, task, "faithfulness", ablation="mean")
+    assert rows["faithfulness"].values["value"] == pytest.approx(found.value, rel=1e-5)
+    minimal = assay.measure(report.table.circuit, report.table.model, task, "minimality", ablation="mean")
+    assert rows["minimality_mean_importance"].values["value"] == pytest.approx(minimal.value, abs=1e-5)
+    assert rows["node_overlap_jaccard"].values["value"] == pytest.approx(1 / 6)
+    assert rows["partial_eta_sq"].values == report["C13"].values
+    assert rows["ov_composition_pval"].reason is None
+    assert rows["hit_rate"].values["value"] is not None
+
+
+def test_patching_scores_are_those_of_discover_heads(report: CalibrationReport, task: PairTask) -> None:
+    from assay.calibration.judges import Battery, _shares
+
+    scores = _shares(Battery(table=report.table), report.table)
+    expected = assay.discover_heads(report.table.model, task, "activation-patching")
+    np.testing.assert_allclose(scores, expected.flat, rtol=1e-5, atol=1e-7)
+
+
+def test_groups_and_the_pool(report: CalibrationReport) -> None:
+    details = report["C13"].details
+    assert details["groups_from"] == "object"
+    assert report.facts["groups"] == "object"
+    assert sum(details["sizes"]) <= report.table.n_pool == 120
+    assert report["C30"].values["coefficient_of_variation"] is not None
+
+
+def test_the_document_is_json_and_complete(report: CalibrationReport) -> None:
+    document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert [gate["key"] for gate in document["gates"]] == list(report.verdicts)
+    assert document["circuit"]["k"] == 5
+    assert document["circuit"]["name"] == "made-up"
+    assert document["against"] == ["greater-than", "gendered-pronoun"]
+    assert document["table"]["hash"] == report.table.hash
+    assert sum(document["summary"]["status"].values()) == 16
+    frame = report.to_frame()
+    assert list(frame["code"]) == [gate["code"] for gate in document["gates"]]
+
+
+def test_a_second_run_makes_no_pass(report: CalibrationReport, model: Model, task: PairTask) -> None:
+    assert report.table.passes["forward"] > 0
+    assert report.table.folder is not None
+    assert report.table.head_circuit is not None
+    again = calibrate_all(
+        report.table.head_circuit,
+        model,
+        task,
+        gates=["M98", "S1", "M3b"],
+        groups="object",
+        folder=report.table.folder.parent,
+    )
+    assert again.table.passes == {"forward": 0.0, "backward": 0.0}
+    assert again["M98"].to_dict() == report["M98"].to_dict()
+
+
+def test_without_what_some_gates_need_they_say_so(model: Model, task: PairTask) -> None:
+    bare = PairTask(clean=task.clean, corrupted=task.corrupted, answers=task.answers, wrong=task.wrong)
+    assert further_prompts(bare, seed=0) is None
+    found = calibrate_all(HEADS, model, bare, gates=["C13", "C17", "C23", "C30", "C16"])
+    assert found["C13"].reason == "one_group"
+    assert found["C17"].reason == found["C23"].reason == "not_applicable"
+    assert found["C30"].reason == "pool_too_small"
+    assert found["C13"].details["fields"] == []
+    assert calibrate_all(HEADS, model, task, gates=["C13"])["C13"].details["fields"]
+
+
+def test_a_method_that_the_prompts_do_not_allow_is_left_out(model: Model, task: PairTask) -> None:
+    lengths = task.lengths.clone()
+    lengths[0] = 12  # the only prompt of its length: nobody can give it activations
+    odd = PairTask(
+        clean=task.clean, corrupted=task.corrupted, answers=task.answers, wrong=task.wrong, lengths=lengths
+    )
+    found = calibrate_all(HEADS, model, odd, gates=["M98"])
+    assert "only one of 12 tokens" in found.missing["y_keep/resample-donor"]
+    assert "method_missing" in found["M98"].warnings
+    assert found["M98"].values["divergence"] is not None
+
+
+def test_a_budget_flags_the_gates_over_all_heads(
+    model: Model, task: PairTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.heads.table.RANDOM_HEADS", 8)
+    found = calibrate_all(HEADS, model, task, gates=["C12", "C11", "F59"], max_passes=50)
+    assert "partial_heads" in found["C12"].warnings
+    assert "partial_heads" in found["F59"].warnings
+    assert "partial_heads" not in found["C11"].warnings
+    assert found.to_dict()["warnings"] == ["partial_heads"]
+
+
+@pytest.mark.parametrize("heads", [(), tuple((layer, head) for layer in range(4) for head in range(8))])
+def test_empty_and_full_circuits_end_in_verdicts(
+    model: Model, task: PairTask, heads: Sequence[tuple[int, int]]
+) -> None:
+    found = calibrate_all(list(heads), model, task.subset(range(12)))
+    assert len(found.verdicts) == 16
+    flag = "trivial_circuit" if heads else "empty_circuit"
+    assert flag in found["C11"].warnings
+    assert flag in found["M98"].warnings
+    assert found["C36"].status == "inconclusive"
+    assert found["C36"].reason is not None
+    if heads:
+        assert found["C11"].values["faithfulness"] == pytest.approx(1)
+        assert found["M98"].status == "pass"
+
+
+def test_an_edge_circuit_is_judged_by_its_own_edges(model: Model, task: PairTask) -> None:
+    circuit = Circuit.random(model.graph, 600, seed=0)
+    found = calibrate_all(circuit, model, task, gates=["C11", "C36"])
+    expected = assay.measure(circuit, model, task, "faithfulness")
+    assert found["C11"].values["faithfulness"] == pytest.approx(expected.value, rel=1e-5)
+    assert "heads_of_edges" in found["C36"].warnings
+    assert found.facts["circuit"]["kind"] == "edges"
+
+
+def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> None:
+    with pytest.raises(UnknownNameError, match="gate"):
+        calibrate_all(HEADS, model, task, gates=["C99"])
+    with pytest.raises(UnknownNameError, match="field"):
+        calibrate_all(HEADS, model, task, groups="colour")
+    with pytest.raises(ShapeError, match="groups"):
+        calibrate_all(HEADS, model, task, groups=np.array(["a", "b"]))
+    with pytest.raises(InputError, match="random_sets"):
+        calibrate_all(HEADS, model, task, random_sets=-1)
+    with pytest.raises(GraphMismatchError):
+        calibrate_all("ioi_gpt2_wang26", model, task)
+    report = calibrate_all(HEADS, model, task, gates=["C11"])
+    with pytest.raises(UnknownNameError, match="gate of this report"):
+        report["M3b"]
+
+
+def test_a_table_over_one_sentence_clusters_by_unit(model: Model, task: PairTask) -> None:
+    twice = task.subset([*range(10), *range(10)])
+    units = np.array([*range(10), *range(10)])
+    plain: Any = calibrate_all(HEADS, model, twice, gates=["C11", "C30"])
+    clustered = calibrate_all(HEADS, model, twice, gates=["C11", "C30"], unit_id=units)
+    error = {"plain": plain["C11"], "clustered": clustered["C11"]}
+    assert error["clustered"].values["standard_error"] > 1.2 * error["plain"].values["standard_error"]
+    assert clustered["C30"].details["n_units"] < plain["C30"].details["n_units"]
+
+
+def test_tables_of_columns_are_lazy(model: Model, task: PairTask) -> None:
+    found = calibrate_all(HEADS, model, task, gates=["C11"])
+    assert set(found.table.columns) & {"y_patch", "y_drop1", "llc"} == set()
+    assert isinstance(found.table, MeasurementTable)
