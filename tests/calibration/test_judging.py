@@ -157,7 +157,9 @@ def test_a_circuit_beside_its_measurement_is_flagged_where_it_is_empty(world: Wo
     found = calibrate("C11", measure(empty, world.model, world.task, "faithfulness", ablation="mean"), empty)
     assert "empty_circuit" in found.warnings
     assert "empty_circuit" not in calibrate("C11", world.kept, world.circuit).warnings
-    with pytest.raises(InputError, match=f"of one circuit.*{world.kept.provenance['circuit']}.*{empty.hash}"):
+    with pytest.raises(
+        InputError, match=f"of the same circuit.*{world.kept.provenance['circuit']}.*{empty.hash}"
+    ):
         calibrate("C11", world.kept, empty)
 
 
@@ -512,9 +514,9 @@ def test_measurements_without_runs_say_how_to_make_one(world: World) -> None:
     ratios = world.measured(aggregate="mean_of_ratios")
     with pytest.raises(InputError, match="aggregate='ratio_of_sums'"):
         calibrate("C11", ratios)
-    with pytest.raises(InputError, match="2 measurements came"):
+    with pytest.raises(InputError, match="there are 2 measurements"):
         calibrate("C11", world.kept, world.dropped)
-    with pytest.raises(InputError, match="faithfulness is compared"):
+    with pytest.raises(InputError, match="faithfulness is compared, not 'completeness'"):
         calibrate("C36", world.kept, world.dropped)
 
 
@@ -544,7 +546,7 @@ def test_things_of_two_models_are_refused(world: World, by_method: dict[str, Mea
         ("S1", (world.dla, world.circuit, replace_outputs(world))),
     ]
     for gate, things in cases:
-        with pytest.raises(InputError, match=rf"{gate} judges things of one model.*mini.*stranger"):
+        with pytest.raises(InputError, match=rf"{gate} judges things of the same model.*mini.*stranger"):
             calibrate(gate, *things)
 
 
@@ -555,26 +557,28 @@ def replace_outputs(world: World) -> Any:
 def test_things_of_two_tasks_are_refused(world: World, second: tuple[PairTask, HeadScores]) -> None:
     task, patching = second
     elsewhere_measured = measure(world.circuit, world.model, task, "faithfulness", ablation="zero")
-    with pytest.raises(InputError, match=r"M98 judges things of one prompts.*ioi \(n = 24.*sva \(n = 12"):
+    with pytest.raises(
+        InputError, match=r"M98 judges things of the same prompts.*ioi \(n = 24.*sva \(n = 12"
+    ):
         calibrate("M98", world.kept, elsewhere_measured)
-    with pytest.raises(InputError, match="C12 judges things of one task.*ioi.*sva"):
+    with pytest.raises(InputError, match="C12 judges things of the same task.*ioi.*sva"):
         calibrate("C12", world.drop, patching)
-    with pytest.raises(InputError, match="C16 judges things of one task"):
+    with pytest.raises(InputError, match="C16 judges things of the same task"):
         calibrate("C16", elsewhere_measured, world.drop, world.circuit)
     shorter = drop_effect(world.model, world.task.subset(range(10)), heads=HEADS)
-    with pytest.raises(InputError, match=r"C12 judges things of one prompts.*n = 24.*n = 10"):
+    with pytest.raises(InputError, match=r"C12 judges things of the same prompts.*n = 24.*n = 10"):
         calibrate("C12", world.dla, shorter)
-    with pytest.raises(InputError, match="of one prompts"):
+    with pytest.raises(InputError, match="of the same prompts"):
         calibrate("C13", world.kept, groups="place", task=load_task("ioi", world.model, n=24, seed=5))
 
 
 def test_measurements_of_two_circuits_or_metrics_are_refused(world: World) -> None:
     rival = measure(world.other, world.model, world.task, "faithfulness", ablation="zero")
-    with pytest.raises(InputError, match="of one circuit"):
+    with pytest.raises(InputError, match="of the same circuit"):
         calibrate("M98", world.kept, rival)
-    with pytest.raises(InputError, match="of one ablation.*mean.*zero"):
+    with pytest.raises(InputError, match="of the same ablation.*mean.*zero"):
         calibrate("C36", world.kept, rival)
-    with pytest.raises(InputError, match="of one metric.*faithfulness.*completeness"):
+    with pytest.raises(InputError, match="of the same metric.*faithfulness.*completeness"):
         calibrate("M98", world.kept, replace_ablation(world.dropped, "zero"))
     with pytest.raises(InputError, match="does not tell its ablation"):
         calibrate("M98", replace(world.kept, provenance={}), world.kept)
@@ -592,15 +596,27 @@ def test_the_wrong_scores_are_refused(world: World) -> None:
         calibrate("S1", world.drop, world.circuit)
     with pytest.raises(InputError, match="M3b needs scores per prompt"):
         calibrate("M3b", replace(world.drop, per_example=None), world.circuit)
-    with pytest.raises(InputError, match="'drop-effect' came, of which no row is made"):
+    with pytest.raises(InputError, match="no row is made of 'drop-effect'"):
         calibrate("C14", world.circuit, world.drop)
     with pytest.raises(InputError, match="llc was given twice"):
         calibrate("C14", world.circuit, llc, llc)
     with pytest.raises(InputError, match="two scores are called 'drop-effect'"):
         calibrate("C12", world.drop, world.drop)
-    with pytest.raises(InputError, match="no circuit came"):
+    with pytest.raises(InputError, match="there is no circuit"):
         calibrate("C14", world.patching)
-    with pytest.raises(InputError, match="0 tables of head scores"):
+    with pytest.raises(InputError, match=r"it has no use for the HeadScores of 'drop-effect'"):
+        calibrate("C11", world.kept, world.drop)
+    with pytest.raises(InputError, match="missing a required argument: 'y_circuit'"):
+        calibrate("C11", np.ones(3))
+    with pytest.raises(InputError, match="C23 takes one head circuit.*it is none of these"):
+        calibrate("C23", world.dla)
+    with pytest.raises(InputError, match="there are 1 tables of head scores and no circuit"):
+        calibrate("M3b", world.drop)
+    with pytest.raises(InputError, match="'a' is a str"):
+        calibrate("C12", {"a": "x"})
+    with pytest.raises(InputError, match=r"scores of shape \(24, 31\) do not fit"):
+        calibrate("S1", np.ones((24, 31)), world.circuit)
+    with pytest.raises(InputError, match="there are 0 tables of head scores and a circuit .given: Circuit"):
         calibrate("S3", world.circuit)
 
 

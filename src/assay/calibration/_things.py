@@ -100,6 +100,7 @@ class Things:
 
     def __post_init__(self) -> None:
         self.items = list(_apart(self.items))
+        self._given = ", ".join(map(describe, self.items)) or "nothing"
 
     def take(self, *kinds: type) -> list[Any]:
         """Everything of these kinds, in the order given."""
@@ -111,7 +112,7 @@ class Things:
         """The measurements, refused if there are too few or too many."""
         found = self.take(Measurement)
         if len(found) < least or (most is not None and len(found) > most):
-            raise self.wrong(f"{len(found)} measurements came")
+            raise self.wrong(f"there are {len(found)} measurements")
         return found
 
     def circuits(self, most: int = 1) -> list[Any]:
@@ -124,24 +125,17 @@ class Things:
         found = [each for each in self.items if is_circuit(each)]
         self.items = [each for each in self.items if not is_circuit(each)]
         if len(found) > most:
-            raise self.wrong(f"{len(found)} circuits came")
+            raise self.wrong(f"there are {len(found)} circuits")
         return found
-
-    def only(self, kind: type, *, name: str) -> Any:
-        """The one thing of a kind."""
-        found = self.take(kind)
-        if len(found) != 1:
-            raise self.wrong(f"{len(found)} {name} came")
-        return found[0]
 
     def none_left(self) -> None:
         """Refuse what nobody took."""
         if self.items:
-            raise self.wrong(f"a {describe(self.items[0])} came as well")
+            raise self.wrong(f"it has no use for the {describe(self.items[0])}")
 
     def wrong(self, what: str) -> InputError:
         """The error for a set of things that the gate cannot judge."""
-        return InputError(f"{self.code} takes {self.takes}; {what}")
+        return InputError(f"{self.code} takes {self.takes}; {what} (given: {self._given})")
 
 
 def _apart(items: Iterable[Any]) -> Iterator[Any]:
@@ -198,7 +192,7 @@ def agree(code: str, things: Iterable[Any], *facts: str) -> None:
         for each, told in known[1:]:
             if told != known[0][1]:
                 raise InputError(
-                    f"{code} judges things of one {name}, but one ({describe(known[0][0])}) is of "
+                    f"{code} judges things of the same {name}, but one ({describe(known[0][0])}) is of "
                     f"{known[0][1]}, another ({describe(each)}) of {told}; {_TOGETHER[name]}"
                 )
 

@@ -88,6 +88,8 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
       `attribution-patching` (AUROC of magnitudes), `ov-spectral-norm`, `ov-sv-entropy`; `faithfulness`,
       `completeness`, `minimality` and `scrub-recovery` measurements; composition with a `HeadCircuit`.
     - C16: one measurement is a pool, dealt into three blocks; several are samples.
+    - S1, S3: as published, attributions to the correct answer that ignore the final norm,
+      `assay.discover_heads(model, task, "dla", direction="correct", norm="none")`.
     - C17: patching scores come with the gaps that normalise them, so that effects are ratios of sums.
     - C30: `n_prompts=` is the size of the samples drawn from the pool.
     - M98, E1b: methods are named by the ablation of each measurement, or by the keys of a mapping;
@@ -251,7 +253,7 @@ def _suite(given: Things) -> Arguments:
     circuit = _one_circuit(given)
     tables = given.take(HeadScores, np.ndarray)
     if len(tables) != 1 or circuit is None:
-        raise given.wrong(f"{len(tables)} tables of drop effects and {circuit!r} as circuit came")
+        raise given.wrong(f"there are {len(tables)} tables of drop effects and {_count(circuit)}")
     (table,) = tables
     agree(given.code, [*samples, circuit], "circuit")
     agree(given.code, samples, "ablation", "objective", "metric")
@@ -283,10 +285,10 @@ def _methods(given: Things) -> Arguments:
         by_method.setdefault(str(method), []).append(each)
     measured = [each for draws in by_method.values() for each in draws]
     if len(measured) < 2:
-        raise given.wrong(f"{len(measured)} measurements came")
+        raise given.wrong(f"there are {len(measured)} measurements")
     for method, draws in by_method.items():
-        seeds = [each.provenance.get("seed") for each in draws]
-        if len(draws) > 1 and len(set(seeds)) < len(seeds):
+        seeds = [each.provenance["seed"] for each in draws if "seed" in each.provenance]
+        if len(set(seeds)) < len(seeds):
             raise InputError(
                 f"{given.code}: {len(draws)} measurements are under {method!r} with seeds {seeds}; draws of "
                 "one method need different seeds, and methods different names"
@@ -307,7 +309,7 @@ def _listed(given: Things, thing: Any) -> list[Measurement]:
     found = list(thing) if isinstance(thing, list | tuple) else [thing]
     for each in found:
         if not isinstance(each, Measurement):
-            raise given.wrong(f"a {describe(each)} came where a measurement was expected")
+            raise given.wrong(f"a {describe(each)} stands where a measurement is expected")
     return found
 
 
@@ -325,7 +327,7 @@ def _incremental(given: Things) -> Arguments:
         agree(given.code, [measurement, members], "circuit")
     for each in measured:
         if each.name != "faithfulness":
-            raise given.wrong(f"a measurement of {each.name!r} came; faithfulness is compared")
+            raise given.wrong(f"faithfulness is compared, not {each.name!r}")
     agree(given.code, [*measured, given.task], "model", "prompts", "ablation", "objective")
     y_full, y_keep = runs(given.code, circuit)
     more: dict[str, Any] = {
@@ -358,7 +360,7 @@ def _by_name(given: Things) -> Arguments:
         named[name] = each
     for name, each in named.items():
         if not isinstance(each, HeadScores | np.ndarray):
-            raise given.wrong(f"a {describe(each)} came as {name!r}")
+            raise given.wrong(f"{name!r} is a {describe(each)}")
     scores = [each for each in named.values() if isinstance(each, HeadScores)]
     agree(given.code, scores, "model", "task")
     per_prompt = [each for each in scores if each.per_example is not None]
@@ -369,18 +371,22 @@ def _by_name(given: Things) -> Arguments:
     return ({name: oriented(each) for name, each in named.items()},), more
 
 
+def _count(circuit: Any) -> str:
+    return "no circuit" if circuit is None else "a circuit"
+
+
 def _heads_and_circuit(given: Things, kinds: tuple[str, ...], made_by: str) -> tuple[Any, ...]:
     """Scores per prompt `[P, H]`, the circuit's flags, and the scores as they came."""
     circuit = _one_circuit(given)
     tables = given.take(HeadScores, np.ndarray)
     if len(tables) != 1 or circuit is None:
-        raise given.wrong(f"{len(tables)} tables of head scores and {circuit!r} as circuit came")
+        raise given.wrong(f"there are {len(tables)} tables of head scores and {_count(circuit)}")
     (scores,) = tables
     agree(given.code, [scores, given.task], "prompts")
     table = table_of(given.code, scores, kinds, made_by)
     members = flags(given.code, circuit, scores if isinstance(scores, HeadScores) else None)
     if table.ndim != 2 or table.shape[1] != len(members):
-        raise given.wrong(f"scores of shape {table.shape} and a circuit among {len(members)} heads came")
+        raise given.wrong(f"scores of shape {table.shape} do not fit a circuit among {len(members)} heads")
     return table, members, scores, circuit
 
 
@@ -423,7 +429,7 @@ def _derived(given: Things) -> Arguments:
     scores = given.take(HeadScores)
     measured = given.take(Measurement)
     if circuit is None:
-        raise given.wrong("no circuit came")
+        raise given.wrong("there is no circuit")
     compositions, predictions = given.take(Composition), given.take(WeightPrediction)
     agree(given.code, [*scores, *measured, *compositions], "model")
     agree(given.code, [*scores, *measured], "task")
@@ -435,7 +441,7 @@ def _derived(given: Things) -> Arguments:
         _put(given, more, *_column(given, each))
     for each in measured:
         if each.name not in _MEASURED:
-            raise given.wrong(f"a measurement of {each.name!r} came; known are {', '.join(_MEASURED)}")
+            raise given.wrong(f"no row is made of {each.name!r}, only of {', '.join(_MEASURED)}")
         _put(
             given, more, _MEASURED[each.name], _losses(each) if each.name == "minimality" else _estimate(each)
         )
@@ -483,9 +489,7 @@ def _column(given: Things, scores: HeadScores) -> tuple[str, Float64[np.ndarray,
         return "attribution", np.abs(scores.flat)
     if scores.name in _COLUMNS:
         return _COLUMNS[scores.name], scores.flat
-    raise given.wrong(
-        f"scores of {scores.name!r} came, of which no row is made; give them as scores= or attribution="
-    )
+    raise given.wrong(f"no row is made of {scores.name!r}; give it as scores= or attribution=, if it is one")
 
 
 def _estimate(measurement: Measurement) -> Estimate:
@@ -507,7 +511,7 @@ def _losses(measurement: Measurement) -> Float64[np.ndarray, " k"]:
 def _discriminant(given: Things) -> Arguments:
     mappings = given.take(Mapping)
     if len(mappings) != 2:
-        raise given.wrong(f"{len(mappings)} mappings came")
+        raise given.wrong(f"there are {len(mappings)} mappings")
     scores, circuits = mappings
     if set(scores) != set(circuits):
         raise InputError(
@@ -535,7 +539,7 @@ def _discriminant(given: Things) -> Arguments:
 
 def _nomological(given: Things) -> Arguments:
     if len(given.items) != 1:
-        raise given.wrong(f"{len(given.items)} things came")
+        raise given.wrong(f"there are {len(given.items)} things")
     (thing,) = given.items
     given.items = []
     if isinstance(thing, HeadCircuit):
@@ -543,7 +547,7 @@ def _nomological(given: Things) -> Arguments:
     if isinstance(thing, str | Path):
         return (load_head_circuit(thing),), {}
     if not isinstance(thing, Circuit):
-        raise given.wrong(f"a {describe(thing)} came")
+        raise given.wrong("it is none of these")
     published = thing.provenance.get("published")
     if published in published_head_circuits():
         return (load_head_circuit(published),), {}
