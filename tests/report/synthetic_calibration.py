@@ -76,6 +76,7 @@ SOUND = World()
 UNSOUND = World(
     n=40, sd=1.2, shifts=(-1.5, 0.0, 1.5), gap=1.2, d_prime=0.0, rho=0.1, ordered=False, delta=-0.3
 )
+MIXED = World(n=40, sd=0.55, shifts=(-0.15, 0.0, 0.15), gap=0.15, d_prime=1.2, rho=0.5, delta=0.05)
 
 
 def synthetic_calibration(*, world: World = SOUND, bare: bool = False) -> Document:

@@ -140,7 +140,7 @@ def _gate(gate: Document, document: Document, key: str) -> dict[str, Any]:
         "kind": state,
         "class": state.replace(" ", "-"),
         "mark": calibration_words.KINDS[state],
-        "published": calibration_tables.published_words(verdict),
+        "published": calibration_words.published_words(str(verdict.get("published"))),
         "label": shown.label,
         "value": value,
         "passes": passes,

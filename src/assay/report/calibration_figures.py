@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from assay.report.calibration_headlines import Headline, headline
-from assay.report.calibration_words import KINDS, kind, picture_words
+from assay.report.calibration_words import KINDS, kind, number_line, picture_words, published_words
 from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
-from assay.report.words import number, precision
 
 
 WIDTH = 260.0  # of a strip
@@ -31,7 +30,7 @@ class Strip:
         cut_low, cut_high: Whether the interval goes on beyond the axis.
         zones: Kind (`pass` or `fail`), place, width and word (empty where there is no room).
         ticks: Place and text of each limit.
-        ends: Place, text and anchor of the ends of the axis, where there is room.
+        ends: Place, text and side (`first`, `last`) of the ends of the axis, where there is room.
         label: Text alternative.
     """
 
@@ -72,10 +71,10 @@ def strip(shown: Headline, state: str) -> Strip | None:
     )
     ticks = [(place(each), _short(each)) for each in drawn_limits if first < each < last]
     ends = []
-    for value, anchor in ((first, "start"), (last, "end")):
+    for value, side in ((first, "first"), (last, "last")):
         at = place(value)
         if all(abs(at - tick) > _LABEL for tick, _ in ticks):
-            ends.append((at, _short(value), anchor))
+            ends.append((at, _short(value), side))
     published = None if shown.published is None else place(shown.published)
     at = place(shown.value)
     return Strip(
@@ -108,7 +107,10 @@ def _axis(shown: Headline) -> tuple[float, float, bool]:
         return min(spread) / 1.4, max(spread) * 1.4, True
     low, high = min(spread), max(spread)
     room = 0.16 * (high - low) or 0.5 * shown.scale
-    first, last = max(shown.least, low - room), min(shown.most, high + room)
+    step = 10.0 ** math.floor(math.log10(high - low + 2 * room))
+    step /= 10 if high - low + 2 * room < 3 * step else 5
+    first = max(shown.least, step * math.floor((low - room) / step))
+    last = min(shown.most, step * math.ceil((high + room) / step))
     if not shown.higher and shown.least == 0:
         first = 0.0  # errors and shares that should be small are seen from 0
     return first, last, False
@@ -166,7 +168,7 @@ def rows(gates: list[Mapping[str, Any]]) -> list[Row]:
         state = kind(gate["verdict"], shown)
         ends = [relative(shown, each) for each in (shown.low, shown.high)]
         low, high = sorted(each for each in ends if each is not None) if None not in ends else (None, None)
-        reading = "" if shown.value is None else number(shown.value, precision(shown.low, shown.high))
+        reading = "" if shown.value is None else number_line(shown)[0]
         found.append(
             Row(
                 code=str(gate["code"]),
@@ -186,11 +188,13 @@ def rows(gates: list[Mapping[str, Any]]) -> list[Row]:
 def plot_gates(found: list[Row], ax: Axes | None = None) -> Axes:
     """Draw a row per gate: the interval around one line, the published number, both verdicts in words."""
     ax = axes_of(ax, 9.2, 0.9 + 0.3 * len(found))
+    ax.set_facecolor("none")
     ax.axvspan(0, 1.02, color=SUPPORTS, alpha=0.06, linewidth=0)
     ax.axvspan(-1.02, 0, color=OPPOSES, alpha=0.05, linewidth=0)
-    ax.axvline(0, color=MUTED, linewidth=1, linestyle=(0, (3, 2)))
+    ax.plot([0, 0], [-0.6, len(found) - 0.4], color=MUTED, linewidth=1, linestyle=(0, (3, 2)))
     for at, row in enumerate(found):
-        ax.axhline(at, color=RULE, linewidth=0.6, zorder=0)
+        if row.value is not None:
+            ax.plot([-1.02, 1.02], [at, at], color=RULE, linewidth=0.6, zorder=0)
         colour = COLOURS.get(row.state, MUTED)
         if row.low is not None and row.high is not None:
             ax.plot([row.low, row.high], [at, at], color=colour, linewidth=3, solid_capstyle="butt")
@@ -212,10 +216,12 @@ def plot_gates(found: list[Row], ax: Axes | None = None) -> Axes:
                 markeredgewidth=1,
                 zorder=4,
             )
-        for x, state in ((1.06, row.state), (1.42, row.published)):
-            word = KINDS.get(state, KINDS["none"])[1]
+        for x, state, word in (
+            (1.06, row.state, KINDS[row.state][1]),
+            (1.5, row.published, published_words(row.published)[1]),
+        ):
             ax.text(x, at, word, va="center", color=COLOURS.get(state, MUTED), fontsize=8.5, clip_on=False)
-    for x, text in ((1.06, "with confidence"), (1.42, "published")):
+    for x, text in ((1.06, "with confidence"), (1.5, "published")):
         ax.text(x, -0.95, text, va="center", color=INK, fontsize=8.5, clip_on=False)
     ax.text(-0.98, -0.95, "\N{LEFTWARDS ARROW} fails", va="center", color=MUTED, fontsize=8.5)
     ax.text(0.98, -0.95, "passes \N{RIGHTWARDS ARROW}", va="center", ha="right", color=MUTED, fontsize=8.5)
@@ -223,7 +229,7 @@ def plot_gates(found: list[Row], ax: Axes | None = None) -> Axes:
     ax.set_yticks(range(len(found)), [f"{row.name}  {row.code}" for row in found])
     ax.tick_params(axis="y", length=0, colors=INK)
     ax.set_ylim(len(found) - 0.4, -1.4)
-    ax.set_xlim(-1.02, 1.75)
+    ax.set_xlim(-1.02, 1.82)
     ax.set_xticks([])
     for spine in ax.spines.values():
         spine.set_visible(False)

@@ -9,7 +9,11 @@ from typing import Any
 Record = Mapping[str, Any]
 Stretch = tuple[float, float]
 
-SUITE = ("test_retest", "split_half", "cronbach_alpha")  # the parts of C16 that decide
+# The parts that a gate's verdict is made of, where it is the worst of several.
+DECISIVE = {
+    "C14": ("d_prime", "hit_rate", "false_alarm_rate"),
+    "C16": ("test_retest", "split_half", "cronbach_alpha"),
+}
 _WORST_FIRST = ("fail", "inconclusive", "moderate", "pass", "none")
 
 
@@ -26,6 +30,8 @@ class Rule:
         least, most: Ends of what the number can be.
         ratio: Whether the number is a ratio, better seen on a logarithmic axis.
         unit: Distance from a limit of 0 that is worth speaking of; None: the limit itself is the unit.
+        reaching: Whether the limit itself passes.
+        open_ended: Whether no number is a fail with confidence, as of the p of a test.
     """
 
     label: str
@@ -37,9 +43,11 @@ class Rule:
     most: float = math.inf
     ratio: bool = False
     unit: float | None = None
+    reaching: bool = False
+    open_ended: bool = False
 
 
-# In the order of the page. C16 has a number per part; the one that decides is shown.
+# In the order of the page. C14 and C16 have a number per part; the one that decides is shown.
 RULES: dict[str, Rule] = {
     "C11": Rule(
         label="standard error of the score",
@@ -47,6 +55,7 @@ RULES: dict[str, Rule] = {
         published="sigma",
         least=0.0,
         higher=False,
+        reaching=True,
     ),
     "C12": Rule(
         label="mean rank correlation of methods",
@@ -100,6 +109,7 @@ RULES: dict[str, Rule] = {
         published="share_passing",
         least=0.0,
         most=1.0,
+        reaching=True,
     ),
     "M93": Rule(label="share of claims that survive", published="published_value", least=0.0, most=1.0),
     "M98": Rule(
@@ -116,17 +126,20 @@ RULES: dict[str, Rule] = {
         published="published_share_certified",
         least=0.0,
         most=1.0,
+        reaching=True,
     ),
 }
 
-_P_VALUE = Rule(label="p of the circuit’s edges", higher=False, least=0.0, most=1.0)
+_P_VALUE = Rule(label="p of the circuit’s edges", higher=False, least=0.0, most=1.0, open_ended=True)
 
 # Parts whose number is not simply `value`, larger is better.
 PARTS: dict[str, Rule] = {
     "C12.icc": Rule(label="agreement of standardised scores (ICC)", least=-1.0, most=1.0),
     "C14.d_prime": Rule(label="d′ of the scores"),
     "C14.llc_d_prime": Rule(label="d′ of the learning coefficient, turned round"),
-    "C14.node_overlap_jaccard": Rule(label="overlap with the published heads", least=0.0, most=1.0),
+    "C14.node_overlap_jaccard": Rule(
+        label="overlap with the published heads", least=0.0, most=1.0, reaching=True
+    ),
     "C14.hit_rate": Rule(label="members found by the prediction", least=0.0, most=1.0),
     "C14.false_alarm_rate": Rule(
         label="other heads that the prediction names", higher=False, least=0.0, most=1.0
@@ -149,8 +162,8 @@ PARTS: dict[str, Rule] = {
     "C14.pc_ratio_circuit_mean": Rule(label="pc_ratio, mean of members"),
     "C14.pc_ratio_noncircuit_mean": Rule(label="pc_ratio, mean of the others"),
     "C14.pc_ratio_d_prime": Rule(label="pc_ratio, d′"),
-    "C14.faithfulness": Rule(label="faithfulness"),
-    "C14.completeness": Rule(label="completeness"),
+    "C14.faithfulness": Rule(label="faithfulness", reaching=True),
+    "C14.completeness": Rule(label="completeness", reaching=True),
     "C14.minimality_mean_importance": Rule(label="mean loss without one of the heads"),
     "C14.logit_diff_recovery": Rule(label="margin recovered by scrubbing"),
     "C16.test_retest": Rule(
@@ -183,8 +196,12 @@ PARTS: dict[str, Rule] = {
     "F59.mean_spearman": Rule(label="mean rank correlation of raters", least=-1.0, most=1.0),
     "F59.mean_kappa": Rule(label="agreement on the best heads (κ)", least=-1.0, most=1.0),
     "S3.groups": Rule(label="heads that differ between groups", value="n_unstable", higher=False, least=0.0),
-    "M3b.anytime": Rule(label="certified whenever one looks", value="share_certified", least=0.0, most=1.0),
-    "M3b.edits": Rule(label="certified against edited prompts", value="share_certified", least=0.0, most=1.0),
+    "M3b.anytime": Rule(
+        label="certified whenever one looks", value="share_certified", least=0.0, most=1.0, reaching=True
+    ),
+    "M3b.edits": Rule(
+        label="certified against edited prompts", value="share_certified", least=0.0, most=1.0, reaching=True
+    ),
 }
 
 
@@ -204,6 +221,7 @@ class Headline:
         ratio: Whether a logarithmic axis suits it.
         scale: Distance from the first limit that counts as one.
         higher: Whether larger numbers pass.
+        reaching: Whether the limit itself passes.
         part: Part of the gate that the number belongs to, if it is not the gate's own.
     """
 
@@ -221,6 +239,7 @@ class Headline:
     ratio: bool
     scale: float
     higher: bool
+    reaching: bool = False
     part: str | None = None
 
     @property
@@ -235,7 +254,8 @@ def headline(gate: Record) -> Headline:
     A verdict's interval and thresholds belong together, but to which of its `values` depends on the gate:
 
     - the entry named in `RULES` for most;
-    - C16 has none of its own: the worst of its parts (fail, inconclusive, moderate, pass; first of equals);
+    - C14 and C16 are the worst of several parts: the number of that part (fail, inconclusive, moderate, pass;
+      the first of equals). C14's own interval is that of d', one of them;
     - C23 is a test: its p, without an interval, passing below 0.05, failing where the opposite order does;
     - M93 and M3b count claims and heads that were tested one by one: a share without an interval;
     - M98 has the interval of the signed difference of its widest pair, turned so that the difference is
@@ -246,8 +266,8 @@ def headline(gate: Record) -> Headline:
     """
     code, verdict = str(gate["code"]), gate["verdict"]
     rule = RULES.get(code, Rule(label=str(gate.get("name", code))))
-    if code == "C16":
-        return _of_suite(rule, verdict)
+    if code in DECISIVE:
+        return _of_part(code, rule, verdict)
     found = _read(rule, verdict)
     if code == "C23" and found.limits:
         # The opposite order has a p below 0.05 only where this one is above 0.95.
@@ -282,7 +302,8 @@ def _read(rule: Rule, verdict: Record) -> Headline:
     limits: tuple[float, ...] = ()
     if at is not None and fail_at is not None:
         passes = ((at, math.inf),) if rule.higher else ((-math.inf, at),)
-        fails = ((-math.inf, fail_at),) if rule.higher else ((fail_at, math.inf),)
+        if not rule.open_ended:
+            fails = ((-math.inf, fail_at),) if rule.higher else ((fail_at, math.inf),)
         limits = (at,) if at == fail_at else (at, fail_at)
     return Headline(
         label=rule.label,
@@ -299,17 +320,22 @@ def _read(rule: Rule, verdict: Record) -> Headline:
         ratio=rule.ratio,
         scale=rule.unit or abs(at or 1.0),
         higher=rule.higher,
+        reaching=rule.reaching,
     )
 
 
-def _of_suite(rule: Rule, verdict: Record) -> Headline:
+def _of_part(code: str, rule: Rule, verdict: Record) -> Headline:
     """The part that decides: of the worst status, the first."""
     parts = verdict.get("sub_results") or {}
-    known = [name for name in SUITE if name in parts]
+    known = [
+        name
+        for name in DECISIVE[code]
+        if name in parts and (code == "C16" or parts[name].get("reason") != "not_applicable")
+    ]
     if not known:
         return _read(rule, verdict)
     name = min(known, key=lambda each: _WORST_FIRST.index(parts[each]["status"]))
-    return replace(part_headline(f"C16.{name}", parts[name]), part=name)
+    return replace(part_headline(f"{code}.{name}", parts[name]), part=name)
 
 
 def _of_gap(found: Headline, verdict: Record, *, turned: bool) -> Headline:

@@ -7,7 +7,6 @@ from typing import Any
 from assay.report.calibration_figures import strip
 from assay.report.calibration_headlines import Headline, part_headline
 from assay.report.calibration_words import (
-    JUDGED,
     KINDS,
     kind,
     number_line,
@@ -140,7 +139,7 @@ def _cell(value: Any, largest: float, z: float | None, circuit: str, task: str) 
 
 def _at(table: Sequence[Sequence[Any]], row: int, column: int) -> float | None:
     value = table[row][column] if row < len(table) and column < len(table[row]) else None
-    return float(value) if _known(value) else None
+    return float(value) if value is not None and _known(value) else None
 
 
 def _known(value: Any) -> bool:
@@ -186,7 +185,7 @@ def _methods(verdict: Record, details: Record, document: Record) -> list[Table]:
                 [
                     name.replace("/", " and "),
                     number(rho[name]),
-                    number(p.get(name), 3),
+                    _p(p.get(name)),
                     _or_blank(top.get(name)),
                     _or_blank(jaccard.get(name)),
                 ]
@@ -242,7 +241,8 @@ def _claims(verdict: Record, details: Record, document: Record) -> list[Table]:
         "Benjamini-Yekutieli holds however the results depend on each other."
     )
     if without:
-        note += f" {number(int(without))} results without a p-value of their own do not count."
+        many = "results" if without > 1 else "result"
+        note += f" Not counted: {number(int(without))} {many} without a p-value."
     return [
         _table(
             "All that was tested",
@@ -262,7 +262,7 @@ def _claims(verdict: Record, details: Record, document: Record) -> list[Table]:
                     str(each["name"]),
                     *((str(each["task"]),) if tasks else ()),
                     "yes" if each["claimed"] else "",
-                    *(number(each.get(name), 3) for name in ("p", "bh", "by", "holm", "bonferroni")),
+                    *(_p(each.get(name)) for name in ("p", "bh", "by", "holm", "bonferroni")),
                     ("yes" if each["bh"] <= verdict["thresholds"].get("alpha", 0.05) else "no")
                     if each["claimed"]
                     else "",
@@ -306,8 +306,8 @@ def _certified(verdict: Record, details: Record, document: Record) -> list[Table
             str(labels[at]),
             str((details.get("published_labels") or [""] * len(labels))[at]),
             number(_of(details, "mean_effects", at), 3),
-            number(_of(details, "p", at), 3),
-            number(_of(details, "adjusted_p", at), 3),
+            _p(_of(details, "p", at)),
+            _p(_of(details, "adjusted_p", at)),
             "" if needed[at] is None else number(int(needed[at])),
         ]
         for at in places
@@ -456,6 +456,13 @@ def _or_blank(value: Any) -> str:
     return number(value) if _known(value) else ""
 
 
+def _p(value: Any) -> str:
+    """A p-value; below a thousandth its size says no more."""
+    if not _known(value):
+        return ""
+    return "< 0.001" if value < 0.001 else number(float(value), 3)
+
+
 def _or_infinite(value: float | None) -> str:
     """An upper bound that JSON has no number for."""
     return "unbounded" if value is None else number(value)
@@ -493,12 +500,43 @@ def facts(gate: Record) -> list[tuple[str, str]]:
     return found + limits
 
 
+_NAMES = {
+    "auroc": "AUROC",
+    "auroc_p": "AUROC, p",
+    "brown_forsythe_p": "Brown-Forsythe p",
+    "chi_square": "χ²",
+    "d_prime": "d′",
+    "epsilon_squared": "ε²",
+    "eta_squared": "η²",
+    "expected_eta_squared": "η² by chance",
+    "icc_2_1": "ICC(2,1)",
+    "icc_2_k": "ICC(2,k)",
+    "kruskal_wallis_p": "Kruskal-Wallis p",
+    "m": "results tested",
+    "n_bh": "Benjamini-Hochberg",
+    "n_bonferroni": "Bonferroni",
+    "n_by": "Benjamini-Yekutieli",
+    "n_claimed": "claims",
+    "n_e_bh": "e-BH",
+    "n_holm": "Holm",
+    "n_nominal": "p below 0.05",
+    "n_survivors": "claims that survive",
+    "omega_squared": "ω²",
+    "p_chi_square": "χ², p",
+    "w": "W",
+    "welch_f": "Welch’s F",
+    "welch_p": "Welch’s p",
+}
+
+
 def _plain(name: str) -> str:
-    return str(name).replace("_", " ")
+    return _NAMES.get(str(name), str(name).replace("_", " "))
 
 
 def _fact(value: Any) -> str:
-    return number(float(value), 3) if _known(value) else "undefined"
+    if not _known(value):
+        return "undefined"
+    return number(int(value)) if value == int(value) else number(float(value), 3)
 
 
 def interval_words(shown: Headline, verdict: Record) -> str:
@@ -507,9 +545,3 @@ def interval_words(shown: Headline, verdict: Record) -> str:
     if shown.bounded and shown.level is not None and shown.part is None:
         return sentence(f"interval: {percent(shown.level)}, method {found.get('method')}")
     return ""
-
-
-def published_words(verdict: Record) -> tuple[str, str]:
-    """Mark and word of the published verdict."""
-    name = str(verdict.get("published"))
-    return KINDS[name] if name in JUDGED else ("\N{EN DASH}", "says nothing")

@@ -1,10 +1,11 @@
 """What the verdicts of calibrations say to readers without statistics, and what to do next."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.report.calibration_headlines import SUITE, Headline, headline
-from assay.report.words import STATUSES, number, precision
+from assay.report.calibration_headlines import DECISIVE, Headline, headline
+from assay.report.words import MINUS, STATUSES, number
 
 
 Record = Mapping[str, Any]
@@ -13,7 +14,7 @@ LISTED = 4
 RECOMMENDED, RECOMMENDED_GROUPS = 100, 300
 FAR_TOO_MANY = 100_000
 
-JUDGED = ("pass", "moderate", "fail")
+JUDGED = ("pass", "fail", "moderate")
 KINDS = {
     **{name: STATUSES[name] for name in (*JUDGED, "inconclusive")},
     "not applicable": ("\N{EN DASH}", "not applicable"),
@@ -224,6 +225,11 @@ def kind(record: Record, shown: Headline) -> str:
     return "undefined" if shown.value is None and record.get("reason") else "inconclusive"
 
 
+def published_words(published: str) -> tuple[str, str]:
+    """Mark and word of a published verdict."""
+    return KINDS[published] if published in JUDGED else ("\N{EN DASH}", "says nothing")
+
+
 def sentence(text: str) -> str:
     """Text with a capital and a full stop."""
     text = text.strip()
@@ -279,13 +285,13 @@ def next_steps(gate: Record, state: str, n_prompts: int | None = None) -> list[s
     if state in ("not applicable", "undefined", "inconclusive"):
         because, then = why(code, reason) if reason else ("", "")
         otherwise = "" if reason else OPEN.get(code, "More prompts narrow the interval.")
-        found += [because, _needed(verdict, n_prompts) or then or otherwise]
+        found += [because, _needed(code, verdict, n_prompts) or then or otherwise]
     if state != "pass":
         found.append(findings(gate))
     return [each for each in found if each]
 
 
-def _needed(verdict: Record, n_prompts: int | None) -> str:
+def _needed(code: str, verdict: Record, n_prompts: int | None) -> str:
     """How many prompts would settle an open verdict."""
     needed = verdict.get("n_needed")
     if needed is None:
@@ -301,13 +307,15 @@ def _needed(verdict: Record, n_prompts: int | None) -> str:
             "take it as lying on the limit."
         )
     here = f" (here: {number(have)})" if have is not None else ""
+    if code == "C30":
+        return f"A pool of about {number(_round_up(needed))} prompts would settle it{here}."
     return f"About {number(_round_up(needed))} prompts would settle it{here}, if the spread stays the same."
 
 
 def _round_up(count: int) -> int:
     """Two digits, upwards: more would claim a precision that such forecasts lack."""
     unit = 10 ** max(0, len(str(count)) - 2)
-    return -(-count // unit) * unit
+    return int(math.ceil(count / unit) * unit)
 
 
 def disagreement(gate: Record, state: str) -> str:
@@ -373,16 +381,19 @@ def _weak_parts(verdict: Record, details: Record) -> str:
     parts = verdict.get("sub_results") or {}
     words = {"test_retest": "test-retest", "split_half": "split halves", "cronbach_alpha": "consistency"}
     by_status = {
-        status: [words[name] for name in SUITE if name in parts and parts[name]["status"] == status]
+        status: [words[name] for name in DECISIVE["C16"] if name in parts and parts[name]["status"] == status]
         for status in ("fail", "inconclusive")
     }
     found = []
     if by_status["fail"]:
-        found.append(f"Failing: {named(by_status['fail'])}.")
+        # Alone at 5 %; the suite fails only where a part does at its share of that.
+        alone = "" if verdict["status"] == "fail" else ", though not surely enough for one of several tests"
+        found.append(f"Failing: {named(by_status['fail'])}{alone}.")
     if by_status["inconclusive"]:
         found.append(f"Open: {named(by_status['inconclusive'])}.")
-    erratic = ((parts.get("cronbach_alpha") or {}).get("details") or {}).get("erratic")
-    if erratic:
+    alpha = parts.get("cronbach_alpha") or {}
+    erratic = (alpha.get("details") or {}).get("erratic")
+    if erratic and alpha["status"] in ("fail", "inconclusive") and alpha.get("interval"):
         many = len(erratic) > 1
         found.append(
             f"{number(len(erratic))} head{'s' if many else ''} of the circuit go{'' if many else 'es'} "
@@ -422,11 +433,26 @@ def _widest_pair(verdict: Record, details: Record) -> str:
 
 def number_line(shown: Headline) -> tuple[str, str]:
     """The number of a gate with its interval, and where it passes."""
-    digits = precision(shown.low, shown.high)
-    value = number(shown.value, digits)
-    if shown.bounded:
-        value += f" [{number(shown.low, digits)}, {number(shown.high, digits)}]"
-    return value, passes_words(shown)
+    if shown.value is None or shown.low is None or shown.high is None:
+        return number(shown.value), passes_words(shown)
+    width = shown.high - shown.low
+    if width <= 0:
+        return number(shown.value), passes_words(shown)
+    least = 2 if abs(shown.value) < 10 else 0
+    digits = min(6, max(least, 1 - math.floor(math.log10(width))))
+    value, low, high = (_apart(each, digits, shown.limits) for each in (shown.value, shown.low, shown.high))
+    return f"{value} [{low}, {high}]", passes_words(shown)
+
+
+def _apart(value: float, digits: int, limits: Sequence[float]) -> str:
+    """So many decimals, or two more where the number would else read like a limit that it is not."""
+    meets = any(value != limit and round(value, digits) == round(limit, digits) for limit in limits)
+    return _fixed(value, digits + 2 if meets else digits)
+
+
+def _fixed(value: float, digits: int) -> str:
+    """So many decimals, whatever the size, and no minus before zero."""
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
 
 
 def passes_words(shown: Headline) -> str:
@@ -434,22 +460,20 @@ def passes_words(shown: Headline) -> str:
     if not shown.limits:
         return ""
     side, other = ("above", "below") if shown.higher else ("below", "above")
-    words = f"passes {side} {_limit(shown.limits[0])}"
+    first = _limit(shown.limits[0])
+    words = f"passes at {first} or {side}" if shown.reaching else f"passes {side} {first}"
     return words + (f", fails {other} {_limit(shown.limits[1])}" if len(shown.limits) > 1 else "")
 
 
 def _limit(value: float) -> str:
-    return f"{value:g}".replace("-", "\N{MINUS SIGN}")
+    return f"{value:g}".replace("-", MINUS)
 
 
 def picture_words(shown: Headline, state: str) -> str:
     """What the picture of a gate shows, for those who do not see it."""
     value, passes = number_line(shown)
-    published = (
-        f"; the published rule judges {number(shown.published, precision(shown.low, shown.high))}"
-        if shown.published is not None
-        else ""
-    )
+    known = shown.published is not None
+    published = f"; the published rule judges {number(shown.published, 3)}" if known else ""
     return f"{shown.label}: {value}; {passes or 'no limit'}{published}; {KINDS[state][1]} with confidence"
 
 
@@ -470,7 +494,7 @@ def published_counts(gates: Sequence[Record]) -> dict[str, int]:
 
 _VERBS = {
     "pass": ("passes", "pass"),
-    "moderate": ("lies between pass and fail", "lie between pass and fail"),
+    "moderate": ("lies in between", "lie in between"),
     "fail": ("fails", "fail"),
     "inconclusive": ("is inconclusive", "are inconclusive"),
     "not applicable": ("does not apply", "do not apply"),
