@@ -141,7 +141,6 @@ def test_a_second_run_makes_no_pass(report: CalibrationReport, model: Model, tas
         model,
         task,
         gates=["M98", "S1", "M3b"],
-        groups="object",
         folder=report.table.folder.parent,
     )
     assert again.table.passes == {"forward": 0.0, "backward": 0.0}

@@ -87,7 +87,7 @@ def test_a_dropped_head_is_the_same_run_by_edges(model64: Model, make_task: Call
     np.testing.assert_allclose(table.drop([(1, 0)]), runs.margins("drop"), rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", ["zero", "mean", "resample", "resample-donor", "noise-additive"])
+@pytest.mark.parametrize("method", ["zero", "mean", "resample", "resample-donor", "noise", "noise-additive"])
 def test_an_edge_circuit_of_all_edges_is_the_model(
     model64: Model, make_task: Callable[..., PairTask], method: str
 ) -> None:
@@ -107,7 +107,7 @@ def test_edges_of_kept_heads_and_replaced_heads_are_one_run(
     task = make_task(n=4)
     heads = Circuit.from_heads(model64.graph, [(0, 0), (1, 1)])
     edges = Circuit(graph=heads.graph, mask=heads.mask)
-    by_heads, by_edges = (MeasurementTable(model64, task, each) for each in (heads, edges))
+    by_heads, by_edges = (MeasurementTable(model64, task, each, ablation="mean") for each in (heads, edges))
     assert by_heads.by_heads
     assert not by_edges.by_heads
     assert by_edges.heads == heads.heads

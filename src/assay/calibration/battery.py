@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Shaped
 
-from assay.calibration.gate import GATES, find_gate
+from assay.calibration.gate import GATES, SEED, find_gate
 from assay.calibration.judges import JUDGES, Battery
 from assay.errors import InputError, ShapeError, unknown_name
 from assay.heads import MeasurementTable
 from assay.heads.table import AnyCircuit
-from assay.measurement import Verdict, library_version, plain, record_id
+from assay.measurement import Verdict, plain, record_id
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import PairTask
@@ -143,7 +143,7 @@ def calibrate_all(
     ablation: str | None = None,
     folder: str | Path | None = None,
     batch_size: int | None = None,
-    seed: int = 42,
+    seed: int = SEED,
     max_passes: float | int | None = None,
     progress: Progress | None = None,
 ) -> CalibrationReport:
@@ -193,45 +193,85 @@ def calibrate_all(
     References:
         The mechanistic-validity framework's calibrations; each gate names its own sources.
     """
+    battery = prepare(
+        circuit,
+        model,
+        task,
+        pool=pool,
+        against=against,
+        published=published,
+        gates=gates,
+        groups=groups,
+        unit_id=unit_id,
+        signs=signs,
+        random_sets=random_sets,
+        objective=objective,
+        ablation=ablation,
+        folder=folder,
+        batch_size=batch_size,
+        seed=seed,
+        max_passes=max_passes,
+    )
+    return run(battery, progress)
+
+
+def prepare(
+    circuit: AnyCircuit,
+    model: Model,
+    task: PairTask,
+    *,
+    pool: PairTask | None = None,
+    against: Against = (),
+    published: AnyCircuit | None = None,
+    gates: Collection[str] | None = None,
+    groups: str | Shaped[np.ndarray, " P"] | None = None,
+    unit_id: Shaped[np.ndarray, " P"] | None = None,
+    signs: Mapping[tuple[int, int], int] | None = None,
+    random_sets: int = 0,
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> Battery:
+    """What `run` takes, checked and not yet run, with its `record`; arguments as in `calibrate_all`."""
     asked = set(JUDGES) if gates is None else {find_gate(name).key for name in gates}
-    chosen = sorted((key for key in JUDGES if key in asked), key=lambda key: key == _LAST)
     if random_sets < 0:
         raise InputError(f"random_sets is {random_sets}; give a count from 0")
-    settings: dict[str, Any] = {
-        "objective": objective,
-        "ablation": ablation,
-        "batch_size": batch_size,
-        "seed": seed,
-        "max_passes": max_passes,
-    }
-    more = further_prompts(task, seed=seed) if pool is None else pool
-    table = _table(model, task, circuit, folder, more=more, **settings)
-    battery = Battery(
-        table=table,
+    for name, value in (("groups", groups), ("unit_id", unit_id)):
+        if value is not None and not isinstance(value, str) and np.shape(value) != (task.n,):
+            raise ShapeError(
+                f"{name} has shape {np.shape(value)}; one label per prompt, ({task.n},), is needed"
+            )
+    if isinstance(groups, str) and groups not in task.fields:
+        raise unknown_name(f"field of task {task.name!r}", groups, task.fields)
+    more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
+    return Battery(
+        table=_table(model, task, circuit, folder, more=more, **settings),
+        gates=tuple(key for key in JUDGES if key in asked),
         against=tuple(_table(model, other, its, folder, **settings) for other, its in against),
-        published=None if published is None else _table(model, task, published, None).members,
-        groups=_labels(task, groups),
+        published=None if published is None else MeasurementTable(model, task, published).members,
+        groups=groups,
         unit_id=unit_id,
         signs=dict(signs or {}),
         random_sets=random_sets,
     )
+
+
+def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport:
+    """The verdicts of a prepared battery."""
     verdicts: dict[str, Verdict] = {}
-    seconds: dict[str, float] = {"table": 0.0}
-    for place, key in enumerate(chosen):
+    seconds: dict[str, float] = {}
+    for place, key in enumerate(sorted(battery.gates, key=lambda key: key == _LAST)):
         if progress is not None:
-            progress(f"gate {GATES[key].code}", place, len(chosen))
+            progress(f"gate {GATES[key].code}", place, len(battery.gates))
         began, filled = time.perf_counter(), battery.filling
         verdict = battery.judge(key, verdicts)
-        verdicts[key] = replace(verdict, table_hash=table.hash)
+        verdicts[key] = replace(verdict, table_hash=battery.table.hash)
         seconds[key] = time.perf_counter() - began - (battery.filling - filled)
-    seconds["table"] = battery.filling
-    ordered = {key: verdicts[key] for key in JUDGES if key in verdicts}
     return CalibrationReport(
-        verdicts=ordered,
-        table=table,
-        facts=_facts(table, battery, published is not None),
+        verdicts={key: verdicts[key] for key in battery.gates},
+        table=battery.table,
+        facts=_facts(battery),
         missing=battery.missing,
-        seconds=seconds,
+        seconds={**seconds, "table": battery.filling},
     )
 
 
@@ -264,38 +304,16 @@ def _table(
     return MeasurementTable(model, task, circuit, folder=Path(folder) / table.hash, **settings)
 
 
-def _labels(task: PairTask, groups: "str | Shaped[np.ndarray, ' P'] | None") -> Mapping[str, Any] | None:
-    """What prompts are grouped by: given labels, a field, or None for the usual keys."""
-    if groups is None:
-        return None
-    if isinstance(groups, str):
-        if groups not in task.fields:
-            raise unknown_name(f"field of task {task.name!r}", groups, task.fields)
-        return {"field": groups}
-    if np.shape(groups) != (task.n,):
-        raise ShapeError(f"groups has shape {np.shape(groups)}; one label per prompt, ({task.n},), is needed")
-    return {"labels": np.asarray(groups)}
-
-
-def _facts(table: MeasurementTable, battery: "Battery", published: bool) -> dict[str, Any]:
+def _facts(battery: Battery) -> dict[str, Any]:
+    table = battery.table
     model, circuit = table.model, table.circuit
-    provenance = {
-        "library": library_version(),
-        "table": table.record,
-        "against": [other.record for other in battery.against],
-        "published": published,
-        "groups": battery.group_source,
-        "random_sets": battery.random_sets,
-    }
     return {
-        "id": record_id("calibration", provenance),
+        "id": record_id("calibration", battery.record),
         "model": {**model.describe(), "n_layers": model.n_layers, "n_heads": model.n_heads},
         "task": {**table.task.describe(), "objective": table.objective.key},
         "circuit": {
             "hash": circuit.hash,
-            "name": table.head_circuit.id
-            if table.head_circuit is not None
-            else circuit.provenance.get("published"),
+            "name": circuit.provenance.get("published"),
             "kind": "heads" if circuit.heads is not None else "edges",
             "k": table.k,
             "heads": [list(head) for head in table.heads],
@@ -312,8 +330,8 @@ def _facts(table: MeasurementTable, battery: "Battery", published: bool) -> dict
             "ablation": table.ablation,
         },
         "against": [other.task.name for other in battery.against],
-        "groups": battery.group_source,
+        "groups": battery.grouped_by,
         "seed": table.seed,
         "warnings": ["partial_heads"] if table.partial else [],
-        "provenance": provenance,
+        "provenance": battery.record,
     }

@@ -25,7 +25,7 @@ from assay.calibration.validity import incremental_validity, nomological_validit
 from assay.errors import InputError
 from assay.heads import MeasurementTable, predict_from_weights, weight_features
 from assay.heads.scores import ranking
-from assay.measurement import ONE_SIDED_95, Verdict
+from assay.measurement import ONE_SIDED_95, Verdict, library_version
 from assay.rng import stream
 from assay.stats import Estimate, ratio_of
 from assay.tasks import PairTask
@@ -43,9 +43,10 @@ class Battery:
 
     Attributes:
         table: Of the circuit under judgement.
+        gates: Keys of those to be judged.
         against: Of other circuits on other tasks.
         published: `[H]` heads of a published list.
-        groups: How prompts are grouped, as asked.
+        groups: Field, or label per prompt of the task, to group prompts by; None: the usual fields.
         unit_id: `[P]` which prompts belong together.
         signs: -1 for heads that oppose the task.
         random_sets: Random sets of heads for C36.
@@ -54,9 +55,10 @@ class Battery:
     """
 
     table: MeasurementTable
+    gates: tuple[str, ...] = ()
     against: tuple[MeasurementTable, ...] = ()
     published: Bool[np.ndarray, " H"] | None = None
-    groups: Mapping[str, Any] | None = None
+    groups: str | Shaped[np.ndarray, " P"] | None = None
     unit_id: Shaped[np.ndarray, " P"] | None = None
     signs: Mapping[tuple[int, int], int] = field(default_factory=dict)
     random_sets: int = 0
@@ -89,12 +91,17 @@ class Battery:
             self.missing[name] = str(error)
             return None
 
+    def run(self, name: str) -> Float64[np.ndarray, " n"]:
+        """A column of margins, its draws averaged where the method is random."""
+        column = self.get(name)
+        return np.asarray(column.mean(axis=1) if column.ndim > 1 else column)
+
     def keep(self, heads: Collection[tuple[int, int]]) -> Float64[np.ndarray, " P"]:
         """Margins of another head set alone."""
         began = time.perf_counter()
         kept = np.array(self.table.keep(heads))
         self.filling += time.perf_counter() - began
-        return kept
+        return np.asarray(kept.mean(axis=1) if kept.ndim > 1 else kept)
 
     @property
     def name(self) -> str:
@@ -126,27 +133,41 @@ class Battery:
         further = np.arange(self.table.n_pool - self.table.P) + len(codes)
         return np.concatenate([codes, further])
 
-    def labels(self, *, pool: bool) -> dict[str, Shaped[np.ndarray, " n"]]:
-        """What prompts can be grouped by, of the task or of the pool."""
-        tasks = [self.table.task, *([self.table.more] if pool and self.table.more is not None else [])]
-        if self.groups is not None and "labels" in self.groups:
-            return {"template": self.groups["labels"]} if len(tasks) == 1 else {}
-        if self.groups is not None:
-            name = self.groups["field"]
-            return {"template": np.array([str(x) for each in tasks for x in each.fields[name]])}
-        found = {}
-        for key in GROUPED_BY:
-            name = "template_id" if key == "template" and key not in tasks[0].fields else key
-            if all(name in each.fields for each in tasks):
-                found[key] = np.array([str(x) for each in tasks for x in each.fields[name]])
-        return found
+    def labels(self, tasks: Sequence[PairTask]) -> dict[str, Shaped[np.ndarray, " n"]]:
+        """What prompts of some tasks can be grouped by."""
+        if self.groups is not None and not isinstance(self.groups, str):
+            return {"template": np.asarray(self.groups)}
+        names = {key: key for key in GROUPED_BY} if self.groups is None else {"template": self.groups}
+        if self.groups is None and "template" not in tasks[0].fields:
+            names["template"] = "template_id"
+        return {
+            key: np.array([str(value) for each in tasks for value in each.fields[name]])
+            for key, name in names.items()
+            if all(name in each.fields for each in tasks)
+        }
 
     @property
-    def group_source(self) -> str:
-        """Where labels come from, as asked."""
-        if self.groups is None:
-            return "template, type, category or length"
-        return "given" if "labels" in self.groups else str(self.groups["field"])
+    def grouped_by(self) -> str | None:
+        """The field asked for, `given` for labels, None for the usual ones."""
+        return self.groups if self.groups is None or isinstance(self.groups, str) else "given"
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What the verdicts are a function of."""
+        labels = {"groups": self.groups, "unit_id": self.unit_id}
+        return {
+            "library": library_version(),
+            "table": self.table.record,
+            "gates": list(self.gates),
+            "against": [other.record for other in self.against],
+            "published": None if self.published is None else np.flatnonzero(self.published).tolist(),
+            "random_sets": self.random_sets,
+            "signs": [[*head, sign] for head, sign in sorted(self.signs.items())],
+            **{
+                name: value if value is None or isinstance(value, str) else [str(label) for label in value]
+                for name, value in labels.items()
+            },
+        }
 
 
 # ---- the gates --------------------------------------------------------------------------------------
@@ -157,9 +178,9 @@ Others = Mapping[str, Verdict]
 def _c11(battery: Battery, others: Others) -> Verdict:
     data: dict[str, Any] = {"unit_id": battery.unit_id, "task": battery.name, "seed": battery.table.seed}
     full = battery.get("y_full")
-    kept = bootstrap_stability(full, battery.get(battery.kept), **battery.size, **data)
+    kept = bootstrap_stability(full, battery.run(battery.kept), **battery.size, **data)
     dropped = bootstrap_stability(
-        full, battery.get(f"y_drop/{battery.table.ablation}"), inner="completeness", **battery.size, **data
+        full, battery.run(f"y_drop/{battery.table.ablation}"), inner="completeness", **battery.size, **data
     )
     return replace(kept, sub_results={**kept.sub_results, "completeness": dropped})
 
@@ -186,25 +207,24 @@ def _c12(battery: Battery, others: Others) -> Verdict:
 
 
 def _c13(battery: Battery, others: Others) -> Verdict:
-    given = battery.groups is not None and "labels" in battery.groups
-    prefix = "" if given else "pool/"
     table = battery.table
-    tasks = [table.task, *([table.more] if not given and table.more is not None else [])]
+    given = battery.grouped_by == "given"  # labels of the task's own prompts: the pool has none
+    prefix = "" if given or table.more is None else "pool/"
+    tasks = [table.task] if not prefix or table.more is None else [table.task, table.more]
     lengths = np.concatenate([each.lengths.numpy() for each in tasks]).astype(np.float64)
-    grouping = choose_groups(battery.labels(pool=not given), None if battery.groups is not None else lengths)
+    grouping = choose_groups(battery.labels(tasks), lengths if battery.groups is None else None)
     verdict = measurement_invariance(
-        battery.get(f"{prefix}y_full"),
-        battery.get(f"{prefix}{battery.kept}"),
+        battery.run(f"{prefix}y_full"),
+        battery.run(f"{prefix}{battery.kept}"),
         None if grouping is None else grouping.labels,
-        unit_id=battery.unit_id if given else battery.pool_units,
+        unit_id=battery.pool_units if prefix else battery.unit_id,
         **battery.size,
         task=battery.name,
         seed=table.seed,
     )
     if grouping is None:
         return replace(verdict, reason="one_group", details={"fields": _usable_fields(table.task)})
-    source = battery.group_source if battery.groups is not None else grouping.source
-    return replace(verdict, details={**verdict.details, "groups_from": source})
+    return replace(verdict, details={**verdict.details, "groups_from": battery.grouped_by or grouping.source})
 
 
 def _usable_fields(task: PairTask) -> list[str]:
@@ -220,7 +240,7 @@ def _usable_fields(task: PairTask) -> list[str]:
 def _c14(battery: Battery, others: Others) -> Verdict:
     table = battery.table
     k, n, seed = table.k, table.P, table.seed
-    full, kept = battery.get("y_full"), battery.get(battery.kept)
+    full, kept = battery.get("y_full"), battery.run(battery.kept)
     attribution = battery.find("attribution")
     head_edges = () if table.head_circuit is None else table.head_circuit.head_edges
     composition = {key: battery.get(f"composition/{key}") for key in "qkv"} if head_edges else None
@@ -247,7 +267,7 @@ def _c14(battery: Battery, others: Others) -> Verdict:
         minimality=minimality,
         partial_eta_sq=others.get("measurement-invariance"),
         faithfulness=_ratio(full, kept, "faithfulness", seed),
-        completeness=_ratio(full, battery.get(f"y_drop/{table.ablation}"), "completeness", seed),
+        completeness=_ratio(full, battery.run(f"y_drop/{table.ablation}"), "completeness", seed),
         logit_diff_recovery=_recovery(battery, full, seed),
         n_prompts=n,
         task=battery.name,
@@ -311,7 +331,7 @@ def _c16(battery: Battery, others: Others) -> Verdict:
     table = battery.table
     return reliability_suite(
         battery.get("pool/y_full"),
-        battery.get(f"pool/{battery.kept}"),
+        battery.run(f"pool/{battery.kept}"),
         battery.effects,
         table.members,
         unit_id=battery.pool_units,
@@ -351,7 +371,7 @@ def _c23(battery: Battery, others: Others) -> Verdict:
 def _c30(battery: Battery, others: Others) -> Verdict:
     return seed_variance(
         battery.get("pool/y_full"),
-        battery.get(f"pool/{battery.kept}"),
+        battery.run(f"pool/{battery.kept}"),
         n_prompts=battery.table.P,
         unit_id=battery.pool_units,
         **battery.size,
@@ -363,7 +383,7 @@ def _c36(battery: Battery, others: Others) -> Verdict:
     table = battery.table
     full = battery.get("y_full")
     # Baselines are head sets, so of an edge circuit its heads are compared with them.
-    own = battery.get(battery.kept) if table.by_heads else battery.keep(table.heads)
+    own = battery.run(battery.kept) if table.by_heads else battery.keep(table.heads)
     by_size = _top(_means(battery.get("magnitude")), table)
     further: dict[str, Any] = {}
     attribution = battery.find("attribution")
@@ -436,7 +456,7 @@ def _s1(battery: Battery, others: Others) -> Verdict:
 
 def _s3(battery: Battery, others: Others) -> Verdict:
     table = battery.table
-    grouping = choose_groups(battery.labels(pool=False))
+    grouping = choose_groups(battery.labels([table.task]))
     return distributional_stability(
         battery.get("dla_correct")[:, table.places],
         groups=None if grouping is None else grouping.labels,

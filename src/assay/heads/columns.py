@@ -320,7 +320,8 @@ class Columns:
         for layer, head in self.heads:
             if self.by_heads:
                 kept = [other for other in self.heads if other != (layer, head)]
-                columns.append(self.of_set(kept, self.ablation))
+                found = self.of_set(kept, self.ablation)
+                columns.append(found.mean(axis=1) if found.ndim > 1 else found)
             else:
                 smaller = self.circuit.without_head(layer, head)
                 run = self._edge_run(smaller, self.ablation, self._setting(self.task))

@@ -337,6 +337,33 @@ class NoiseAdditive(Intervention):
         return replaced
 
 
+class Noise(Intervention):
+    """Gaussian noise of the deviation that the head's entries have over the reference prompts (ddof 1)."""
+
+    key = "noise"
+    draws = 5
+    summary = "noise of its own spread over the prompts"
+
+    def prepare(self, setting: Setting) -> Replacement:
+        reference = setting.reference
+        real = torch.arange(reference.length) < reference.lengths[:, None]
+        spread = [
+            z[real.to(z.device)].double().transpose(0, 1).flatten(1).std(1)
+            for z in setting.outputs(reference)
+        ]
+
+        def replaced(site: Site) -> Tensor:
+            noise = np.stack(
+                [
+                    setting.rng(self.key, site.layer, row).standard_normal(site.z.shape[1:])
+                    for row in site.batch.indices.tolist()
+                ]
+            )
+            return torch.from_numpy(noise).to(site.z.device) * spread[site.layer][:, None]
+
+        return replaced
+
+
 class Soft(Intervention):
     """A tenth of the head's own output."""
 
@@ -402,6 +429,7 @@ for _intervention in (
     Donor(key="resample-donor", summary="outputs on another clean prompt"),
     Donor(key="resample-donor-same-class", same_answer=True, summary="the same, of a prompt with its answer"),
     NoiseAdditive(),
+    Noise(),
     Soft(),
     AttentionUniform(),
 ):
