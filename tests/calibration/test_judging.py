@@ -297,6 +297,7 @@ def test_agreement_of_scores_by_name(world: World) -> None:
         expected = function(tables, members=world.members, task="ioi")
         same(calibrate(gate, world.dla, world.drop, world.patching, world.circuit), expected)
         same(calibrate(gate, [world.dla, world.drop, world.patching], members=world.heads), expected)
+        same(calibrate(gate, world.dla, world.drop, world.patching, members=HEADS), expected)
         same(calibrate(gate, tables, members=world.members, task="ioi"), expected)
         assert expected.reason is None
 
@@ -385,6 +386,18 @@ def test_derived_metrics_finds_the_row_of_each_score(world: World) -> None:
         published_members=theirs,
     )
     same(found, expected)
+    options = {"faithfulness": world.kept, "n_prompts": 24, "attribution": world.drop, "task": "ioi"}
+    same(
+        calibrate("C14", world.members, world.patching.flat, **options),
+        derived_metrics(
+            world.members,
+            world.patching.flat,
+            faithfulness=Estimate(value=world.kept.value, interval=world.kept.interval(ONE_SIDED_95)),
+            n_prompts=24,
+            attribution=world.drop.flat,
+            task="ioi",
+        ),
+    )
     missing = {name for name, row in found.sub_results.items() if row.reason == "not_applicable"}
     assert missing == {
         "partial_eta_sq",
@@ -496,6 +509,8 @@ def test_unknown_options_are_refused(key: str, world: World) -> None:
 
 
 def test_unknown_gates_and_fields(world: World) -> None:
+    with pytest.raises(InputError, match="task is of type int; give a task, or its name"):
+        calibrate("C11", world.kept, task=3)
     with pytest.raises(UnknownNameError, match="did you mean 'bootstrap-stability'"):
         calibrate("bootstrap-stabilty", world.kept)
     with pytest.raises(UnknownNameError, match="field of task 'ioi' 'plaec'; did you mean 'place'"):

@@ -102,9 +102,13 @@ class Things:
         self.items = list(_apart(self.items))
         self._given = ", ".join(map(describe, self.items)) or "nothing"
 
+    def of(self, *kinds: type) -> list[Any]:
+        """Everything of these kinds that is left, in the order given."""
+        return [each for each in self.items if isinstance(each, kinds)]
+
     def take(self, *kinds: type) -> list[Any]:
-        """Everything of these kinds, in the order given."""
-        found = [each for each in self.items if isinstance(each, kinds)]
+        """The same, and then it is no longer left."""
+        found = self.of(*kinds)
         self.items = [each for each in self.items if not isinstance(each, kinds)]
         return found
 

@@ -24,7 +24,7 @@ from assay.calibration._things import (
     task_name,
 )
 from assay.calibration.agreement import LEARNING_COEFFICIENT
-from assay.calibration.gate import Gate, find_gate
+from assay.calibration.gate import find_gate
 from assay.calibration.invariance import choose_groups
 from assay.calibration.multiplicity import PooledResult
 from assay.calibration.pooling import pooled
@@ -43,9 +43,9 @@ _LABELS = ("groups", "lengths", "unit_id", "strata", "effect_units", "pair_id", 
 _MEMBERS = ("members", "baseline_members", "published_members", "predicted")
 _GROUP_FIELDS = ("template", "template_id", "type", "category", "class", "domain", "corruption")
 
-DIRECT = ("direct-attribution", "dla")
-DROP_EFFECT = ("drop-effect",)
-PATCHING = ("activation-patching",)
+_DIRECT = ("direct-attribution", "dla")
+_DROP_EFFECT = ("drop-effect",)
+_PATCHING = ("activation-patching",)
 
 
 def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
@@ -88,14 +88,14 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
       `attribution-patching` (AUROC of magnitudes), `ov-spectral-norm`, `ov-sv-entropy`; `faithfulness`,
       `completeness`, `minimality` and `scrub-recovery` measurements; composition with a `HeadCircuit`.
     - C16: one measurement is a pool, dealt into three blocks; several are samples.
-    - S1, S3: as published, attributions to the correct answer that ignore the final norm,
-      `assay.discover_heads(model, task, "dla", direction="correct", norm="none")`.
     - C17: patching scores come with the gaps that normalise them, so that effects are ratios of sums.
     - C30: `n_prompts=` is the size of the samples drawn from the pool.
     - M98, E1b: methods are named by the ablation of each measurement, or by the keys of a mapping;
       several of one method with different seeds are draws, which are averaged.
     - C36: a list or {name: measurements} of further baselines; a list of several measurements under one name
       is a group of random sets and gives a p.
+    - S1, S3: as published, attributions to the correct answer that ignore the final norm,
+      `assay.discover_heads(model, task, "dla", direction="correct", norm="none")`.
     - M93: see `pooled_results` for which p-values count; bare p-values are taken for exact unless `p_kind=`
       says otherwise, and claimed where below 0.05. A bare verdict counts with its published word alone.
 
@@ -129,17 +129,19 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
         if name not in known | {"task"} | adapter.options:
             raise unknown_name(f"option of gate {found.key!r}", name, known | {"task"} | adapter.options)
     task = options.pop("task", None)
+    if task is not None and not isinstance(task, PairTask | str):
+        raise InputError(f"task is of type {type(task).__name__}; give a task, or its name")
     about = task if isinstance(task, PairTask) else None
-    options = {name: _option(found, name, value, about) for name, value in options.items()}
-    stream = about.name if about else task_name(things) if task is None else task
-    given = Things(found.code, adapter.takes, list(things), options, about, stream)
+    stream = about.name if about else task_name(things) if task is None else str(task)
+    given = Things(found.code, adapter.takes, list(things), {}, about, stream)
+    given.options = {name: _option(given, name, value) for name, value in options.items()}
     arrays, more = adapter.read(given)
     given.none_left()
-    if "inner" in more and options.get("inner", more["inner"]) != more["inner"]:
+    if "inner" in more and given.options.get("inner", more["inner"]) != more["inner"]:
         raise InputError(
-            f"inner is {options['inner']!r}, but the measurement is of {more['inner']}; leave inner out"
+            f"inner is {given.options['inner']!r}, but the measurement is of {more['inner']}; leave inner out"
         )
-    chosen = {name: value for name, value in options.items() if name not in adapter.options}
+    chosen = {name: value for name, value in given.options.items() if name not in adapter.options}
     if "task" in known:
         more["task"] = stream
     try:
@@ -149,17 +151,17 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     return found.function(*call.args, **call.kwargs)
 
 
-def _option(gate: Gate, name: str, value: Any, task: PairTask | None) -> Any:
+def _option(given: Things, name: str, value: Any) -> Any:
     """An option as the gate's function takes it."""
     if name in _LABELS:
         if isinstance(value, Mapping):
-            return {key: labels(name, each, task) for key, each in value.items()}
-        return labels(name, value, task)
-    if name in _MEMBERS and isinstance(value, Circuit | HeadCircuit):
-        return flags(gate.code, value)
+            return {key: labels(name, each, given.task) for key, each in value.items()}
+        return labels(name, value, given.task)
+    if name in _MEMBERS and (isinstance(value, Circuit | HeadCircuit) or is_heads(value)):
+        return flags(given.code, value, next(iter(given.of(HeadScores)), None))
     if isinstance(value, HeadScores):
         return value.flat
-    return value if is_heads(value) else array(value)
+    return _estimate(value) if isinstance(value, Measurement) else array(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +265,7 @@ def _suite(given: Things) -> Arguments:
     more: dict[str, Any] = {"inner": samples[0].name}
     if len(samples) > 1:
         more["sample_id"] = np.repeat(np.arange(len(found)), [len(full) for full, _ in found])
-    columns = table_of(given.code, table, DROP_EFFECT, "assay.discover_heads(model, task, 'drop-effect')")
+    columns = table_of(given.code, table, _DROP_EFFECT, "assay.discover_heads(model, task, 'drop-effect')")
     members = flags(given.code, circuit, table if isinstance(table, HeadScores) else None)
     return (y_full, y_circuit, columns, members), more
 
@@ -396,7 +398,7 @@ _MAKE_DROP = "assay.discover_heads(model, task, 'drop-effect')"
 
 def _characterization(given: Things) -> Arguments:
     outputs = given.take(HeadOutputs)
-    table, members, scores, circuit = _heads_and_circuit(given, DIRECT, _MAKE_DIRECT)
+    table, members, scores, circuit = _heads_and_circuit(given, _DIRECT, _MAKE_DIRECT)
     agree(given.code, [scores, *outputs], "model", "prompts")
     more: dict[str, Any] = {}
     if isinstance(scores, HeadScores):
@@ -417,11 +419,11 @@ def _member_columns(given: Things, kinds: tuple[str, ...], made_by: str) -> Argu
 
 
 def _stability(given: Things) -> Arguments:
-    return _member_columns(given, DIRECT, _MAKE_DIRECT)
+    return _member_columns(given, _DIRECT, _MAKE_DIRECT)
 
 
 def _certified(given: Things) -> Arguments:
-    return _member_columns(given, DROP_EFFECT, _MAKE_DROP)
+    return _member_columns(given, _DROP_EFFECT, _MAKE_DROP)
 
 
 def _derived(given: Things) -> Arguments:
@@ -481,7 +483,7 @@ def _put(given: Things, more: dict[str, Any], name: str, value: Any) -> None:
 
 def _column(given: Things, scores: HeadScores) -> tuple[str, Float64[np.ndarray, " H"]]:
     """The row of C14 that head scores serve, and their values."""
-    if scores.name in PATCHING:
+    if scores.name in _PATCHING:
         return "scores", scores.flat
     if scores.name.startswith("llc"):
         return "llc", scores.flat
@@ -523,7 +525,7 @@ def _discriminant(given: Things) -> Arguments:
     for name, held in scores.items():
         each = array(held)
         made_by = "assay.discover_heads(model, task, 'activation-patching')"
-        effects[name] = table_of(given.code, each, PATCHING, made_by)
+        effects[name] = table_of(given.code, each, _PATCHING, made_by)
         members[name] = flags(given.code, circuits[name], each if isinstance(each, HeadScores) else None)
         if isinstance(each, HeadScores) and each.details.get("aggregate") == "ratio_of_sums":
             # The table holds differences over the mean gap; a resample has a mean gap of its own.
