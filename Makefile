@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-timm lint format bench docs lock clean
+.PHONY: help setup demo test test-timm lint format bench gate-rates docs lock clean
 
 help:
 	@echo "make setup      virtual environment $(VENV) with the locked requirements"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff rewrite what it can"
 	@echo "make bench      every benchmark, one JSON document each"
+	@echo "make gate-rates how often each gate is wrong, counted again; docs/theory/gate-rates.md (minutes)"
 	@echo "make docs       the documentation, warnings are errors; docs/_build/html/index.html"
 	@echo "make lock       pin what $(VENV) holds now in requirements.lock"
 	@echo "make clean      remove what was built here, the environments too"
@@ -77,6 +78,10 @@ format: setup
 
 bench: setup
 	@for bench in benchmarks/bench_*.py; do $(BIN)/python "$$bench" || exit 1; done
+
+# One thread for each of the two processes.
+gate-rates: setup
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/gate_rates/run.py
 
 docs: setup
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -1,14 +1,13 @@
-"""Invariance over ablations: golden values, planted truth, what is undefined, what changes nothing."""
+"""Invariance over ablations: golden values, what is undefined, what changes nothing."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from assay.calibration.ablations import ablation_invariance, method_invariance
-from assay.calibration.planted import allowed_errors, methods
+from assay.calibration.planted import methods
 from assay.errors import ShapeError, UnknownNameError
 from assay.measurement import Verdict
 from assay.rng import stream
@@ -17,7 +16,6 @@ from assay.rng import stream
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
 CASES = json.loads((GOLDEN / "ablation_invariance.json").read_text())
 NAMES = ("zero", "mean", "resample-donor")
-REPETITIONS = 60
 
 
 def world(n: int, shifts: tuple[float, ...], seed: int = 0, sd: float = 0.3) -> Verdict:
@@ -46,26 +44,6 @@ def test_divergence_and_intervals_match_golden_values(case: dict) -> None:
     assert also.values["method_invariance"] == pytest.approx(case["value_E1b"], rel=1e-9)
     assert (also.status, also.published) == (found.status, found.published)
     assert also.thresholds["pass"] == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize(("shift", "truth"), [(0.0, "pass"), (-0.35, "fail")])
-def test_equal_methods_are_told_from_different_ones(shift: float, truth: str) -> None:
-    verdicts = Counter(world(100, (0.0, 0.0, shift), seed).status for seed in range(REPETITIONS))
-    assert verdicts[{"pass": "fail", "fail": "pass"}[truth]] <= allowed_errors(REPETITIONS)
-    assert verdicts[truth] >= 0.85 * REPETITIONS
-
-
-def test_at_the_limit_either_error_is_rare_and_the_published_rule_tosses_a_coin() -> None:
-    found = [world(100, (0.0, 0.0, -0.2), seed) for seed in range(100)]
-    verdicts = Counter(each.status for each in found)
-    assert max(verdicts["pass"], verdicts["fail"]) <= allowed_errors(100)
-    assert verdicts["inconclusive"] > 75
-    assert 0.15 < Counter(each.published for each in found)["pass"] / 100 < 0.6
-
-
-def test_the_published_rule_calls_equal_methods_different_in_small_samples() -> None:
-    published = Counter(world(10, (0.0, 0.0, 0.0), seed, sd=0.5).published for seed in range(REPETITIONS))
-    assert published["fail"] > 0.5 * REPETITIONS
 
 
 def test_an_open_verdict_says_how_many_prompts_would_settle_it() -> None:

@@ -1,14 +1,13 @@
-"""Reliability suite: golden values, planted truth, what is undefined, what changes nothing."""
+"""Reliability suite: golden values, what is undefined, what changes nothing."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from assay.calibration import reliability
-from assay.calibration.planted import allowed_errors, items, profile, runs
+from assay.calibration.planted import items, profile, runs
 from assay.calibration.reliability import (
     cronbach_items,
     reliability_suite,
@@ -24,8 +23,6 @@ from assay.stats import intraclass_correlation
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
 ALPHA = json.loads((GOLDEN / "cronbach_alpha.json").read_text())
 HALVES = json.loads((GOLDEN / "spearman_brown.json").read_text())
-REPETITIONS = 60
-OTHER = {"pass": "fail", "fail": "pass"}
 
 
 def prompts(n: int, relative: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -34,19 +31,7 @@ def prompts(n: int, relative: float, seed: int = 0) -> tuple[np.ndarray, np.ndar
     return made.y_full, made.y_circuit
 
 
-def check(found: list[Verdict], truth: str, power: float) -> None:
-    """Errors within what chance allows at 5 %, and the share of right verdicts not below `power`."""
-    verdicts = Counter(each.status for each in found)
-    assert verdicts[OTHER[truth]] <= allowed_errors(len(found))
-    assert verdicts[truth] >= power * len(found)
-
-
 # ------------------------------------------------------------------------------------------------ test-retest
-
-
-@pytest.mark.parametrize(("relative", "truth"), [(0.04, "pass"), (0.32, "fail")])
-def test_retest_is_judged_right(relative: float, truth: str) -> None:
-    check([reliability.retest(*prompts(120, relative, seed)) for seed in range(REPETITIONS)], truth, 0.9)
 
 
 def test_retest_is_worked_by_hand() -> None:
@@ -123,18 +108,6 @@ def test_a_unit_stays_in_one_block() -> None:
 # ----------------------------------------------------------------------------------------------------- halves
 
 
-@pytest.mark.parametrize(
-    ("n_heads", "truth", "power", "value"),
-    [(15, "pass", 0.8, 0.92), (15, "fail", 0.4, 0.30), (60, "pass", 0.9, 0.88), (60, "fail", 0.8, 0.40)],
-)
-def test_profiles_are_judged_right(n_heads: int, truth: str, power: float, value: float) -> None:
-    found = [
-        split_half(profile(stream(seed, f"{n_heads} {value}"), 40, n_heads, reliability=value), n_halves=20)
-        for seed in range(REPETITIONS)
-    ]
-    check(found, truth, power)
-
-
 @pytest.mark.parametrize(("n_heads", "tolerance"), [(15, 0.05), (144, 0.02)])
 def test_random_halves_agree_with_the_intraclass_correlation(n_heads: int, tolerance: float) -> None:
     effects = profile(stream(3, "profile"), 40, n_heads, reliability=0.85)
@@ -175,11 +148,8 @@ def test_head_profiles_ignore_the_scale_and_order_of_prompts() -> None:
 
 
 def test_published_halves_fail_reliable_measurements() -> None:
-    found = [split_half_published(*prompts(40, 0.05, seed)) for seed in range(REPETITIONS)]
-    published = Counter(each.published for each in found)
-    assert published["fail"] >= 0.95 * REPETITIONS
-    assert {each.reason for each in found} == {"order_means_nothing"}
-    assert {each.status for each in found} == {"inconclusive"}
+    found = split_half_published(*prompts(40, 0.05))
+    assert (found.status, found.published, found.reason) == ("inconclusive", "fail", "order_means_nothing")
 
 
 def test_published_halves_match_golden_values() -> None:
@@ -220,17 +190,6 @@ def test_alpha_matches_golden_values(case: dict) -> None:
     aligned = found.sub_results["sign_aligned"].values["alpha"]
     assert aligned == pytest.approx(case["sign_aligned_alpha"], rel=1e-9)
     assert found.published == ("pass" if case["alpha"] > 0.7 else "fail")
-
-
-@pytest.mark.parametrize(
-    ("alpha", "truth", "power"), [(0.88, "pass", 0.9), (0.30, "fail", 0.9), (0.0, "fail", 0.95)]
-)
-def test_items_are_judged_right(alpha: float, truth: str, power: float) -> None:
-    found = [
-        cronbach_items(items(stream(seed, f"items {alpha}"), 40, 15, alpha=alpha))
-        for seed in range(REPETITIONS)
-    ]
-    check(found, truth, power)
 
 
 def test_an_opposing_head_depresses_alpha_and_is_listed() -> None:

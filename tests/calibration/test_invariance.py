@@ -1,4 +1,4 @@
-"""Invariance over groups of prompts: golden values, planted truth, degenerate data, what changes nothing."""
+"""Invariance over groups of prompts: golden values, degenerate data, what changes nothing."""
 
 import json
 from collections import Counter
@@ -18,7 +18,6 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
 CASES = json.loads((GOLDEN / "welch_anova.json").read_text())
 SHIFTED = (-0.12, 0.0, 0.12)
 SAME = (0.0, 0.0, 0.0)
-REPETITIONS = 60
 
 
 def world(n: int, shifts: tuple[float, ...], seed: int = 0, n_boot: int = 50) -> Verdict:
@@ -65,27 +64,6 @@ def test_the_dependent_variable_is_the_score_plus_influence() -> None:
     clean = measurement_invariance(made.y_full, made.y_circuit, made.groups, dependent="clean_logit_diff")
     assert clean.status != "fail"  # the published code's: blind to the circuit
     assert found.status == "fail"
-
-
-@pytest.mark.parametrize(("shifts", "truth"), [(SAME, "pass"), (SHIFTED, "fail")])
-def test_equal_groups_are_told_from_different_ones(shifts: tuple[float, ...], truth: str) -> None:
-    verdicts = Counter(world(300, shifts, seed).status for seed in range(REPETITIONS))
-    assert verdicts[{"pass": "fail", "fail": "pass"}[truth]] <= allowed_errors(REPETITIONS)
-    assert verdicts[truth] >= 0.9 * REPETITIONS
-
-
-def test_at_the_limit_either_error_is_rare() -> None:
-    shift = (0.06 / 0.94 * 0.2**2 * 3 / 2) ** 0.5  # eta squared 0.06
-    verdicts = Counter(world(300, (-shift, 0.0, shift), seed).status for seed in range(100))
-    assert max(verdicts["pass"], verdicts["fail"]) <= allowed_errors(100)
-
-
-def test_sixty_prompts_leave_an_invariant_circuit_open() -> None:
-    found = [world(60, SAME, seed) for seed in range(REPETITIONS)]
-    assert Counter(each.status for each in found)["fail"] <= allowed_errors(REPETITIONS)
-    published = Counter(each.published for each in found)
-    assert published["pass"] < 0.5 * REPETITIONS
-    assert published["fail"] > 0
 
 
 def test_the_pair_furthest_apart_has_a_simultaneous_interval() -> None:

@@ -1,16 +1,15 @@
-"""Bootstrap and seeds: golden values, planted truth, what is undefined, what changes nothing."""
+"""Bootstrap and seeds: golden values, what is undefined, what changes nothing."""
 
 import inspect
 import json
 import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from assay.calibration import find_gate
-from assay.calibration.planted import allowed_errors, runs
+from assay.calibration.planted import runs
 from assay.calibration.resampling import bootstrap_stability, seed_variance
 from assay.errors import InputError, ShapeError, UnknownNameError
 from assay.rng import stream
@@ -18,7 +17,6 @@ from assay.rng import stream
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 BOOTSTRAP = {case["name"]: case for case in json.loads((GOLDEN / "bootstrap.json").read_text())}
-REPETITIONS = 60
 
 
 def prompts(n: int, error: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -90,25 +88,6 @@ def test_the_identity_draw_gives_the_point_estimate() -> None:
     found = bootstrap_stability(full, circuit, draws=np.tile(np.arange(20), (5, 1)))
     assert found.values["sigma"] == 0.0
     assert found.details["percentile"]["low"] == pytest.approx(circuit.sum() / full.sum())
-
-
-@pytest.mark.parametrize(("error", "truth"), [(0.05, "pass"), (0.16, "fail")])
-def test_the_spread_is_judged_right(error: float, truth: str) -> None:
-    verdicts = Counter(
-        bootstrap_stability(*prompts(40, error, seed), n_boot=200).status for seed in range(REPETITIONS)
-    )
-    assert verdicts[truth] >= 0.95 * REPETITIONS
-    assert verdicts[{"pass": "fail", "fail": "pass"}[truth]] <= allowed_errors(REPETITIONS)
-
-
-def test_at_the_threshold_either_error_is_rare() -> None:
-    n = 200
-    verdicts = Counter(
-        bootstrap_stability(*prompts(40, 0.1, 1000 + seed), n_boot=50).status for seed in range(n)
-    )
-    assert verdicts["inconclusive"] > n / 2
-    # Bonett's bounds are asymptotic: 6 % each in 4,500 such worlds.
-    assert max(verdicts["pass"], verdicts["fail"]) <= allowed_errors(n, 0.06)
 
 
 def test_scaling_and_reordering_change_no_verdict() -> None:
@@ -204,16 +183,6 @@ def test_arguments_out_of_range_are_named(unchecked: None) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- seeds
-
-
-@pytest.mark.parametrize(("relative", "truth"), [(0.04, "pass"), (0.32, "fail")])
-def test_seed_variance_is_judged_right(relative: float, truth: str) -> None:
-    found = [seed_variance(*prompts(120, 0.8 * relative, seed)) for seed in range(REPETITIONS)]
-    verdicts = Counter(each.status for each in found)
-    assert verdicts[truth] >= 0.9 * REPETITIONS
-    assert verdicts[{"pass": "fail", "fail": "pass"}[truth]] <= allowed_errors(REPETITIONS)
-    if truth == "fail":  # the published rule misses many, as its overlapping subsets must
-        assert Counter(each.published for each in found)["fail"] < 0.8 * REPETITIONS
 
 
 def test_seed_variance_between_its_limits_is_moderate() -> None:

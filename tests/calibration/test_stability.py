@@ -1,4 +1,4 @@
-"""Stability of single heads: golden values, planted truth, what is undefined, what changes nothing."""
+"""Stability of single heads: golden values, what is undefined, what changes nothing."""
 
 import json
 import math
@@ -12,21 +12,12 @@ from scipy import stats as scipy_stats
 from assay.calibration.planted import allowed_errors, head_effects
 from assay.calibration.stability import certified_stability, distributional_stability
 from assay.errors import InputError, ShapeError
-from assay.measurement import Verdict
 from assay.rng import stream
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
 DISTRIBUTIONS = json.loads((GOLDEN / "distributional_stability.json").read_text())
 CERTIFIED = json.loads((GOLDEN / "certified_stability.json").read_text())
-OTHER = {"pass": "fail", "fail": "pass"}
-
-
-def check(found: list[Verdict], truth: str, power: float) -> None:
-    """Errors within what chance allows at 5 %, and the share of right verdicts not below `power`."""
-    verdicts = Counter(each.status for each in found)
-    assert verdicts[OTHER[truth]] <= allowed_errors(len(found))
-    assert verdicts[truth] >= power * len(found)
 
 
 def nan(value: float | str) -> float:
@@ -70,15 +61,6 @@ def test_a_small_sample_does_not_tell_how_well_it_knows_a_variance() -> None:
     assert found.details["relative_error_variance"] == pytest.approx(math.sqrt(2 / 39 / 40))
     assert found.values["share_stable"] == 1.0
     assert (found.status, found.reason, found.n_needed) == ("inconclusive", "too_few", 60)
-
-
-@pytest.mark.parametrize(("mean", "truth"), [(1.0, "pass"), (0.0, "fail")])
-def test_stable_heads_are_told_from_heads_without_effect(mean: float, truth: str) -> None:
-    found = [
-        distributional_stability(head_effects(stream(seed, f"S3 {mean}"), 100, (mean,) * 15, sd=0.3))
-        for seed in range(40)
-    ]
-    check(found, truth, 0.95)
 
 
 def test_the_published_rule_fails_stable_heads_for_the_size_of_the_sample() -> None:
@@ -180,22 +162,6 @@ def test_certified_heads_match_golden_values(case: dict, fraction: str) -> None:
     if len(effects) <= 12:
         np.testing.assert_allclose(found.details["p"], case["sign_flip_exact_p_greater"], rtol=1e-9)
     assert [label == "certified" for label in found.details["labels"]] == case["bh_certified_t"]
-
-
-@pytest.mark.parametrize(
-    ("means", "truth"),
-    [((0.8,) * 12 + (0.0,) * 3, "pass"), ((0.0,) * 15, "fail"), ((0.8,) * 3 + (0.0,) * 12, "fail")],
-    ids=["most", "none", "few"],
-)
-def test_certification_is_judged_right(means: tuple[float, ...], truth: str) -> None:
-    found = [certified_stability(head_effects(stream(seed, "M3b"), 40, means)) for seed in range(15)]
-    check(found, truth, 0.95)
-    null = np.array(means) == 0
-    certified = [each.details["labels"] == "certified" for each in found]
-    false = np.mean([each[null].sum() / max(each.sum(), 1) for each in certified])
-    assert false <= allowed_errors(15) / 15  # of all certified heads: false discoveries
-    published = np.mean([(each.details["published_labels"] == "certified")[null].mean() for each in found])
-    assert published >= 0.15  # a head without effect, one time in five
 
 
 def test_half_samples_certify_fewer_heads_without_effect() -> None:

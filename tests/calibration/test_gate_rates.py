@@ -1,0 +1,83 @@
+"""How often the gates err in worlds whose truth is known.
+
+The first draws of what `make gate-rates` counts. `allowed_errors` is what a gate with the stated rate of
+errors exceeds in one count of a hundred; a share that an independent simulation of 200 draws found may differ
+by what chance explains in all but one comparison of a thousand.
+"""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from assay.calibration.gate import GATES
+from assay.calibration.planted import allowed_errors
+from assay.calibration.worlds import WORLDS, World
+from assay.measurement import Verdict
+from assay.rng import stream
+
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "gate_rates"
+SEED = 42  # that of experiments/gate_rates
+REPETITIONS = 40
+REFERENCE = 200
+
+
+def judged(world: World) -> list[Verdict]:
+    return [world.judge(stream(SEED, f"{world.key} {at}")) for at in range(REPETITIONS)]
+
+
+def expected(share: float) -> tuple[int, int]:
+    """Counts that agree with a share seen in the reference simulation."""
+    seen = stats.betabinom(REPETITIONS, REFERENCE * share + 1, REFERENCE * (1 - share) + 1)
+    return int(seen.ppf(0.0005)), int(seen.ppf(0.9995))
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.key)
+def test_errors_are_rare_and_shares_are_those_of_the_reference(world: World) -> None:
+    found = judged(world)
+    status = Counter(each.status for each in found)
+    published = Counter(each.published for each in found)
+    for kind in world.errors:
+        assert status[kind] <= allowed_errors(REPETITIONS, world.error_rate), (kind, status)
+    for name, share in world.reference.items():
+        if name in world.measures:
+            mean = np.mean([world.measures[name](each) for each in found])
+            low, high = expected(share)
+            assert low - 0.5 <= REPETITIONS * mean <= high + 0.5, name
+            continue
+        count = published[name.removeprefix("published_")] if name.startswith("published_") else status[name]
+        low, high = expected(share)
+        if name == world.truth:  # more often right than the reference is no fault
+            assert count >= low, (name, status)
+        elif name in world.errors:
+            assert count <= max(high, allowed_errors(REPETITIONS)), (name, status)
+        else:
+            assert low <= count <= high, (name, published)
+
+
+def test_every_gate_has_a_world_where_it_passes_and_one_where_it_must_not() -> None:
+    for code in [each.code for each in GATES.values()] + ["D05"]:
+        truths = {world.truth for world in WORLDS if world.gate == code}
+        assert "pass" in truths
+        assert truths & {"fail", "null"}, code
+    assert len({world.key for world in WORLDS}) == len(WORLDS)
+
+
+def test_a_world_names_its_errors() -> None:
+    assert {world.errors for world in WORLDS if world.truth == "null"} == {("pass", "fail")}
+    assert {world.errors for world in WORLDS if world.truth == "pass"} == {("fail",)}
+    assert not any(math.isnan(share) for world in WORLDS for share in world.reference.values())
+
+
+def test_the_long_count_found_no_gate_beyond_its_rate() -> None:
+    found = json.loads((EXPERIMENT / "results.json").read_text())
+    assert [f"{each['gate']} {each['world']}" for each in found["worlds"]] == [world.key for world in WORLDS]
+    for each, world in zip(found["worlds"], WORLDS, strict=True):
+        allowed = allowed_errors(found["repetitions"], world.error_rate)
+        assert max(each["errors"].values()) <= allowed, world.key
+        assert each["within_target"] or world.error_rate > 0.05, world.key
