@@ -57,6 +57,7 @@ class ArrayRuns:
         self.ablation = "resample"
         self.objective = objective
         self.seed = seed
+        self.batch_size = None
         self.provenance = {"model": "arrays", "circuit": self.circuit.hash, "seed": seed}
         self.asked: list[str] = []
 
@@ -65,16 +66,16 @@ class ArrayRuns:
         return self.given[which]
 
     def margins(self, which: str) -> np.ndarray:
-        return self._margins(self.logits(which))
+        return self.margins_from(self.logits(which))
 
     def logits_of(self, circuit: Circuit) -> Tensor:
         self.asked.append(circuit.hash)
         return self.others[circuit.hash]
 
     def margins_of(self, circuit: Circuit) -> np.ndarray:
-        return self._margins(self.logits_of(circuit))
+        return self.margins_from(self.logits_of(circuit))
 
-    def _margins(self, logits: Tensor) -> np.ndarray:
+    def margins_from(self, logits: Tensor) -> np.ndarray:
         batch = next(iter(self.task.batches(self.task.n)))
         return -get_objective(self.objective)(logits, self.given["full"], batch).numpy()
 

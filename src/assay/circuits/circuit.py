@@ -238,11 +238,12 @@ class Circuit:
             mask = operation(self.mask, other.mask) & self.mask.logical_or(other.mask)
             return Circuit(graph=self.graph, mask=mask, provenance=provenance)
         heads = sorted(operation(set(self.heads), set(other.heads)))
-        made = Circuit.from_heads(self.graph, heads, mlps=self._keeps_mlps or other._keeps_mlps)
+        made = Circuit.from_heads(self.graph, heads, mlps=self.keeps_mlps or other.keeps_mlps)
         return replace(made, provenance=provenance)
 
     @property
-    def _keeps_mlps(self) -> bool:
+    def keeps_mlps(self) -> bool:
+        """Whether the MLPs act: some edge out of the first one is kept."""
         return self.graph.mlps and bool(self.mask[self.graph.mlp_source(0)].any())
 
     def emptied(self) -> "Circuit":
@@ -252,7 +253,7 @@ class Circuit:
         """
         if self.heads is None:
             return Circuit.empty(self.graph)
-        return Circuit.from_heads(self.graph, [], mlps=self._keeps_mlps)
+        return Circuit.from_heads(self.graph, [], mlps=self.keeps_mlps)
 
     def _check(self, other: "Circuit") -> "Circuit":
         if not isinstance(other, Circuit):

@@ -118,16 +118,17 @@ class CircuitRuns:
     def margins(self, which: Which) -> np.ndarray:
         """-objective of each example, float64 `[n]`; higher = the behaviour is more intact."""
         if which == "full":
-            return self._margins(self.logits("full"))
+            return self.margins_from(self.logits("full"))
         return self.margins_of(self._circuit(which))
 
     def margins_of(self, circuit: Circuit) -> np.ndarray:
         """-objective of each example with `circuit` kept, float64 `[n]`."""
         if circuit.hash not in self._kept_margins:
-            self._kept_margins[circuit.hash] = self._margins(self.logits_of(circuit))
+            self._kept_margins[circuit.hash] = self.margins_from(self.logits_of(circuit))
         return self._kept_margins[circuit.hash].copy()
 
-    def _margins(self, logits: Tensor) -> np.ndarray:
+    def margins_from(self, logits: Float[Tensor, "n d_vocab"]) -> np.ndarray:
+        """-objective of each example in a run made elsewhere, float64 `[n]`."""
         full = self.logits("full")
         losses = []
         for batch in self.task.batches(256):

@@ -1,6 +1,16 @@
-"""Measurements of circuits: faithfulness and its relatives, divergences, top-K agreement, curves."""
+"""Measurements of circuits: faithfulness and its relatives, scrubbing, divergences, top-K, curves."""
 
-from assay.metrics import behaviour, cross_entropy, divergence, faithfulness, minimality, topk  # noqa: F401 (register)
+from assay.metrics import (  # noqa: F401 (register)
+    ablation_spread,
+    behaviour,
+    cross_entropy,
+    divergence,
+    faithfulness,
+    minimality,
+    restoring,
+    scrubbing,
+    topk,
+)
 from assay.metrics.curve import FaithfulnessCurve, faithfulness_curve
 from assay.metrics.measuring import measure, measure_runs, measurement_provenance, random_like
 from assay.metrics.metric import METRICS, MetricSpec, Runs, find_metric, metric

@@ -185,6 +185,11 @@ class RunsOfAnother:
         return self.base.seed
 
     @property
+    def batch_size(self) -> int | None:
+        """The batch size of `base`."""
+        return self.base.batch_size
+
+    @property
     def provenance(self) -> Mapping[str, Any]:
         """That of `base` with the circuit replaced."""
         return {**self.base.provenance, "circuit": self.circuit.hash}
@@ -210,6 +215,10 @@ class RunsOfAnother:
         """Margins of any circuit."""
         return self.base.margins_of(circuit)
 
+    def margins_from(self, logits: Float[Tensor, "n d_vocab"]) -> Float64[np.ndarray, " n"]:
+        """Margins of a run made elsewhere."""
+        return self.base.margins_from(logits)
+
 
 def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
     """A random circuit of the size of `circuit`: as many heads for a head circuit, else as many edges.
@@ -224,8 +233,8 @@ def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
         return Circuit.random(circuit.graph, circuit.n_edges, seed=int(rng.integers(2**31)))
     n_heads = circuit.graph.n_heads
     drawn = rng.choice(circuit.graph.n_layers * n_heads, size=len(circuit.heads), replace=False)
-    mlps = circuit.graph.mlps and bool(circuit.mask[circuit.graph.mlp_source(0)].any())
-    return Circuit.from_heads(circuit.graph, [divmod(int(flat), n_heads) for flat in drawn], mlps=mlps)
+    heads = [divmod(int(flat), n_heads) for flat in drawn]
+    return Circuit.from_heads(circuit.graph, heads, mlps=circuit.keeps_mlps)
 
 
 def _baseline(runs: Runs, spec: MetricSpec, n_circuits: int, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class Runs(Protocol):
         """Root seed."""
 
     @property
+    def batch_size(self) -> int | None:
+        """Examples per pass; None: by free memory."""
+
+    @property
     def provenance(self) -> Mapping[str, Any]:
         """How the runs come to be."""
 
@@ -69,6 +73,9 @@ class Runs(Protocol):
 
     def margins_of(self, circuit: Circuit) -> Float64[np.ndarray, " n"]:
         """Margins of another circuit under the same ablation."""
+
+    def margins_from(self, logits: Float[Tensor, "n d_vocab"]) -> Float64[np.ndarray, " n"]:
+        """Margins of a run made elsewhere, from its logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +97,7 @@ class MetricSpec:
         unit: Unit of the value.
         runs: Runs it reads; each costs one forward pass per example once, shared with other metrics.
         runs_per_head: Further runs for every head of the circuit.
+        own_runs: Runs beyond these that it makes itself and shares with nobody, under its default options.
         reference: Where the definition comes from.
         version: Raised when the same input would give another number.
         compute: `(runs, spec, **options) -> Measurement`; None where `measure` is not the way to it.
@@ -109,6 +117,7 @@ class MetricSpec:
     unit: str = "fraction"
     runs: tuple[str, ...] = ("full", "keep")
     runs_per_head: int = 0
+    own_runs: int = 0
     reference: str = ""
     version: int = 1
     compute: "Callable[..., Measurement] | None" = None
@@ -133,11 +142,11 @@ class MetricSpec:
     @property
     def cost(self) -> str:
         """Forward passes over P examples and k circuit heads, e.g. `2P` or `2P + kP`."""
-        return f"{len(self.runs)}P" + (" + kP" if self.runs_per_head else "")
+        return f"{len(self.runs) + self.own_runs}P" + (" + kP" if self.runs_per_head else "")
 
     def passes(self, n: int, n_heads: int = 0) -> int:
         """Forward passes of one measurement on `n` examples when none is shared."""
-        return n * (len(self.runs) + self.runs_per_head * n_heads)
+        return n * (len(self.runs) + self.own_runs + self.runs_per_head * n_heads)
 
     @property
     def options(self) -> dict[str, Any]:

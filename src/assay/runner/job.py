@@ -274,10 +274,11 @@ def plan_discovery(model: Model, *, method: str, n: int, steps: int | str) -> St
 
 
 def plan_measurement(model: Model, metrics: Sequence[str], *, n: int, n_random: int) -> Stage:
-    """Cost of the runs that the metrics share, with random circuits and one run per head where needed."""
+    """Cost of shared runs, of random circuits, of one run per head where needed, of runs metrics make alone."""
     specs = [find_metric(key) for key in metrics]
     heads = model.n_layers * model.n_heads if any(spec.runs_per_head for spec in specs) else 0
-    runs = len({run for spec in specs for run in spec.runs}) + n_random + heads
+    own = sum(spec.own_runs for spec in specs) * (1 + n_random)
+    runs = len({run for spec in specs for run in spec.runs}) + n_random + heads + own
     return Stage(name="measure", runs=runs, passes=runs * n)
 
 

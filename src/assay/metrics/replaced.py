@@ -1,0 +1,156 @@
+"""Runs in which everything outside a circuit is replaced by one draw of an intervention on heads.
+
+A circuit of heads has the other heads replaced inside plain passes, by any intervention. A circuit of edges
+has its other edges ablated, by those interventions that are an ablation of edges as well, and by donors: what
+an edge carries on the donor's prompt is known from a plain run.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from assay.circuits import Circuit
+from assay.execution import ABLATIONS, run_circuit
+from assay.execution.forward import choose_batch_size
+from assay.heads.interventions import (
+    INTERVENTIONS,
+    Donor,
+    Intervention,
+    Replacement,
+    Setting,
+    outside,
+    run_with_heads_replaced,
+)
+from assay.metrics.metric import Runs
+from assay.metrics.outputs import divergences
+from assay.rng import stream
+
+
+def heads_alone(circuit: Circuit) -> bool:
+    """Whether the circuit ablates whole heads and nothing else."""
+    return circuit.heads is not None and (circuit.keeps_mlps or not circuit.graph.mlps)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draws:
+    """What some draws of one intervention gave.
+
+    Attributes:
+        margins: `[draws, n]`; NaN where the logits are not finite.
+        kl: `[draws, n]`, KL(model || run) in nats, NaN likewise; None unless asked for.
+        served: Prompts that the intervention has a replacement for.
+    """
+
+    margins: Float64[np.ndarray, "draws n"]
+    kl: Float64[np.ndarray, "draws n"] | None
+    served: Bool[np.ndarray, " n"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Complement:
+    """Everything outside the circuit of some runs, to be replaced.
+
+    Attributes:
+        runs: Model, task, circuit, objective and seed.
+    """
+
+    runs: Runs
+
+    @cached_property
+    def setting(self) -> Setting:
+        """Passes that interventions share."""
+        size = choose_batch_size(self.runs.model, self.runs.task, asked=self.runs.batch_size)
+        return Setting(
+            model=self.runs.model,
+            task=self.runs.task,
+            reference=self.runs.task,
+            batch_size=size,
+            seed=self.runs.seed,
+        )
+
+    def refusal(self, method: str) -> str | None:
+        """Why this circuit and task cannot be run under a method, as a code; None if they can."""
+        chosen = INTERVENTIONS[method]
+        if isinstance(chosen, Donor):
+            _, counts = self.runs.task.lengths.unique(return_counts=True)
+            if not chosen.same_answer:
+                return None if int(counts.min()) > 1 else "no_donor"
+            return None if self._served(chosen).any() else "no_donor"
+        if not heads_alone(self.runs.circuit) and method not in ABLATIONS:
+            return "no_edge_ablation"
+        return None
+
+    def draw(self, method: str, *, draws: int | None = None, kl: bool = False) -> Draws:
+        """Runs with the circuit kept, one per draw where something is drawn; default: the method's own count.
+
+        Raises:
+            InputError: For prompts that the method cannot serve.
+        """
+        chosen = INTERVENTIONS[method]
+        margins, divergence = [], []
+        for number in range(chosen.draws if draws is None or chosen.draws == 1 else draws):
+            self.setting.draw = number
+            logits = self._logits(chosen)
+            finite = logits.isfinite().all(1).numpy()
+            margins.append(np.where(finite, self.runs.margins_from(logits), np.nan))
+            if kl:
+                full = self.runs.logits("full")
+                known = finite & full.isfinite().all(1).numpy()
+                one = np.full(len(finite), np.nan)
+                one[known] = divergences(full[known].numpy(), logits[known].numpy())["kl"]
+                divergence.append(one)
+        return Draws(
+            margins=np.stack(margins), kl=np.stack(divergence) if kl else None, served=self._served(chosen)
+        )
+
+    def with_all_heads(self, replacement: Replacement) -> Float[Tensor, "n d_vocab"]:
+        """Logits with every head replaced, the circuit's own too."""
+        heads = outside((), self.runs.model)
+        size = self.setting.batch_size
+        return run_with_heads_replaced(
+            self.runs.model, self.runs.task, heads, replacement, batch_size=size, check=False
+        )
+
+    def _served(self, chosen: Intervention) -> Bool[np.ndarray, " n"]:
+        if not isinstance(chosen, Donor):
+            return np.ones(self.runs.task.n, dtype=np.bool_)
+        return np.asarray(chosen.donors_of(self.setting) >= 0)
+
+    def _logits(self, chosen: Intervention) -> Float[Tensor, "n d_vocab"]:
+        runs, size = self.runs, self.setting.batch_size
+        if heads_alone(runs.circuit):
+            assert runs.circuit.heads is not None
+            rest = outside(runs.circuit.heads, runs.model)
+            replacement = chosen.prepare(self.setting)
+            return run_with_heads_replaced(
+                runs.model, runs.task, rest, replacement, batch_size=size, check=False
+            )
+        if isinstance(chosen, Donor):
+            return self._from_donors(chosen.donors_of(self.setting))
+        return run_circuit(
+            runs.model,
+            runs.task,
+            runs.circuit,
+            ablation=chosen.key,
+            batch_size=size,
+            seed=int(stream(runs.seed, f"complement/{chosen.key}/{self.setting.draw}").integers(2**31)),
+            check=False,
+        )
+
+    def _from_donors(self, donors: Int64[np.ndarray, " n"]) -> Float[Tensor, "n d_vocab"]:
+        """Edges that carry what they carry on the donor's clean prompt."""
+        runs = self.runs
+        rows = torch.from_numpy(np.where(donors < 0, np.arange(len(donors)), donors))
+        task = replace(runs.task, corrupted=runs.task.clean[rows], corrupted_texts=None)
+        return run_circuit(
+            runs.model,
+            task,
+            runs.circuit,
+            ablation="resample",
+            batch_size=self.setting.batch_size,
+            check=False,
+        )
