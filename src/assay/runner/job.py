@@ -26,6 +26,7 @@ from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
 from assay.report import document_graph, save_report
 from assay.runner import document
+from assay.runner.gates import USUAL_PROMPTS, calibrate_stored, plan_calibration, usual_prompts
 from assay.runner.prompts import Draws, draw_prompts
 from assay.runner.stages import (
     FIRST_SIZE,
@@ -51,6 +52,7 @@ BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equa
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality too: it needs one run per head
 REFINED_STEPS = (3, 6)  # nodes of the two sweeps that steps="auto" makes, at most
 WORST_CASE_RULE = "usual-sizes/1"  # raised when the worst case of an audit draws other pairs than before
+CALIBRATION_RULE = "gates/1"  # raised when the gates of an audit look at other prompts or runs than before
 SIZE_RULE = "sweep/2"  # raised when the same scores and prompts lead to another size than before
 RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve
 CURVE_RUNS = 25 + 10 * RANDOM_PER_SIZE
@@ -263,6 +265,11 @@ def plan(
         Stage(name="faithfulness curve", runs=CURVE_RUNS, passes=CURVE_RUNS * n),
         plan_measurement(model, metric_keys(model, metrics), n=n, n_random=n_random),
         plan_worst_case("all", Sizes(n_clean=min(n, USUAL_SIDE), n_corrupted=min(n, USUAL_SIDE))),
+        Stage(
+            name="calibrate",
+            runs=1,
+            passes=sum(stage.passes for stage in plan_calibration(model, min(n, USUAL_PROMPTS))),
+        ),
     ]
 
 
@@ -274,7 +281,7 @@ def plan_discovery(model: Model, *, method: str, n: int, steps: int | str) -> St
 
 
 def plan_measurement(model: Model, metrics: Sequence[str], *, n: int, n_random: int) -> Stage:
-    """Cost of shared runs, of random circuits, of one run per head where needed, of runs metrics make alone."""
+    """Cost of shared runs, random circuits, one run per head where needed, and what metrics run alone."""
     specs = [find_metric(key) for key in metrics]
     heads = model.n_layers * model.n_heads if any(spec.runs_per_head for spec in specs) else 0
     own = sum(spec.own_runs for spec in specs) * (1 + n_random)
@@ -336,6 +343,7 @@ class _Job:
             "n_random": self.n_random,
             "random_per_size": RANDOM_PER_SIZE,
             "worst_case": WORST_CASE_RULE,
+            "calibration": CALIBRATION_RULE,
             "seed": self.seed,
         }
 
@@ -391,8 +399,13 @@ class _Job:
             records[key] = measure_stored(runs, key, random_circuits=n_random, store=self.store)
         self.progress("measure", len(self.metrics), len(self.metrics))
         worst = self.worst_case(found.circuit)
+        calibration = self.calibration(found.circuit)
         seconds = round(time.perf_counter() - started, 1)
-        facts = {"curve": document.curve_facts(curve, fine), "worst_case": worst}
+        facts = {
+            "curve": document.curve_facts(curve, fine),
+            "worst_case": worst,
+            "calibration": calibration,
+        }
         made = self.assemble(scores, found, runs, facts, records, seconds)
         if self.store is not None:
             arrays = {"scores": scores.values, "mask": found.circuit.mask}
@@ -420,6 +433,24 @@ class _Job:
         return {key: value for key, value in made.items() if key != "seconds"} | {
             "provenance": {key: value for key, value in made["provenance"].items() if key != MACHINE}
         }
+
+    def calibration(self, circuit: Circuit) -> dict[str, Any]:
+        """The gates on what the audit measured, under its own objective and ablation."""
+        found = calibrate_stored(
+            circuit,
+            self.model,
+            usual_prompts(self.draws.measured),
+            objective=self.objective,
+            ablation=self.ablation,
+            batch_size=self.batch_size,
+            store=self.store,
+            progress=self.progress,
+        ).document
+        # Times are facts of the audit, and an audit is a pure function of its record.
+        gates = [
+            {name: value for name, value in gate.items() if name != "seconds"} for gate in found["gates"]
+        ]
+        return {**{name: value for name, value in found.items() if name != "seconds"}, "gates": gates}
 
     def assemble(
         self,
