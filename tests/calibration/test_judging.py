@@ -666,3 +666,12 @@ def test_pools_of_anything_else_are_refused() -> None:
         calibrate("M93", "0.03")
     with pytest.raises(InputError, match="p is 1.5"):
         calibrate("M93", [1.5])
+
+
+def test_fields_of_any_type_are_labels(world: World) -> None:
+    fields = {**world.task.fields, "mixed": [None, 1, "a"] * 8, "width": [3, 9] * 12}
+    task = replace(world.task, fields=fields)
+    expected = measurement_invariance(*world.runs, np.array(["None", "1", "a"] * 8), task="ioi")
+    same(calibrate("C13", world.kept, groups="mixed", task=task), expected)
+    by_length = measurement_invariance(*world.runs, lengths=np.array([3, 9] * 12), task="ioi")
+    same(calibrate("C13", *world.runs, lengths="width", task=task), by_length)

@@ -329,11 +329,12 @@ def oriented(scores: HeadScores | np.ndarray) -> Float64[np.ndarray, "*P H"]:
 
 
 def labels(name: str, given: Any, task: PairTask | None) -> Any:
-    """Labels of the prompts: as given, or the field of the task that a text names."""
+    """Labels of the prompts: as given, or, as text, the field of the task that a text names."""
     if not isinstance(given, str):
         return array(given)
     if task is None:
         raise InputError(f"{name}={given!r} names a field, but of no task; give task= as well, or an array")
     if given not in task.fields:
         raise unknown_name(f"field of task {task.name!r}", given, task.fields)
-    return np.asarray(task.fields[given])
+    values = task.fields[given]
+    return np.asarray(values) if name == "lengths" else np.array([str(each) for each in values])

@@ -242,7 +242,7 @@ def _invariance(given: Things) -> Arguments:
 def _groups(task: PairTask) -> dict[str, Any]:
     """Groups of a task's prompts, and the lengths that stand in for them."""
     named = {
-        key.removesuffix("_id"): np.asarray(task.fields[key]) for key in _GROUP_FIELDS if key in task.fields
+        key.removesuffix("_id"): labels("groups", key, task) for key in _GROUP_FIELDS if key in task.fields
     }
     found = choose_groups(named)
     return {"lengths": task.lengths.numpy()} | ({} if found is None else {"groups": found.labels})
