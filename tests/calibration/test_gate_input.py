@@ -91,7 +91,7 @@ WRONG: list[tuple[str, str, Callable[[], Verdict]]] = [
     ("C17", "circuits", lambda: discriminant_validity({"a": TABLE}, CIRCUITS)),
     ("C17", "gaps", lambda: discriminant_validity(TWO, CIRCUITS, gaps={"a": FULL})),
     ("C17 lengths", "gaps", lambda: discriminant_validity(TWO, CIRCUITS, gaps={"a": FULL, "b": SHORT})),
-    ("C17", "unit_id", lambda: discriminant_validity(TWO, CIRCUITS, unit_id={"a": np.arange(P)})),
+    ("C17", "unit_id", lambda: discriminant_validity(TWO, CIRCUITS, unit_id={"c": np.arange(P)})),
     ("C30", "y_other", lambda: seed_variance(FULL, KEPT, y_other=SHORT)),
     ("C36", "y_baseline", lambda: incremental_validity(FULL, KEPT, SHORT)),
     ("C36", "others of random", lambda: incremental_validity(FULL, KEPT, KEPT, others={"random": SHORT})),

@@ -329,3 +329,23 @@ def test_empty_and_full_circuits(golden_model: Model, make_task: Callable[..., P
     everything = MeasurementTable(golden_model, task, Circuit.from_heads(graph, every))
     np.testing.assert_allclose(everything.column("y_keep/zero"), everything.column("y_full"))
     assert everything.members.all()
+
+
+def test_a_prompt_without_a_donor_of_its_answer_has_no_run(
+    golden_model: Model, make_task: Callable[..., PairTask]
+) -> None:
+    """Else its own outputs would stand in for the others', and its margin be that of the whole model."""
+    base = make_task(n=5)
+    task = PairTask(
+        clean=base.clean,
+        corrupted=base.corrupted,
+        answers=torch.tensor([[1], [1], [2], [3], [2]]),
+        wrong=torch.full((5, 1), 9),
+    )
+    same = "resample-donor-same-class"
+    table = MeasurementTable(golden_model, task, [(0, 0)], ablation=same)
+    alone = [False, False, False, True, False]
+    for name in (f"y_keep/{same}", f"kl_keep/{same}", "y_drop1", "y_minus1"):
+        found = np.isnan(table.column(name)).reshape(5, -1)
+        assert found.any(axis=1).tolist() == found.all(axis=1).tolist() == alone, name
+    assert np.isfinite(table.column("y_full")).all()

@@ -78,7 +78,8 @@ def discriminant_validity(
         circuits: Task -> the heads of its circuit.
         gaps: Task -> `[P]` clean minus corrupted margin: effects are then unnormalised differences, and the
             effect of a head is the ratio of the sums. None: the mean of the effects given.
-        unit_id: Task -> label of each prompt; prompts of one label are drawn together.
+        unit_id: Task -> label of each prompt; prompts of one label are drawn together. Those of tasks
+            without labels stand alone.
         n_boot: Resamples of the prompts within each task.
         seed: Roots the random stream.
 
@@ -93,11 +94,10 @@ def discriminant_validity(
     limits: dict[str, float | None] = {"pass": 3.0, "fail": 3.0}
     if set(effects) != set(circuits):
         raise InputError(f"effects has tasks {sorted(effects)}, circuits {sorted(circuits)}; give the same")
-    for argument, given in (("gaps", gaps), ("unit_id", unit_id)):
-        if given is not None and not set(effects) <= set(given):
-            raise InputError(
-                f"{argument} has tasks {sorted(given)}, effects {sorted(effects)}; give {argument} for each"
-            )
+    if gaps is not None and not set(effects) <= set(gaps):
+        raise InputError(f"gaps has tasks {sorted(gaps)}, effects {sorted(effects)}; give gaps for each")
+    if unit_id is not None and not set(unit_id) <= set(effects):
+        raise InputError(f"unit_id has tasks {sorted(unit_id)}, effects {sorted(effects)}; name only these")
     empty = [name for name in effects if not circuits[name].any()]
     tasks, heads = _tasks(
         {name: table for name, table in effects.items() if name not in empty}, circuits, gaps, unit_id
@@ -215,7 +215,7 @@ def _tasks(
     found = {}
     for name, table in tables.items():
         gap = np.ones(len(table)) if gaps is None else gaps[name]
-        kept = sample(None if unit_id is None else unit_id[name], effects=table[:, heads], gaps=gap)
+        kept = sample(None if unit_id is None else unit_id.get(name), effects=table[:, heads], gaps=gap)
         found[name] = _Task(
             effects=kept.vectors[0],
             gaps=kept.vectors[1],

@@ -24,6 +24,7 @@ from assay.calibration.stability import certified_stability, distributional_stab
 from assay.calibration.validity import incremental_validity, nomological_validity
 from assay.errors import InputError
 from assay.heads import MeasurementTable, predict_from_weights, weight_features
+from assay.heads.effects import SMALLEST
 from assay.heads.scores import ranking
 from assay.measurement import ONE_SIDED_95, Verdict, library_version
 from assay.rng import stream
@@ -190,7 +191,14 @@ def _patching(battery: Battery, table: MeasurementTable) -> Float64[np.ndarray, 
     restored: Float64[np.ndarray, "P H"] = (
         battery.get("y_patch", table) - battery.get("y_cor", table)[:, None]
     )
+    restored[np.isnan(_gap(battery, table))] = np.nan
     return restored
+
+
+def _gap(battery: Battery, table: MeasurementTable) -> Float64[np.ndarray, " P"]:
+    """Margin lost by corrupting each prompt; NaN where it is no scale for what a head restores."""
+    gap = battery.get("y_full", table) - battery.get("y_cor", table)
+    return np.where(np.abs(gap) >= SMALLEST, gap, np.nan)
 
 
 def _c12(battery: Battery, others: Others) -> Verdict:
@@ -223,7 +231,7 @@ def _c13(battery: Battery, others: Others) -> Verdict:
         seed=table.seed,
     )
     if grouping is None:
-        return replace(verdict, reason="one_group", details={"fields": _usable_fields(table.task)})
+        return replace(verdict, details={**verdict.details, "fields": _usable_fields(table.task)})
     return replace(verdict, details={**verdict.details, "groups_from": battery.grouped_by or grouping.source})
 
 
@@ -278,7 +286,7 @@ def _c14(battery: Battery, others: Others) -> Verdict:
 def _shares(battery: Battery, table: MeasurementTable) -> Float64[np.ndarray, " H"]:
     """Patching scores: restored margin over the gap, ratio of sums over prompts where both are finite."""
     restored = _patching(battery, table)
-    gap = battery.get("y_full", table) - battery.get("y_cor", table)
+    gap = _gap(battery, table)
     usable = np.isfinite(gap) & np.isfinite(restored[:, np.isfinite(restored).any(axis=0)]).all(axis=1)
     total = float(gap[usable].sum())
     return np.asarray(restored[usable].sum(axis=0) / total if total else np.full(table.H, np.nan))
@@ -354,9 +362,7 @@ def _c17(battery: Battery, others: Others) -> Verdict:
     return discriminant_validity(
         {name: _patching(battery, each) for name, each in tables.items()},
         {name: each.members for name, each in tables.items()},
-        gaps={
-            name: battery.get("y_full", each) - battery.get("y_cor", each) for name, each in tables.items()
-        },
+        gaps={name: _gap(battery, each) for name, each in tables.items()},
         unit_id=None if battery.unit_id is None else {battery.name: battery.unit_id},
         seed=battery.table.seed,
     )
@@ -443,27 +449,46 @@ def _f59(battery: Battery, others: Others) -> Verdict:
 
 def _s1(battery: Battery, others: Others) -> Verdict:
     table = battery.table
-    return distributional_characterization(
-        battery.get("dla_correct"),
-        table.members,
-        outputs=battery.get("z_last"),
-        n_heads=table.model.n_heads,
-        unit_id=battery.unit_id,
-        task=battery.name,
-        seed=table.seed,
-    )
+
+    def judge(attributions: Float64[np.ndarray, "P H"], **more: Any) -> Verdict:
+        return distributional_characterization(
+            attributions,
+            table.members,
+            n_heads=table.model.n_heads,
+            unit_id=battery.unit_id,
+            task=battery.name,
+            seed=table.seed,
+            **more,
+        )
+
+    verdict = judge(battery.get("dla_correct"), outputs=battery.get("z_last"))
+    return _with_difference(battery, verdict, judge)
 
 
 def _s3(battery: Battery, others: Others) -> Verdict:
     table = battery.table
     grouping = choose_groups(battery.labels([table.task]))
-    return distributional_stability(
-        battery.get("dla_correct")[:, table.places],
-        groups=None if grouping is None else grouping.labels,
-        unit_id=battery.unit_id,
-        task=battery.name,
-        seed=table.seed,
-    )
+
+    def judge(attributions: Float64[np.ndarray, "P H"]) -> Verdict:
+        return distributional_stability(
+            attributions[:, table.places],
+            groups=None if grouping is None else grouping.labels,
+            unit_id=battery.unit_id,
+            task=battery.name,
+            seed=table.seed,
+        )
+
+    return _with_difference(battery, judge(battery.get("dla_correct")), judge)
+
+
+def _with_difference(
+    battery: Battery, verdict: Verdict, judge: Callable[[Float64[np.ndarray, "P H"]], Verdict]
+) -> Verdict:
+    """Beside the published attribution (correct output, no final norm) that to the margin, norm frozen."""
+    difference = battery.find("dla")
+    if difference is None:
+        return verdict
+    return replace(verdict, sub_results={**verdict.sub_results, "difference": judge(difference)})
 
 
 def _m93(battery: Battery, others: Others) -> Verdict:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -170,7 +170,7 @@ class Columns:
     def _replaced(
         self, method: str, heads: Collection[tuple[int, int]], setting: Setting
     ) -> Float[Tensor, "n d_vocab"]:
-        return run_with_heads_replaced(
+        logits = run_with_heads_replaced(
             self.model,
             setting.task,
             heads,
@@ -178,6 +178,15 @@ class Columns:
             batch_size=setting.batch_size,
             check=False,
         )
+        logits[torch.from_numpy(self._unserved(method, setting))] = torch.nan
+        return logits
+
+    def _unserved(self, method: str, setting: Setting) -> Bool[np.ndarray, " n"]:
+        """Prompts that no other can give its activations to: a run of theirs would be the plain one."""
+        intervention = INTERVENTIONS[method]
+        if not isinstance(intervention, Donor):
+            return np.zeros(setting.task.n, dtype=np.bool_)
+        return np.asarray(intervention.donors_of(setting) < 0)
 
     def _edges(self, which: str, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
         circuit = {
@@ -270,7 +279,10 @@ class Columns:
                         self.model, clean, at_read, batch.positions, reading, heads=self.measured
                     )
             parts.append(table.numpy())
-        return np.concatenate(parts)
+        found = np.concatenate(parts)
+        if replacement is not None:
+            found[self._unserved(self.ablation, self._setting(self.task))[rows]] = np.nan
+        return found
 
     def _values(self, replacement: Any, trace: Trace, layer: int, batch: Any) -> Tensor:
         """What a block's heads are replaced by, where nothing below them differs from the plain run."""
