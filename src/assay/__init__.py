@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assay.adversarial import WorstCase, worst_case
+    from assay.calibration import calibrate, calibrate_all
     from assay.catalogue import list_entries as list  # noqa: A004
     from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
     from assay.discovery import discover
@@ -50,6 +51,8 @@ __all__ = [
     "WorstCase",
     "audit",
     "build_graph",
+    "calibrate",
+    "calibrate_all",
     "discover",
     "discover_heads",
     "faithfulness_curve",
@@ -85,6 +88,8 @@ _HOMES = {
     "WorstCase": ("assay.adversarial", "WorstCase"),
     "audit": ("assay.runner", "audit"),
     "build_graph": ("assay.graph", "build_graph"),
+    "calibrate": ("assay.calibration", "calibrate"),
+    "calibrate_all": ("assay.calibration", "calibrate_all"),
     "discover": ("assay.discovery", "discover"),
     "discover_heads": ("assay.heads", "discover_heads"),
     "faithfulness_curve": ("assay.metrics", "faithfulness_curve"),

@@ -2,6 +2,7 @@
 
 from assay.calibration.ablations import ablation_invariance, method_invariance
 from assay.calibration.agreement import convergent_validity, inter_rater
+from assay.calibration.battery import CalibrationReport, calibrate_all
 from assay.calibration.discriminant import discriminant_validity
 from assay.calibration.distribution import distributional_characterization
 from assay.calibration.gate import GATES, Gate, find_gate
@@ -24,12 +25,14 @@ from assay.calibration.validity import incremental_validity, nomological_validit
 
 __all__ = [
     "GATES",
+    "CalibrationReport",
     "Gate",
     "Grouping",
     "PooledResult",
     "ablation_invariance",
     "bootstrap_stability",
     "calibrate",
+    "calibrate_all",
     "certified_stability",
     "choose_groups",
     "convergent_validity",

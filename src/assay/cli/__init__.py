@@ -8,6 +8,7 @@ variables, the variables over the file.
 import os
 
 import assay.cli.attack
+import assay.cli.calibrate
 import assay.cli.claim
 import assay.cli.repair  # noqa: F401 - each registers its commands
 from assay.cli.commands import app

@@ -97,7 +97,7 @@ def audit(
 ) -> None:
     """Discover a circuit, choose its size, measure it, write report.html and the results."""
     from assay import runner
-    from assay.report import tail_verdict, verdict
+    from assay.report import calibration_overview, tail_verdict, verdict
 
     runner.check_options(method=method, task=task, ablation=ablation, objective=objective, device=device)
     if dry_run:
@@ -134,6 +134,8 @@ def audit(
     if found.document["worst_case"]:
         typer.echo(tail_verdict(found.document["worst_case"]))
         typer.echo()
+    typer.echo(calibration_overview(found.document["calibration"]))
+    typer.echo()
     typer.echo(f"report   {out / 'report.html'}")
     typer.echo(f"result   {found.id}{' (taken from the store)' if found.cached else ''}")
 
@@ -476,7 +478,9 @@ def show(
 def report(
     identity: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="Id of an audit or worst case.  [default: the newest audit]"),
+        typer.Argument(
+            metavar="[ID]", help="Id of an audit, worst case or calibration.  [default: the newest audit]"
+        ),
     ] = None,
     store: StoreOption = None,
     out: Annotated[Path, option("--out", "HTML file to write.")] = DEFAULT_STORE / "report.html",
@@ -485,7 +489,7 @@ def report(
     config: ConfigOption = None,
     traceback: TracebackOption = False,
 ) -> None:
-    """Build the page of an audit or of a worst case again from the store."""
+    """Build the page of an audit, a worst case or calibrations again from the store."""
     from assay.report import save_report
     from assay.store import Store
 
@@ -497,10 +501,10 @@ def report(
         found = audits[-1]
     else:
         found = kept.get(identity)
-        if found.kind not in ("audit", "worst_case"):
+        if found.kind not in ("audit", "worst_case", "calibration"):
             raise InputError(
-                f"{found.id} is a {found.kind}; reports are made of audits and worst cases, see `assay list "
-                "results`"
+                f"{found.id} is a {found.kind}; reports are made of audits, worst cases and calibrations: "
+                "see `assay list results`"
             )
     save_report(out, found.payload)
     if as_json:

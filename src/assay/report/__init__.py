@@ -1,10 +1,20 @@
 """Reports: pictures and one self-contained page, made from stored results only."""
 
 from assay.report.adversarial import save_histogram
+from assay.report.calibration import calibration_figure
+from assay.report.calibration_words import overview as calibration_overview
 from assay.report.html import save_report
 from assay.report.layout import document_graph
 from assay.report.tail_words import tail_verdict
 from assay.report.words import verdict
 
 
-__all__ = ["document_graph", "save_histogram", "save_report", "tail_verdict", "verdict"]
+__all__ = [
+    "calibration_figure",
+    "calibration_overview",
+    "document_graph",
+    "save_histogram",
+    "save_report",
+    "tail_verdict",
+    "verdict",
+]

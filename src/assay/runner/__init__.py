@@ -1,5 +1,11 @@
 """Jobs: pure functions of their records, resumed from the store; above all the audit."""
 
+from assay.runner.gates import (
+    StoredCalibration,
+    calibrate_stored,
+    plan_calibration,
+    usual_prompts,
+)
 from assay.runner.job import Audit, audit, load_audit, plan, plan_discovery, plan_measurement
 from assay.runner.prompts import Draws, draw_prompts
 from assay.runner.stages import (
@@ -34,8 +40,10 @@ __all__ = [
     "Progress",
     "Sizes",
     "Stage",
+    "StoredCalibration",
     "StoredWorstCase",
     "audit",
+    "calibrate_stored",
     "check_options",
     "check_writable",
     "discover_stored",
@@ -44,11 +52,13 @@ __all__ = [
     "load_audit",
     "measure_stored",
     "plan",
+    "plan_calibration",
     "plan_discovery",
     "plan_measurement",
     "plan_worst_case",
     "runs_of",
     "sizes",
+    "usual_prompts",
     "with_findings",
     "worst_case_stored",
 ]

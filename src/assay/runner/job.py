@@ -446,11 +446,13 @@ class _Job:
             store=self.store,
             progress=self.progress,
         ).document
-        # Times are facts of the audit, and an audit is a pure function of its record.
-        gates = [
-            {name: value for name, value in gate.items() if name != "seconds"} for gate in found["gates"]
-        ]
-        return {**{name: value for name, value in found.items() if name != "seconds"}, "gates": gates}
+        # What was run now and what was found in the store, and how long it took, are no part of the result.
+        gates = [{key: value for key, value in gate.items() if key != "seconds"} for gate in found["gates"]]
+        table = {key: value for key, value in found["table"].items() if key not in ("passes", "columns")}
+        return {key: value for key, value in found.items() if key != "seconds"} | {
+            "gates": gates,
+            "table": table,
+        }
 
     def assemble(
         self,

@@ -1,0 +1,247 @@
+"""`assay calibrate`: the sixteen gates on the measurements of a circuit."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from assay.cli.attack import EdgesOption, circuit_of
+from assay.cli.border import (
+    check_outputs,
+    command,
+    load,
+    make_room,
+    open_store,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    show_plan,
+)
+from assay.cli.commands import app
+from assay.cli.options import (
+    AblationOption,
+    BatchOption,
+    ConfigOption,
+    CountOption,
+    DeviceOption,
+    DryRunOption,
+    JsonOption,
+    MethodOption,
+    ModelOption,
+    ObjectiveOption,
+    QuietOption,
+    SeedOption,
+    StepsOption,
+    StoreOption,
+    TargetOption,
+    TaskOption,
+    TracebackOption,
+    option,
+)
+from assay.errors import InputError
+
+
+if TYPE_CHECKING:
+    from assay.graph import Graph
+    from assay.heads.table import AnyCircuit
+    from assay.tasks import PairTask
+
+GATE_FIRED = 3
+_HEAD = re.compile(r"a(\d+)\.h(\d+)")
+
+
+@app.command()
+@command
+def calibrate(
+    gates: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[GATE]...", help="Keys or codes of single gates, e.g. C11.  [default: all]"),
+    ] = None,
+    circuit: Annotated[
+        str | None,
+        option(
+            "--circuit",
+            "Circuit file, published circuit or head circuit, or heads, e.g. a0.h1,a2.h3.  [default: one "
+            "discovered, as audit does]",
+        ),
+    ] = None,
+    model: ModelOption = "mini",
+    task: TaskOption = "ioi",
+    against: Annotated[
+        list[str] | None,
+        option("--against", "Another task, with a circuit discovered for it, for C17; may be repeated."),
+    ] = None,
+    published: Annotated[
+        str | None, option("--published", "Head circuit to compare the circuit's heads with, for C14.")
+    ] = None,
+    groups: Annotated[
+        str | None, option("--groups", "Field of the prompts to compare them by in C13 and S3, e.g. object.")
+    ] = None,
+    random_sets: Annotated[
+        int, option("--random-sets", "Random head sets of either kind that C36 compares with.", min=0)
+    ] = 0,
+    budget: Annotated[
+        float | None,
+        option("--budget", "Whole passes that tables over all heads may cost.  [default: no limit]"),
+    ] = None,
+    gate: Annotated[bool, option("--gate", "Exit with 3 where a gate fails with confidence.")] = False,
+    method: MethodOption = "eap-ig-inputs",
+    objective: ObjectiveOption = None,
+    ablation: AblationOption = None,
+    n: CountOption = None,
+    prompts: Annotated[int, option("--prompts", "Prompts of the measurement table, at most.", min=1)] = 100,
+    steps: StepsOption = 5,
+    target: TargetOption = 0.9,
+    edges: EdgesOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    batch_size: BatchOption = None,
+    store: StoreOption = None,
+    out: Annotated[Path | None, option("--out", "JSON document to write.")] = None,
+    report: Annotated[Path | None, option("--report", "HTML page to write.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Judge whether the measurements of a circuit can be trusted: sixteen checks, each with two verdicts."""
+    from assay import runner
+    from assay.calibration import find_gate
+    from assay.circuits import load_head_circuit, write_atomically
+    from assay.report import save_report
+    from assay.tasks import load_task
+
+    runner.check_options(method=method, task=task, objective=objective, device=device)
+    _check_method(ablation)
+    for other in against or ():
+        runner.check_options(task=other)
+    chosen = [find_gate(name).key for name in gates] if gates else None
+    if budget is not None and not budget > 0:
+        raise InputError(f"--budget is {budget:g}; give a number of passes above 0, or leave it out")
+    reference = None if published is None else load_head_circuit(published)
+    loaded = load(model, device)
+    given = _given(circuit, edges, loaded.graph)
+    if dry_run:
+        stages = runner.plan_calibration(
+            loaded, prompts, against=len(against or ()), random_sets=random_sets, max_passes=budget
+        )
+        n_discovered = len(against or ()) + (given is None)
+        each = runner.plan_discovery(loaded, method=method, n=n or runner.DEFAULT_N, steps=steps)
+        show_plan(loaded, prompts, [*[each] * n_discovered, *stages], as_json=as_json)
+        return
+    check_outputs(out, report, store=store)
+    kept = open_store(store)
+    with progress_on_stderr(quiet=quiet) as progress:
+
+        def discovered(name: str, sized: int | None) -> "tuple[PairTask, AnyCircuit]":
+            runs = runner.runs_of(
+                loaded,
+                name,
+                None,
+                method=method,
+                objective=objective,
+                n=n,
+                steps=steps,
+                target=target,
+                top=sized,
+                batch_size=batch_size,
+                seed=seed,
+                store=kept,
+                progress=progress,
+            )
+            return runner.usual_prompts(runs.task, prompts), runs.circuit
+
+        if given is None:
+            inputs, given = discovered(task, edges)
+        else:
+            inputs = runner.usual_prompts(load_task(task, loaded, n=n or prompts, seed=seed), prompts)
+        found = runner.calibrate_stored(
+            given,
+            loaded,
+            inputs,
+            against=[discovered(other, None) for other in against or ()],
+            published=reference,
+            gates=chosen,
+            groups=groups,
+            random_sets=random_sets,
+            objective=objective,
+            ablation=ablation,
+            max_passes=budget,
+            batch_size=batch_size,
+            store=kept,
+            progress=progress,
+        )
+    if out is not None:
+        write_atomically(make_room(out), json.dumps(found.document, indent=1, allow_nan=False).encode())
+    if report is not None:
+        save_report(make_room(report), found.document)
+    if as_json:
+        print_json(found.document)
+    else:
+        print_gates(found.document)
+        for name, path in (("document", out), ("report", report)):
+            if path is not None:
+                typer.echo(f"{name:<8} {path}")
+        typer.echo(f"result   {found.document['id']}{' (taken from the store)' if found.cached else ''}")
+    if gate and found.failed:
+        typer.echo(f"gate: {', '.join(found.failed)} fail with confidence", err=True)
+        raise typer.Exit(GATE_FIRED)
+
+
+def _check_method(ablation: str | None) -> None:
+    if ablation is not None:
+        from assay.heads import INTERVENTIONS
+
+        INTERVENTIONS[ablation]
+
+
+def _given(name: str | None, edges: int | None, graph: "Graph") -> "AnyCircuit | None":
+    """The circuit of a file, of a name, or of a list of heads; None where one is to be discovered."""
+    from assay.circuits import load_head_circuit, published_head_circuits
+
+    if name is None or edges is not None:
+        return circuit_of(name, edges, graph)
+    heads = [_HEAD.fullmatch(part.strip()) for part in name.split(",")]
+    if all(heads):
+        return [(int(found[1]), int(found[2])) for found in heads if found is not None]
+    if name in published_head_circuits() or name.endswith(".json"):
+        return load_head_circuit(name)
+    return circuit_of(name, edges, graph)
+
+
+def print_gates(document: Mapping[str, Any]) -> None:
+    """The gates as a table, with what to do about those that do not pass below it."""
+    from assay.report.calibration import ordered
+    from assay.report.calibration_headlines import headline
+    from assay.report.calibration_words import kind, next_steps, number_line, overview
+
+    rows: list[Sequence[str]] = []
+    advice = []
+    for each in ordered(document):
+        shown = headline(each)
+        state = kind(each["verdict"], shown)
+        value, passes = number_line(shown)
+        published = each["verdict"]["published"]
+        rows.append(
+            [
+                each["code"],
+                each["name"],
+                state,
+                published if published != "inconclusive" else "",
+                value,
+                f"{shown.label}; {passes}" if passes else shown.label,
+            ]
+        )
+        steps = next_steps(each, state, document["table"]["n_prompts"])
+        if steps:
+            advice.append(f"{each['code']:<4} {' '.join(steps)}")
+    print_table("", ["code", "check", "with confidence", "published", "number", "of what"], rows)
+    typer.echo()
+    typer.echo(overview(document))
+    for line in advice:
+        typer.echo(line)
+    typer.echo()

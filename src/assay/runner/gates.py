@@ -1,0 +1,107 @@
+"""Calibrations as a job: kept in the store under their record, continued from the tables beside it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.calibration.battery import Against, prepare, run
+from assay.heads.table import AnyCircuit
+from assay.measurement import record_id
+from assay.models import Model
+from assay.runner.stages import Progress, Stage
+from assay.store import Store
+from assay.tasks import PairTask
+
+
+TABLES = "tables"  # folder of measurement tables inside a store
+USUAL_PROMPTS = 100  # most gates decide with so many; the published default is 40
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredCalibration:
+    """The document of a calibration, and whether a store already held it."""
+
+    document: dict[str, Any]
+    cached: bool
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Published codes of the gates that fail."""
+        return tuple(gate["code"] for gate in self.document["gates"] if gate["verdict"]["status"] == "fail")
+
+
+def calibrate_stored(
+    circuit: AnyCircuit,
+    model: Model,
+    task: PairTask,
+    *,
+    against: Against = (),
+    store: Store | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> StoredCalibration:
+    """`assay.calibrate_all`, its verdicts and its table taken from the store where they were made before.
+
+    Args:
+        circuit: What is judged.
+        model: The model.
+        task: The prompts.
+        against: Other tasks with circuits of their own.
+        store: Where verdicts are kept; tables lie in its folder `tables`.
+        progress: Told of the gates.
+        options: Further arguments of `calibrate_all`.
+    """
+    folder = None if store is None else Path(store.directory) / TABLES
+    battery = prepare(circuit, model, task, against=against, folder=folder, **options)
+    identity = record_id("calibration", battery.record)
+    if store is not None and store.has(identity):
+        return StoredCalibration(document=store.get(identity).payload, cached=True)
+    document = run(battery, progress).to_dict()
+    if store is not None:
+        store.put("calibration", battery.record, document)
+    return StoredCalibration(document=document, cached=False)
+
+
+def plan_calibration(
+    model: Model,
+    n: int,
+    *,
+    n_heads: int | None = None,
+    against: int = 0,
+    random_sets: int = 0,
+    max_passes: float | None = None,
+) -> list[Stage]:
+    """Passes of all gates on one circuit, at most.
+
+    Args:
+        model: The model.
+        n: Prompts of the table.
+        n_heads: Heads in the circuit; None: as many as there are.
+        against: Other tasks.
+        random_sets: Random sets of either kind.
+        max_passes: Budget of the tables over all heads.
+    """
+    layers, heads = model.n_layers, model.n_layers * model.n_heads
+    k = heads if n_heads is None else n_heads
+    shares = model.n_heads * sum((layers - layer) / layers for layer in range(layers))
+    over_heads = 2 * n * (1 + shares) + n * (3 + shares)
+    if max_passes is not None:
+        over_heads = min(over_heads, max_passes)
+    whole = 1 + 3 + 2 + 5 + 5 + 2  # full; keep, drop, mean's reference; zero, mean; donors; noise; baselines
+    stages = [
+        Stage(name="circuit runs", runs=whole, passes=whole * n),
+        Stage(name="pool", runs=2, passes=2 * 2 * n),
+        Stage(name="without each head", runs=k, passes=k * n),
+        Stage(name="one head at a time", runs=3 * heads, passes=round(over_heads)),
+        Stage(name="gradients", runs=2, passes=2 * (3 * n)),
+    ]
+    if random_sets:
+        stages.append(Stage(name="random sets", runs=2 * random_sets, passes=2 * random_sets * n))
+    if against:
+        stages.append(Stage(name="other tasks", runs=against, passes=round(against * n * (3 + shares))))
+    return stages
+
+
+def usual_prompts(task: PairTask, n: int = USUAL_PROMPTS) -> PairTask:
+    """The first prompts of a task, as many as calibrations usually take."""
+    return task if task.n <= n else task.subset(range(n))
