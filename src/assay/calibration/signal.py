@@ -164,7 +164,8 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
     if not found.defined:
         return undefined(found.reason or "undefined", values={"value": None})
     interval = found.interval or undefined_interval(ONE_SIDED_95, "none", "no_interval")
-    return rule.judge(found.value, interval, n)
+    judged = rule.judge(found.value, interval, n)
+    return judged if n else replace(judged, n_needed=None)
 
 
 @gate(
