@@ -115,6 +115,7 @@ def calibration_view(report: HasRecord | Document, key: str) -> dict[str, Any]:
         "title": f"What can be trusted of the measurements on a circuit of {model} for {task}",
         "verdict": calibration_words.overview(document),
         "caveats": calibration_words.caveats(document),
+        "passes": _passes(document),
         "picture": figures.to_svg(
             axes,
             key=f"{key}-gates",
@@ -159,6 +160,13 @@ def _gate(gate: Document, document: Document, key: str) -> dict[str, Any]:
         "weakness": calibration_words.sentence(str(gate.get("weakness") or "")),
         "source": gate.get("source", ""),
     }
+
+
+def _passes(document: Document) -> int | None:
+    """Passes that filled the table, in whole ones where it says so, else forward passes."""
+    made = (document.get("table") or {}).get("passes") or {}
+    found = made.get("equivalents", made.get("forward"))
+    return None if found is None else round(found)
 
 
 def _plain_id(code: object) -> str:

@@ -226,7 +226,8 @@ def plot_gates(found: list[Row], ax: Axes | None = None) -> Axes:
     ax.text(-0.98, -0.95, "\N{LEFTWARDS ARROW} fails", va="center", color=MUTED, fontsize=8.5)
     ax.text(0.98, -0.95, "passes \N{RIGHTWARDS ARROW}", va="center", ha="right", color=MUTED, fontsize=8.5)
     ax.text(0, -0.95, "limit", va="center", ha="center", color=MUTED, fontsize=8.5)
-    ax.set_yticks(range(len(found)), [f"{row.name}  {row.code}" for row in found])
+    names = [f"{_cut(row.name, 36)}  {_cut(row.code, 8)}" for row in found]
+    ax.set_yticks(range(len(found)), names, parse_math=False)
     ax.tick_params(axis="y", length=0, colors=INK)
     ax.set_ylim(len(found) - 0.4, -1.4)
     ax.set_xlim(-1.02, 1.82)
@@ -265,6 +266,10 @@ def plot_gates(found: list[Row], ax: Axes | None = None) -> Axes:
         labelcolor=MUTED,
     )
     return ax
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def draw_gates(gates: list[Mapping[str, Any]]) -> Figure:

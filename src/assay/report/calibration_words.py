@@ -151,6 +151,7 @@ WARNINGS: dict[str, str] = {
     "circular_bands": "The bands of the roles are ranges of layers, so the published correlation is true by "
     "definition.",
     "proxy": "Only the size of the published circuit is known; the overlap is the ratio of the sizes.",
+    "heads_of_edges": "The circuit keeps single edges, the baseline whole heads, which is more.",
     "partial_heads": "Only some heads outside the circuit were measured, to save passes.",
 }
 

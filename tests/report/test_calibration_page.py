@@ -1,0 +1,843 @@
+"""The page of calibrations: what it says of the gates in words and pictures, and that nothing breaks it."""
+
+import ast
+import copy
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from synthetic import synthetic_document, synthetic_worst_case
+from synthetic_calibration import MIXED, SOUND, UNSOUND, calibration_document, synthetic_calibration
+from test_html import HOSTILE, Page
+
+import assay
+from assay.calibration import GATES, ablation_invariance, bootstrap_stability, find_gate
+from assay.calibration.planted import runs
+from assay.errors import InputError, OutputError
+from assay.measurement import Verdict
+from assay.report import calibration_tables, calibration_words, save_report
+from assay.report.calibration import calibration_figure, calibration_view
+from assay.report.calibration_figures import COLOURS, WIDTH, draw_gates, relative, rows, strip
+from assay.report.calibration_headlines import DECISIVE, PARTS, RULES, Headline, headline, part_headline
+from assay.report.html import render
+
+
+Document = dict[str, Any]
+CODES = tuple(gate.code for gate in GATES.values())
+
+
+@pytest.fixture(scope="module")
+def page_text() -> str:
+    return render(synthetic_calibration(world=MIXED))
+
+
+@pytest.fixture(scope="module")
+def bare_text() -> str:
+    return render(synthetic_calibration(bare=True))
+
+
+@pytest.fixture
+def mixed() -> Document:
+    return synthetic_calibration(world=MIXED)
+
+
+def gate_of(document: Document, code: str) -> Document:
+    (found,) = [gate for gate in document["gates"] if gate["code"] == code]
+    return dict(found)
+
+
+def row_of(text: str, code: str) -> str:
+    """The row of a gate, as HTML."""
+    found = re.search(rf'<li class="gate [^"]*" id="[^"]*-{code}">.*?</details>\s*</li>', text, re.DOTALL)
+    assert found is not None
+    return found[0]
+
+
+def said(html: str) -> str:
+    """Text without tags, white space pressed together."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html)).strip()
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def test_the_page_is_well_formed_small_and_asks_for_nothing(page_text: str, bare_text: str) -> None:
+    for text in (page_text, bare_text):
+        page = Page(text)
+        assert len(text.encode()) < 400_000
+        assert [name for name, count in Counter(page.ids).items() if count > 1] == []
+        assert page.tags["h1"] == page.tags["article"] == 1
+        assert [link for link in page.links if not link.startswith("#")] == []
+        assert not re.search(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|WebSocket|sendBeacon", text)
+        assert page.tags["img"] == page.tags["link"] == page.tags["iframe"] == 0
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_gate_has_a_row_with_both_verdicts_and_what_they_mean(
+    code: str, page_text: str, mixed: Document
+) -> None:
+    gate = gate_of(mixed, code)
+    row = said(row_of(page_text, code))
+    state = calibration_words.kind(gate["verdict"], headline(gate))
+    assert f"{gate['name']} {code}" in row
+    assert re.search(rf"with confidence \S+ {calibration_words.KINDS[state][1]} ", row)
+    assert re.search(rf"published rule \S+ {gate['verdict']['published']} ", row)
+    assert calibration_words.meaning(gate, state).split(".")[0].replace("'", "&#39;") in row
+
+
+def test_rows_stand_in_the_order_of_the_specification(page_text: str, mixed: Document) -> None:
+    found = re.findall(r'<li class="gate [^"]*" id="r1-(\w+)">', page_text)
+    assert found == list(RULES)
+    assert sorted(found) == sorted(CODES)
+    mixed["gates"].append(copy.deepcopy(mixed["gates"][0]) | {"code": "Z9", "name": "A later gate"})
+    assert re.findall(r'<li class="gate [^"]*" id="r1-(\w+)">', render(mixed)) == [*RULES, "Z9"]
+
+
+def test_undefined_rows_say_why_instead_of_drawing(bare_text: str) -> None:
+    row = row_of(bare_text, "C17")
+    assert "not applicable" in row
+    assert "It needs a second task with a circuit of its own." in row
+    assert "--against greater-than" in row
+    assert "<svg" not in row
+    assert "says nothing" in row  # the published rule has no second task either
+    assert "no prompt gave a finite number" in said(row_of(bare_text, "C11")).lower()
+    assert row_of(bare_text, "C11").count("no number") == 1
+
+
+def test_every_picture_has_a_text(page_text: str) -> None:
+    pictures = re.findall(r"<svg[^>]*>", page_text)
+    labelled = [each for each in pictures if "aria-label=" in each]
+    assert all('role="img"' in each for each in labelled)
+    assert all('aria-hidden="true"' in each for each in pictures if each not in labelled)
+    label = re.search(r'aria-label="([^"]*)"', row_of(page_text, "C11"))
+    assert label is not None
+    assert re.fullmatch(
+        r"standard error of the score: 0\.089 \[0\.075, 0\.109\]; passes at 0\.1 or below; the published "
+        r"rule judges 0\.08\d; inconclusive with confidence",
+        label[1],
+    )
+
+
+def test_what_unfolds_is_named_and_needs_no_script(page_text: str) -> None:
+    folds = re.findall(r"<details>\s*<summary>(.*?)</summary>", page_text, re.DOTALL)
+    assert len(folds) == len(CODES) + 1  # and the provenance
+    for gate in GATES.values():
+        assert any(gate.name in fold for fold in folds)
+
+
+def test_parts_claims_and_heads_unfold(page_text: str) -> None:
+    derived = said(row_of(page_text, "C14"))
+    for words in ("d′ of the scores", "members found by the prediction", "OV composition on the edges, p"):
+        assert words in derived
+    assert "Not measured here: pc_ratio, mean of members" in derived
+    for part in ("test-retest", "split halves: reliability", "Cronbach’s α", "opposing heads turned round"):
+        assert part in said(row_of(page_text, "C16"))
+    assert said(row_of(page_text, "C17")).count("task1") >= 3  # a part, a row and a column
+    assert "Benjamini-Yekutieli" in said(row_of(page_text, "M93"))
+    assert said(row_of(page_text, "M3b")).count("head 3 of the circuit") == 1
+
+
+def test_the_heads_of_the_circuit_are_named_where_the_document_lists_them(mixed: Document) -> None:
+    mixed["circuit"]["heads"] = [[layer, 7] for layer in range(6)]
+    row = said(row_of(render(mixed), "M3b"))
+    assert "head 3 of the circuit" not in row
+    assert " 2.7 " in row
+
+
+def test_the_effects_of_circuits_on_tasks_are_cells(page_text: str) -> None:
+    found = re.search(r'<table class="heat effects">.*?</table>', row_of(page_text, "C17"), re.DOTALL)
+    assert found is not None
+    cells = re.findall(r'<td class="([^"]*)" style="--ink-share:(\d+)%"', found[0])
+    assert len(cells) == 9
+    own = [int(ink) for kind, ink in cells if "found" in kind]
+    assert len(own) == 3
+    assert min(own) > 60 > max(int(ink) for kind, ink in cells if "found" not in kind)
+
+
+def test_long_lists_are_cut_and_say_so(mixed: Document) -> None:
+    results = gate_of(mixed, "M93")["verdict"]["details"]["results"]
+    results *= 20
+    row = said(row_of(render(mixed), "M93"))
+    left = len(results) - calibration_tables.LISTED_CLAIMS
+    assert f"{left} more are in the result." in row
+
+
+def test_hostile_text_stays_text(page_text: str, mixed: Document) -> None:
+    bad = copy.deepcopy(mixed)
+    bad["model"] |= {"id": HOSTILE, "weight_hash": HOSTILE}
+    bad["task"] |= {"name": HOSTILE, "data_hash": HOSTILE}
+    bad["circuit"] |= {"name": HOSTILE, "hash": HOSTILE}
+    bad["against"], bad["warnings"] = [HOSTILE], [HOSTILE]
+    bad["missing"] = {HOSTILE: HOSTILE}
+    bad["provenance"] = {HOSTILE: HOSTILE}
+    for gate in bad["gates"]:
+        texts = ("key", "code", "name", "criterion", "question", "on_pass", "on_fail", "weakness", "source")
+        gate |= {name: gate[name] + HOSTILE for name in texts if name != "code"}
+        verdict = gate["verdict"]
+        verdict["values"][HOSTILE] = 1.0
+        verdict["warnings"] = [HOSTILE]
+        if verdict.get("sub_results"):
+            verdict["sub_results"][HOSTILE] = {
+                "status": "inconclusive",
+                "published": HOSTILE,
+                "values": {},
+                "thresholds": {},
+                "interval": None,
+                "n_needed": None,
+                "reason": HOSTILE,
+            }
+    gate_of(bad, "C12")["verdict"]["details"]["lowest_pair"] = [HOSTILE, HOSTILE]
+    gate_of(bad, "C17")["verdict"]["details"]["tasks"] = [HOSTILE, HOSTILE, HOSTILE]
+    gate_of(bad, "M93")["verdict"]["details"]["results"][0]["name"] = HOSTILE
+    gate_of(bad, "C23")["verdict"] |= {"status": "inconclusive", "reason": HOSTILE}
+    bad["gates"].append(gate_of(bad, "C36") | {"code": HOSTILE, "name": "$x_{1$"})
+    page, harmless = Page(render(bad)), Page(page_text)
+    assert page.tags["script"] == harmless.tags["script"]
+    assert page.tags["img"] == 0
+    assert {name for name, _ in page.attributes if name.startswith("on")} == set()
+    assert any("alert(2)" in text and "{{ 7 * 7 }}" in text for text in page.data["h1"])
+
+
+def test_an_audit_shows_its_calibration_as_an_article_of_its_own(mixed: Document) -> None:
+    audit = synthetic_document() | {"worst_case": synthetic_worst_case(), "calibration": mixed}
+    text = render(audit)
+    page = Page(text)
+    assert re.findall(r'<article class="page[^"]*" id="([^"]+)"', text) == [
+        "r1",
+        "r1-worst",
+        "r1-calibration",
+    ]
+    assert [name for name, count in Counter(page.ids).items() if count > 1] == []
+    assert 'id="r1-calibration-C11"' in text
+
+
+def test_without_a_calibration_an_audit_is_as_it_was() -> None:
+    audit = synthetic_document()
+    assert render(audit | {"calibration": None}) == render(audit)
+
+
+def test_a_report_of_calibrations_is_saved(tmp_path: Path, mixed: Document) -> None:
+    class Report:
+        def to_dict(self) -> Document:
+            return mixed
+
+    by_document, by_object = (tmp_path / name for name in ("a.html", "b.html"))
+    save_report(by_document, mixed)
+    save_report(by_object, Report())
+    assert by_document.read_text(encoding="utf-8") == by_object.read_text(encoding="utf-8")
+    assert "What can be trusted" in by_document.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": "assay-calibration/9"}, "schema 'assay-calibration/9'; this version reads"),
+        ({"gates": []}, "holds no gate"),
+        ({"gates": [{"code": "C11"}]}, "gate C11 of the calibration document lacks key, name"),
+    ],
+)
+def test_other_documents_are_refused(mixed: Document, changes: Document, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        render(mixed | changes)
+
+
+def test_a_document_may_hold_the_required_parts_only(mixed: Document) -> None:
+    for name in ("against", "seed", "summary", "warnings", "seconds", "provenance"):
+        del mixed[name]
+    mixed |= {"model": {}, "task": {}, "circuit": {}, "table": {}}
+    assert 'id="r1-C11"' in render(mixed)
+
+
+def test_an_incomplete_document_is_refused(mixed: Document) -> None:
+    del mixed["table"]
+    with pytest.raises(InputError, match="lacks table; it is incomplete"):
+        render(mixed)
+    with pytest.raises(InputError, match="got kind None"):
+        calibration_view({}, "r1")
+
+
+# ---------------------------------------------------------------------------------------------- the overview
+
+
+def test_the_overview_counts_and_gives_no_score() -> None:
+    assert calibration_words.overview(synthetic_calibration(world=UNSOUND)) == (
+        "16 checks: 14 fail and 2 are inconclusive. Of the published rules, which take numbers at face "
+        "value, 16 fail."
+    )
+    bare = calibration_words.overview(synthetic_calibration(bare=True))
+    assert bare.startswith("16 checks: 1 is inconclusive, 8 do not apply and 7 are undefined on these data.")
+    assert "Of the published rules, which take numbers at face value, 1 passes and 1 fails." in bare
+
+
+def test_the_overview_of_one_gate() -> None:
+    document = calibration_document({"C11": bootstrap_stability(np.ones(10), np.ones(10))})
+    assert calibration_words.overview(document) == (
+        "One check: 1 passes. Of the published rules, which take numbers at face value, 1 passes."
+    )
+    document = calibration_document({"C11": bootstrap_stability(np.zeros(0), np.zeros(0))})
+    assert calibration_words.overview(document).endswith("The published rules decide none.")
+
+
+def test_few_prompts_and_few_heads_are_said_first(mixed: Document) -> None:
+    mixed["table"]["partial_heads"] = True
+    mixed["warnings"] = ["partial_heads", "something_new"]
+    notes = calibration_words.caveats(mixed)
+    assert notes[:2] == [calibration_words.WARNINGS["partial_heads"], "Something new."]
+    assert notes[2].startswith("The table rests on 40 prompts.")
+    assert len(notes) == 3
+    assert calibration_words.caveats(synthetic_calibration(world=SOUND)) == []
+
+
+# -------------------------------------------------------------------------------------------- the headlines
+
+
+EXPECTED = {
+    "C11": ("standard_error", "sigma", (0.1,), False),
+    "C12": ("mean_rho", "mean_rho_zero_filled", (0.5,), True),
+    "C13": ("eta_squared", "eta_squared", (0.06,), False),
+    "C17": ("value", "mean_ratio_published", (3.0,), True),
+    "C23": ("role_level_p", None, (0.05,), False),
+    "C30": ("relative_standard_error", "coefficient_of_variation", (0.1, 0.2), False),
+    "C36": ("value", "value", (0.0,), True),
+    "F59": ("w", "w", (0.5,), True),
+    "S1": ("value", "value", (2.0,), True),
+    "S3": ("share_stable", "share_passing", (0.5,), True),
+    "M93": ("value", "published_value", (0.5,), True),
+    "M98": ("divergence", "divergence", (0.2,), False),
+    "E1b": ("method_invariance", "method_invariance", (0.8,), True),
+    "M3b": ("share_certified", "published_share_certified", (0.5,), True),
+}
+
+
+@pytest.mark.parametrize("code", sorted(EXPECTED))
+def test_the_headline_of_a_gate_is_the_number_that_its_limits_judge(code: str, mixed: Document) -> None:
+    verdict = gate_of(mixed, code)["verdict"]
+    value, published, limits, higher = EXPECTED[code]
+    shown = headline(gate_of(mixed, code))
+    assert shown.value == verdict["values"][value]
+    assert shown.published == (None if published is None else verdict["values"][published])
+    assert shown.limits == limits
+    assert shown.higher is higher
+    if verdict["interval"] and code not in ("M98", "E1b"):
+        assert (shown.low, shown.high) == (verdict["interval"]["low"], verdict["interval"]["high"])
+        assert shown.low <= shown.value <= shown.high
+    elif not verdict["interval"]:
+        assert not shown.bounded
+
+
+def test_every_gate_has_a_headline() -> None:
+    assert set(RULES) == set(CODES)
+    assert set(EXPECTED) | {"C14", "C16"} == set(CODES)
+
+
+@pytest.mark.parametrize("world", [SOUND, MIXED, UNSOUND], ids=["sound", "mixed", "unsound"])
+def test_pictures_agree_with_the_verdicts(world: Any) -> None:
+    judged = 0
+    for gate in synthetic_calibration(world=world)["gates"]:
+        shown, status = headline(gate), gate["verdict"]["status"]
+        ends = (shown.low, shown.high) if shown.bounded else (shown.value, shown.value)
+        stretches = {"pass": shown.passes, "fail": shown.fails}.get(status)
+        if stretches is None:
+            continue
+        assert any(low <= ends[0] and ends[1] <= high for low, high in stretches), gate["code"]
+        judged += 1
+    assert judged >= 9
+
+
+@pytest.mark.parametrize("code", sorted(DECISIVE))
+def test_of_several_parts_the_one_that_decides_is_shown(code: str) -> None:
+    for world in (SOUND, MIXED, UNSOUND):
+        gate = gate_of(synthetic_calibration(world=world), code)
+        parts, shown = gate["verdict"]["sub_results"], headline(gate)
+        assert shown.part in DECISIVE[code]
+        statuses = [parts[name]["status"] for name in DECISIVE[code]]
+        worst = next(each for each in ("fail", "inconclusive", "moderate", "pass") if each in statuses)
+        assert parts[shown.part]["status"] == worst
+        interval = parts[shown.part]["interval"]
+        assert (shown.low, shown.high) == (interval["low"], interval["high"])
+    names = {"test_retest": "relative_standard_error", "split_half": "icc", "cronbach_alpha": "alpha"}
+    for name, part in gate_of(synthetic_calibration(world=SOUND), "C16")["verdict"]["sub_results"].items():
+        if name in names:
+            found = part_headline(f"C16.{name}", part)
+            assert found.value == part["values"][names[name]]
+            assert found.higher is (name != "test_retest")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_gaps_of_ablations_are_drawn_positive_with_their_interval(sign: int) -> None:
+    rng = np.random.default_rng(0)
+    full = rng.normal(3, 0.5, 60)
+    circuits = {"a": full * 0.9, "b": full * 0.9 - 1.5 * sign + rng.normal(0, 0.3, 60)}
+    verdict = ablation_invariance(full, circuits)
+    assert verdict.interval is not None
+    facts = {"code": "M98", "name": "", "verdict": verdict.to_dict()}
+    shown = headline(facts)
+    assert shown.low is not None
+    assert shown.high is not None
+    assert shown.value is not None
+    assert 0.3 < shown.low < shown.value < shown.high
+    assert (shown.low, shown.high) == (
+        (verdict.interval.low, verdict.interval.high)
+        if sign > 0
+        else (-verdict.interval.high, -verdict.interval.low)
+    )
+    turned = headline(
+        facts
+        | {
+            "code": "E1b",
+            "verdict": facts["verdict"]
+            | {"values": {"method_invariance": 1 - shown.value}, "thresholds": {"pass": 0.8, "fail": 0.8}},
+        }
+    )
+    assert (turned.low, turned.high) == (1 - shown.high, 1 - shown.low)
+    assert turned.scale == pytest.approx(shown.scale)
+
+
+def test_the_opposite_order_is_where_the_functional_order_fails(mixed: Document) -> None:
+    shown = headline(gate_of(mixed, "C23"))
+    assert shown.passes == ((-math.inf, 0.05),)
+    assert shown.fails == ((0.95, 1.0),)
+
+
+def test_parts_without_a_rule_of_their_own_are_called_what_they_are() -> None:
+    verdict = {"values": {"value": 4.0}, "thresholds": {"pass": 3.0, "fail": 3.0}, "interval": None}
+    assert part_headline("C17.greater-than", verdict).label == "greater-than"
+    assert part_headline("C17.greater-than", verdict).ratio
+    assert part_headline("C14.new_row", verdict).label == "new row"
+    assert part_headline("M93.", verdict).label == "no task"
+
+
+# ------------------------------------------------------------------------------------------------- in words
+
+
+def test_the_prompts_that_would_settle_it_are_said(mixed: Document) -> None:
+    gate = gate_of(mixed, "C11")
+    gate["verdict"] = gate["verdict"] | {"n_needed": 178}
+    steps = calibration_words.next_steps(gate, "inconclusive")
+    assert steps == ["About 180 prompts would settle it (here: 40), if the spread stays the same."]
+    gate["verdict"]["n_needed"] = 12_301
+    assert "About 13,000 prompts" in calibration_words.next_steps(gate, "inconclusive")[0]
+    gate["verdict"]["n_needed"] = 10**9
+    assert "no feasible number" in calibration_words.next_steps(gate, "inconclusive")[0]
+    gate["verdict"]["n_needed"] = 30
+    assert "a few more" in calibration_words.next_steps(gate, "inconclusive")[0]
+    del gate["verdict"]["details"]["n_prompts"]
+    gate["verdict"]["n_needed"] = 178
+    assert "(here: 77)" in calibration_words.next_steps(gate, "inconclusive", 77)[0]
+    pool = gate_of(mixed, "C30")
+    pool["verdict"] = pool["verdict"] | {"n_needed": 500}
+    assert calibration_words.next_steps(pool, "inconclusive") == [
+        "A pool of about 500 prompts would settle it (here: 120)."
+    ]
+
+
+def test_a_pass_asks_for_nothing(mixed: Document) -> None:
+    assert calibration_words.next_steps(gate_of(mixed, "C13"), "pass") == []
+
+
+def test_findings_point_at_what_stands_out() -> None:
+    unsound = synthetic_calibration(world=UNSOUND)
+    found = {code: calibration_words.findings(gate_of(unsound, code)) for code in CODES}
+    assert re.fullmatch(
+        r"The methods that agree least: C2 and C5 \(rank correlation .0\.\d\d\)\.", found["C12"]
+    )
+    assert found["C13"].startswith("Furthest apart: template 0 and template 2, with scores")
+    assert found["C14"] == "What stands in the way: d′ \N{MINUS SIGN}0.34 and hits 0.00."
+    assert found["C16"].startswith("Failing: test-retest, split halves and consistency.")
+    assert "6 heads of the circuit go their own way" in found["C16"]
+    assert found["C17"] == "Not specific: the circuits of task0, task1 and task2."
+    assert found["M93"].startswith("Lost: result")
+    assert found["M98"].startswith("Furthest apart: zero and resample-donor ablation, with scores 1.45 and")
+    assert found["C11"] == ""
+
+
+def test_a_part_that_fails_alone_does_not_make_the_suite_fail() -> None:
+    gate = gate_of(synthetic_calibration(world=UNSOUND), "C16")
+    gate["verdict"]["status"] = "inconclusive"
+    assert "though not surely enough for one of several tests" in calibration_words.findings(gate)
+
+
+def test_where_the_verdicts_differ_the_page_says_why(mixed: Document) -> None:
+    gate = gate_of(mixed, "C11")
+    assert gate["verdict"]["published"] == "pass"
+    text = calibration_words.disagreement(gate, "inconclusive")
+    assert text.startswith("The published rule says pass. Percentile intervals under-cover")
+    assert calibration_words.disagreement(gate, "pass") == ""
+    bare = gate_of(synthetic_calibration(bare=True), "M93")
+    assert calibration_words.disagreement(bare, "not applicable").startswith(
+        "The published rule says pass all the same. A pass flag turned into"
+    )
+    none = gate_of(synthetic_calibration(bare=True), "C11")
+    assert calibration_words.disagreement(none, "undefined") == ""
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "text"),
+    [
+        (0.0235, 0.026, 0.0291, "0.0260 [0.0235, 0.0291]"),
+        (0.0, 0.0063, 0.035, "0.006 [0.000, 0.035]"),
+        (1.0233, 2.483, 41.1, "2.48 [1.02, 41.10]"),
+        (29.65, 33.57, 40.61, "34 [30, 41]"),
+        (-0.3, -0.00001, 0.4, "0.00 [\N{MINUS SIGN}0.30, 0.40]"),
+        (1.0004, 1.4, 1.9, "1.40 [1.0004, 1.90]"),
+        (0.5, 0.5, 0.5, "0.50"),
+        (None, 0.0056, None, "0.0056"),
+    ],
+)
+def test_numbers_have_the_digits_that_their_interval_tells_apart(
+    low: float | None, value: float, high: float | None, text: str
+) -> None:
+    shown = replace(blank(), low=low, value=value, high=high, limits=(1.0,))
+    assert calibration_words.number_line(shown)[0] == text
+
+
+def blank(**changes: Any) -> Headline:
+    shown = Headline(
+        label="a number",
+        value=0.6,
+        published=None,
+        low=0.4,
+        high=0.8,
+        level=0.9,
+        passes=((0.5, math.inf),),
+        fails=((-math.inf, 0.5),),
+        limits=(0.5,),
+        least=-math.inf,
+        most=math.inf,
+        ratio=False,
+        scale=0.5,
+        higher=True,
+    )
+    return replace(shown, **changes)
+
+
+def test_limits_are_worded_as_they_judge() -> None:
+    assert calibration_words.passes_words(blank()) == "passes above 0.5"
+    assert calibration_words.passes_words(blank(reaching=True)) == "passes at 0.5 or above"
+    assert calibration_words.passes_words(blank(higher=False)) == "passes below 0.5"
+    band = blank(higher=False, limits=(0.1, 0.2))
+    assert calibration_words.passes_words(band) == "passes below 0.1, fails above 0.2"
+    assert calibration_words.passes_words(blank(limits=())) == ""
+    full, circuit = np.array([1.0, 1.0, 1.0, 1.0]), np.array([0.8, 0.8, 0.8, 0.8])
+    exact = {"code": "C11", "verdict": bootstrap_stability(full, circuit).to_dict()}
+    assert calibration_words.number_line(headline(exact)) == ("0.00", "passes at 0.1 or below")
+
+
+# -------------------------------------------------------------------------- every code of the gates has words
+
+CODE = re.compile(r"[a-z]+(_[a-z]+)*\Z")
+# Which argument of these is a reason.
+MAKERS = {
+    "undefined": 0,
+    "none": 0,
+    "undefined_estimate": 0,
+    "undefined_test": 0,
+    "undefined_interval": -1,
+    "_report": 1,
+    "_no_correlation": 0,
+}
+
+
+def branches(node: ast.expr) -> Iterator[str]:
+    """String constants that an expression can be, both sides of a choice."""
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str) and CODE.match(node.value):
+            yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from branches(node.body)
+        yield from branches(node.orelse)
+    elif isinstance(node, ast.BoolOp):
+        for value in node.values:
+            yield from branches(value)
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    """String constants anywhere in an expression, conditions and look-ups apart."""
+    if isinstance(node, ast.Constant):
+        yield from branches(node)
+    elif isinstance(node, ast.IfExp):
+        yield from strings(node.body)
+        yield from strings(node.orelse)
+    elif not isinstance(node, ast.Compare | ast.Subscript):
+        for child in ast.iter_child_nodes(node):
+            yield from strings(child)
+
+
+def assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Names and what they get."""
+    if isinstance(node, ast.keyword) and node.arg:
+        yield node.arg, node.value
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign) and node.value is not None:
+        yield ast.unparse(node.target), node.value
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = zip(target.elts, node.value.elts, strict=False)
+                yield from ((ast.unparse(name), value) for name, value in pairs)
+            elif isinstance(target, ast.Tuple):
+                yield from ((ast.unparse(name), node.value) for name in target.elts)
+            else:
+                yield ast.unparse(target), node.value
+    elif isinstance(node, ast.BinOp) and ast.unparse(node.left).endswith("warnings"):
+        yield "warnings", node.right
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.append", "warnings.extend"):
+        yield "warnings", node.args[0]
+    elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+        kind = {"str | None": "reason", "tuple[str, ...]": "warnings"}.get(ast.unparse(node.returns))
+        if kind == "reason" and not (ast.get_docstring(node) or "").startswith("Why"):
+            kind = None
+        for inner in ast.walk(node) if kind else ():
+            if isinstance(inner, ast.Return) and inner.value is not None:
+                yield str(kind), inner.value
+
+
+def codes_of(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Reasons and warnings that a module can give."""
+    reasons: set[str] = set()
+    warned: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args:
+            place = MAKERS.get(ast.unparse(node.func).rpartition(".")[2])
+            if place is not None and place < len(node.args):
+                reasons |= set(branches(node.args[place]))
+        for name, value in assigned(node):
+            if name == "reason":
+                reasons |= set(branches(value))
+            elif name == "warnings":
+                warned |= set(strings(value))
+    return reasons, warned
+
+
+SOURCES = sorted(
+    path for part in ("calibration", "stats") for path in (Path(assay.__file__).parent / part).glob("*.py")
+)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_reason_and_warning_of_the_gates_has_a_sentence(path: Path) -> None:
+    reasons, warned = codes_of(ast.parse(path.read_text(encoding="utf-8")))
+    assert reasons - set(calibration_words.REASONS) == set()
+    assert warned - set(calibration_words.WARNINGS) == set()
+
+
+def test_the_codes_are_found_in_the_source() -> None:
+    """The search above would pass if it found nothing."""
+    found = [codes_of(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES]
+    reasons, warned = (set().union(*(each[part] for each in found)) for part in (0, 1))
+    assert {"not_applicable", "pool_too_small", "order_means_nothing", "too_few", "unbounded"} <= reasons
+    assert {"prompts_dropped", "trivial_circuit", "circular_bands", "ratio_capped", "proxy"} <= warned
+    assert len(reasons) >= 25
+    assert len(warned) >= 20
+    tree = ast.parse("def f():\n    warnings = ()\n    warnings += ('new_one',)\n    return none('odd_case')")
+    assert codes_of(tree) == ({"odd_case"}, {"new_one"})
+
+
+def test_special_sentences_belong_to_gates_and_codes() -> None:
+    for code, reason in calibration_words.SPECIAL:
+        assert find_gate(code).code == code
+        assert reason in calibration_words.REASONS
+    assert set(calibration_words.OPEN) <= set(CODES)
+    assert {name.partition(".")[0] for name in PARTS} <= set(CODES)
+
+
+def test_sentences_are_sentences() -> None:
+    texts = [
+        *(part for pair in calibration_words.REASONS.values() for part in pair if part),
+        *(part for pair in calibration_words.SPECIAL.values() for part in pair if part),
+        *calibration_words.WARNINGS.values(),
+        *calibration_words.OPEN.values(),
+    ]
+    assert [text for text in texts if not re.fullmatch(r"[A-Z].*\.", text)] == []
+
+
+def test_an_unknown_code_is_shown_as_it_stands() -> None:
+    assert calibration_words.why("C11", "some_new_code") == ("Some new code.", "")
+    assert calibration_words.warning("some_new_code") == "Some new code."
+
+
+# ------------------------------------------------------------------------------------------------- pictures
+
+
+def drawn(**changes: Any) -> Any:
+    found = strip(blank(**changes), "inconclusive")
+    assert found is not None
+    return found
+
+
+def test_a_strip_places_its_number_between_its_ends_and_its_zones_side_by_side() -> None:
+    found = drawn()
+    ((limit, text),) = found.ticks
+    assert text == "0.5"
+    assert 0 <= found.low < limit < found.value < found.high <= WIDTH
+    zones = {kind: (x, x + width) for kind, x, width, _ in found.zones}
+    assert zones["fail"] == (0.0, limit)
+    assert zones["pass"] == (limit, WIDTH)
+    assert not found.cut_low
+    assert not found.cut_high
+
+
+def test_a_band_between_pass_and_fail_is_left_blank() -> None:
+    found = drawn(
+        higher=False,
+        limits=(0.1, 0.2),
+        passes=((-math.inf, 0.1),),
+        fails=((0.2, math.inf),),
+        value=0.15,
+        low=0.12,
+        high=0.18,
+        least=0.0,
+        scale=0.1,
+    )
+    (low, _), (high, _) = found.ticks
+    zones = {kind: (x, x + width) for kind, x, width, _ in found.zones}
+    assert zones["pass"] == (0.0, low)
+    assert zones["fail"][0] == pytest.approx(high)
+    assert low < found.low < found.high < high
+
+
+def test_an_end_far_away_is_cut_and_marked() -> None:
+    found = drawn(value=2.5, low=1.02, high=400.0, limits=(1.0,), passes=((1.0, math.inf),), fails=())
+    assert found.cut_high
+    assert not found.cut_low
+    assert found.high == WIDTH
+    assert found.value > 0.15 * WIDTH
+
+
+def test_ratios_that_span_much_get_a_logarithmic_axis() -> None:
+    wide = {"limits": (3.0,), "passes": ((3.0, math.inf),), "fails": ((-math.inf, 3.0),), "scale": 3.0}
+    found = drawn(value=30.0, low=15.0, high=60.0, ratio=True, **wide)
+    assert found.value - found.low == pytest.approx(found.high - found.value, abs=0.2)
+    linear = drawn(value=30.0, low=-15.0, high=60.0, ratio=True, **wide)  # a ratio below 0 has no logarithm
+    assert linear.value - linear.low == pytest.approx(1.5 * (linear.high - linear.value), abs=0.3)
+
+
+def test_the_axis_ends_where_the_number_does() -> None:
+    found = drawn(value=1.0, low=0.6, high=1.0, least=0.0, most=1.0)
+    assert found.high == found.value == WIDTH
+    assert (WIDTH, "1", "last") in found.ends
+
+
+def test_what_the_published_rule_judges_is_drawn_where_it_is_another_number() -> None:
+    assert drawn(published=0.6).published is None
+    assert drawn(published=0.45).published is not None
+
+
+def test_nothing_is_drawn_without_a_number_or_a_limit() -> None:
+    assert strip(blank(value=None), "undefined") is None
+    assert strip(blank(limits=(), passes=(), fails=()), "none") is None
+
+
+@pytest.mark.parametrize("value", [0.5, 0.0, -0.5])
+def test_a_strip_of_one_point_has_an_axis(value: float) -> None:
+    found = drawn(value=value, low=value, high=value, limits=(value,), scale=0.1)
+    assert 0 < found.value < WIDTH
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_is_drawn_lies_on_the_axis(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(60):
+        scale = float(10.0 ** rng.uniform(-6, 6))
+        limit = scale * float(rng.normal())
+        low, value, high = np.sort(rng.normal(limit, scale * 10.0 ** rng.uniform(-3, 3), 3)).tolist()
+        found = drawn(
+            value=value,
+            low=low,
+            high=high,
+            limits=(limit,),
+            passes=((limit, math.inf),),
+            fails=((-math.inf, limit),),
+            scale=abs(limit) or 1.0,
+            ratio=bool(rng.random() < 0.5),
+        )
+        assert 0 <= found.low <= found.value <= found.high <= WIDTH
+        assert all(0 <= x <= WIDTH for x, _ in found.ticks)
+        assert sum(width for _, _, width, _ in found.zones) == pytest.approx(WIDTH, abs=0.2)
+
+
+def test_the_limit_is_the_middle_and_passing_is_to_the_right() -> None:
+    assert relative(blank(), 0.5) == 0
+    assert relative(blank(), 1.0) == 0.5
+    assert relative(blank(higher=False), 1.0) == -0.5
+    assert relative(blank(), -math.inf) is None or abs(relative(blank(), -1e12) or 0) < 1
+    assert relative(blank(), None) is None
+
+
+def test_the_figure_of_all_gates_has_a_row_each_in_the_colour_of_the_verdict() -> None:
+    gates = [gate_of(synthetic_calibration(world=UNSOUND), code) for code in RULES]
+    figure = draw_gates(gates)
+    assert isinstance(figure, Figure)
+    (ax,) = figure.axes
+    assert [label.get_text().split()[-1] for label in ax.get_yticklabels()] == list(RULES)
+    places = dict(zip(RULES, rows(gates), strict=True))
+    assert places["C11"].state == "fail"
+    assert places["C11"].value is not None
+    assert places["C11"].value < 0
+    line = next(
+        line
+        for line in ax.get_lines()
+        if line.get_marker() == "o" and line.get_ydata()[0] == 0 and len(line.get_xdata()) == 1
+    )
+    assert to_hex(line.get_color()) == COLOURS["fail"]
+    words = [text.get_text() for text in ax.texts]
+    assert words.count("fail") == 14 + 16
+    assert words.count("inconclusive") == 2
+
+
+def test_the_figure_says_what_has_no_number() -> None:
+    document = synthetic_calibration(bare=True)
+    (ax,) = draw_gates(document["gates"]).axes
+    words = [text.get_text() for text in ax.texts]
+    assert words.count("not applicable") == 2 * 8  # at the row, and in the column
+    assert words.count("says nothing") == 14
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "SVG"])
+def test_the_figure_is_written_the_same_every_time(tmp_path: Path, mixed: Document, ending: str) -> None:
+    first, second = (tmp_path / f"{name}.{ending}" for name in "ab")
+    assert calibration_figure(mixed, first) == first
+    calibration_figure(mixed, second)
+    assert first.read_bytes() == second.read_bytes()
+    assert len(first.read_bytes()) > 5_000
+
+
+def test_other_kinds_of_picture_are_refused(tmp_path: Path, mixed: Document) -> None:
+    with pytest.raises(InputError, match=r"written as \.png or \.svg; got 'a\.pdf'"):
+        calibration_figure(mixed, tmp_path / "a.pdf")
+    with pytest.raises(OutputError, match="choose another place"):
+        calibration_figure(mixed, tmp_path / "nowhere" / "a.png")
+
+
+# ---------------------------------------------------------------------------------- documents of other shapes
+
+
+def test_a_verdict_without_anything_but_its_words_is_shown() -> None:
+    document = calibration_document({code: Verdict(status="none", published="none") for code in CODES})
+    text = render(document)
+    assert text.count("no number") == len(CODES)
+    assert "no verdict" in row_of(text, "C11")
+
+
+def test_what_could_not_be_measured_is_listed(mixed: Document) -> None:
+    mixed["missing"] = {"y_cross": "the task has no corrupted prompts"}
+    mixed["table"]["passes"] = {"forward": 3153.3, "backward": 60.0}
+    text = said(render(mixed))
+    assert "1 column could not be measured" in text
+    assert "y_cross the task has no corrupted prompts" in text
+    assert "3,153 passes to fill it" in text
+
+
+def test_one_gate_alone_makes_a_page() -> None:
+    made = runs(np.random.default_rng(1), 50, sd=0.3)
+    document = calibration_document({"C11": bootstrap_stability(made.y_full, made.y_circuit)})
+    text = render(document)
+    Page(text)
+    assert text.count('<li class="gate') == 1
