@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from assay.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.heads import HeadScores, separation, set_overlap
+from assay.circuits import load_scores
+from assay.errors import DegenerateDataWarning, FileFormatError, InputError, OutputError, ShapeError
+from assay.heads import HeadScores, load_head_scores, separation, set_overlap
 from assay.heads.scores import mean_over_examples, member_flags, ranking
 
 
@@ -68,6 +69,42 @@ def test_records_are_finite_json_without_the_per_example_table() -> None:
     assert record["values"] == [[None, 0, 0], [0, 0, 0]]
     assert "per_example" not in record
     assert scores.n_excluded == 2
+
+
+def test_saved_scores_come_back_whole(tmp_path: Path) -> None:
+    scores = some(
+        [np.nan, 0, 1, 2, 3, 4],
+        per_example=np.arange(12.0).reshape(2, 6),
+        sign="positive = helps",
+        unit="logits",
+        warnings=("few",),
+        details={"gap": np.array([1.0, np.nan]), "aggregate": "ratio_of_sums", "parents": [(0, 1)]},
+        provenance={"score": "test", "seed": 3},
+    )
+    path = scores.save(tmp_path / "heads.safetensors")
+    loaded = load_head_scores(str(path))
+    for name in ("values", "per_example"):
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(scores, name))
+    for name in ("name", "sign", "unit", "reason", "warnings", "provenance"):
+        assert getattr(loaded, name) == getattr(scores, name)
+    np.testing.assert_array_equal(loaded.details["gap"], scores.details["gap"])
+    assert (loaded.details["aggregate"], loaded.details["parents"]) == ("ratio_of_sums", [[0, 1]])
+    assert loaded.to_dict() == scores.to_dict()
+    bare = load_head_scores(some([0.0] * 6).save(tmp_path / "bare"))
+    assert bare.per_example is None
+
+
+def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
+    path = some([0.0] * 6).save(tmp_path / "heads.safetensors")
+    with pytest.raises(FileFormatError, match="holds 'head scores', not 'scores'"):
+        load_scores(path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(FileFormatError, match="may be truncated"):
+        load_head_scores(path)
+    with pytest.raises(FileFormatError, match="no head scores file"):
+        load_head_scores(tmp_path / "nothing")
+    with pytest.raises(OutputError, match="cannot write"):
+        some([0.0] * 6).save(tmp_path / "missing" / "heads")
 
 
 def test_tables_of_another_size_are_refused(unchecked: None) -> None:

@@ -107,20 +107,31 @@ def _digest(arrays: dict[str, Tensor], metadata: str) -> str:
     return digest.hexdigest()
 
 
-def _write(path: Path, graph: Graph, arrays: dict[str, Tensor], metadata: dict[str, Any]) -> Path:
+def write_arrays(path: Path, arrays: dict[str, Tensor], metadata: dict[str, Any]) -> Path:
+    """Write named tensors with JSON metadata and a hash of both, whole or not at all.
+
+    Args:
+        path: The file.
+        arrays: Flags are kept as bytes.
+        metadata: With the `kind` that `read_arrays` asks for.
+
+    Raises:
+        OutputError: If the file cannot be written.
+    """
     arrays = {
         name: (array.to(torch.uint8) if array.dtype == torch.bool else array).contiguous()
         for name, array in arrays.items()
     }
-    text = json.dumps(
-        {"format": FORMAT, "graph": graph.describe(), "fingerprint": graph.fingerprint, **metadata},
-        sort_keys=True,
-        default=str,
-    )
+    text = json.dumps({"format": FORMAT, **metadata}, sort_keys=True, default=str)
     return write_atomically(path, save(arrays, {"assay": text, "sha256": _digest(arrays, text)}))
 
 
-def _read(path: Path, kind: str, graph: Graph | None) -> tuple[Graph, dict[str, Tensor], dict[str, Any]]:
+def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata that `write_arrays` wrote.
+
+    Raises:
+        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
+    """
     if not path.is_file():
         raise FileFormatError(f"no {kind} file at {path}")
     try:
@@ -146,6 +157,16 @@ def _read(path: Path, kind: str, graph: Graph | None) -> tuple[Graph, dict[str, 
         )
     if metadata["kind"] != kind:
         raise FileFormatError(f"{path} holds {metadata['kind']!r}, not {kind!r}")
+    return arrays, metadata
+
+
+def _write(path: Path, graph: Graph, arrays: dict[str, Tensor], metadata: dict[str, Any]) -> Path:
+    of = {"graph": graph.describe(), "fingerprint": graph.fingerprint}
+    return write_arrays(path, arrays, {**of, **metadata})
+
+
+def _read(path: Path, kind: str, graph: Graph | None) -> tuple[Graph, dict[str, Tensor], dict[str, Any]]:
+    arrays, metadata = read_arrays(path, kind)
     shape = metadata["graph"]
     stored = build_graph(
         shape["n_layers"],

@@ -47,9 +47,7 @@ from assay.heads.membership import (
     set_overlap,
 )
 from assay.heads.methods import HEAD_METHODS, HeadMethod, discover_heads, find_head_method
-from assay.heads.scores import (
-    HeadScores,
-)
+from assay.heads.scores import HeadScores, load_head_scores
 from assay.heads.table import MeasurementTable
 from assay.heads.weights import (
     Composition,
@@ -104,6 +102,7 @@ __all__ = [
     "head_outputs",
     "learning_coefficient",
     "learning_coefficients",
+    "load_head_scores",
     "margin_directions",
     "mediation",
     "mediation_reading",

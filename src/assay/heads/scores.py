@@ -4,17 +4,24 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float64, Int64
 
+from assay.circuits.files import read_arrays, write_arrays
 from assay.errors import DegenerateDataWarning, InputError, ShapeError
 from assay.measurement import plain
 
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_KIND = "head scores"
+_DETAIL = "details."  # prefix of arrays among the details
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,7 +31,7 @@ class HeadScores:
     Attributes:
         name: What was computed, e.g. `direct-attribution`.
         values: `[n_layers, n_heads]`; NaN where undefined. For scores per example their mean over the
-            examples that are defined, unless the score is a ratio of sums.
+            examples that are defined.
         per_example: `[P, n_layers, n_heads]`; NaN in the rows of excluded examples. None for scores of
             weights.
         sign: What a positive value means.
@@ -163,11 +170,52 @@ class HeadScores:
         layer, head = np.divmod(np.arange(self.values.size), self.n_heads)
         return pd.DataFrame({"layer": layer, "head": head, "value": self.flat})
 
+    def save(self, path: str | Path) -> Path:
+        """Write everything to a safetensors file; an existing file is replaced only once it is complete.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        arrays = {"values": self.values} | {
+            f"{_DETAIL}{name}": value for name, value in self.details.items() if isinstance(value, np.ndarray)
+        }
+        if self.per_example is not None:
+            arrays["per_example"] = self.per_example
+        kept = {name: value for name, value in self.details.items() if f"{_DETAIL}{name}" not in arrays}
+        facts = ("name", "sign", "unit", "reason", "warnings", "provenance")
+        metadata = {name: plain(getattr(self, name)) for name in facts} | {"details": plain(kept)}
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        return write_arrays(Path(path), tensors, {"kind": _KIND, **metadata})
+
     def to_dict(self) -> dict[str, Any]:
         """Finite JSON without the per-example table; undefined numbers are null."""
         left_out = ("per_example",)
         record: dict[str, Any] = plain({name: v for name, v in vars(self).items() if name not in left_out})
         return record
+
+
+def load_head_scores(path: str | Path) -> HeadScores:
+    """Read scores written by `HeadScores.save`; in `details`, lists stand where tuples were.
+
+    Raises:
+        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
+    """
+    tensors, metadata = read_arrays(Path(path), _KIND)
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    details = metadata["details"] | {
+        name.removeprefix(_DETAIL): array for name, array in arrays.items() if name.startswith(_DETAIL)
+    }
+    return HeadScores(
+        name=metadata["name"],
+        values=arrays["values"],
+        per_example=arrays.get("per_example"),
+        sign=metadata["sign"],
+        unit=metadata["unit"],
+        reason=metadata["reason"],
+        warnings=tuple(metadata["warnings"]),
+        details=details,
+        provenance=metadata["provenance"],
+    )
 
 
 def ranking(values: Float64[np.ndarray, " H"]) -> Int64[np.ndarray, " H"]:
