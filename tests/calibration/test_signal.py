@@ -138,10 +138,10 @@ def test_rows_that_report_and_rows_that_forward() -> None:
     assert found["logit_diff_recovery"].status == "fail"
     assert found["partial_eta_sq"].reason == "too_few"
     assert found["sparsity"].status == "none"
-    uncounted = derived_metrics(members, faithfulness=estimate(0.85, 0.7, 0.95)).sub_results["faithfulness"]
-    counted = derived_metrics(members, faithfulness=estimate(0.85, 0.7, 0.95), n_prompts=40).sub_results
+    uncounted = derived_metrics(members, faithfulness=estimate(0.85, 0.72, 0.94)).sub_results["faithfulness"]
+    counted = derived_metrics(members, faithfulness=estimate(0.85, 0.72, 0.94), n_prompts=40).sub_results
     assert (uncounted.status, uncounted.n_needed) == ("inconclusive", None)
-    assert counted["faithfulness"].n_needed == 250  # 40 (0.125 / 0.05)^2
+    assert counted["faithfulness"].n_needed == 194  # 40 (0.11 / 0.05)^2 = 193.6
 
 
 def test_composition_is_tested_on_the_edges() -> None:
