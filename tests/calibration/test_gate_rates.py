@@ -81,3 +81,5 @@ def test_the_long_count_found_no_gate_beyond_its_rate() -> None:
         allowed = allowed_errors(found["repetitions"], world.error_rate)
         assert max(each["errors"].values()) <= allowed, world.key
         assert each["within_target"] or world.error_rate > 0.05, world.key
+    for each in found["coverage"]:  # an interval of a skewed ratio of 100 prompts is known to be too narrow
+        assert each["holds"] or "skewed" in each["world"], each

@@ -1,0 +1,355 @@
+"""Tiny random transformers with a planted truth, through the measurement table and the gates."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from assay.calibration.ablations import ablation_invariance
+from assay.calibration.agreement import convergent_validity, inter_rater
+from assay.calibration.discriminant import discriminant_validity
+from assay.calibration.distribution import distributional_characterization
+from assay.calibration.invariance import measurement_invariance
+from assay.calibration.planted import raters
+from assay.calibration.resampling import bootstrap_stability, seed_variance
+from assay.calibration.signal import derived_metrics
+from assay.calibration.stability import certified_stability, distributional_stability
+from assay.circuits import Circuit
+from assay.heads import MeasurementTable
+from assay.heads.interventions import INTERVENTIONS
+from assay.metrics import measure
+from assay.models import load_model
+from assay.tasks import PairTask
+
+
+VOCABULARY = 61
+LAYERS, HEADS, D_HEAD = 3, 4, 8
+CIRCUIT = ((0, 1), (1, 0), (1, 3), (2, 2))
+ALIVE = np.array([(at // HEADS, at % HEADS) in CIRCUIT for at in range(LAYERS * HEADS)])
+METHODS = tuple(INTERVENTIONS)
+
+
+# ----------------------------------------------------------------------------------------- models and tasks
+
+
+def random_module(seed: int = 0, *, layers: int = LAYERS, heads: int = HEADS) -> GPT2LMHeadModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=VOCABULARY,
+                n_positions=16,
+                n_embd=HEADS * D_HEAD,
+                n_layer=layers,
+                n_head=heads,
+                initializer_range=0.25,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+    return module.to(torch.float64).eval()
+
+
+def rows_of(head: int) -> slice:
+    return slice(head * D_HEAD, (head + 1) * D_HEAD)
+
+
+def scale_output(module: nn.Module, layer: int, head: int, factor: float) -> None:
+    """Multiply W_O of one head."""
+    with torch.no_grad():
+        module.transformer.h[layer].attn.c_proj.weight[rows_of(head)] *= factor
+
+
+def copy_head(module: nn.Module, layer: int, source: int, target: int) -> None:
+    """Give one head of a layer the queries, keys, values and W_O of another."""
+    attention = module.transformer.h[layer].attn
+    width = HEADS * D_HEAD
+    with torch.no_grad():
+        for start in (0, width, 2 * width):
+            into, out_of = (
+                slice(start + rows_of(each).start, start + rows_of(each).stop) for each in (target, source)
+            )
+            attention.c_attn.weight[:, into] = attention.c_attn.weight[:, out_of]
+            attention.c_attn.bias[into] = attention.c_attn.bias[out_of]
+        attention.c_proj.weight[rows_of(target)] = attention.c_proj.weight[rows_of(source)]
+
+
+def random_task(module: nn.Module, n: int, seed: int = 0) -> PairTask:
+    """Random prompts in three classes; the answer is the one of two outputs that the model prefers there."""
+    rng = np.random.default_rng(seed)
+    clean, corrupted = (torch.from_numpy(rng.integers(0, VOCABULARY, (n, 6))) for _ in range(2))
+    of_class = np.arange(n) % 3
+    outputs = torch.from_numpy(rng.permutation(VOCABULARY)[:6].reshape(3, 2)[of_class])
+    with torch.no_grad():
+        logits = module(clean).logits[:, -1].gather(1, outputs)
+    for each in range(3):
+        first, second = logits[of_class == each].mean(dim=0)
+        if first < second:
+            outputs[of_class == each] = outputs[of_class == each].flip(1)
+    return PairTask(clean=clean, corrupted=corrupted, answers=outputs[:, :1], wrong=outputs[:, 1:])
+
+
+def faithfulness(run: np.ndarray, full: np.ndarray) -> np.ndarray:
+    """Ratio of sums; one per draw where a method draws."""
+    return run.sum(axis=0) / full.sum()
+
+
+# ----------------------------------------------------------------------------------------------- dead heads
+
+
+@pytest.fixture(scope="module")
+def dead_table() -> MeasurementTable:
+    """Only the heads of the circuit write into the residual stream."""
+    module = random_module()
+    for at in np.flatnonzero(~ALIVE).tolist():
+        scale_output(module, at // HEADS, at % HEADS, 0.0)
+    model = load_model(module)
+    circuit = Circuit.from_heads(model.graph, CIRCUIT)
+    return MeasurementTable(model, random_task(module, 12), circuit)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dead_heads_may_be_replaced_by_anything(dead_table: MeasurementTable, method: str) -> None:
+    full = dead_table.column("y_full")
+    kept = dead_table.column(f"y_keep/{method}")
+    np.testing.assert_allclose(faithfulness(kept, full), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(dead_table.column(f"kl_keep/{method}"), 0.0, atol=1e-12)
+    # Without the circuit nothing is left: completeness is one less the faithfulness of no head at all.
+    dropped, empty = (dead_table.column(f"y_{which}/{method}") for which in ("drop", "empty"))
+    np.testing.assert_allclose(faithfulness(dropped, full), faithfulness(empty, full), rtol=1e-10)
+    assert abs(faithfulness(dropped, full) - 1).min() > 1e-3
+
+
+@pytest.mark.parametrize("ablation", ["zero", "mean", "resample", "noise"])
+def test_a_circuit_of_all_living_heads_agrees_with_the_model(
+    dead_table: MeasurementTable, ablation: str
+) -> None:
+    found = measure(dead_table.circuit, dead_table.model, dead_table.task, "topk", ablation=ablation)
+    for key in ("acc@1", "acc@5", "acc@10", "tau@5", "tau@10"):
+        assert found.parts[key].value == 1.0
+    f = measure(dead_table.circuit, dead_table.model, dead_table.task, "faithfulness", ablation=ablation)
+    assert f.value == pytest.approx(1.0, rel=1e-12)
+
+
+def test_dropping_a_dead_head_changes_exactly_nothing(dead_table: MeasurementTable) -> None:
+    effects = dead_table.column("y_full")[:, None] - dead_table.column("y_drop1")
+    assert (effects[:, ~ALIVE] == 0).all()
+    assert (np.abs(effects[:, ALIVE]).max(axis=0) > 1e-3).all()
+    listed = np.concatenate([np.flatnonzero(ALIVE), np.flatnonzero(~ALIVE)[:2]])
+    found = certified_stability(effects[:, listed])
+    assert found.details["labels"][-2:].tolist() == ["unstable", "unstable"]
+    assert found.details["published_labels"][-2:].tolist() == ["unstable", "unstable"]
+
+
+def test_ablations_that_replace_dead_heads_only_do_not_differ(dead_table: MeasurementTable) -> None:
+    runs = {name: dead_table.column(f"y_keep/{name}") for name in ("zero", "mean", "resample-donor")}
+    found = ablation_invariance(dead_table.column("y_full"), runs)
+    assert found.values["divergence"] == pytest.approx(0.0, abs=1e-12)
+    assert (found.status, found.published) == ("pass", "pass")
+
+
+def test_every_rater_puts_dead_heads_last(dead_table: MeasurementTable) -> None:
+    scores = {
+        "drop effect": dead_table.column("y_full")[:, None] - dead_table.column("y_drop1"),
+        "direct": dead_table.column("dla"),
+        "norm": dead_table.column("ov_norm"),
+    }
+    for score in scores.values():
+        size = np.abs(score.mean(axis=0) if score.ndim == 2 else score)
+        assert (size[~ALIVE] == 0).all()
+        assert size[ALIVE].min() > 0
+    found = inter_rater(scores, members=ALIVE, n_boot=20, n_perm=20)
+    assert found.values["mean_kappa"] == pytest.approx(1.0)
+    agreed = convergent_validity(scores, members=ALIVE, use="abs", n_boot=20, n_perm=20)
+    assert set(agreed.details["jaccard"].values()) == {1.0}
+
+
+# ------------------------------------------------------------------------------------------ duplicate heads
+
+
+def with_head(factor: float, *, doubled: bool, seed: int = 1) -> MeasurementTable:
+    """The head (1, 0) scaled by `factor`; or that head and a copy of it, each half as strong."""
+    module = random_module(seed)
+    scale_output(module, 1, 0, factor)
+    scale_output(module, 1, 2, 0.0)
+    if doubled:
+        scale_output(module, 1, 0, 0.5)
+        copy_head(module, 1, 0, 2)
+    model = load_model(module)
+    return MeasurementTable(model, random_task(module, 12, seed), ((0, 1), (1, 0), (1, 2), (2, 2)))
+
+
+def drop_effects(table: MeasurementTable) -> np.ndarray:
+    return np.asarray(table.column("y_full")[:, None] - table.column("y_drop1"))
+
+
+def test_effects_of_a_doubled_head_add_up_to_first_order() -> None:
+    gaps = []
+    for factor in (0.2, 0.1):
+        single, double = (with_head(factor, doubled=doubled) for doubled in (False, True))
+        np.testing.assert_allclose(double.column("y_full"), single.column("y_full"), rtol=1e-12)
+        whole, halves = drop_effects(single)[:, HEADS], drop_effects(double)[:, [HEADS, HEADS + 2]]
+        np.testing.assert_allclose(halves[:, 0], halves[:, 1], rtol=1e-9, atol=1e-13)
+        gaps.append(np.abs(halves.sum(axis=1) - whole).mean() / np.abs(whole).mean())
+    assert gaps[1] < 0.1
+    assert gaps[1] == pytest.approx(gaps[0] / 2, rel=0.25)  # what is left falls with the strength
+
+
+def test_neither_of_two_equal_heads_is_essential() -> None:
+    """Together they matter; minimality, which takes away one at a time, says that neither does."""
+    essential = []
+    for doubled in (False, True):
+        table = with_head(1.0, doubled=doubled, seed=29)
+        full, kept = table.column("y_full"), table.column("y_keep/mean")
+        losses = faithfulness(kept, full) - faithfulness(table.column("y_minus1"), full)
+        pair = losses[[table.heads.index((1, 0)), table.heads.index((1, 2))]]
+        row = derived_metrics(table.members, minimality=pair).sub_results["minimality_mean_importance"]
+        essential.append(row.values["n_essential"])
+        if doubled:
+            assert pair[0] == pytest.approx(pair[1], rel=1e-9)
+    assert essential == [1, 0]
+
+
+# --------------------------------------------------------------------------------------- labels by chance
+
+
+def test_labels_by_chance_are_centred_on_the_null() -> None:
+    module = random_module(3, layers=4, heads=8)
+    table = MeasurementTable(load_model(module), random_task(module, 12, 3), ((0, 0), (1, 1)))
+    patched = (table.column("y_patch") - table.column("y_cor")[:, None]).mean(axis=0)
+    direct = table.column("dla_correct")
+    rng = np.random.default_rng(0)
+    found: dict[str, list[float]] = {"d_prime": [], "auroc": [], "ratio": []}
+    for _ in range(200):
+        members = rng.permutation(np.arange(table.H) < 10)
+        rows = derived_metrics(members, patched, attribution=patched, n_boot=2).sub_results
+        found["d_prime"].append(rows["d_prime"].values["value"] or 0.0)
+        found["auroc"].append(rows["attribution_auroc"].values["value"] or 0.0)
+        ratio = distributional_characterization(direct, members, n_boot=2, n_perm=1).values["value"]
+        found["ratio"].append(np.log(ratio or np.nan))
+    for name, centre in (("d_prime", 0.0), ("auroc", 0.5), ("ratio", 0.0)):
+        values = np.array(found[name])
+        assert values.std() > 0.05
+        # A ratio and a standardised difference of few heads are skewed, so that means are off a little.
+        assert abs(values.mean() - centre) < 0.2 * values.std() + 3 * values.std() / 200**0.5, name
+
+
+# -------------------------------------------------------------------------------------------- invariances
+
+
+@pytest.fixture(scope="module")
+def table() -> MeasurementTable:
+    """An ordinary random model, its circuit half of the heads."""
+    module = random_module(5)
+    heads = tuple((layer, head) for layer in range(LAYERS) for head in range(0, HEADS, 2))
+    return MeasurementTable(load_model(module), random_task(module, 40, 5), heads)
+
+
+@settings(max_examples=4)
+@given(order=st.permutations(range(40)))
+def test_the_order_of_prompts_changes_no_metric(table: MeasurementTable, order: list[int]) -> None:
+    moved = table.task.subset(order)
+    for metric in ("faithfulness", "topk"):
+        before, after = (measure(table.circuit, table.model, each, metric) for each in (table.task, moved))
+        assert after.value == pytest.approx(before.value, rel=1e-12)
+        for key, part in before.parts.items():
+            assert after.parts[key].value == pytest.approx(part.value, rel=1e-12)
+
+
+@settings(max_examples=10)
+@given(scale=st.floats(1e-3, 1e3), sign=st.sampled_from([-1.0, 1.0]))
+def test_scaling_all_margins_moves_no_bootstrap(table: MeasurementTable, scale: float, sign: float) -> None:
+    full, kept = table.column("y_full"), table.column("y_keep/mean")
+    first = bootstrap_stability(full, kept, n_boot=100)
+    scaled = bootstrap_stability(sign * scale * full, sign * scale * kept, n_boot=100)
+    assert scaled.status == first.status
+    for end in ("low", "high"):
+        assert getattr(scaled.interval, end) == pytest.approx(getattr(first.interval, end), rel=1e-9)
+        assert scaled.details["interval"][end] == pytest.approx(first.details["interval"][end], rel=1e-9)
+
+
+TRANSFORMS = (np.exp, np.cbrt, np.arctan, lambda x: 3 * x - 7, lambda x: x**3)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**31), chosen=st.tuples(*[st.sampled_from(range(len(TRANSFORMS)))] * 3))
+def test_monotone_scores_rank_heads_alike(seed: int, chosen: tuple[int, int, int]) -> None:
+    scores = raters(np.random.default_rng(seed), 3, 20, rho=0.6)
+    moved = {name: TRANSFORMS[at](each) for at, (name, each) in zip(chosen, scores.items(), strict=True)}
+    for first, second in (
+        (inter_rater(each, k=5, signed=tuple(each), n_boot=20, n_perm=20) for each in (scores, moved)),
+        (convergent_validity(each, k=5, n_boot=20, n_perm=20) for each in (scores, moved)),
+    ):
+        assert (second.status, second.published) == (first.status, first.published)
+        for name in {"w", "mean_kappa", "mean_rho", "value"} & set(first.values):
+            assert second.values[name] == pytest.approx(first.values[name], rel=1e-12)
+
+
+@settings(max_examples=10)
+@given(factor=st.floats(1e-3, 1e3), sign=st.sampled_from([-1.0, 1.0]), offset=st.floats(-100, 100))
+def test_affine_maps_leave_eta_squared(factor: float, sign: float, offset: float) -> None:
+    rng = np.random.default_rng(0)
+    values, groups = rng.normal(size=60), np.arange(60) % 3
+    full = np.ones(60)
+    first = measurement_invariance(full, values, groups, n_boot=20)
+    mapped = measurement_invariance(full, sign * factor * values + offset, groups, n_boot=20)
+    assert mapped.values["eta_squared"] == pytest.approx(first.values["eta_squared"], rel=1e-6)
+
+
+@settings(max_examples=5)
+@given(names=st.permutations(["a", "b", "c"]))
+def test_names_of_groups_and_tasks_carry_no_meaning(table: MeasurementTable, names: list[str]) -> None:
+    number = np.arange(40) % 3
+    plain, renamed = (np.array(each)[number] for each in (["a", "b", "c"], names))
+    full, kept = table.column("y_full"), table.column("y_keep/mean")
+    first, second = (measurement_invariance(full, kept, each, n_boot=20) for each in (plain, renamed))
+    assert second.status == first.status
+    for name in ("eta_squared", "welch_f", "range"):
+        assert second.values[name] == pytest.approx(first.values[name], rel=1e-9)
+    direct = table.column("dla_correct")
+    first, second = (distributional_stability(direct, groups=each) for each in (plain, renamed))
+    assert (second.status, second.values) == (first.status, first.values)
+    effects = table.column("y_patch") - table.column("y_cor")[:, None]
+    tasks = {name: effects[number == at] for at, name in enumerate("abc")}
+    circuits = {name: np.arange(table.H) % 3 == at for at, name in enumerate("abc")}
+    to = dict(zip("abc", names, strict=True))
+    first = discriminant_validity(tasks, circuits, n_boot=50)
+    second = discriminant_validity(
+        {to[name]: each for name, each in tasks.items()},
+        {to[name]: each for name, each in circuits.items()},
+        n_boot=50,
+    )
+    assert (second.status, second.published) == (first.status, first.published)
+    assert second.values == pytest.approx(first.values, rel=1e-9)
+
+
+# -------------------------------------------------------------------------------------------- consistency
+
+
+def test_resamples_that_change_nothing_give_the_point_estimate(table: MeasurementTable) -> None:
+    full, kept = table.column("y_full"), table.column("y_keep/mean")
+    point = faithfulness(kept, full)
+    found = bootstrap_stability(full, kept, draws=np.tile(np.arange(40), (5, 1)))
+    assert found.values["faithfulness"] == pytest.approx(point, rel=1e-12)
+    assert found.values["sigma"] == 0.0
+    assert found.details["percentile"]["low"] == pytest.approx(point, rel=1e-12)
+    subsets = seed_variance(full, kept, n_prompts=40)  # a pool no larger than a sample
+    assert subsets.values["coefficient_of_variation"] == 0.0
+    assert subsets.values["mean"] == pytest.approx(point, rel=1e-12)
+
+
+def test_random_sets_of_heads_have_the_moments_of_sampled_ones(table: MeasurementTable) -> None:
+    effects = table.column("y_patch") - table.column("y_cor")[:, None]
+    halves = {"first": effects[:20], "second": effects[20:]}
+    members = table.members
+    found = discriminant_validity(halves, {"first": members, "second": ~members}, n_boot=20)
+    rng = np.random.default_rng(0)
+    order = rng.permuted(np.tile(np.arange(table.H), (20_000, 1)), axis=1)[:, : members.sum()]
+    for at, each in enumerate(halves.values()):
+        sampled = each.mean(axis=0)[order].mean(axis=1)
+        error = sampled.std() / 20_000**0.5
+        assert found.details["random_mean"][0, at] == pytest.approx(sampled.mean(), abs=4 * error)
+        assert found.details["random_sd"][0, at] == pytest.approx(sampled.std(), rel=0.03)
