@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from assay.circuits import Circuit
 from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.heads import HeadScores
+from assay.heads import HeadScores, MeasurementTable
 from assay.heads.effects import (
     activation_patching,
     circuit_effect,
@@ -61,6 +62,25 @@ def test_golden_drop_effect(golden: dict[str, Any], golden_model: Model, golden_
     expected = np.array(golden["y_full"])[:, None] - np.array(golden["y_drop1_mean"])
     np.testing.assert_allclose(found.flat_examples, expected, **CLOSE)
     np.testing.assert_allclose(found.flat, expected.mean(0), **CLOSE)
+
+
+def test_stored_columns_give_the_scores_of_runs(golden_model: Model, golden_task: PairTask) -> None:
+    table = MeasurementTable(golden_model, golden_task, Circuit.from_heads(golden_model.graph, [(0, 1)]))
+    y_full, y_cor = table.column("y_full"), table.column("y_cor")
+    pairs = (
+        (
+            patching_scores(y_full, y_cor, table.column("y_patch"), n_heads=4),
+            activation_patching(golden_model, golden_task),
+        ),
+        (
+            mediation_scores(y_full, y_cor, table.column("y_cross"), n_heads=4),
+            mediation(golden_model, golden_task),
+        ),
+        (drop_scores(y_full, table.column("y_drop1"), n_heads=4), drop_effect(golden_model, golden_task)),
+    )
+    for stored, measured in pairs:
+        np.testing.assert_allclose(stored.per_example, measured.per_example, rtol=1e-8, atol=1e-10)
+        assert (stored.name, stored.sign) == (measured.name, measured.sign)
 
 
 # ---- by hand ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from head_runs import golden_model, golden_task, stored
 
 from assay.circuits import Circuit
 from assay.execution import CircuitRuns
+from assay.heads import MeasurementTable
 from assay.metrics.replaced import Complement, heads_alone
 from assay.models import Model
 from assay.tasks import PairTask
@@ -53,6 +54,18 @@ def test_edges_of_a_head_circuit_say_the_same(model: Model, task: PairTask, meth
     assert heads.kl is not None
     np.testing.assert_allclose(edges.margins, heads.margins, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(edges.kl, heads.kl, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["heads", "edges"])
+def test_a_measurement_table_has_the_same_margins(model: Model, task: PairTask, kind: str) -> None:
+    circuit = Circuit.from_heads(model.graph, stored()["circuit"])
+    circuit = circuit if kind == "heads" else edges_of(circuit)
+    table = MeasurementTable(model, task, circuit, seed=6)
+    complement = Complement(runs=CircuitRuns(model, task, circuit, seed=6))
+    for method in ("mean", "resample-donor", "noise-additive", *(("soft",) if kind == "heads" else ())):
+        column = table.column(f"y_keep/{method}")
+        drawn = complement.draw(method).margins
+        np.testing.assert_allclose(drawn.T.squeeze(), column, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["heads", "edges"])
