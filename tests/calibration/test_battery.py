@@ -234,6 +234,8 @@ def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> Non
         calibrate_all(HEADS, model, task, groups="colour")
     with pytest.raises(ShapeError, match="groups"):
         calibrate_all(HEADS, model, task, groups=np.array(["a", "b"]))
+    with pytest.raises(UnknownNameError, match="profile"):
+        calibrate_all(HEADS, model, task, profile="half")
     with pytest.raises(InputError, match="random_sets"):
         calibrate_all(HEADS, model, task, random_sets=-1)
     with pytest.raises(GraphMismatchError):
@@ -251,6 +253,21 @@ def test_a_table_over_one_sentence_clusters_by_unit(model: Model, task: PairTask
     error = {"plain": plain["C11"], "clustered": clustered["C11"]}
     assert error["clustered"].values["standard_error"] > 1.2 * error["plain"].values["standard_error"]
     assert clustered["C30"].details["n_units"] < plain["C30"].details["n_units"]
+
+
+def test_the_circuits_profile_needs_its_own_heads_alone(model: Model, task: PairTask) -> None:
+    found = calibrate_all(HEADS, model, task, gates=["C16", "M3b"], profile="circuit")
+    assert "y_drop1" not in found.table.columns
+    whole = calibrate_all(HEADS, model, task, gates=["C16", "M3b"])
+    assert found.table.passes["forward"] < 0.6 * whole.table.passes["forward"]
+    parts = {
+        name: [each["C16"].sub_results[name] for each in (found, whole)]
+        for name in ("cronbach_alpha", "split_half")
+    }
+    alphas = [each.values["value"] for each in parts["cronbach_alpha"]]
+    assert alphas[0] == pytest.approx(alphas[1], rel=1e-4)
+    assert parts["split_half"][0].values != parts["split_half"][1].values
+    assert found["M3b"].values == pytest.approx(whole["M3b"].values)
 
 
 def test_tables_of_columns_are_lazy(model: Model, task: PairTask) -> None:

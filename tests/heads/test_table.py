@@ -87,6 +87,19 @@ def test_a_dropped_head_is_the_same_run_by_edges(model64: Model, make_task: Call
     np.testing.assert_allclose(table.drop([(1, 0)]), runs.margins("drop"), rtol=1e-8, atol=1e-9)
 
 
+def test_the_circuits_own_heads_alone(model64: Model, make_task: Callable[..., PairTask]) -> None:
+    task, heads = make_task(n=4), [(1, 1), (0, 0)]
+    alone = MeasurementTable(model64, task, heads)
+    found = alone.column("y_drop1/circuit")
+    cost = alone.passes["forward"]
+    whole = MeasurementTable(model64, task, heads)
+    np.testing.assert_allclose(found, whole.column("y_drop1")[:, whole.places], rtol=1e-10)
+    assert cost < whole.passes["forward"]
+    spent = whole.passes["forward"]
+    np.testing.assert_allclose(whole.column("y_drop1/circuit"), found, rtol=1e-10)
+    assert whole.passes["forward"] == spent
+
+
 @pytest.mark.parametrize("method", ["zero", "mean", "resample", "resample-donor", "noise", "noise-additive"])
 def test_an_edge_circuit_of_all_edges_is_the_model(
     model64: Model, make_task: Callable[..., PairTask], method: str

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SCHEMA = "assay-calibration/1"
 POOL = 3  # samples of the task's size in the pool that other samples are drawn from
 FEWEST_IN_POOL = 120
+PROFILES = ("all", "circuit")
 _GATE_FACTS = ("key", "code", "name", "criterion", "question", "on_pass", "on_fail", "weakness", "source")
 _LAST = "multiple-comparisons"  # pools what the others found
 
@@ -138,6 +139,7 @@ def calibrate_all(
     groups: str | Shaped[np.ndarray, " P"] | None = None,
     unit_id: Shaped[np.ndarray, " P"] | None = None,
     signs: Mapping[tuple[int, int], int] | None = None,
+    profile: str = "all",
     random_sets: int = 0,
     objective: str | Objective | Loss | None = None,
     ablation: str | None = None,
@@ -164,6 +166,8 @@ def calibrate_all(
             default: the field `template`, `type` or `category`, else thirds of length.
         unit_id: Label per prompt of the task; prompts of one label count as one observation.
         signs: Head -> -1 for heads declared to oppose the task (M3b).
+        profile: Heads whose effects C16 correlates between halves of the prompts: `all`, or those of the
+            `circuit`, which needs fewer runs.
         random_sets: Random sets of heads, and as many matched by layer, that C36 compares with; each costs a
             run. 50 are customary.
         objective: Its negative is the margin; default: the task's own.
@@ -204,6 +208,7 @@ def calibrate_all(
         groups=groups,
         unit_id=unit_id,
         signs=signs,
+        profile=profile,
         random_sets=random_sets,
         objective=objective,
         ablation=ablation,
@@ -227,6 +232,7 @@ def prepare(
     groups: str | Shaped[np.ndarray, " P"] | None = None,
     unit_id: Shaped[np.ndarray, " P"] | None = None,
     signs: Mapping[tuple[int, int], int] | None = None,
+    profile: str = "all",
     random_sets: int = 0,
     folder: str | Path | None = None,
     **settings: Any,
@@ -235,6 +241,8 @@ def prepare(
     asked = set(JUDGES) if gates is None else {find_gate(name).key for name in gates}
     if random_sets < 0:
         raise InputError(f"random_sets is {random_sets}; give a count from 0")
+    if profile not in PROFILES:
+        raise unknown_name("profile", profile, PROFILES)
     for name, value in (("groups", groups), ("unit_id", unit_id)):
         if value is not None and not isinstance(value, str) and np.shape(value) != (task.n,):
             raise ShapeError(
@@ -251,6 +259,7 @@ def prepare(
         groups=groups,
         unit_id=unit_id,
         signs=dict(signs or {}),
+        profile=profile,
         random_sets=random_sets,
     )
 

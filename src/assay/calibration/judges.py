@@ -50,6 +50,7 @@ class Battery:
         groups: Field, or label per prompt of the task, to group prompts by; None: the usual fields.
         unit_id: `[P]` which prompts belong together.
         signs: -1 for heads that oppose the task.
+        profile: Heads whose effects C16 correlates between halves: `all`, or those of the `circuit`.
         random_sets: Random sets of heads for C36.
         missing: Filled as columns turn out not to exist: column -> why.
         filling: Seconds spent on runs.
@@ -62,6 +63,7 @@ class Battery:
     groups: str | Shaped[np.ndarray, " P"] | None = None
     unit_id: Shaped[np.ndarray, " P"] | None = None
     signs: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    profile: str = "all"
     random_sets: int = 0
     missing: dict[str, str] = field(default_factory=dict)
     filling: float = 0.0
@@ -126,6 +128,12 @@ class Battery:
         return effects
 
     @cached_property
+    def member_effects(self) -> Float64[np.ndarray, "P k"]:
+        """The same of the circuit's heads, which alone cost less."""
+        effects: Float64[np.ndarray, "P k"] = self.get("y_full")[:, None] - self.get("y_drop1/circuit")
+        return effects
+
+    @cached_property
     def pool_units(self) -> Shaped[np.ndarray, " n_pool"] | None:
         """Units of the pool: further prompts are units of their own."""
         if self.unit_id is None:
@@ -162,6 +170,7 @@ class Battery:
             "gates": list(self.gates),
             "against": [other.record for other in self.against],
             "published": None if self.published is None else np.flatnonzero(self.published).tolist(),
+            "profile": self.profile,
             "random_sets": self.random_sets,
             "signs": [[*head, sign] for head, sign in sorted(self.signs.items())],
             **{
@@ -180,6 +189,9 @@ def _c11(battery: Battery, others: Others) -> Verdict:
     data: dict[str, Any] = {"unit_id": battery.unit_id, "task": battery.name, "seed": battery.table.seed}
     full = battery.get("y_full")
     kept = bootstrap_stability(full, battery.run(battery.kept), **battery.size, **data)
+    if "derived-metrics" not in battery.gates:
+        return kept
+    # C14 reads the circuit's absence anyway, so completeness is judged at no cost.
     dropped = bootstrap_stability(
         full, battery.run(f"y_drop/{battery.table.ablation}"), inner="completeness", **battery.size, **data
     )
@@ -337,11 +349,12 @@ def _predicted(battery: Battery) -> Bool[np.ndarray, " H"] | None:
 
 def _c16(battery: Battery, others: Others) -> Verdict:
     table = battery.table
+    whole = battery.profile == "all"
     return reliability_suite(
         battery.get("pool/y_full"),
         battery.run(f"pool/{battery.kept}"),
-        battery.effects,
-        table.members,
+        battery.effects if whole else battery.member_effects,
+        table.members if whole else np.ones(table.k, dtype=np.bool_),
         unit_id=battery.pool_units,
         effect_units=battery.unit_id,
         n_heads=table.H,
@@ -517,7 +530,7 @@ def _m3b(battery: Battery, others: Others) -> Verdict:
     table = battery.table
     signs = np.array([battery.signs.get(head, 1) for head in table.heads], dtype=np.float64)
     return certified_stability(
-        battery.effects[:, table.places],
+        battery.member_effects,
         signs=signs,
         unit_id=battery.unit_id,
         task=battery.name,

@@ -63,7 +63,6 @@ class Columns:
         task: The prompts.
         circuit: The circuit whose runs are columns.
         heads: Its heads.
-        measured: Heads that tables over heads measure.
         reference: Prompts that means are taken over.
         objective: Its negative is the margin.
         ablation: Method of tables over single heads.
@@ -78,7 +77,6 @@ class Columns:
     task: PairTask
     circuit: Circuit
     heads: tuple[tuple[int, int], ...]
-    measured: tuple[tuple[int, int], ...]
     reference: PairTask
     objective: Objective
     ablation: str
@@ -88,8 +86,9 @@ class Columns:
     n_forward: float = 0.0
     n_backward: float = 0.0
     _settings: dict[int, Setting] = field(default_factory=dict)
+    _outputs: dict[tuple[int, bool], list[Tensor]] = field(default_factory=dict)
+    _logits_of: dict[int, Tensor] = field(default_factory=dict)
     _baselines: dict[tuple[str, int, int], BaselineShelf] = field(default_factory=dict)
-    _held: tuple[PairTask, Tensor] | None = None
 
     @cached_property
     def by_heads(self) -> bool:
@@ -127,6 +126,8 @@ class Columns:
                 batch_size=choose_batch_size(self.model, prompts, asked=self.batch_size),
                 # Prompts beyond the task's get donors and noise of their own.
                 seed=self.seed if prompts is self.task else self.seed + 1,
+                _outputs=self._outputs,
+                _logits=self._logits_of,
             )
         donors = self.donors if prompts is self.task else None
         return replace(self._settings[id(prompts)], draw=draw, donors=donors)
@@ -225,10 +226,8 @@ class Columns:
         )
 
     def _full_logits(self, prompts: PairTask) -> Float[Tensor, "n d_vocab"]:
-        """The model's logits; the last ones asked for stay in memory, for divergences from them."""
-        if self._held is None or self._held[0] is not prompts:
-            self._held = prompts, run_model(self.model, prompts, batch_size=self.batch_size, check=False)
-        return self._held[1]
+        """The model's logits, of the plain pass that means and donors come from."""
+        return self._setting(prompts).logits(prompts)
 
     def _read(self, quantity: str, logits: Tensor, prompts: PairTask) -> Float64[np.ndarray, " n"]:
         """One number per prompt off its logits: `y`, `ce`, or `kl` from the model."""
@@ -243,8 +242,10 @@ class Columns:
 
     # ---- single heads ---------------------------------------------------------------------------
 
-    def over_heads(self, name: str, some: PairTask, rows: slice) -> Float64[np.ndarray, "n measured"]:
-        """`y_drop1`, `y_patch` or `y_cross` of some prompts and the measured heads."""
+    def over_heads(
+        self, name: str, some: PairTask, rows: slice, heads: tuple[tuple[int, int], ...]
+    ) -> Float64[np.ndarray, "n n_heads"]:
+        """`y_drop1`, `y_patch` or `y_cross` of some prompts and some heads."""
         size = min(
             choose_batch_size(self.model, some, asked=self.batch_size),
             max(1, TOKENS_PER_PASS // (4 * some.length)) if self.model.device.type == "cpu" else some.n,
@@ -263,20 +264,18 @@ class Columns:
                 values = [
                     self._values(replacement, clean, layer, batch) for layer in range(self.model.n_layers)
                 ]
-                table = one_head_replaced(
-                    self.model, clean, values, batch.positions, reading, heads=self.measured
-                )
+                table = one_head_replaced(self.model, clean, values, batch.positions, reading, heads=heads)
             else:
                 corrupted = base_run(self.model, batch.corrupted)
                 if name == "y_patch":
                     table = one_head_replaced(
-                        self.model, corrupted, clean.z, batch.positions, reading, heads=self.measured
+                        self.model, corrupted, clean.z, batch.positions, reading, heads=heads
                     )
                 else:
                     index = torch.arange(len(batch.indices), device=self.model.device)
                     at_read = [z[index, batch.positions] for z in corrupted.z]
                     table = one_head_replaced_at_read(
-                        self.model, clean, at_read, batch.positions, reading, heads=self.measured
+                        self.model, clean, at_read, batch.positions, reading, heads=heads
                     )
             parts.append(table.numpy())
         found = np.concatenate(parts)

@@ -93,6 +93,7 @@ class Setting:
     draw: int = 0
     donors: Int64[np.ndarray, " n"] | None = None
     _outputs: dict[tuple[int, bool], list[Tensor]] = field(default_factory=dict)
+    _logits: dict[int, Tensor] = field(default_factory=dict)
 
     def outputs(
         self, task: PairTask, *, corrupted: bool = False
@@ -101,13 +102,26 @@ class Setting:
         key = (id(task), corrupted)
         if key not in self._outputs:
             parts: list[list[Tensor]] = [[] for _ in range(self.model.n_layers)]
+            logits = []
             for batch in task.batches(self.batch_size):
+                batch = batch.to(self.model.device)
                 with torch.no_grad(), self.model.tracing() as trace:
-                    self.model.forward((batch.corrupted if corrupted else batch.clean).to(self.model.device))
+                    hidden = self.model.forward(batch.corrupted if corrupted else batch.clean)
+                    if not corrupted:
+                        logits.append(
+                            self.model.read(hidden, batch.positions).to(self.model.result_dtype).cpu()
+                        )
                 for into, z in zip(parts, trace.z, strict=True):
                     into.append(z.unflatten(-1, (self.model.n_heads, self.model.d_head)))
             self._outputs[key] = [torch.cat(part) for part in parts]
+            if not corrupted:
+                self._logits[id(task)] = torch.cat(logits)
         return self._outputs[key]
+
+    def logits(self, task: PairTask) -> Float[Tensor, "n d_vocab"]:
+        """Logits of the same plain pass at the read positions, on the CPU."""
+        self.outputs(task)
+        return self._logits[id(task)]
 
     def rng(self, key: str, *more: object) -> np.random.Generator:
         """The stream of an intervention and a draw; independent of batches."""

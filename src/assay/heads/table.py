@@ -34,6 +34,7 @@ AnyCircuit = Circuit | HeadCircuit | Sequence[Sequence[int]] | str | Path
 
 _WHICH = ("full", "keep", "drop", "empty")
 _OVER_HEADS = ("y_drop1", "y_patch", "y_cross")
+_OF_CIRCUIT = "y_drop1/circuit"
 _OF_HEADS = ("dla", "dla_correct", "magnitude", "attribution", "z_last")
 _OF_WEIGHTS = ("ov_norm", "spectral_norm", "sv_entropy", "composition/q", "composition/k", "composition/v")
 _OTHERS = ("y_cor", "y_minus1", "llc", "ocse")
@@ -49,6 +50,7 @@ class MeasurementTable:
       without the circuit, of nothing. `ce_...` and `kl_...` (from the model, nats) of the same runs.
     - `pool/...` `[P + more]`: the same over the task and `more`.
     - `y_drop1` `[P, H]`: margin with one head replaced by the method `ablation`.
+    - `y_drop1/circuit` `[P, k]`: its columns of the circuit's heads, which alone cost less.
     - `y_minus1` `[P, k]`: margin of the circuit without one of its heads.
     - `y_cor` `[P]`: corrupted run. `y_patch` `[P, H]`: with one head's clean output patched in.
     - `y_cross` `[P, H]`: clean run with one head's corrupted output at the read position.
@@ -121,7 +123,6 @@ class MeasurementTable:
             task=task,
             circuit=self.circuit,
             heads=self.heads,
-            measured=self.measured_heads,
             reference=self.reference,
             objective=self.objective,
             ablation=self.ablation,
@@ -290,7 +291,12 @@ class MeasurementTable:
 
     def _filled(self, name: str) -> dict[str, np.ndarray]:
         if name in _OVER_HEADS:
-            return self._in_blocks(name)
+            return self._in_blocks(name, self.measured_heads)
+        if name == _OF_CIRCUIT:
+            # What the table over all heads holds already is not measured again.
+            if "y_drop1" in self._columns or (self._shelf is not None and self._shelf.has("y_drop1")):
+                return {name: self.column("y_drop1")[:, self.places]}
+            return self._in_blocks(name, self.heads)
         if name in _OF_WEIGHTS:
             return self._whole(name, lambda: self._make.of_weights(name))
         if name in _OF_HEADS:
@@ -346,7 +352,7 @@ class MeasurementTable:
                 self._shelf.write(key, 0, value)
         return made
 
-    def _in_blocks(self, name: str) -> dict[str, np.ndarray]:
+    def _in_blocks(self, name: str, heads: tuple[tuple[int, int], ...]) -> dict[str, np.ndarray]:
         """A table over heads, block of rows by block of rows; finished blocks outlive an interruption."""
         blocks = []
         for start in range(0, self.P, ROWS_AT_ONCE):
@@ -356,8 +362,11 @@ class MeasurementTable:
                 continue
             with self._make.counting():
                 some = self.task.subset(range(rows.start, rows.stop))
+                found = self._make.over_heads(name.partition("/")[0], some, rows, heads)
+            table = found
+            if name != _OF_CIRCUIT:
                 table = np.full((some.n, self.H), np.nan)
-                table[:, self._flags(self.measured_heads)] = self._make.over_heads(name, some, rows)
+                table[:, self._flags(heads)] = found
             if self._shelf is not None:
                 self._shelf.write(name, start, table)
             blocks.append(table)
