@@ -675,3 +675,22 @@ def test_fields_of_any_type_are_labels(world: World) -> None:
     same(calibrate("C13", world.kept, groups="mixed", task=task), expected)
     by_length = measurement_invariance(*world.runs, lengths=np.array([3, 9] * 12), task="ioi")
     same(calibrate("C13", *world.runs, lengths="width", task=task), by_length)
+
+
+def test_lower_is_better_for_a_divergence(world: World) -> None:
+    measured = measure(world.circuit, world.model, world.task, "kl", ablation="mean", random_circuits=4)
+    assert measured.direction == "lower"
+    values = np.array(measured.baseline["random"]["values"])
+    lowest = replace(measured, value=float(values.min()) - 1.0)
+    highest = replace(measured, value=float(values.max()) + 1.0)
+    for each, p in ((lowest, 0.2), (highest, 1.0)):
+        (found,) = calibrate("M93", each, [0.5]).details["results"][:1]
+        assert found["p"] == p
+
+
+def test_a_prediction_of_nothing_is_no_prediction(world: World) -> None:
+    circuits = {"ioi": world.members, "sva": np.zeros(32, dtype=bool)}
+    prediction = predict_from_weights(weight_features(world.model), circuits)["ioi"]
+    assert prediction.reason == "no_members"
+    found = calibrate("C14", world.circuit, world.patching, prediction)
+    same(found, derived_metrics(world.members, world.patching.flat, task="ioi"))
