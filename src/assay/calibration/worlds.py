@@ -1,7 +1,7 @@
 """Every gate in worlds whose truth is known: what it must say, and what counts as an error.
 
 `WORLDS` is the one list behind `make gate-rates` and the tests. Rates of an independent simulation of 200
-repetitions stand beside each world; worlds at a threshold, where either verdict is wrong, are ours.
+repetitions stand beside the worlds that it had; most worlds at a threshold are ours.
 """
 
 import math
