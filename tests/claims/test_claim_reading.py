@@ -1,6 +1,7 @@
 """What makes a claim, and what each malformed one is told; no model is loaded here."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,14 @@ def test_the_content_of_a_task_file_enters_the_hash_and_its_folder_does_not(tmp_
     assert made("a", "{}").hash != made("a", "{ }").hash
 
 
-def test_the_shipped_example_is_a_claim() -> None:
-    found = load_claim(Path(__file__).resolve().parents[2] / "examples" / "ioi_claim.toml")
+def test_the_shipped_example_is_the_claim_of_its_page() -> None:
+    repository = Path(__file__).resolve().parents[2]
+    found = load_claim(repository / "examples" / "ioi_claim.toml")
     assert (found.model, found.task, len(found.predictions)) == ("mini", "ioi", 3)
+    page = (repository / "docs" / "howto" / "claims.md").read_text(encoding="utf-8")
+    written = page.partition('write_text("""')[2].partition('""")')[0]
+    assert parse_claim(tomllib.loads(written)).hash == found.hash
+    assert found.hash[:16] in page
 
 
 def test_files_that_are_no_claims(tmp_path: Path) -> None:

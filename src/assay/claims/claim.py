@@ -100,8 +100,10 @@ class Control:
     def text(self) -> str:
         """What a table calls it."""
         if isinstance(self.heads, str):
-            return f"{self.draws} {self.heads} sets for {self.of}"
-        return f"{', '.join(map(head_name, self.heads))} for {self.of}"
+            what = f"{self.draws} {self.heads} sets"
+        else:
+            what = ", ".join(map(head_name, self.heads))
+        return what if self.of == CIRCUIT else f"{what} for {self.of}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,7 +151,7 @@ def _of_others(claim: Claim, outcomes: Sequence[Outcome]) -> Iterable[Evidence]:
             kind="specificity",
             source=f"control {number + 1}",
             required=True,
-            finding=f"{control.text} stays below the size predicted: {_said(parts)}",
+            finding=f"the size predicted is not reached by {control.text}: {_said(parts)}",
             **_standing(parts),
         )
     for number, rival in enumerate(claim.rivals):

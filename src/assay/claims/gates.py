@@ -1,6 +1,7 @@
 """The gates whose verdicts are evidence for a claim, from the columns of its measurement tables."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,8 @@ def claim_gates(
         found |= _of_score(claim, table, score)
     step("effects")
     effects = full[:, None] - table.column("y_drop1")
-    found["C16.split_half"] = split_half(effects, **seeded)
+    measured = np.isfinite(effects).any(axis=0)  # a budget of passes may leave heads out
+    found["C16.split_half"] = split_half(effects[:, measured], **seeded)
     signs = np.array([claim.sign_of[head] for head in table.heads])
     found["M3b"] = certified_stability(effects[:, table.places], signs=signs, **seeded)
     step("C12")
@@ -134,4 +136,5 @@ def _own_task(claim: Claim, table: MeasurementTable, others: Mapping[str, Measur
         gaps={name: each.column("y_full") - each.column("y_cor") for name, each in tables.items()},
         seed=claim.seed,
     )
-    return verdict.sub_results.get(claim.task, verdict)
+    own = verdict.sub_results.get(claim.task, verdict)
+    return replace(own, warnings=tuple(dict.fromkeys((*own.warnings, *verdict.warnings))))

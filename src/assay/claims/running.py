@@ -158,6 +158,7 @@ def run_claim(
     folder: str | Path | None = None,
     device: str | None = None,
     batch_size: int | None = None,
+    max_passes: float | None = None,
     register_anew: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> ClaimResult:
@@ -169,6 +170,8 @@ def run_claim(
         folder: Where measurement tables are kept and found again, each in a folder named by its hash.
         device: Where to load the model.
         batch_size: Prompts per pass; default: by free memory. Never changes a number.
+        max_passes: Whole-pass equivalents that tables over all heads may cost for each task; beyond, the
+            claim's heads and 20 others are measured (`MeasurementTable`).
         register_anew: Replace the registration of another content instead of refusing.
         progress: Called with a stage, how much of it is done, and how much there is.
 
@@ -188,7 +191,8 @@ def run_claim(
     sets = _sets(claim, model)
     circuit = Circuit.from_heads(model.graph, claim.heads)
     samples = {name: _sample(claim, name, model) for name in claim.tasks}
-    make = _Tables(claim, model, circuit, None if folder is None else Path(folder), batch_size)
+    options = {"batch_size": batch_size, "max_passes": max_passes}
+    make = _Tables(claim, model, circuit, None if folder is None else Path(folder), options)
     tables = {name: make(sample.main, more=sample.more) for name, sample in samples.items()}
     own = tables[claim.task]
     before = registration is not None and _before(registration, make.began, samples, model)
@@ -295,10 +299,15 @@ class _Tables:
     """Makes the tables of a claim's heads, and knows when their folders were begun."""
 
     def __init__(
-        self, claim: Claim, model: Model, circuit: Circuit, folder: Path | None, batch_size: int | None
+        self,
+        claim: Claim,
+        model: Model,
+        circuit: Circuit,
+        folder: Path | None,
+        options: Mapping[str, Any],
     ) -> None:
         self.claim, self.model, self.circuit = claim, model, circuit
-        self.folder, self.batch_size = folder, batch_size
+        self.folder, self.options = folder, options
         self.began: list[str] = []  # of tables that were there already
         self._made: list[MeasurementTable] = []
 
@@ -311,8 +320,8 @@ class _Tables:
                 more=more,
                 ablation=self.claim.ablation,
                 folder=folder,
-                batch_size=self.batch_size,
                 seed=self.claim.seed,
+                **self.options,
             )
 
         made = table(None)

@@ -49,6 +49,10 @@ def claim(
     ] = None,
     device: DeviceOption = None,
     batch_size: BatchOption = None,
+    budget: Annotated[
+        float | None,
+        option("--budget", "Passes that tables over all heads may cost.  [default: no limit]", min=1),
+    ] = None,
     store: StoreOption = None,
     out: Annotated[Path | None, option("--out", "Directory for claim.json.")] = None,
     as_json: JsonOption = False,
@@ -84,6 +88,7 @@ def claim(
             folder=tables,
             device=device,
             batch_size=batch_size,
+            max_passes=budget,
             register_anew=register_anew,
             progress=progress,
         )
@@ -111,7 +116,7 @@ def show_registration(found: "Registration", *, as_json: bool) -> None:
 
 def print_claim(found: "ClaimResult") -> None:
     """Predictions with their tests, then the checklist, then the tier."""
-    from assay.report.words import number
+    from assay.report.words import rounded
 
     claim = found.claim
     typer.echo(f"{claim.name}: {claim.statement}")
@@ -128,8 +133,8 @@ def print_claim(found: "ClaimResult") -> None:
         rows.append(
             [
                 test.name,
-                number(test.value, 2),
-                f"[{number(low, 2)}, {number(high, 2)}]" if test.interval.defined else str(test.reason or ""),
+                "n/a" if test.reason else rounded(test.value),
+                f"[{rounded(low)}, {rounded(high)}]" if test.interval.defined else str(test.reason or ""),
                 _p(test.p),
                 _p(test.q),
                 test.state,
@@ -137,7 +142,7 @@ def print_claim(found: "ClaimResult") -> None:
         )
     columns = ["test", "found", "90 % interval", "p", "q", "outcome"]
     print_table("", columns, rows, right="found p q")
-    typer.echo(f"M93, do they survive that there are {len(rows)}: {found.multiplicity.status}")
+    typer.echo(f"M93, multiple comparisons over {len(rows)} tests: {found.multiplicity.status}")
     typer.echo()
     lines = []
     for kind, state in found.checklist.items():
