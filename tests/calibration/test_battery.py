@@ -264,7 +264,7 @@ def test_the_circuits_profile_needs_its_own_heads_alone(model: Model, task: Pair
         name: [each["C16"].sub_results[name] for each in (found, whole)]
         for name in ("cronbach_alpha", "split_half")
     }
-    alphas = [each.values["value"] for each in parts["cronbach_alpha"]]
+    alphas = [each.values["alpha"] for each in parts["cronbach_alpha"]]
     assert alphas[0] == pytest.approx(alphas[1], rel=1e-4)
     assert parts["split_half"][0].values != parts["split_half"][1].values
     assert found["M3b"].values == pytest.approx(whole["M3b"].values)
