@@ -54,6 +54,12 @@ GATE_EVIDENCE: Mapping[str, tuple[str, bool, str]] = {
     "C16.split_half": ("reliability", False, "split_half"),
     "S3": ("reliability", False, "share_stable"),
 }
+# What to do about a test whose opposite holds.
+_CONTRADICTED: Mapping[str, str] = {
+    "prediction": "another claim: this prediction is contradicted",
+    "control": "another claim: the control reaches the size, too",
+    "rival": "another claim: the rival is nearer to the model",
+}
 
 # What would supply a gate's verdict, by the reason why it is undefined; more prompts otherwise.
 _UNDEFINED: Mapping[str | None, str] = {
@@ -171,7 +177,7 @@ def _standing(parts: Sequence[Outcome]) -> dict[str, str]:
     if state == HELD:
         return {"state": PRESENT}
     if state == CONTRADICTED:
-        return {"state": AGAINST, "supply": "another claim: this one is contradicted here"}
+        return {"state": AGAINST, "supply": _CONTRADICTED[parts[0].kind]}
     if any(each.reason == "no_behaviour" for each in parts):
         supply = "a task that the model does: its mean margin is not clearly above 0"
     elif any(each.reason for each in parts):
