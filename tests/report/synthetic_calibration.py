@@ -80,7 +80,7 @@ MIXED = World(n=40, sd=0.55, shifts=(-0.15, 0.0, 0.15), gap=0.15, d_prime=1.2, r
 
 
 def synthetic_calibration(*, world: World = SOUND, bare: bool = False) -> Document:
-    """A document like that of `calibrate_all`, yours to change; `bare`: three prompts, one task and method."""
+    """A document like that of `calibrate_all`, yours to change; `bare`: of three prompts and one task."""
     return copy.deepcopy(_made(world, bare))
 
 

@@ -413,6 +413,9 @@ def test_parts_without_a_rule_of_their_own_are_called_what_they_are() -> None:
     assert part_headline("C17.greater-than", verdict).ratio
     assert part_headline("C14.new_row", verdict).label == "new row"
     assert part_headline("M93.", verdict).label == "no task"
+    errors = {"values": {"sigma": 0.1, "standard_error": 0.2}, "thresholds": {"pass": 0.1}, "interval": None}
+    variant = part_headline("C11.sufficiency", errors)
+    assert (variant.label, variant.value, variant.higher) == ("sufficiency", 0.2, False)
 
 
 # ------------------------------------------------------------------------------------------------- in words
@@ -701,6 +704,21 @@ def test_a_band_between_pass_and_fail_is_left_blank() -> None:
     assert zones["pass"] == (0.0, low)
     assert zones["fail"][0] == pytest.approx(high)
     assert low < found.low < found.high < high
+
+
+def test_limits_that_would_run_together_are_drawn_with_one_number() -> None:
+    found = drawn(
+        higher=False,
+        limits=(0.1, 0.2),
+        passes=((-math.inf, 0.1),),
+        fails=((0.2, math.inf),),
+        value=3.0,
+        low=2.0,
+        high=4.0,
+        least=0.0,
+        scale=0.1,
+    )
+    assert [text for _, text in found.ticks] == ["0.1", ""]
 
 
 def test_an_end_far_away_is_cut_and_marked() -> None:

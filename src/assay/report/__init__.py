@@ -3,7 +3,6 @@
 from assay.report.adversarial import save_histogram
 from assay.report.calibration import calibration_figure
 from assay.report.calibration_words import overview as calibration_overview
-from assay.report.calibration import calibration_figure
 from assay.report.html import save_report
 from assay.report.layout import document_graph
 from assay.report.tail_words import tail_verdict

@@ -17,6 +17,7 @@ from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axe
 WIDTH = 260.0  # of a strip
 _REACH = 4.0  # how many times the distance of number and limit an axis goes to either side
 _LABEL = 34.0  # room of a number below a strip, of a word above
+_CROWDED = 24.0  # nearer than that two numbers would run into each other
 COLOURS = {"pass": SUPPORTS, "moderate": INK, "fail": OPPOSES}
 
 
@@ -29,7 +30,7 @@ class Strip:
         published: The number of the published rule, where it is another.
         cut_low, cut_high: Whether the interval goes on beyond the axis.
         zones: Kind (`pass` or `fail`), place, width and word (empty where there is no room).
-        ticks: Place and text of each limit.
+        ticks: Place and text of each limit, no text where there is no room.
         ends: Place, text and side (`first`, `last`) of the ends of the axis, where there is room.
         label: Text alternative.
     """
@@ -69,7 +70,11 @@ def strip(shown: Headline, state: str) -> Strip | None:
     drawn_limits = dict.fromkeys(
         each for stretch in shown.passes + shown.fails for each in stretch if first <= each <= last
     )
-    ticks = [(place(each), _short(each)) for each in drawn_limits if first < each < last]
+    ticks: list[tuple[float, str]] = []
+    for each in sorted(drawn_limits):
+        if first < each < last:
+            crowded = bool(ticks) and place(each) - ticks[-1][0] < _CROWDED
+            ticks.append((place(each), "" if crowded else _short(each)))
     ends = []
     for value, side in ((first, "first"), (last, "last")):
         at = place(value)

@@ -134,6 +134,7 @@ _P_VALUE = Rule(label="p of the circuit’s edges", higher=False, least=0.0, mos
 
 # Parts whose number is not simply `value`, larger is better.
 PARTS: dict[str, Rule] = {
+    "C11.completeness": replace(RULES["C11"], label="standard error of completeness"),
     "C12.icc": Rule(label="agreement of standardised scores (ICC)", least=-1.0, most=1.0),
     "C14.d_prime": Rule(label="d′ of the scores"),
     "C14.llc_d_prime": Rule(label="d′ of the learning coefficient, turned round"),
@@ -195,6 +196,8 @@ PARTS: dict[str, Rule] = {
     "F59.kendalls_w": replace(RULES["F59"], limit="pass"),
     "F59.mean_spearman": Rule(label="mean rank correlation of raters", least=-1.0, most=1.0),
     "F59.mean_kappa": Rule(label="agreement on the best heads (κ)", least=-1.0, most=1.0),
+    "S1.difference": replace(RULES["S1"], label="the same of effects on right less wrong answer"),
+    "S3.difference": replace(RULES["S3"], label="the same of effects on right less wrong answer"),
     "S3.groups": Rule(label="heads that differ between groups", value="n_unstable", higher=False, least=0.0),
     "M3b.anytime": Rule(
         label="certified whenever one looks", value="share_certified", least=0.0, most=1.0, reaching=True
@@ -280,8 +283,10 @@ def part_headline(name: str, verdict: Record) -> Headline:
     rule = PARTS.get(name)
     if rule is None:
         last = name.rpartition(".")[2].replace("_", " ")
-        rule = replace(RULES["C17"], label=last) if name.startswith("C17.") else Rule(label=last)
-        rule = replace(RULES["M93"], label=last or "no task") if name.startswith("M93.") else rule
+        whole = RULES.get(name.partition(".")[0])
+        # Tasks and variants are judged as the gate is, if their number goes by the same name.
+        alike = whole is not None and whole.value in (verdict.get("values") or {})
+        rule = replace(whole, label=last or "no task") if whole and alike else Rule(label=last or "no task")
     return _read(rule, verdict)
 
 
