@@ -170,6 +170,22 @@ def test_long_lists_are_cut_and_say_so(mixed: Document) -> None:
     assert f"{left} more are in the result." in row
 
 
+def test_a_large_circuit_on_many_tasks_keeps_the_page_small(mixed: Document) -> None:
+    for code in ("M3b", "S3", "C16"):
+        details = gate_of(mixed, code)["verdict"].get("details") or {}
+        details |= {name: each * 30 for name, each in details.items() if isinstance(each, list)}
+    gate_of(mixed, "M93")["verdict"]["details"]["results"] *= 100
+    tasks = gate_of(mixed, "C17")["verdict"]
+    tasks["sub_results"] = {f"task {at}": tasks["sub_results"]["task0"] for at in range(80)}
+    tasks["details"] |= {"tasks": [f"task {at}" for at in range(80)], "matrix": [[0.1] * 80] * 80, "z": []}
+    text = render(mixed)
+    assert len(text.encode()) < 400_000
+    row = said(row_of(text, "C17"))
+    assert "task 11" in row
+    assert "68 tasks more are in the result." in row
+    assert "68 parts more are in the result." in row
+
+
 def test_hostile_text_stays_text(page_text: str, mixed: Document) -> None:
     bad = copy.deepcopy(mixed)
     bad["model"] |= {"id": HOSTILE, "weight_hash": HOSTILE}

@@ -152,6 +152,7 @@ def _gate(gate: Document, document: Document, key: str) -> dict[str, Any]:
         "differs": calibration_words.disagreement(gate, state),
         "warnings": [calibration_words.warning(str(each)) for each in verdict.get("warnings") or ()],
         "parts": calibration_tables.parts(gate),
+        "parts_left": calibration_tables.parts_left(gate),
         "unmeasured": calibration_tables.unmeasured(gate),
         "tables": calibration_tables.tables(gate, document),
         "heat": calibration_tables.heat(gate),

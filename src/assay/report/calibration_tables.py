@@ -48,10 +48,21 @@ def unmeasured(gate: Record) -> list[str]:
     ]
 
 
+def listed_parts(code: str) -> int:
+    """How many parts of a gate are shown: tasks by the dozen, kinds of score all."""
+    return LISTED_TASKS if code in ("C17", "M93") else LISTED_PAIRS
+
+
+def parts_left(gate: Record) -> int:
+    """Parts that are not shown."""
+    found = gate["verdict"].get("sub_results") or {}
+    return max(0, len(found) - listed_parts(str(gate["code"])))
+
+
 def _flat(code: str, found: Record) -> list[tuple[str, Record]]:
     """Parts with their own parts after them."""
     listed = []
-    for name, verdict in list(found.items())[: LISTED_PAIRS + LISTED_TASKS]:
+    for name, verdict in list(found.items())[: listed_parts(code)]:
         listed.append((f"{code}.{name}", verdict))
         listed += [
             (f"{code}.{name}.{inner}", each) for inner, each in (verdict.get("sub_results") or {}).items()
@@ -111,6 +122,7 @@ def heat(gate: Record) -> dict[str, Any] | None:
     z = details.get("z") or []
     return {
         "columns": names,
+        "left": len(tasks) - len(names),
         "rows": [
             {
                 "name": name,
