@@ -149,7 +149,7 @@ def test_the_heads_of_the_circuit_are_named_where_the_document_lists_them(mixed:
     mixed["circuit"]["heads"] = [[layer, 7] for layer in range(6)]
     row = said(row_of(render(mixed), "M3b"))
     assert "head 3 of the circuit" not in row
-    assert " 2.7 " in row
+    assert " a2.h7 " in row
 
 
 def test_the_effects_of_circuits_on_tasks_are_cells(page_text: str) -> None:
@@ -471,7 +471,14 @@ def test_findings_point_at_what_stands_out() -> None:
     assert found["C13"].startswith("Furthest apart: template 0 and template 2, with scores")
     assert found["C14"] == "What stands in the way: d′ \N{MINUS SIGN}0.34 and hits 0.00."
     assert found["C16"].startswith("Failing: test-retest, split halves and consistency.")
-    assert "6 heads of the circuit go their own way" in found["C16"]
+    assert "Not moving with the others: head 1 of the circuit, head 2 of the circuit" in found["C16"]
+    heads = [[0, at] for at in range(6)]
+    certified = gate_of(unsound, "M3b")["verdict"]["details"]["labels"]
+    unstable = [f"a0.h{at}" for at, label in enumerate(certified) if label == "unstable"]
+    assert f"unstable {calibration_words.named(unstable)}." in calibration_words.findings(
+        gate_of(unsound, "M3b"), heads
+    )
+    assert calibration_words.findings(gate_of(unsound, "C16"), heads).endswith("a0.h3 and 2 more.")
     assert found["C17"] == "Not specific: the circuits of task0, task1 and task2."
     assert found["M93"].startswith("Lost: result")
     assert found["M98"].startswith("Furthest apart: zero and resample-donor ablation, with scores 1.45 and")

@@ -148,7 +148,12 @@ def _gate(gate: Document, document: Document, key: str) -> dict[str, Any]:
         "strip": calibration_figures.strip(shown, state),
         "undefined": shown.value is None,
         "meaning": calibration_words.meaning(gate, state),
-        "next": calibration_words.next_steps(gate, state, (document.get("table") or {}).get("n_prompts")),
+        "next": calibration_words.next_steps(
+            gate,
+            state,
+            (document.get("table") or {}).get("n_prompts"),
+            calibration_tables.circuit_heads(document),
+        ),
         "differs": calibration_words.disagreement(gate, state),
         "warnings": [calibration_words.warning(str(each)) for each in verdict.get("warnings") or ()],
         "parts": calibration_tables.parts(gate),

@@ -8,6 +8,7 @@ from assay.report.calibration_figures import strip
 from assay.report.calibration_headlines import Headline, part_headline
 from assay.report.calibration_words import (
     KINDS,
+    head_name,
     kind,
     number_line,
     sentence,
@@ -171,19 +172,22 @@ def _table(
     }
 
 
-def head_names(document: Record, columns: Sequence[int], *, of_circuit: bool) -> list[str]:
-    """Names of heads: layer.head where the circuit's heads are listed or the model's shape is known."""
-    if of_circuit:
-        heads = (document.get("circuit") or {}).get("heads") or []
-        pairs = [tuple(each) for each in heads if isinstance(each, list | tuple) and len(each) == 2]
-        return [
-            f"{pairs[at][0]}.{pairs[at][1]}" if at < len(pairs) else f"head {at + 1} of the circuit"
-            for at in columns
-        ]
+def circuit_heads(document: Record) -> list[list[int]]:
+    """(layer, head) of the circuit's heads where the document lists them."""
+    return list((document.get("circuit") or {}).get("heads") or [])
+
+
+def _of_circuit(document: Record, columns: Sequence[int]) -> list[str]:
+    heads = circuit_heads(document)
+    return [head_name(int(at), heads) for at in columns]
+
+
+def _of_model(document: Record, columns: Sequence[int]) -> list[str]:
+    """Names of heads by their place among all, where the model's shape is known."""
     per_layer = (document.get("model") or {}).get("n_heads")
     if isinstance(per_layer, int) and per_layer > 0:
-        return [f"{at // per_layer}.{at % per_layer}" for at in columns]
-    return [f"head {at}" for at in columns]
+        return [f"a{at // per_layer}.h{at % per_layer}" for at in columns]
+    return [f"head {at + 1}" for at in columns]
 
 
 def _methods(verdict: Record, details: Record, document: Record) -> list[Table]:
@@ -310,7 +314,7 @@ def _ablations(verdict: Record, details: Record, document: Record) -> list[Table
 def _certified(verdict: Record, details: Record, document: Record) -> list[Table]:
     labels = details.get("labels") or []
     places = range(len(labels))
-    names = head_names(document, places, of_circuit=True)
+    names = _of_circuit(document, places)
     needed = details.get("n_to_certify") or [None] * len(labels)
     rows = [
         [
@@ -346,7 +350,7 @@ def _certified(verdict: Record, details: Record, document: Record) -> list[Table
 
 def _stable(verdict: Record, details: Record, document: Record) -> list[Table]:
     columns = details.get("columns") or []
-    names = head_names(document, [int(each) for each in columns], of_circuit=True)
+    names = _of_circuit(document, columns)
     stable, passing = details.get("stable") or [], details.get("passing") or []
     rows = [
         [
@@ -384,7 +388,7 @@ def _direct(verdict: Record, details: Record, document: Record) -> list[Table]:
     found = details.get("per_head") or {}
     means = found.get("mean") or []
     order = sorted((at for at, each in enumerate(means) if _known(each)), key=lambda at: -abs(means[at]))
-    names = head_names(document, order[:HEADS_SHOWN], of_circuit=False)
+    names = _of_model(document, order[:HEADS_SHOWN])
     rows = [
         [
             name,
@@ -438,7 +442,7 @@ def _items(verdict: Record, details: Record, document: Record) -> list[Table]:
     alpha = ((verdict.get("sub_results") or {}).get("cronbach_alpha") or {}).get("details") or {}
     columns = [int(each) for each in alpha.get("columns") or ()]
     erratic = set(alpha.get("erratic") or ())
-    names = head_names(document, columns, of_circuit=True)
+    names = _of_circuit(document, columns)
     rows = [
         [
             name,

@@ -272,13 +272,16 @@ def meaning(gate: Record, state: str) -> str:
     return f"If it passed: {on_pass} If it failed: {on_fail}"
 
 
-def next_steps(gate: Record, state: str, n_prompts: int | None = None) -> list[str]:
+def next_steps(
+    gate: Record, state: str, n_prompts: int | None = None, heads: Sequence[Sequence[int]] = ()
+) -> list[str]:
     """What to do about a verdict, in sentences; empty after a plain pass.
 
     Args:
         gate: Its record.
         state: As `kind` names it.
         n_prompts: Prompts of the table, where the verdict itself does not say.
+        heads: (layer, head) of the circuit's heads, in the order of the table.
     """
     code, verdict = str(gate["code"]), gate["verdict"]
     reason = str(verdict.get("reason") or "")
@@ -288,7 +291,7 @@ def next_steps(gate: Record, state: str, n_prompts: int | None = None) -> list[s
         otherwise = "" if reason else OPEN.get(code, "More prompts narrow the interval.")
         found += [because, _needed(code, verdict, n_prompts) or then or otherwise]
     if state != "pass":
-        found.append(findings(gate))
+        found.append(findings(gate, heads))
     return [each for each in found if each]
 
 
@@ -329,21 +332,41 @@ def disagreement(gate: Record, state: str) -> str:
     return f"The published rule says {published}{also}. {weakness}".strip()
 
 
-def findings(gate: Record) -> str:
+def findings(gate: Record, heads: Sequence[Sequence[int]] = ()) -> str:
     """Where a gate points: the pair, the part, the heads or the claims that stand out; nothing if none do."""
-    verdict = gate["verdict"]
+    code, verdict = str(gate["code"]), gate["verdict"]
+    details = verdict.get("details") or {}
+    if code == "C16":
+        return _weak_parts(verdict, heads)
+    if code == "M3b":
+        return _uncertified(details, heads)
     finder = {
         "C12": _lowest_pair,
         "C13": _furthest_groups,
         "C14": _weak_rows,
-        "C16": _weak_parts,
         "C17": _weak_tasks,
         "F59": _worst_raters,
         "M93": _lost_claims,
         "M98": _widest_pair,
         "E1b": _widest_pair,
-    }.get(str(gate["code"]))
-    return finder(verdict, verdict.get("details") or {}) if finder else ""
+    }.get(code)
+    return finder(verdict, details) if finder else ""
+
+
+def head_name(at: int, heads: Sequence[Sequence[int]]) -> str:
+    """A head of the circuit by its place in the table, `a9.h6` where the heads are listed."""
+    if at < len(heads) and len(heads[at]) == 2:
+        return f"a{heads[at][0]}.h{heads[at][1]}"
+    return f"head {at + 1} of the circuit"
+
+
+def _uncertified(details: Record, heads: Sequence[Sequence[int]]) -> str:
+    labels = details.get("labels") or []
+    parts = []
+    for label in ("contingent", "unstable"):
+        names = [head_name(at, heads) for at, each in enumerate(labels) if each == label]
+        parts += [f"{label} {named(names)}"] if names else []
+    return sentence("; ".join(parts))
 
 
 def _lowest_pair(verdict: Record, details: Record) -> str:
@@ -378,7 +401,7 @@ def _weak_rows(verdict: Record, details: Record) -> str:
     return f"What stands in the way: {named(short)}." if short else ""
 
 
-def _weak_parts(verdict: Record, details: Record) -> str:
+def _weak_parts(verdict: Record, heads: Sequence[Sequence[int]]) -> str:
     parts = verdict.get("sub_results") or {}
     words = {"test_retest": "test-retest", "split_half": "split halves", "cronbach_alpha": "consistency"}
     by_status = {
@@ -395,11 +418,8 @@ def _weak_parts(verdict: Record, details: Record) -> str:
     alpha = parts.get("cronbach_alpha") or {}
     erratic = (alpha.get("details") or {}).get("erratic")
     if erratic and alpha["status"] in ("fail", "inconclusive") and alpha.get("interval"):
-        many = len(erratic) > 1
-        found.append(
-            f"{number(len(erratic))} head{'s' if many else ''} of the circuit go{'' if many else 'es'} "
-            "their own way; see the parts."
-        )
+        names = [head_name(int(at), heads) for at in erratic]
+        found.append(f"Not moving with the others: {named(names)}.")
     return " ".join(found)
 
 
