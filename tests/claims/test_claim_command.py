@@ -65,7 +65,7 @@ def test_the_tests_the_checklist_and_the_tier_are_printed(run: Run) -> None:
         "retains_at_least = SHARE",
         "tier     causally suggestive",
         "next     needs sufficiency, specificity",
-        "out/claim.json",
+        "out/claim.html",
     ):
         assert piece in result.stdout, piece
     document = json.loads(Path("out/claim.json").read_text())

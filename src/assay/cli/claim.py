@@ -1,7 +1,6 @@
 """`assay claim`: register predictions about heads, measure them, list the evidence."""
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +53,7 @@ def claim(
         option("--budget", "Passes that tables over all heads may cost.  [default: no limit]", min=1),
     ] = None,
     store: StoreOption = None,
-    out: Annotated[Path | None, option("--out", "Directory for claim.json.")] = None,
+    out: Annotated[Path | None, option("--out", "Directory for claim.json and claim.html.")] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -68,6 +67,7 @@ def claim(
     from assay import claims
     from assay.circuits import write_atomically
     from assay.claims.evidence import at_least
+    from assay.report import save_report
     from assay.runner import check_writable
 
     if tier is not None:
@@ -96,12 +96,13 @@ def claim(
     if out is not None:
         written = make_room(out / "claim.json")
         write_atomically(written, json.dumps(document, indent=1, allow_nan=False).encode())
+        save_report(out / "claim.html", document)
     if as_json:
         print_json(document)
     else:
         print_claim(found)
         if out is not None:
-            typer.echo(f"result   {out / 'claim.json'}")
+            typer.echo(f"report   {out / 'claim.html'}")
     if gate and (found.contradicted or not at_least(found.tier, tier or "proposed")):
         raise typer.Exit(GATE_FIRED)
 
@@ -116,6 +117,7 @@ def show_registration(found: "Registration", *, as_json: bool) -> None:
 
 def print_claim(found: "ClaimResult") -> None:
     """Predictions with their tests, then the checklist, then the tier."""
+    from assay.report.claim_page import p_value
     from assay.report.words import rounded
 
     claim = found.claim
@@ -135,8 +137,8 @@ def print_claim(found: "ClaimResult") -> None:
                 test.name,
                 "n/a" if test.reason else rounded(test.value),
                 f"[{rounded(low)}, {rounded(high)}]" if test.interval.defined else str(test.reason or ""),
-                _p(test.p),
-                _p(test.q),
+                p_value(None if test.reason else test.p),
+                p_value(None if test.reason else test.q),
                 test.state,
             ]
         )
@@ -165,13 +167,6 @@ def print_claim(found: "ClaimResult") -> None:
 def _source(line: "Evidence") -> str:
     """Where a line comes from; `beside` for what its kind does not need."""
     return line.source if line.required else f"{line.source}, beside"
-
-
-def _p(value: float) -> str:
-    """A p-value for reading."""
-    if math.isnan(value):
-        return ""
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _mark(state: str) -> str:

@@ -16,6 +16,7 @@ from assay.measurement import Measurement, plain
 from assay.report import figures, tail_words, words
 from assay.report.adversarial import HasRecord, is_worst_case, worst_case_view
 from assay.report.calibration import calibration_view, is_calibration
+from assay.report.claim_page import claim_view, is_claim
 from assay.report.layout import circuit_layout
 
 
@@ -57,8 +58,8 @@ def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
 
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
-        results: What `assay.audit`, `assay.worst_case` or `assay.calibrate_all` returned, or the documents
-            that they stored; a `Measurement` or a list of them, which make a table.
+        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all` or `assay.claims.run_claim`
+            returned, or the documents that they stored; a `Measurement` or a list of them make a table.
 
     Returns:
         The path written.
@@ -152,6 +153,8 @@ def _views(result: HasDocument | HasRecord | Document | list[Measurement], key: 
         return [worst_case_view(document, key)]
     if is_calibration(document):
         return [calibration_view(document, key)]
+    if is_claim(document):
+        return [claim_view(document, key)]
     views = [_audit_view(document, key)]
     if worst := document.get("worst_case"):
         views.append(worst_case_view(worst, f"{key}-worst"))
@@ -196,7 +199,7 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
         document = result.document
     if not isinstance(document, Mapping):
         raise _refused(result)
-    if is_worst_case(document) or is_calibration(document):
+    if is_worst_case(document) or is_calibration(document) or is_claim(document):
         return document
     if document.get("schema") != SCHEMA:
         raise InputError(
