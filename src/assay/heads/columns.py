@@ -29,6 +29,7 @@ from assay.heads.interventions import (
     Donor,
     Setting,
     Site,
+    heads_replaced,
     outside,
     run_with_heads_replaced,
 )
@@ -246,15 +247,11 @@ class Columns:
         self, name: str, some: PairTask, rows: slice, heads: tuple[tuple[int, int], ...]
     ) -> Float64[np.ndarray, "n n_heads"]:
         """`y_drop1`, `y_patch` or `y_cross` of some prompts and some heads."""
-        size = min(
-            choose_batch_size(self.model, some, asked=self.batch_size),
-            max(1, TOKENS_PER_PASS // (4 * some.length)) if self.model.device.type == "cpu" else some.n,
-        )
         replacement = None
         if name == "y_drop1":
             replacement = INTERVENTIONS[self.ablation].prepare(self._setting(self.task))
         parts = []
-        for batch in some.batches(size):
+        for batch in some.batches(self._at_once(some)):
             batch = batch.to(self.model.device)
             batch = replace(batch, indices=batch.indices + rows.start)
             clean = base_run(self.model, batch.clean)
@@ -327,17 +324,48 @@ class Columns:
 
     def without_each(self) -> Float64[np.ndarray, "P k"]:
         """Margins of the circuit without one of its heads, for each."""
+        if not self.heads:
+            return np.empty((self.task.n, 0))
+        if self.by_heads:
+            draws = [self._without_each(setting) for setting in self._draws(self.ablation, self.task)]
+            return np.asarray(np.mean(draws, axis=0))
         columns = []
         for layer, head in self.heads:
-            if self.by_heads:
-                kept = [other for other in self.heads if other != (layer, head)]
-                found = self.of_set(kept, self.ablation)
-                columns.append(found.mean(axis=1) if found.ndim > 1 else found)
-            else:
-                smaller = self.circuit.without_head(layer, head)
-                run = self._edge_run(smaller, self.ablation, self._setting(self.task))
-                columns.append(self._read("y", run, self.task))
-        return np.stack(columns, axis=1) if columns else np.empty((self.task.n, 0))
+            run = self._edge_run(
+                self.circuit.without_head(layer, head), self.ablation, self._setting(self.task)
+            )
+            columns.append(self._read("y", run, self.task))
+        return np.stack(columns, axis=1)
+
+    def _without_each(self, setting: Setting) -> Float64[np.ndarray, "P k"]:
+        """The same in one draw: each run begins where its head writes into the run of the whole circuit."""
+        replacement = INTERVENTIONS[self.ablation].prepare(setting)
+        others = outside(self.heads, self.model)
+        parts = []
+        for batch in self.task.batches(self._at_once(self.task)):
+            batch = batch.to(self.model.device)
+            full = self._full_logits(self.task)[batch.indices.cpu()].to(self.model.device)
+            with heads_replaced(self.model, others, replacement, batch):
+                base = base_run(self.model, batch.clean)
+                table = one_head_replaced(
+                    self.model,
+                    base,
+                    [self._values(replacement, base, layer, batch) for layer in range(self.model.n_layers)],
+                    batch.positions,
+                    self._reading(batch.answers, batch.wrong, full),
+                    heads=self.heads,
+                )
+            parts.append(table.numpy())
+        margins = np.concatenate(parts)
+        margins[self._unserved(self.ablation, setting)] = np.nan
+        return margins
+
+    def _at_once(self, some: PairTask) -> int:
+        """Prompts whose runs of single heads go together; copies of them fill a pass."""
+        size = choose_batch_size(self.model, some, asked=self.batch_size)
+        if self.model.device.type != "cpu":
+            return size
+        return min(size, max(1, TOKENS_PER_PASS // (4 * some.length)))
 
     # ---- scores without runs of their own -------------------------------------------------------
 

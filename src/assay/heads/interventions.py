@@ -8,8 +8,8 @@ head's own activations in that very run, so they are made inside it.
 import abc
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -148,6 +148,28 @@ def run_with_heads_replaced(
         batch_size: Prompts per pass; default: by free memory.
         check: Refuse NaN or infinite logits.
     """
+    size = choose_batch_size(model, task, asked=batch_size)
+    results = []
+    for batch in task.batches(size):
+        batch = batch.to(model.device)
+        with torch.no_grad(), heads_replaced(model, heads, replacement, batch):
+            logits = model.read(model.forward(batch.clean), batch.positions).to(model.result_dtype).cpu()
+        if check:
+            check_finite(logits, "the run with heads replaced", batch.indices)
+        results.append(logits)
+    return torch.cat(results)
+
+
+@contextmanager
+def heads_replaced(model: Model, heads: Heads, replacement: Replacement, batch: PairBatch) -> Iterator[None]:
+    """Replace some heads in every pass made inside, from whichever block on.
+
+    Args:
+        model: The model.
+        heads: (block, head) pairs.
+        replacement: What by.
+        batch: The prompts that pass; a pass may hold several copies of them, one after the other.
+    """
     by_layer: dict[int, list[int]] = {}
     for layer, head in sorted(heads):
         if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):
@@ -156,19 +178,11 @@ def run_with_heads_replaced(
                 f"{model.n_heads} heads, counted from 0"
             )
         by_layer.setdefault(layer, []).append(head)
-    size = choose_batch_size(model, task, asked=batch_size)
-    results = []
-    for batch in task.batches(size):
-        batch = batch.to(model.device)
-        with torch.no_grad(), ExitStack() as hooks:
-            for layer, chosen in by_layer.items():
-                for handle in _hook(model, layer, chosen, replacement, batch):
-                    hooks.callback(handle.remove)
-            logits = model.read(model.forward(batch.clean), batch.positions).to(model.result_dtype).cpu()
-        if check:
-            check_finite(logits, "the run with heads replaced", batch.indices)
-        results.append(logits)
-    return torch.cat(results)
+    with ExitStack() as hooks:
+        for layer, chosen in by_layer.items():
+            for handle in _hook(model, layer, chosen, replacement, batch):
+                hooks.callback(handle.remove)
+        yield
 
 
 def _hook(
@@ -186,7 +200,8 @@ def _hook(
         channels = block.channels(projected)
         projected.clear()
         values = channels[:, :, block.n_heads + block.n_kv_heads :]
-        new = replacement(Site(layer=layer, block=block, z=z, values=values, batch=batch))
+        passing = _copies(batch, len(z) // len(batch.indices))
+        new = replacement(Site(layer=layer, block=block, z=z, values=values, batch=passing))
         changed = z.clone()
         changed[:, :, heads] = new.to(z.dtype).expand_as(z)[:, :, heads]
         return (changed.flatten(2), *args[1:])
@@ -194,6 +209,16 @@ def _hook(
     for projection in block.qkv:
         yield projection.register_forward_hook(keep)
     yield block.out.register_forward_pre_hook(change)
+
+
+def _copies(batch: PairBatch, count: int) -> PairBatch:
+    """A batch as often as given."""
+    if count == 1:
+        return batch
+    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    return replace(
+        batch, **{name: value.repeat(count, *[1] * (value.ndim - 1)) for name, value in tensors.items()}
+    )
 
 
 # ------------------------------------------------------------------------------------- interventions
