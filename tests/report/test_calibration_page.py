@@ -458,6 +458,12 @@ def test_the_prompts_that_would_settle_it_are_said(mixed: Document) -> None:
     ]
 
 
+def test_a_fail_for_a_reason_says_so(mixed: Document) -> None:
+    gate = gate_of(mixed, "C17")
+    gate["verdict"] = gate["verdict"] | {"status": "fail", "reason": "no_own_effect"}
+    assert calibration_words.next_steps(gate, "fail")[0] == calibration_words.REASONS["no_own_effect"][0]
+
+
 def test_a_pass_asks_for_nothing(mixed: Document) -> None:
     assert calibration_words.next_steps(gate_of(mixed, "C13"), "pass") == []
 

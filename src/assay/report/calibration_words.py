@@ -290,6 +290,8 @@ def next_steps(
         because, then = why(code, reason) if reason else ("", "")
         otherwise = "" if reason else OPEN.get(code, "More prompts narrow the interval.")
         found += [because, _needed(code, verdict, n_prompts) or then or otherwise]
+    elif state == "fail" and reason:
+        found.append(why(code, reason)[0])
     if state != "pass":
         found.append(findings(gate, heads))
     return [each for each in found if each]
