@@ -175,7 +175,7 @@ def test_single_heads_cost_half_a_pass_and_last_tokens_a_token(
     layers, heads = model64.n_layers, model64.n_heads
     through = 0 if model64.graph.parallel else 1  # a parallel block's own MLP does not read its heads
     shares = sum((layers - layer - 1 + through) / layers for layer in range(layers)) * heads
-    assert spent == pytest.approx(4 * (2 + shares))
+    assert spent == pytest.approx(4 * (1 + shares))  # the plain pass is there already
     assert spent <= table.cost()["y_patch"] + 1e-9
     before = table.passes["forward"]
     table.column("y_cross")
@@ -249,7 +249,8 @@ def test_a_table_continues_where_it_was_cut_off(
     files[1].unlink()
     resumed = again(filled, folder)
     np.testing.assert_array_equal(resumed.column("y_patch"), first.column("y_patch"))
-    assert resumed.passes["forward"] == pytest.approx(first.passes["forward"] * 2 / 5)
+    # The plain pass over all five prompts, and the runs of the two that were lost.
+    assert resumed.passes["forward"] - 5 == pytest.approx((first.passes["forward"] - 5) * 2 / 5)
     assert files[0].read_bytes() == kept
 
 

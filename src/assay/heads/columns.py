@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from assay.circuits import Circuit
 from assay.errors import InputError
-from assay.execution import ABLATIONS, BaselineShelf, run_circuit, run_model
+from assay.execution import ABLATIONS, BaselineShelf, run_circuit
 from assay.execution.forward import TOKENS_PER_PASS, choose_batch_size
 from assay.heads.attribution import attribution_patching
 from assay.heads.direct import (
@@ -88,7 +88,7 @@ class Columns:
     n_backward: float = 0.0
     _settings: dict[int, Setting] = field(default_factory=dict)
     _outputs: dict[tuple[int, bool], list[Tensor]] = field(default_factory=dict)
-    _logits_of: dict[int, Tensor] = field(default_factory=dict)
+    _logits_of: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
     _baselines: dict[tuple[str, int, int], BaselineShelf] = field(default_factory=dict)
 
     @cached_property
@@ -247,38 +247,34 @@ class Columns:
         self, name: str, some: PairTask, rows: slice, heads: tuple[tuple[int, int], ...]
     ) -> Float64[np.ndarray, "n n_heads"]:
         """`y_drop1`, `y_patch` or `y_cross` of some prompts and some heads."""
-        replacement = None
-        if name == "y_drop1":
-            replacement = INTERVENTIONS[self.ablation].prepare(self._setting(self.task))
+        setting = self._setting(self.task)
         parts = []
         for batch in some.batches(self._at_once(some)):
             batch = batch.to(self.model.device)
             batch = replace(batch, indices=batch.indices + rows.start)
-            clean = base_run(self.model, batch.clean)
-            full = self._logits(clean, batch.positions)
-            reading = self._reading(batch.answers, batch.wrong, full)
-            if replacement is not None:
-                values = [
-                    self._values(replacement, clean, layer, batch) for layer in range(self.model.n_layers)
-                ]
-                table = one_head_replaced(self.model, clean, values, batch.positions, reading, heads=heads)
+            index = batch.indices.cpu()
+            full = setting.logits(self.task)[index].to(self.model.device)
+            base = base_run(self.model, batch.corrupted if name == "y_patch" else batch.clean)
+            common = (batch.positions, self._reading(batch.answers, batch.wrong, full))
+            if name == "y_cross":
+                own = torch.arange(len(index), device=self.model.device)
+                corrupted = setting.outputs(self.task, corrupted=True)
+                at_read = [z[index][own, batch.positions].flatten(1) for z in corrupted]
+                table = one_head_replaced_at_read(self.model, base, at_read, *common, heads=heads)
             else:
-                corrupted = base_run(self.model, batch.corrupted)
                 if name == "y_patch":
-                    table = one_head_replaced(
-                        self.model, corrupted, clean.z, batch.positions, reading, heads=heads
-                    )
+                    values = [z[index].flatten(2) for z in setting.outputs(self.task)]
                 else:
-                    index = torch.arange(len(batch.indices), device=self.model.device)
-                    at_read = [z[index, batch.positions] for z in corrupted.z]
-                    table = one_head_replaced_at_read(
-                        self.model, clean, at_read, batch.positions, reading, heads=heads
-                    )
+                    prepared = INTERVENTIONS[self.ablation].prepare(setting)
+                    values = [
+                        self._values(prepared, base, layer, batch) for layer in range(self.model.n_layers)
+                    ]
+                table = one_head_replaced(self.model, base, values, *common, heads=heads)
             parts.append(table.numpy())
-        found = np.concatenate(parts)
-        if replacement is not None:
-            found[self._unserved(self.ablation, self._setting(self.task))[rows]] = np.nan
-        return found
+        margins = np.concatenate(parts)
+        if name == "y_drop1":
+            margins[self._unserved(self.ablation, setting)[rows]] = np.nan
+        return margins
 
     def _values(self, replacement: Any, trace: Trace, layer: int, batch: Any) -> Tensor:
         """What a block's heads are replaced by, where nothing below them differs from the plain run."""
@@ -294,11 +290,6 @@ class Columns:
         value: Tensor = replacement(site)
         return value.to(trace.z[layer].dtype).expand_as(site.z).flatten(2)
 
-    @torch.no_grad()
-    def _logits(self, trace: Trace, read: Tensor) -> Tensor:
-        assert trace.final_in is not None
-        return self.model.read(self.model.final_norm.module(trace.final_in), read)
-
     def _reading(
         self, answers: Tensor, wrong: Tensor | None, full: Tensor
     ) -> Callable[[Tensor, Tensor], Tensor]:
@@ -310,8 +301,7 @@ class Columns:
 
     def corrupted(self) -> Float64[np.ndarray, " P"]:
         """Margins of the corrupted prompts, scored with the clean prompts' answers."""
-        swapped = replace(self.task, clean=self.task.corrupted)
-        logits = run_model(self.model, swapped, batch_size=self.batch_size, check=False)
+        logits = self._setting(self.task).logits(self.task, corrupted=True)
         return self._read("y", logits, self.task)
 
     def of_set(self, kept: Heads, method: str) -> Float64[np.ndarray, "P *draws"]:

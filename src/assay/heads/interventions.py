@@ -93,7 +93,7 @@ class Setting:
     draw: int = 0
     donors: Int64[np.ndarray, " n"] | None = None
     _outputs: dict[tuple[int, bool], list[Tensor]] = field(default_factory=dict)
-    _logits: dict[int, Tensor] = field(default_factory=dict)
+    _logits: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
 
     def outputs(
         self, task: PairTask, *, corrupted: bool = False
@@ -107,21 +107,18 @@ class Setting:
                 batch = batch.to(self.model.device)
                 with torch.no_grad(), self.model.tracing() as trace:
                     hidden = self.model.forward(batch.corrupted if corrupted else batch.clean)
-                    if not corrupted:
-                        logits.append(
-                            self.model.read(hidden, batch.positions).to(self.model.result_dtype).cpu()
-                        )
+                    read = self.model.read(hidden, batch.positions)
+                logits.append(read.to(self.model.result_dtype).cpu())
                 for into, z in zip(parts, trace.z, strict=True):
                     into.append(z.unflatten(-1, (self.model.n_heads, self.model.d_head)))
             self._outputs[key] = [torch.cat(part) for part in parts]
-            if not corrupted:
-                self._logits[id(task)] = torch.cat(logits)
+            self._logits[key] = torch.cat(logits)
         return self._outputs[key]
 
-    def logits(self, task: PairTask) -> Float[Tensor, "n d_vocab"]:
+    def logits(self, task: PairTask, *, corrupted: bool = False) -> Float[Tensor, "n d_vocab"]:
         """Logits of the same plain pass at the read positions, on the CPU."""
-        self.outputs(task)
-        return self._logits[id(task)]
+        self.outputs(task, corrupted=corrupted)
+        return self._logits[id(task), corrupted]
 
     def rng(self, key: str, *more: object) -> np.random.Generator:
         """The stream of an intervention and a draw; independent of batches."""
