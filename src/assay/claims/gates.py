@@ -10,16 +10,14 @@ from jaxtyping import Float64
 from assay.calibration import (
     ablation_invariance,
     bootstrap_stability,
-    certified_stability,
-    convergent_validity,
     discriminant_validity,
-    distributional_stability,
-    inter_rater,
+    find_gate,
     method_invariance,
     retest,
     seed_variance,
     split_half,
 )
+from assay.calibration.judges import Battery
 from assay.claims.claim import Claim
 from assay.errors import InputError
 from assay.heads.table import MeasurementTable
@@ -27,6 +25,7 @@ from assay.measurement import Verdict
 
 
 DONOR = "resample-donor"
+_AS_CALIBRATED = ("M3b", "C12", "F59", "S3")  # judged as `calibrate_all` judges any circuit
 _INNER = {"dropping": "completeness", "keeping": "faithfulness"}
 
 
@@ -56,7 +55,7 @@ def claim_gates(
         others: Of the same heads on the other tasks that it speaks of, by name.
         progress: Called with a stage, how much of it is done, and how much there is.
     """
-    names = (*scores_of(claim), "effects", "C12", "F59", "S3", "C17")
+    names = (*scores_of(claim), "effects", *_AS_CALIBRATED, "C17")
     found: dict[str, Verdict] = {}
 
     def step(name: str) -> None:
@@ -71,18 +70,10 @@ def claim_gates(
     effects = full[:, None] - table.column("y_drop1")
     measured = np.isfinite(effects).any(axis=0)  # a budget of passes may leave heads out
     found["C16.split_half"] = split_half(effects[:, measured], **seeded)
-    signs = np.array([claim.sign_of[head] for head in table.heads])
-    found["M3b"] = certified_stability(effects[:, table.places], signs=signs, **seeded)
-    step("C12")
-    patched = table.column("y_patch") - table.column("y_cor")[:, None]
-    crossed = full[:, None] - table.column("y_cross")
-    methods = {"patching": patched, "interchange": crossed, "dropping": effects}
-    found["C12"] = convergent_validity(methods, members=table.members, **seeded)
-    step("F59")
-    raters = {"dropping": effects, "direct": table.column("dla")} | _norms(table)
-    found["F59"] = inter_rater(raters, members=table.members, **seeded)
-    step("S3")
-    found["S3"] = distributional_stability(table.column("dla_correct")[:, table.places], **seeded)
+    battery = Battery(table=table, signs=claim.sign_of)
+    for code in _AS_CALIBRATED:
+        step(code)
+        found[code] = battery.judge(find_gate(code).key, found)
     if others:
         step("C17")
         found["C17"] = _own_task(claim, table, others)
@@ -116,11 +107,6 @@ def _donors(table: MeasurementTable, column: str) -> dict[str, np.ndarray]:
         return {DONOR: table.column(f"{column}/{DONOR}")}
     except InputError:
         return {}
-
-
-def _norms(table: MeasurementTable) -> dict[str, np.ndarray]:
-    """The weights' own rating, none where the task names no wrong answers to compare with."""
-    return {} if table.task.wrong is None else {"weights": table.column("ov_norm")}
 
 
 def _own_task(claim: Claim, table: MeasurementTable, others: Mapping[str, MeasurementTable]) -> Verdict:
