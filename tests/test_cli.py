@@ -58,6 +58,7 @@ def test_audit_writes_the_report_and_the_results(audited: Path) -> None:
         "circuit.safetensors",
         "report.html",
         "scores.safetensors",
+        "tables",
     }
     assert json.loads((audited / "out" / "audit.json").read_text()) == document
     assert document["provenance"]["id"] in (audited / "out" / "report.html").read_text()
@@ -78,7 +79,7 @@ def test_show_and_list_find_what_was_stored(audited: Path, run: Run) -> None:
     store = ("--store", str(audited / "out"))
     listed = json.loads(run("list", "results", *store, "--json").stdout)
     kinds = {line["kind"] for line in listed}
-    assert kinds == {"audit", "measurement", "scores", "worst_case"}
+    assert kinds == {"audit", "calibration", "measurement", "scores", "worst_case"}
     (found,) = json.loads(run("list", "results", "--kind", "audit", *store, "--json").stdout)
     shown = json.loads(run("show", found["id"][:8], *store, "--json").stdout)
     assert shown["payload"] == json.loads((audited / "stdout.json").read_text())

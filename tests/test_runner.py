@@ -273,7 +273,7 @@ def test_an_audit_on_the_embedded_model_holds_prompts_out(mini: Model) -> None:
     assert small.document["discovery"]["held_out"] is True
     assert small.document["task"]["data_hash"] != small.document["discovery"]["data_hash"]
     assert small.document["task"]["examples"][0]["answers"]
-    stages = ["load", "discover", "sweep sizes", "faithfulness curve", "measure", "attack"]
+    stages = ["load", "discover", "sweep sizes", "faithfulness curve", "measure", "attack", "calibrate"]
     assert list(dict.fromkeys(told)) == stages
     assert [record["name"] for record in small.measurements] == ["faithfulness-norm", "topk"]
 

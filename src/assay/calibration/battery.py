@@ -270,11 +270,13 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
     seconds: dict[str, float] = {}
     for place, key in enumerate(sorted(battery.gates, key=lambda key: key == _LAST)):
         if progress is not None:
-            progress(f"gate {GATES[key].code}", place, len(battery.gates))
+            progress("calibrate", place, len(battery.gates))
         began, filled = time.perf_counter(), battery.filling
         verdict = battery.judge(key, verdicts)
         verdicts[key] = replace(verdict, table_hash=battery.table.hash)
         seconds[key] = time.perf_counter() - began - (battery.filling - filled)
+    if progress is not None:
+        progress("calibrate", len(battery.gates), len(battery.gates))
     return CalibrationReport(
         verdicts={key: verdicts[key] for key in battery.gates},
         table=battery.table,

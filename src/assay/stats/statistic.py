@@ -76,8 +76,10 @@ class RatioOfSums:
         F_i = F + scale (N_i - (N / D) D_i) / mean(D); spread over root n is the delta standard error.
         """
         top, bottom = self._per_example(values)
-        ratio = top.sum() / bottom.sum()
-        return np.asarray(self.offset + self.scale * (ratio + (top - ratio * bottom) / bottom.mean()))
+        with np.errstate(divide="ignore", invalid="ignore"):  # a vanishing denominator leaves nothing defined
+            ratio = top.sum() / bottom.sum()
+            linear = self.offset + self.scale * (ratio + (top - ratio * bottom) / bottom.mean())
+        return np.asarray(linear)
 
     def unstable(self, values: Float64[np.ndarray, "n_components n"]) -> bool:
         """Whether the denominator's mean is within three standard errors of zero."""

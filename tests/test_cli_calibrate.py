@@ -1,0 +1,143 @@
+"""`assay calibrate`: what it prints, writes, takes from the store and refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from typer.testing import CliRunner
+
+from assay.cli import app
+
+
+Run = Callable[..., Any]
+FEW = ("--circuit", "a0.h1,a1.h5,a2.h3", "--prompts", "14", "--quiet")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, ["calibrate", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return call
+
+
+def test_a_table_of_verdicts_with_what_to_do(run: Run) -> None:
+    first = run("C11", "certified-stability", "C23", *FEW)
+    assert first.exit_code == 0
+    lines = first.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["C11", "C23", "M3b"]
+    assert "not applicable" in lines[2]
+    assert "3 checks" in first.stdout
+    assert "roles" in first.stdout
+    again = run("C11", "M3b", "C23", *FEW)
+    assert again.stdout.splitlines()[:-1] == lines[:-1]
+    assert again.stdout.splitlines()[-1] == f"{lines[-1]} (taken from the store)"
+
+
+def test_all_sixteen_written_as_json_and_page(run: Run, tmp_path: Path) -> None:
+    found = run(*FEW, "--groups", "object", "--json", "--report", "new/page.html", "--out", "new/g.json")
+    document = json.loads(found.stdout)
+    assert len(document["gates"]) == 16
+    assert document["kind"] == "calibration"
+    assert json.loads((tmp_path / "new/g.json").read_text()) == document
+    page = (tmp_path / "new/page.html").read_text()
+    assert all(gate["name"] in page for gate in document["gates"])
+    listed = CliRunner().invoke(app, ["list", "results", "--json"])
+    assert [line["kind"] for line in json.loads(listed.stdout)] == ["calibration"]
+    again = CliRunner().invoke(app, ["report", document["id"], "--out", "again.html"])
+    assert again.exit_code == 0
+    assert (tmp_path / "again.html").read_text() == page
+
+
+def test_against_another_task_a_circuit_is_found_for_it(run: Run) -> None:
+    found = run("C17", *FEW, "--against", "greater-than", "--n", "12", "--steps", "1", "--json")
+    document = json.loads(found.stdout)
+    assert document["against"] == ["greater-than"]
+    assert document["gates"][0]["verdict"]["reason"] is None
+
+
+def test_a_failing_gate_is_an_exit_code(run: Run) -> None:
+    quiet = run("E1b", *FEW)
+    assert quiet.exit_code == 0
+    assert "fail" in quiet.stdout
+    fired = run("E1b", *FEW, "--gate")
+    assert fired.exit_code == 3
+    assert "E1b fail" in fired.stderr
+    assert run("C23", *FEW, "--gate").exit_code == 0
+
+
+def test_a_plan_runs_nothing(run: Run, tmp_path: Path) -> None:
+    planned = run("--dry-run", "--json", "--circuit", "a0.h1", "--prompts", "40")
+    document = json.loads(planned.stdout)
+    assert document["n"] == 40
+    assert document["passes"] > 1000
+    cheaper = json.loads(
+        run("--dry-run", "--json", "--circuit", "a0.h1", "--prompts", "40", "--budget", "90").stdout
+    )
+    assert cheaper["passes"] < document["passes"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["C99"], "C99"),
+        (["C11", "--circuit", "a9.h0"], "out of range"),
+        (["C11", "--circuit", "ioi_gpt2_wang26"], "12 layers"),
+        (["C11", *FEW, "--budget", "0"], "--budget"),
+        (["C13", *FEW, "--groups", "colour"], "colour"),
+        (["C11", *FEW, "--ablation", "median"], "median"),
+        (["C11", *FEW, "--against", "chess"], "chess"),
+        (["C11", *FEW, "--published", "nobody"], "nobody"),
+        (["C11", "--circuit", "a0.h1", "--edges", "4"], "--edges"),
+    ],
+)
+def test_wrong_usage_is_told_before_any_work(
+    run: Run, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "assay-out" / "tables").exists()
+
+
+def test_a_half_written_table_is_named(run: Run, tmp_path: Path) -> None:
+    assert run("M3b", *FEW).exit_code == 0
+    for file in (tmp_path / "assay-out").glob("tables/*/y_drop1*"):
+        file.write_bytes(file.read_bytes()[:100])
+    result = run("C23", "M3b", *FEW)
+    assert result.exit_code == 1
+    assert "delete it" in result.stderr
+
+
+def test_the_published_ioi_heads_on_the_shape_of_gpt2(
+    run: Run, tmp_path: Path, shared: Callable[[str], Path]
+) -> None:
+    """All paths of the 26 heads, with GPT-2's tokenizer and random weights: the numbers mean nothing."""
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(n_embd=24)).save_pretrained(tmp_path / "gpt2")
+    AutoTokenizer.from_pretrained(shared("data/gpt2_tokenizer")).save_pretrained(tmp_path / "gpt2")
+    found = run(
+        *("--model", str(tmp_path / "gpt2"), "--circuit", "ioi_gpt2_wang26", "--prompts", "16", "--json"),
+        *("--published", "ioi_gpt2_wang26", "--quiet"),
+    )
+    assert found.exit_code == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert document["circuit"]["k"] == 26
+    assert document["circuit"]["n_heads"] == 144
+    verdicts = {gate["code"]: gate["verdict"] for gate in document["gates"]}
+    assert len(verdicts) == 16
+    assert verdicts["C23"]["reason"] is None
+    assert verdicts["C23"]["status"] == "pass"
+    assert verdicts["C14"]["sub_results"]["node_overlap_jaccard"]["values"]["value"] == 1.0
+    assert verdicts["C14"]["sub_results"]["ov_composition_pval"]["values"]["value"] is not None
