@@ -12,8 +12,10 @@ from assay.circuits import Circuit, EdgeScores
 from assay.errors import FileFormatError, InputError, UnknownNameError
 from assay.execution import CircuitRuns
 from assay.heads import MeasurementTable
+from assay.heads.effects import drop_effect
 from assay.heads.interventions import INTERVENTIONS
-from assay.models import Model
+from assay.heads.runs import base_run, bytes_of_base
+from assay.models import Model, Trace
 from assay.tasks import PairTask
 
 
@@ -130,6 +132,56 @@ def test_edges_of_kept_heads_and_replaced_heads_are_one_run(
         )
 
 
+@pytest.mark.parametrize("first", ["y_keep/resample", "y_keep/resample-donor"])
+def test_donors_and_counterparts_of_edges_do_not_mix(
+    model64: Model, make_task: Callable[..., PairTask], first: str
+) -> None:
+    task, circuit = make_task(n=4), Circuit.random(model64.graph, 20, seed=1)
+    after = MeasurementTable(model64, task, circuit, ablation="resample")
+    after.column(first)
+    for column in ("y_keep/resample", "y_keep/resample-donor"):
+        alone = MeasurementTable(model64, task, circuit, ablation="resample").column(column)
+        np.testing.assert_allclose(after.column(column), alone, rtol=1e-10, err_msg=column)
+
+
+def test_single_heads_are_averaged_over_draws(model64: Model, make_task: Callable[..., PairTask]) -> None:
+    task = make_task(n=4)
+    heads = Circuit.from_heads(model64.graph, [(0, 0), (1, 1)])
+    edges = Circuit(graph=heads.graph, mask=heads.mask)
+    by_heads, by_edges = (
+        MeasurementTable(model64, task, each, ablation="resample-donor") for each in (heads, edges)
+    )
+    effect = drop_effect(model64, task, ablation="resample-donor").flat_examples
+    assert effect is not None
+    dropped = by_heads.column("y_full")[:, None] - by_heads.column("y_drop1")
+    np.testing.assert_allclose(dropped, effect, rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(by_edges.column("y_minus1"), by_heads.column("y_minus1"), rtol=1e-7, atol=1e-8)
+    drawn = MeasurementTable(model64, task, heads).cost()
+    assert by_heads.cost()["y_drop1"] > 4 * drawn["y_drop1"] - 4 * task.n
+
+
+@pytest.mark.parametrize("method", ["mean", "mean-positional", "noise"])
+def test_edges_take_means_of_the_reference(
+    model64: Model, make_task: Callable[..., PairTask], method: str
+) -> None:
+    """The pool's further prompts are ablated like the task's own, not by their own means."""
+    task, more = make_task(n=4), make_task(n=3, seed=1)
+    heads = Circuit.from_heads(model64.graph, [(0, 0), (1, 1)])
+    edges = Circuit(graph=heads.graph, mask=heads.mask)
+    table = MeasurementTable(model64, task, edges, more=more, ablation=method)
+    if method == "noise":  # heads and edges draw differently; the spread alone comes from the reference
+        other = MeasurementTable(model64, more, edges, ablation=method, seed=43)
+        assert np.abs(table.column("pool/y_keep/noise")[4:] - other.column("y_keep/noise")).max() > 1e-6
+        return
+    whole = MeasurementTable(model64, task, heads, more=more, ablation=method)
+    column = f"pool/y_keep/{method}"
+    np.testing.assert_allclose(table.column(column), whole.column(column), rtol=1e-7, atol=1e-8)
+    ragged = make_task(n=3, seed=1, ragged=True)
+    if method == "mean-positional":
+        with pytest.raises(InputError, match="lengths"):
+            MeasurementTable(model64, task, edges, more=ragged, ablation=method).column(column)
+
+
 def test_rows_do_not_depend_on_batches_or_blocks(
     model64: Model, make_task: Callable[..., PairTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +234,37 @@ def test_single_heads_cost_half_a_pass_and_last_tokens_a_token(
     assert table.passes["forward"] - before == pytest.approx(4 * (2 + shares / task.length))
     table.column("attribution")
     assert table.passes["backward"] == 4
+
+
+def test_passes_of_one_column_are_counted_once(model64: Model, make_task: Callable[..., PairTask]) -> None:
+    task, circuit = make_task(n=4), Circuit.from_heads(model64.graph, [(0, 0)])
+    counts = []
+    for columns in (["ocse"], ["y_full", "ocse"]):
+        table = MeasurementTable(model64, task, circuit)
+        for column in columns:
+            table.column(column)
+        counts.append(table.passes["forward"])
+    assert counts[0] == counts[1] == pytest.approx(8)
+
+
+def test_runs_of_single_heads_fit_into_memory(
+    model64: Model, make_task: Callable[..., PairTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that others begin from keeps much more than a plain pass does."""
+    task, circuit = make_task(n=6), Circuit.from_heads(model64.graph, [(0, 0)])
+    needed = bytes_of_base(model64, task.length)
+    monkeypatch.setattr("assay.execution.forward.free_memory", lambda device: 6 * needed)
+    sizes = []
+
+    def counted(model: Model, tokens: torch.Tensor) -> Trace:
+        sizes.append(len(tokens))
+        return base_run(model, tokens)
+
+    monkeypatch.setattr("assay.heads.columns.base_run", counted)
+    table = MeasurementTable(model64, task, circuit)
+    table.column("y_drop1")
+    table.column("y_minus1")
+    assert max(sizes) <= 3
 
 
 def test_a_budget_leaves_all_but_the_circuit_and_some_others_unmeasured(

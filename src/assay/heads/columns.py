@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from assay.circuits import Circuit
 from assay.errors import InputError
-from assay.execution import ABLATIONS, BaselineShelf, run_circuit
+from assay.execution import BaselineShelf
 from assay.execution.forward import TOKENS_PER_PASS, choose_batch_size
 from assay.heads.attribution import attribution_patching
 from assay.heads.direct import (
@@ -23,22 +23,31 @@ from assay.heads.direct import (
     head_outputs,
     margin_directions,
 )
+from assay.heads.edges import run_with_edges_replaced
+from assay.heads.effects import margin_reading
 from assay.heads.information import causation_entropy
 from assay.heads.interventions import (
     INTERVENTIONS,
     Donor,
+    Replacement,
     Setting,
-    Site,
     heads_replaced,
     outside,
+    replaced_outputs,
     run_with_heads_replaced,
 )
 from assay.heads.llc import fisher_count
-from assay.heads.runs import base_run, one_head_replaced, one_head_replaced_at_read
+from assay.heads.runs import (
+    Reading,
+    base_run,
+    bytes_of_base,
+    one_head_replaced,
+    one_head_replaced_at_read,
+)
 from assay.heads.weights import answer_directions, composition, ov_norm, weight_scores
-from assay.models import Model, Trace
+from assay.models import Model
 from assay.objectives import Objective, get_objective
-from assay.tasks import PairTask
+from assay.tasks import PairBatch, PairTask
 
 
 LLC_PROMPTS = 20
@@ -47,12 +56,10 @@ QUANTITIES = ("y", "ce", "kl")  # margin, cross-entropy, divergence from the mod
 Heads = Collection[tuple[int, int]]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Rows:
-    """What an objective reads, for runs of some prompts of a batch."""
-
-    answers: Tensor
-    wrong: Tensor | None
+def count_draws(method: str, donors: Int64[np.ndarray, " P"] | None) -> int:
+    """Draws of a method; one where donors are given."""
+    intervention = INTERVENTIONS[method]
+    return 1 if isinstance(intervention, Donor) and donors is not None else intervention.draws
 
 
 @dataclass(kw_only=True, eq=False)
@@ -89,7 +96,7 @@ class Columns:
     _settings: dict[int, Setting] = field(default_factory=dict)
     _outputs: dict[tuple[int, bool], list[Tensor]] = field(default_factory=dict)
     _logits_of: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
-    _baselines: dict[tuple[str, int, int], BaselineShelf] = field(default_factory=dict)
+    _baselines: dict[tuple[int, int], BaselineShelf] = field(default_factory=dict)
 
     @cached_property
     def by_heads(self) -> bool:
@@ -160,9 +167,8 @@ class Columns:
         }
 
     def _draws(self, method: str, prompts: PairTask) -> list[Setting]:
-        intervention = INTERVENTIONS[method]
-        given = isinstance(intervention, Donor) and self.donors is not None and prompts is self.task
-        return [self._setting(prompts, draw) for draw in range(1 if given else intervention.draws)]
+        count = count_draws(method, self.donors if prompts is self.task else None)
+        return [self._setting(prompts, draw) for draw in range(count)]
 
     def by_draw(self, method: str, run: Callable[[Setting], Tensor]) -> Float64[np.ndarray, "P *draws"]:
         """Margins of each draw of a method."""
@@ -199,32 +205,12 @@ class Columns:
         return self._edge_run(circuit, method, setting)
 
     def _edge_run(self, circuit: Circuit, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
-        prompts, ablation, intervention = setting.task, method, INTERVENTIONS[method]
-        if isinstance(intervention, Donor):
-            donors = intervention.donors_of(setting)
-            if (donors < 0).any():
-                raise InputError(f"{method!r} has no donor for prompt {int(np.argmin(donors))}")
-            prompts, ablation = (
-                replace(prompts, corrupted=prompts.clean[torch.from_numpy(donors)]),
-                "resample",
-            )
-        if ablation not in ABLATIONS:
-            have = ", ".join(sorted({*ABLATIONS} & {*INTERVENTIONS}))
-            raise InputError(
-                f"{method!r} is defined for heads and this circuit is one of edges; give a head circuit "
-                f"(Circuit.from_heads), or one of {have}, resample-donor"
-            )
-        key = (ablation, id(setting.task), setting.draw)
-        return run_circuit(
-            self.model,
-            prompts,
-            circuit,
-            ablation=ablation,
-            batch_size=setting.batch_size,
-            seed=setting.seed + 1000 * setting.draw,  # another stream per draw
-            check=False,
-            shelf=self._baselines.setdefault(key, BaselineShelf()),
-        )
+        shelf = None
+        if method == self.ablation:  # the only one that several circuits are run under
+            shelf = self._baselines.setdefault((id(setting.task), setting.draw), BaselineShelf())
+        logits = run_with_edges_replaced(circuit, INTERVENTIONS[method], setting, shelf=shelf)
+        logits[torch.from_numpy(self._unserved(method, setting))] = torch.nan
+        return logits
 
     def _full_logits(self, prompts: PairTask) -> Float[Tensor, "n d_vocab"]:
         """The model's logits, of the plain pass that means and donors come from."""
@@ -243,6 +229,12 @@ class Columns:
 
     # ---- single heads ---------------------------------------------------------------------------
 
+    @cached_property
+    def _dropping(self) -> list[Replacement]:
+        """What single heads are replaced by, in each draw."""
+        intervention = INTERVENTIONS[self.ablation]
+        return [intervention.prepare(setting) for setting in self._draws(self.ablation, self.task)]
+
     def over_heads(
         self, name: str, some: PairTask, rows: slice, heads: tuple[tuple[int, int], ...]
     ) -> Float64[np.ndarray, "n n_heads"]:
@@ -253,51 +245,38 @@ class Columns:
             batch = batch.to(self.model.device)
             batch = replace(batch, indices=batch.indices + rows.start)
             index = batch.indices.cpu()
-            full = setting.logits(self.task)[index].to(self.model.device)
             base = base_run(self.model, batch.corrupted if name == "y_patch" else batch.clean)
-            common = (batch.positions, self._reading(batch.answers, batch.wrong, full))
+            common = (batch.positions, self._reading(batch))
             if name == "y_cross":
                 own = torch.arange(len(index), device=self.model.device)
                 corrupted = setting.outputs(self.task, corrupted=True)
                 at_read = [z[index][own, batch.positions].flatten(1) for z in corrupted]
                 table = one_head_replaced_at_read(self.model, base, at_read, *common, heads=heads)
+            elif name == "y_patch":
+                clean = [z[index].flatten(2) for z in setting.outputs(self.task)]
+                table = one_head_replaced(self.model, base, clean, *common, heads=heads)
             else:
-                if name == "y_patch":
-                    values = [z[index].flatten(2) for z in setting.outputs(self.task)]
-                else:
-                    prepared = INTERVENTIONS[self.ablation].prepare(setting)
-                    values = [
-                        self._values(prepared, base, layer, batch) for layer in range(self.model.n_layers)
-                    ]
-                table = one_head_replaced(self.model, base, values, *common, heads=heads)
+                drawn = [
+                    one_head_replaced(
+                        self.model,
+                        base,
+                        replaced_outputs(self.model, base, replacement, batch),
+                        *common,
+                        heads=heads,
+                    )
+                    for replacement in self._dropping
+                ]
+                table = torch.stack(drawn).mean(0)
             parts.append(table.numpy())
         margins = np.concatenate(parts)
         if name == "y_drop1":
             margins[self._unserved(self.ablation, setting)[rows]] = np.nan
         return margins
 
-    def _values(self, replacement: Any, trace: Trace, layer: int, batch: Any) -> Tensor:
-        """What a block's heads are replaced by, where nothing below them differs from the plain run."""
-        block = self.model.blocks[layer]
-        channels = block.channels(trace.qkv[layer])
-        site = Site(
-            layer=layer,
-            block=block,
-            z=trace.z[layer].unflatten(-1, (block.n_heads, block.d_head)),
-            values=channels[:, :, block.n_heads + block.n_kv_heads :],
-            batch=batch,
-        )
-        value: Tensor = replacement(site)
-        return value.to(trace.z[layer].dtype).expand_as(site.z).flatten(2)
-
-    def _reading(
-        self, answers: Tensor, wrong: Tensor | None, full: Tensor
-    ) -> Callable[[Tensor, Tensor], Tensor]:
-        def read(logits: Tensor, prompts: Tensor) -> Tensor:
-            rows = _Rows(answers=answers[prompts], wrong=None if wrong is None else wrong[prompts])
-            return -self.objective(logits.double(), full[prompts].double(), rows)
-
-        return read
+    def _reading(self, batch: PairBatch) -> Reading:
+        """From logits of runs of a batch's prompts to their margins."""
+        full = self._full_logits(self.task)[batch.indices.cpu()].to(self.model.device)
+        return margin_reading(self.objective, batch, full)
 
     def corrupted(self) -> Float64[np.ndarray, " P"]:
         """Margins of the corrupted prompts, scored with the clean prompts' answers."""
@@ -313,18 +292,19 @@ class Columns:
         return self.by_draw(method, lambda each: self._replaced(method, dropped, each))
 
     def without_each(self) -> Float64[np.ndarray, "P k"]:
-        """Margins of the circuit without one of its heads, for each."""
+        """Margins of the circuit without one of its heads, for each; draws are averaged."""
         if not self.heads:
             return np.empty((self.task.n, 0))
-        if self.by_heads:
-            draws = [self._without_each(setting) for setting in self._draws(self.ablation, self.task)]
-            return np.asarray(np.mean(draws, axis=0))
+        run = self._without_each if self.by_heads else self._without_edges_of_each
+        draws = [run(setting) for setting in self._draws(self.ablation, self.task)]
+        return np.asarray(np.mean(draws, axis=0))
+
+    def _without_edges_of_each(self, setting: Setting) -> Float64[np.ndarray, "P k"]:
+        """The same in one draw, of an edge circuit: a run for each head."""
         columns = []
         for layer, head in self.heads:
-            run = self._edge_run(
-                self.circuit.without_head(layer, head), self.ablation, self._setting(self.task)
-            )
-            columns.append(self._read("y", run, self.task))
+            logits = self._edge_run(self.circuit.without_head(layer, head), self.ablation, setting)
+            columns.append(self._read("y", logits, self.task))
         return np.stack(columns, axis=1)
 
     def _without_each(self, setting: Setting) -> Float64[np.ndarray, "P k"]:
@@ -334,15 +314,14 @@ class Columns:
         parts = []
         for batch in self.task.batches(self._at_once(self.task)):
             batch = batch.to(self.model.device)
-            full = self._full_logits(self.task)[batch.indices.cpu()].to(self.model.device)
             with heads_replaced(self.model, others, replacement, batch):
                 base = base_run(self.model, batch.clean)
                 table = one_head_replaced(
                     self.model,
                     base,
-                    [self._values(replacement, base, layer, batch) for layer in range(self.model.n_layers)],
+                    replaced_outputs(self.model, base, replacement, batch),
                     batch.positions,
-                    self._reading(batch.answers, batch.wrong, full),
+                    self._reading(batch),
                     heads=self.heads,
                 )
             parts.append(table.numpy())
@@ -352,7 +331,8 @@ class Columns:
 
     def _at_once(self, some: PairTask) -> int:
         """Prompts whose runs of single heads go together; copies of them fill a pass."""
-        size = choose_batch_size(self.model, some, asked=self.batch_size)
+        extra = bytes_of_base(self.model, some.length)
+        size = choose_batch_size(self.model, some, asked=self.batch_size, bytes_per_example=extra)
         if self.model.device.type != "cpu":
             return size
         return min(size, max(1, TOKENS_PER_PASS // (4 * some.length)))

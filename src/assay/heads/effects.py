@@ -16,8 +16,21 @@ from torch import Tensor
 from assay.circuits.heads import check_heads
 from assay.errors import InputError, ShapeError
 from assay.execution.forward import choose_batch_size
-from assay.heads.interventions import INTERVENTIONS, Donor, Intervention, Replacement, Setting, Site
-from assay.heads.runs import Reading, base_run, one_head_replaced, one_head_replaced_at_read
+from assay.heads.interventions import (
+    INTERVENTIONS,
+    Donor,
+    Intervention,
+    Replacement,
+    Setting,
+    replaced_outputs,
+)
+from assay.heads.runs import (
+    Reading,
+    base_run,
+    bytes_of_base,
+    one_head_replaced,
+    one_head_replaced_at_read,
+)
 from assay.heads.scores import HeadScores, defined_examples, mean_over_examples, member_flags
 from assay.measurement import library_version, plain
 from assay.models import Model, Trace
@@ -496,19 +509,10 @@ def _crossed_at_read(at: _Prompts) -> Tensor:
 
 def _dropped(replacement: Replacement) -> _Run:
     def run(at: _Prompts) -> Tensor:
-        values = [_replaced(at, layer, replacement) for layer in range(at.model.n_layers)]
+        values = replaced_outputs(at.model, at.clean, replacement, at.batch)
         return one_head_replaced(at.model, at.clean, values, at.batch.positions, at.reading, heads=at.heads)
 
     return run
-
-
-def _replaced(at: _Prompts, layer: int, replacement: Replacement) -> Tensor:
-    """What an intervention writes for the heads of a block whose input is that of the clean run."""
-    block = at.model.blocks[layer]
-    z = at.clean.z[layer].unflatten(-1, (block.n_heads, block.d_head))
-    values = block.channels(at.clean.qkv[layer])[:, :, block.n_heads + block.n_kv_heads :]
-    new = replacement(Site(layer=layer, block=block, z=z, values=values, batch=at.batch))
-    return new.to(z).expand_as(z).flatten(2)
 
 
 def _measured(
@@ -527,7 +531,7 @@ def _measured(
     chosen = check_heads(every if heads is None else heads, model.n_layers, model.n_heads)
     places = [layer * model.n_heads + head for layer, head in chosen]
     loss = get_objective(objective or task.objective)
-    extra = 60 * model.n_layers * model.d_model * task.length * 4
+    extra = bytes_of_base(model, task.length)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
     full, other, one = [], [], []
     for batch in task.batches(size):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from assay.errors import InputError
 from assay.execution.forward import check_finite, choose_batch_size
-from assay.models import Block, Model
+from assay.models import Block, Model, Trace
 from assay.registry import Registry
 from assay.rng import stream
 from assay.tasks import PairBatch, PairTask
@@ -157,6 +157,26 @@ def run_with_heads_replaced(
     return torch.cat(results)
 
 
+def replaced_outputs(
+    model: Model, trace: Trace, replacement: Replacement, batch: PairBatch
+) -> list[Float[Tensor, "n pos width"]]:
+    """What the heads of each block are replaced by where everything below them is as in a finished run.
+
+    Args:
+        model: The model.
+        trace: The run.
+        replacement: What by.
+        batch: Its prompts.
+    """
+    outputs = []
+    for layer, block in enumerate(model.blocks):
+        z = trace.z[layer].unflatten(-1, (block.n_heads, block.d_head))
+        values = block.channels(trace.qkv[layer])[:, :, block.n_heads + block.n_kv_heads :]
+        new = replacement(Site(layer=layer, block=block, z=z, values=values, batch=batch))
+        outputs.append(new.to(z).expand_as(z).flatten(2))
+    return outputs
+
+
 @contextmanager
 def heads_replaced(model: Model, heads: Heads, replacement: Replacement, batch: PairBatch) -> Iterator[None]:
     """Replace some heads in every pass made inside, from whichever block on.
@@ -249,7 +269,7 @@ class Mean(Intervention):
     def prepare(self, setting: Setting) -> Replacement:
         reference = setting.reference
         if self.over == "position":
-            _check_aligned(self.key, reference, setting.task)
+            check_aligned(self.key, reference, setting.task)
         means = [self._mean(z, reference) for z in setting.outputs(reference)]
         return self._everywhere(means) if not self.only_last else self._at_read(means)
 
@@ -429,7 +449,8 @@ class AttentionUniform(Intervention):
         return replaced
 
 
-def _check_aligned(key: str, reference: PairTask, task: PairTask) -> None:
+def check_aligned(key: str, reference: PairTask, task: PairTask) -> None:
+    """Refuse prompts of different lengths where each position has a mean of its own."""
     lengths = sorted({*reference.lengths.tolist(), *task.lengths.tolist()})
     if len(lengths) > 1:
         raise InputError(

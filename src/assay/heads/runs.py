@@ -31,6 +31,11 @@ def base_run(model: Model, tokens: Int[Tensor, "n pos"]) -> Trace:
     return trace
 
 
+def bytes_of_base(model: Model, length: int) -> int:
+    """Memory of one prompt's base run and of a run that begins from it."""
+    return 60 * model.n_layers * model.d_model * length * 4
+
+
 @torch.no_grad()
 def one_head_replaced(
     model: Model,

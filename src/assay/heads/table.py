@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64, Int64
 from assay.circuits import Circuit, HeadCircuit, load_head_circuit
 from assay.errors import InputError, unknown_name
 from assay.execution.forward import check_circuit
-from assay.heads.columns import QUANTITIES, Columns
+from assay.heads.columns import QUANTITIES, Columns, count_draws
 from assay.heads.interventions import INTERVENTIONS, outside
 from assay.heads.shelf import Shelf
 from assay.measurement import library_version, record_id
@@ -49,9 +49,9 @@ class MeasurementTable:
     - `y_keep/METHOD`, `y_drop/METHOD`, `y_empty/METHOD` `[P]`, or `[P, draws]`: margins of the circuit alone,
       without the circuit, of nothing. `ce_...` and `kl_...` (from the model, nats) of the same runs.
     - `pool/...` `[P + more]`: the same over the task and `more`.
-    - `y_drop1` `[P, H]`: margin with one head replaced by the method `ablation`.
+    - `y_drop1` `[P, H]`: margin with one head replaced by the method `ablation`, averaged over its draws.
     - `y_drop1/circuit` `[P, k]`: its columns of the circuit's heads, which alone cost less.
-    - `y_minus1` `[P, k]`: margin of the circuit without one of its heads.
+    - `y_minus1` `[P, k]`: margin of the circuit without one of its heads, averaged likewise.
     - `y_cor` `[P]`: corrupted run. `y_patch` `[P, H]`: with one head's clean output patched in.
     - `y_cross` `[P, H]`: clean run with one head's corrupted output at the read position.
     - `attribution` `[P, H]`: attribution patching. `magnitude`: mean absolute output.
@@ -239,12 +239,13 @@ class MeasurementTable:
         layers = self.model.n_layers
         shares = [(layers - layer) / layers for layer, _ in (self.measured_heads if heads is None else heads)]
         whole = self.P * (1 + sum(shares))
+        dropped = self.P * (1 + count_draws(self.ablation, self.donors) * sum(shares))
         last = self.P * (2 + sum(shares) / max(1, self.task.length))
         return {
-            "y_drop1": whole,
+            "y_drop1": dropped,
             "y_patch": whole + self.P,
             "y_cross": last,
-            "over_heads": 2 * whole + self.P + last,
+            "over_heads": dropped + whole + self.P + last,
         }
 
     # ---- columns --------------------------------------------------------------------------------
@@ -302,6 +303,8 @@ class MeasurementTable:
         if name in _OF_HEADS:
             return self._whole(name, lambda: self._make.of_heads(name))
         if name in _OTHERS:
+            if name == "ocse":
+                self.column("y_full")  # beforehand, or its passes would be counted twice
             return self._whole(name, lambda: {name: self._other(name)})
         pool = name.startswith(POOL)
         which, _, method = name.removeprefix(POOL).partition("/")

@@ -5,17 +5,17 @@ has its other edges ablated, by those interventions that are an ablation of edge
 an edge carries on the donor's prompt is known from a plain run.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.execution import ABLATIONS, run_circuit
+from assay.execution import ABLATIONS
 from assay.execution.forward import choose_batch_size
+from assay.heads.edges import run_with_edges_replaced
 from assay.heads.interventions import (
     INTERVENTIONS,
     Donor,
@@ -120,36 +120,13 @@ class Complement:
         return np.asarray(chosen.donors_of(self.setting) >= 0)
 
     def _logits(self, chosen: Intervention) -> Float[Tensor, "n d_vocab"]:
-        runs, size = self.runs, self.setting.batch_size
+        runs = self.runs
         if heads_alone(runs.circuit):
             assert runs.circuit.heads is not None
             rest = outside(runs.circuit.heads, runs.model)
             replacement = chosen.prepare(self.setting)
+            size = self.setting.batch_size
             return run_with_heads_replaced(
                 runs.model, runs.task, rest, replacement, batch_size=size, check=False
             )
-        if isinstance(chosen, Donor):
-            return self._from_donors(chosen.donors_of(self.setting))
-        return run_circuit(
-            runs.model,
-            runs.task,
-            runs.circuit,
-            ablation=chosen.key,
-            batch_size=size,
-            seed=runs.seed + 1000 * self.setting.draw,  # as in a measurement table
-            check=False,
-        )
-
-    def _from_donors(self, donors: Int64[np.ndarray, " n"]) -> Float[Tensor, "n d_vocab"]:
-        """Edges that carry what they carry on the donor's clean prompt."""
-        runs = self.runs
-        rows = torch.from_numpy(np.where(donors < 0, np.arange(len(donors)), donors))
-        task = replace(runs.task, corrupted=runs.task.clean[rows], corrupted_texts=None)
-        return run_circuit(
-            runs.model,
-            task,
-            runs.circuit,
-            ablation="resample",
-            batch_size=self.setting.batch_size,
-            check=False,
-        )
+        return run_with_edges_replaced(runs.circuit, chosen, self.setting)
