@@ -1,0 +1,56 @@
+"""The sixteen calibrations on the circuits of two tasks of `mini`: verdicts as JSON, pictures for the page.
+
+Each circuit is the one that `assay calibrate --task TASK` finds; greater-than and IOI are each other's second
+task, so that C17 has something to tell apart. About a minute per task.
+
+    python experiments/mini_calibrations/run.py
+"""
+
+import json
+from pathlib import Path
+
+from assay import runner
+from assay.models import load_model
+from assay.report import calibration_figure
+
+
+HERE = Path(__file__).parent
+IMAGES = HERE.parent.parent / "docs" / "images"
+GROUPS = {"ioi": "object", "greater-than": "century"}
+
+
+def main() -> None:
+    model = load_model("mini")
+    found = {}
+    for task in GROUPS:
+        runs = runner.runs_of(model, task, None, progress=lambda *step: None)
+        found[task] = (runner.usual_prompts(runs.task), runs.circuit)
+    results = {}
+    for task, groups in GROUPS.items():
+        prompts, circuit = found[task]
+        others = [pair for name, pair in found.items() if name != task]
+        document = runner.calibrate_stored(circuit, model, prompts, against=others, groups=groups).document
+        calibration_figure(document, IMAGES / f"gates-{task}.svg")
+        results[task] = {
+            "circuit": document["circuit"],
+            "prompts": document["table"]["n_prompts"],
+            "pool": document["table"]["n_pool"],
+            "passes": document["table"]["passes"],
+            "gates": {
+                gate["code"]: {
+                    "status": gate["verdict"]["status"],
+                    "published": gate["verdict"]["published"],
+                    "reason": gate["verdict"]["reason"],
+                    "values": gate["verdict"]["values"],
+                    "interval": gate["verdict"]["interval"],
+                }
+                for gate in document["gates"]
+            },
+        }
+        print(task, {code: gate["status"] for code, gate in results[task]["gates"].items()})
+    text = json.dumps(results, indent=1, allow_nan=False)
+    (HERE / "results.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
