@@ -331,8 +331,10 @@ class Composition:
 
     Attributes:
         n_heads: Heads per layer.
-        q, k, v: `[H, H]` sender by receiver, in [0, 1]; NaN unless the sender's layer is earlier, and for
-            heads of zero weight.
+        q: `[H, H]` sender by receiver, into queries, in [0, 1]; NaN unless the sender's layer is earlier, and
+            for heads of zero weight.
+        k: The same into keys.
+        v: The same into values.
         details: `relative_offset` for rotary models.
         provenance: The model.
     """
