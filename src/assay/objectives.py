@@ -88,6 +88,11 @@ def get_objective(objective: "str | Objective | Loss") -> Objective:
     return OBJECTIVES[key if key in OBJECTIVES else objective]
 
 
+def is_registered(objective: Objective) -> bool:
+    """Whether an objective is what its key names; records hold keys, so what is kept can tell only these."""
+    return objective.key in OBJECTIVES and OBJECTIVES[objective.key] is objective
+
+
 def _gather(
     values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"]
 ) -> tuple[Float[Tensor, "batch n"], Bool[Tensor, "batch n"]]:

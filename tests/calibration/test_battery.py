@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,16 @@ import pytest
 
 import assay
 from assay.calibration import GATES, bootstrap_stability, certified_stability, distributional_stability
-from assay.calibration.battery import CalibrationReport, calibrate_all, further_prompts
+from assay.calibration.battery import CalibrationReport, calibrate_all, further_prompts, prepare
 from assay.calibration.judges import JUDGES
 from assay.circuits import Circuit, HeadCircuit, Role
 from assay.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
 from assay.heads import MeasurementTable
+from assay.measurement import Verdict, record_id
 from assay.models import Model
+from assay.objectives import OBJECTIVES
+from assay.runner.gates import calibrate_stored, plan_calibration
+from assay.store import Store
 from assay.tasks import PairTask, load_task
 
 
@@ -238,6 +243,8 @@ def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> Non
         calibrate_all(HEADS, model, task, profile="half")
     with pytest.raises(InputError, match="random_sets"):
         calibrate_all(HEADS, model, task, random_sets=-1)
+    with pytest.raises(InputError, match=r"signs has \[\(3, 3\)\]"):
+        calibrate_all(HEADS, model, task, signs={(3, 3): -1})
     with pytest.raises(GraphMismatchError):
         calibrate_all("ioi_gpt2_wang26", model, task)
     report = calibrate_all(HEADS, model, task, gates=["C11"])
@@ -268,6 +275,71 @@ def test_the_circuits_profile_needs_its_own_heads_alone(model: Model, task: Pair
     assert alphas[0] == pytest.approx(alphas[1], rel=1e-4)
     assert parts["split_half"][0].values != parts["split_half"][1].values
     assert found["M3b"].values == pytest.approx(whole["M3b"].values)
+
+
+def test_all_that_changes_a_verdict_changes_the_record(
+    model: Model, task: PairTask, described: HeadCircuit
+) -> None:
+    def record(circuit: Any, prompts: PairTask, **options: Any) -> str:
+        return record_id("calibration", prepare(circuit, model, prompts, **options).record)
+
+    assert record(described, task) == record(described, task)
+    other = replace(described, pathways=(("first", "third"), ("third", "second"), ("second", "fourth")))
+    relabelled = replace(task, fields={**task.fields, "object": [str(row % 3) for row in range(task.n)]})
+    assert len({record(each, task) for each in (described, other, list(HEADS))}) == 3
+    assert record(described, task, groups="object") != record(described, relabelled, groups="object")
+
+
+def test_what_has_no_name_of_its_own_is_not_kept(model: Model, task: PairTask, tmp_path: Path) -> None:
+    usual = OBJECTIVES["logit_diff"]
+    double = replace(usual, loss=lambda logits, clean, batch: 2 * usual.loss(logits, clean, batch))
+    with pytest.raises(InputError, match="'logit_diff' is none that is registered"):
+        calibrate_all(HEADS, model, task, gates=["C11"], objective=double, folder=tmp_path)
+    store = Store(tmp_path / "store")
+    found = calibrate_stored(HEADS, model, task, store=store, gates=["C11"], objective=double)
+    assert not found.cached
+    assert store.find() == []
+
+
+def test_a_task_without_wrong_answers_is_judged_by_what_it_has(model: Model, task: PairTask) -> None:
+    bare = PairTask(clean=task.clean, corrupted=task.corrupted, answers=task.answers, objective="ce")
+    found = calibrate_all(HEADS, model, bare)
+    assert len(found.verdicts) == 16
+    assert set(found.missing) == {"ocse", "ov_norm", "dla"}
+    assert len(found["C12"].details["pairs"]) == 3  # of C2, C5 and C10
+    assert found["C12"].reason is None
+
+
+def test_rows_forwarded_to_the_derived_metrics_cluster_too(model: Model, task: PairTask) -> None:
+    twice = task.subset([*range(10), *range(10)])
+    once, units = task.subset(range(10)), [*range(10), *range(10)]
+    rows = {
+        name: calibrate_all(HEADS, model, prompts, gates=["C14"], **options)["C14"].sub_results
+        for name, prompts, options in (
+            ("once", once, {}),
+            ("plain", twice, {}),
+            ("clustered", twice, {"unit_id": np.array(units)}),
+        )
+    }
+    for key in ("faithfulness", "completeness"):
+        width = {name: np.ptp([*interval_of(each[key])]) for name, each in rows.items()}
+        assert width["clustered"] > 1.2 * width["plain"]
+        assert width["clustered"] == pytest.approx(width["once"], rel=0.05)
+
+
+def interval_of(verdict: Verdict) -> tuple[float, float]:
+    assert verdict.interval is not None
+    return verdict.interval.low, verdict.interval.high
+
+
+def test_a_plan_holds(model: Model, task: PairTask) -> None:
+    """What a dry run promises is not exceeded, of few prompts and of many."""
+    for n in (10, 60):
+        prompts = load_task("ioi", model, n=n)
+        planned = {each.name: each.passes for each in plan_calibration(model, n, n_heads=len(HEADS))}
+        spent = calibrate_all(HEADS, model, prompts).table.passes
+        assert spent["forward"] + spent["backward"] <= sum(planned.values())
+        assert planned["pool"] >= 2 * (max(3 * n, 120) - n)
 
 
 def test_tables_of_columns_are_lazy(model: Model, task: PairTask) -> None:

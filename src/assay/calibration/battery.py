@@ -93,18 +93,7 @@ class CalibrationReport:
         gates = []
         for key, verdict in self.verdicts.items():
             gate = GATES[key]
-            names = (
-                "key",
-                "code",
-                "name",
-                "criterion",
-                "question",
-                "on_pass",
-                "on_fail",
-                "weakness",
-                "source",
-            )
-            facts = {name: getattr(gate, name) for name in names}
+            facts = {name: getattr(gate, name) for name in _GATE_FACTS}
             gates.append(
                 {
                     **facts,
@@ -183,7 +172,8 @@ def calibrate_all(
         The sixteen verdicts (`report["C11"]`, `report.verdicts`), the table, `to_dict()` for files and pages.
 
     Raises:
-        InputError: For unknown gates, fields or settings; labels that do not fit the prompts.
+        InputError: For unknown gates, fields or settings; labels that do not fit the prompts; signs of heads
+            outside the circuit.
         GraphMismatchError: For a circuit of another model.
 
     Example:
@@ -251,13 +241,17 @@ def prepare(
     if isinstance(groups, str) and groups not in task.fields:
         raise unknown_name(f"field of task {task.name!r}", groups, task.fields)
     more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
+    table = _table(model, task, circuit, folder, more=more, **settings)
+    foreign = sorted({*(signs or {})} - {*table.heads})
+    if foreign:
+        raise InputError(f"signs has {foreign}, which are no heads of the circuit; its heads: {table.heads}")
     return Battery(
-        table=_table(model, task, circuit, folder, more=more, **settings),
+        table=table,
         gates=tuple(key for key in JUDGES if key in asked),
         against=tuple(_table(model, other, its, folder, **settings) for other, its in against),
         published=None if published is None else MeasurementTable(model, task, published).members,
         groups=groups,
-        unit_id=unit_id,
+        unit_id=None if unit_id is None else np.asarray(unit_id),
         signs=dict(signs or {}),
         profile=profile,
         random_sets=random_sets,
@@ -286,6 +280,11 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
     )
 
 
+def n_further(n: int) -> int:
+    """Prompts that the pool of a task of n has beside its own."""
+    return max(POOL * n, FEWEST_IN_POOL) - n
+
+
 def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
     """Prompts from the grammar of a task that make, with its own, three samples of its size and 120.
 
@@ -293,7 +292,7 @@ def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
     """
     if task.grammar is None:
         return None
-    n = max(POOL * task.n, FEWEST_IN_POOL) - task.n
+    n = n_further(task.n)
     number = zlib.crc32(f"calibration-pool/{seed}/{task.data_hash}".encode())
     drawn = draw_task(
         task.grammar,

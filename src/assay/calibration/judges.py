@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
+from assay.calibration._samples import sample
 from assay.calibration.ablations import ablation_invariance, method_invariance
 from assay.calibration.agreement import convergent_validity, inter_rater
 from assay.calibration.discriminant import discriminant_validity
@@ -26,7 +27,7 @@ from assay.errors import InputError
 from assay.heads import MeasurementTable, predict_from_weights, weight_features
 from assay.heads.effects import SMALLEST
 from assay.heads.scores import ranking
-from assay.measurement import ONE_SIDED_95, Verdict, library_version
+from assay.measurement import ONE_SIDED_95, Verdict, library_version, record_id
 from assay.rng import stream
 from assay.stats import Estimate, ratio_of
 from assay.tasks import PairTask
@@ -164,9 +165,17 @@ class Battery:
     def record(self) -> dict[str, Any]:
         """What the verdicts are a function of."""
         labels = {"groups": self.groups, "unit_id": self.unit_id}
+        table, described = self.table, self.table.head_circuit
+        prompts = [table.task, *([] if table.more is None else [table.more])]
         return {
             "library": library_version(),
-            "table": self.table.record,
+            "table": table.record,
+            # Roles, pathways and fields of prompts are no part of what a table measures.
+            "head_circuit": None if described is None else described.to_dict(),
+            "fields": [
+                record_id("fields", {key: each.tolist() for key, each in self.labels([one]).items()})
+                for one in prompts
+            ],
             "gates": list(self.gates),
             "against": [other.record for other in self.against],
             "published": None if self.published is None else np.flatnonzero(self.published).tolist(),
@@ -218,9 +227,11 @@ def _c12(battery: Battery, others: Others) -> Verdict:
     scores: dict[str, Any] = {
         "C2": _patching(battery, table),
         "C5": battery.get("y_full")[:, None] - battery.get("y_cross"),
-        "C7": battery.get("ocse"),
-        "C10": battery.get("llc"),
     }
+    causation = battery.find("ocse")  # of tasks with wrong answers
+    if causation is not None:
+        scores["C7"] = causation
+    scores["C10"] = battery.get("llc")
     return convergent_validity(
         scores, members=table.members, unit_id=battery.unit_id, task=battery.name, seed=table.seed
     )
@@ -252,7 +263,8 @@ def _usable_fields(task: PairTask) -> list[str]:
     found = []
     for name, values in task.fields.items():
         counts = np.unique([str(value) for value in values], return_counts=True)[1]
-        if not name.startswith("corrupted.") and len(counts) <= 12 and (counts >= 3).sum() > 1:
+        repeated = len(counts) <= MOST_GROUPS and (counts >= FEWEST_PER_GROUP).sum() > 1
+        if repeated and not name.startswith("corrupted."):
             found.append(name)
     return found
 
@@ -286,9 +298,10 @@ def _c14(battery: Battery, others: Others) -> Verdict:
         n_heads=table.model.n_heads,
         minimality=minimality,
         partial_eta_sq=others.get("measurement-invariance"),
-        faithfulness=_ratio(full, kept, "faithfulness", seed),
-        completeness=_ratio(full, battery.run(f"y_drop/{table.ablation}"), "completeness", seed),
-        logit_diff_recovery=_recovery(battery, full, seed),
+        faithfulness=_ratio(battery, battery.kept),
+        completeness=_ratio(battery, f"y_drop/{table.ablation}", "completeness"),
+        # Scrub recovery: faithfulness with the complement's activations from other prompts.
+        logit_diff_recovery=_ratio(battery, "y_keep/resample-donor"),
         n_prompts=n,
         task=battery.name,
         seed=seed,
@@ -309,30 +322,22 @@ def _means(table: Float64[np.ndarray, "P H"]) -> Float64[np.ndarray, " H"]:
     return table[usable].mean(axis=0) if usable.any() else np.full(table.shape[1], np.nan)
 
 
-def _ratio(
-    full: Float64[np.ndarray, " P"], run: Float64[np.ndarray, " P"], inner: str, seed: int
-) -> Estimate | None:
-    """Faithfulness or completeness with bounds, as C14 forwards it."""
-    usable = np.isfinite(full) & np.isfinite(run)
+def _ratio(battery: Battery, column: str, inner: str = "faithfulness") -> Estimate | None:
+    """Faithfulness or completeness of runs with bounds, as C14 forwards it; None without such runs."""
+    run = battery.find(column)
+    if run is None:
+        return None
+    runs = sample(battery.unit_id, run=run.reshape(len(run), -1).mean(axis=1), full=battery.get("y_full"))
+    if runs.n < 2:
+        return None
     statistic = (
         ratio_of("run", "full", offset=1.0, scale=-1.0)
         if inner == "completeness"
         else ratio_of("run", "full")
     )
-    values = np.stack([run[usable], full[usable]])
-    if values.shape[1] < 2:
-        return None
-    value = float(statistic.of_sums(values.sum(axis=1), values.shape[1]))
-    interval = statistic.interval(values, level=ONE_SIDED_95, method=None, seed=seed)
+    value = float(statistic.of_sums(runs.table.sum(axis=1), runs.n))
+    interval = statistic.interval(runs.table, level=ONE_SIDED_95, method=None, seed=battery.table.seed)
     return Estimate(value=value, interval=interval, reason=None if np.isfinite(value) else "zero_denominator")
-
-
-def _recovery(battery: Battery, full: Float64[np.ndarray, " P"], seed: int) -> Estimate | None:
-    """Scrub recovery: faithfulness with the complement's activations from other prompts."""
-    run = battery.find("y_keep/resample-donor")
-    return (
-        None if run is None else _ratio(full, run.reshape(len(full), -1).mean(axis=1), "faithfulness", seed)
-    )
 
 
 def _predicted(battery: Battery) -> Bool[np.ndarray, " H"] | None:

@@ -21,7 +21,7 @@ from assay.heads.interventions import INTERVENTIONS, outside
 from assay.heads.shelf import Shelf
 from assay.measurement import library_version, record_id
 from assay.models import Model
-from assay.objectives import Loss, Objective, get_objective
+from assay.objectives import Loss, Objective, get_objective, is_registered
 from assay.rng import stream
 from assay.tasks import PairTask
 
@@ -82,8 +82,8 @@ class MeasurementTable:
             five random draws.
 
     Raises:
-        InputError: For a folder that holds another table, a budget below 1, prompts without wrong answers
-            where the objective needs them.
+        InputError: For a folder that holds another table, a folder under an objective that is not
+            registered, a budget that is not above 0.
         GraphMismatchError: For a circuit of another model.
     """
 
@@ -110,6 +110,11 @@ class MeasurementTable:
         if ablation is None:
             ablation = task.ablation if self.circuit.heads is None else "mean"
         self.ablation, self.seed, self.batch_size = INTERVENTIONS[ablation].key, seed, batch_size
+        if folder is not None and not is_registered(self.objective):
+            raise InputError(
+                f"a folder tells objectives by their names, and {self.objective.key!r} is none that is "
+                "registered; register it under a name of its own, or keep the table in memory (folder=None)"
+            )
         if max_passes is not None and not max_passes > 0:
             raise InputError(f"max_passes is {max_passes}; give a number above 0, or None for no limit")
         for prompts in (task, *([] if more is None else [more])):

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.calibration.battery import Against, prepare, run
+from assay.calibration.battery import Against, n_further, prepare, run
 from assay.heads.table import AnyCircuit
 from assay.measurement import record_id
 from assay.models import Model
+from assay.objectives import get_objective, is_registered
 from assay.runner.stages import Progress, Stage
 from assay.store import Store
 from assay.tasks import PairTask
@@ -47,10 +48,13 @@ def calibrate_stored(
         model: The model.
         task: The prompts.
         against: Other tasks with circuits of their own.
-        store: Where verdicts are kept; tables lie in its folder `tables`.
+        store: Where verdicts are kept; tables lie in its folder `tables`. Under an objective that is not
+            registered it is left alone.
         progress: Told of the gates.
         options: Further arguments of `calibrate_all`.
     """
+    if not is_registered(get_objective(options.get("objective") or task.objective)):
+        store = None
     folder = None if store is None else Path(store.directory) / TABLES
     battery = prepare(circuit, model, task, against=against, folder=folder, **options)
     identity = record_id("calibration", battery.record)
@@ -90,7 +94,7 @@ def plan_calibration(
     whole = 1 + 3 + 2 + 5 + 5 + 2  # full; keep, drop, mean's reference; zero, mean; donors; noise; baselines
     stages = [
         Stage(name="circuit runs", runs=whole, passes=whole * n),
-        Stage(name="pool", runs=2, passes=2 * 2 * n),
+        Stage(name="pool", runs=2, passes=2 * n_further(n)),
         Stage(name="without each head", runs=k, passes=k * n),
         Stage(name="one head at a time", runs=3 * heads, passes=round(over_heads)),
         Stage(name="gradients", runs=2, passes=2 * (3 * n)),

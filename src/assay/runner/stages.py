@@ -17,7 +17,7 @@ from assay.execution import ABLATIONS, Ablation, CircuitRuns, get_ablation
 from assay.measurement import library_version, record_id
 from assay.metrics import find_metric, measure, measurement_provenance
 from assay.models import Model
-from assay.objectives import OBJECTIVES, Objective, get_objective
+from assay.objectives import Objective, get_objective, is_registered
 from assay.runner.prompts import draw_prompts
 from assay.stats import recovery_of
 from assay.store import Store
@@ -113,9 +113,7 @@ def check_device(name: str) -> None:
 
 def registered(objective: Objective, ablation: Ablation) -> bool:
     """Whether both are what their keys name; records hold keys, so a store can tell only these apart."""
-    return (objective.key in OBJECTIVES and OBJECTIVES[objective.key] is objective) and (
-        ablation.key in ABLATIONS and ABLATIONS[ablation.key] is ablation
-    )
+    return is_registered(objective) and ablation.key in ABLATIONS and ABLATIONS[ablation.key] is ablation
 
 
 # ---- discover -----------------------------------------------------------------------------------
