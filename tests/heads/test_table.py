@@ -1,5 +1,6 @@
 """The measurement table: golden values, one definition for each run, and what its folder guarantees."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from assay.circuits import Circuit, EdgeScores
 from assay.errors import FileFormatError, InputError, UnknownNameError
@@ -15,7 +17,7 @@ from assay.heads import MeasurementTable
 from assay.heads.effects import drop_effect
 from assay.heads.interventions import INTERVENTIONS
 from assay.heads.runs import base_run, bytes_of_base
-from assay.models import Model, Trace
+from assay.models import Model, Trace, load_model
 from assay.tasks import PairTask
 
 
@@ -446,3 +448,27 @@ def test_a_prompt_without_a_donor_of_its_answer_has_no_run(
         found = np.isnan(table.column(name)).reshape(5, -1)
         assert found.any(axis=1).tolist() == found.all(axis=1).tolist() == alone, name
     assert np.isfinite(table.column("y_full")).all()
+
+
+def test_a_prompt_without_finite_outputs_spoils_no_other(
+    gpt2_tiny64: nn.Module, make_task: Callable[..., PairTask]
+) -> None:
+    """Means, deviations and counts of active directions are those of the other prompts."""
+    module = copy.deepcopy(gpt2_tiny64)
+    embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    task = make_task(n=6)
+    unused = next(token for token in range(61) if not torch.cat([task.clean, task.corrupted]).eq(token).any())
+    task.clean[2, 1] = unused
+    model, rest = load_model(module), [0, 1, 3, 4, 5]
+    with torch.no_grad():  # stands for an overflow in the run
+        embedding.weight[unused] = torch.nan
+    whole, others = (MeasurementTable(model, each, [(0, 1)]) for each in (task, task.subset(rest)))
+    columns = ("y_full", "y_keep/mean", "y_keep/mean-positional", "y_keep/mean-last", "y_drop1", "y_minus1")
+    for column in (*columns, "y_patch", "y_cross", "attribution"):
+        found = whole.column(column)
+        assert np.isnan(found[2]).all(), column
+        np.testing.assert_allclose(found[rest], others.column(column), rtol=1e-8, atol=1e-10, err_msg=column)
+    assert np.isfinite(whole.column("y_keep/noise")[rest]).all()
+    np.testing.assert_allclose(whole.column("llc"), others.column("llc"))
+    np.testing.assert_allclose(whole.column("ocse"), others.column("ocse"), rtol=1e-8)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor, nn
 
 from assay.errors import InputError
@@ -119,6 +119,14 @@ class Setting:
         """Logits of the same plain pass at the read positions, on the CPU."""
         self.outputs(task, corrupted=corrupted)
         return self._logits[id(task), corrupted]
+
+    def finite(self, task: PairTask) -> Bool[Tensor, " n"]:
+        """Prompts of a task that means and deviations are taken over: those on which all outputs are finite.
+
+        All of them where there is none, so that the replacement is as undefined as they are.
+        """
+        rows = torch.stack([z.isfinite().flatten(1).all(1) for z in self.outputs(task)]).all(0)
+        return rows if bool(rows.any()) else ~rows
 
     def rng(self, key: str, *more: object) -> np.random.Generator:
         """The stream of an intervention and a draw; independent of batches."""
@@ -270,18 +278,18 @@ class Mean(Intervention):
         reference = setting.reference
         if self.over == "position":
             check_aligned(self.key, reference, setting.task)
-        means = [self._mean(z, reference) for z in setting.outputs(reference)]
+        used = setting.finite(reference)
+        means = [self._mean(z, reference, used) for z in setting.outputs(reference)]
         return self._everywhere(means) if not self.only_last else self._at_read(means)
 
-    def _mean(self, z: Tensor, reference: PairTask) -> Tensor:
+    def _mean(self, z: Tensor, reference: PairTask, used: Tensor) -> Tensor:
         z = z.double()
         if self.over == "last":
             rows = torch.arange(reference.n, device=z.device)
-            return z[rows, reference.positions.to(z.device)].mean(0)[None, None]
+            return z[rows, reference.positions.to(z.device)][used].mean(0)[None, None]
         if self.over == "position":
-            return z.mean(0, keepdim=True)
-        real = torch.arange(reference.length) < reference.lengths[:, None]
-        return z[real.to(z.device)].mean(0)[None, None]
+            return z[used].mean(0, keepdim=True)
+        return z[_real(reference, used)].mean(0)[None, None]
 
     @staticmethod
     def _everywhere(means: Sequence[Tensor]) -> Replacement:
@@ -401,11 +409,9 @@ class Noise(Intervention):
     summary = "noise of its own spread over the prompts"
 
     def prepare(self, setting: Setting) -> Replacement:
-        reference = setting.reference
-        real = torch.arange(reference.length) < reference.lengths[:, None]
+        real = _real(setting.reference, setting.finite(setting.reference))
         spread = [
-            z[real.to(z.device)].double().transpose(0, 1).flatten(1).std(1)
-            for z in setting.outputs(reference)
+            z[real].double().transpose(0, 1).flatten(1).std(1) for z in setting.outputs(setting.reference)
         ]
 
         def replaced(site: Site) -> Tensor:
@@ -447,6 +453,12 @@ class AttentionUniform(Intervention):
             return mixed.repeat_interleave(block.n_heads // block.n_kv_heads, dim=2)
 
         return replaced
+
+
+def _real(task: PairTask, used: Bool[Tensor, " n"]) -> Bool[Tensor, "n pos"]:
+    """True at the tokens of the prompts that are used, False at padding."""
+    place = torch.arange(task.length, device=used.device)
+    return (place < task.lengths.to(used.device)[:, None]) & used[:, None]
 
 
 def check_aligned(key: str, reference: PairTask, task: PairTask) -> None:

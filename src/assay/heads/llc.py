@@ -381,6 +381,7 @@ def fisher_count(
         counts. With fewer than 2 examples 0 everywhere, with the reason `too_few`.
 
     Notes:
+        Examples whose activations or gradients are not finite are left out; `details["n"]` counts the others.
         Cost per example: a forward and a backward pass. Under grouped-query attention W_V is that of the
         group. The published code takes the same slice of the layer's W_O for every head of the layer.
 
@@ -390,19 +391,26 @@ def fisher_count(
     used = _first_examples(model, task, n)
     loss = get_objective(objective)
     settings = {"objective": loss.key, "active": _ACTIVE}
-    if used.n < 2:
+    sites = _finite(_gradient_sites(model, used, loss, batch_size))
+    n_finite = len(sites[0].z)
+    if n_finite < 2:
         zeros = np.zeros(model.n_layers * model.n_heads)
         return _scores(
-            model, used, "llc-fisher-count", zeros, reason="too_few", details={"n": used.n}, settings=settings
+            model,
+            used,
+            "llc-fisher-count",
+            zeros,
+            reason="too_few",
+            details={"n": n_finite},
+            settings=settings,
         )
-    sites = _gradient_sites(model, used, loss, batch_size)
     counts = [
         _active(site, model.blocks[layer], head)
         for layer, site in enumerate(sites)
         for head in range(model.n_heads)
     ]
-    values = np.array(counts) / (2 * math.log(used.n))
-    details = {"counts": counts, "n": used.n}
+    values = np.array(counts) / (2 * math.log(n_finite))
+    details = {"counts": counts, "n": n_finite}
     return _scores(model, used, "llc-fisher-count", values, details=details, settings=settings)
 
 
@@ -421,6 +429,15 @@ class _Site:
     value_gradient: Tensor
     z: Tensor
     output_gradient: Tensor
+
+
+def _finite(sites: Sequence[_Site]) -> list[_Site]:
+    """The examples on which everything is finite: one that is not would make all variances undefined."""
+    each = [value.isfinite().flatten(1).all(1) for site in sites for value in vars(site).values()]
+    rows = torch.stack(each).all(0)
+    if bool(rows.all()):
+        return list(sites)
+    return [_Site(**{name: value[rows] for name, value in vars(site).items()}) for site in sites]
 
 
 def _gradient_sites(model: Model, task: PairTask, loss: Objective, asked: int | None) -> list[_Site]:
