@@ -237,6 +237,8 @@ def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> Non
         calibrate_all(HEADS, model, task, gates=["C99"])
     with pytest.raises(UnknownNameError, match="field"):
         calibrate_all(HEADS, model, task, groups="colour")
+    with pytest.raises(UnknownNameError, match="field of pool"):
+        calibrate_all(HEADS, model, task, groups="object", pool=replace(task, fields={}))
     with pytest.raises(ShapeError, match="groups"):
         calibrate_all(HEADS, model, task, groups=np.array(["a", "b"]))
     with pytest.raises(UnknownNameError, match="profile"):

@@ -344,6 +344,8 @@ def test_drop_effects_of_members(world: World) -> None:
     assert table is not None
     expected = certified_stability(table[:, world.members], task="ioi")
     same(calibrate("M3b", world.drop, world.heads), expected)
+    counted = [tuple(pair) for pair in np.argwhere(world.members.reshape(4, 8))]  # numpy's whole numbers
+    same(calibrate("M3b", world.drop, counted), expected)
     same(calibrate("M3b", table[:, world.members], task="ioi"), expected)
     same(calibrate("M3b", torch.as_tensor(table), world.members, task="ioi"), expected)
 

@@ -269,6 +269,18 @@ def test_runs_of_single_heads_fit_into_memory(
     assert max(sizes) <= 3
 
 
+def test_outputs_of_further_prompts_are_not_kept_for_their_logits(
+    model64: Model, make_task: Callable[..., PairTask]
+) -> None:
+    task, more = make_task(n=2), make_task(n=4, seed=1)
+    table = MeasurementTable(model64, task, [(0, 0)], more=more)
+    table.column("pool/y_keep/mean")
+    table.column("pool/y_full")
+    held = sum(z.numel() for each in table._make._outputs.values() for z in each)
+    assert held == task.n * task.length * table.H * model64.d_head
+    assert table.passes["forward"] == pytest.approx(2 * 6)
+
+
 def test_a_budget_leaves_all_but_the_circuit_and_some_others_unmeasured(
     make_task: Callable[..., PairTask], golden_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +428,8 @@ def test_unknown_columns_methods_and_circuits(
 def test_columns_cannot_be_changed(golden_table: MeasurementTable) -> None:
     with pytest.raises(ValueError, match="read-only"):
         golden_table.column("y_full")[0] = 1.0
+    with pytest.raises(ValueError, match="read-only"):
+        golden_table.keep([(0, 0)])[0] = 1.0
 
 
 def test_empty_and_full_circuits(golden_model: Model, make_task: Callable[..., PairTask]) -> None:

@@ -63,7 +63,9 @@ def is_heads(thing: Any) -> TypeGuard[Sequence[Sequence[int]]]:
         isinstance(thing, list | tuple)
         and len(thing) > 0
         and all(
-            isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(i, int) for i in pair)
+            isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in pair)
             for pair in thing
         )
     )
@@ -271,7 +273,10 @@ def flags(code: str, circuit: Any, like: HeadScores | None = None) -> Bool[np.nd
         if like is None:
             raise InputError(f"{code}: heads as pairs need head scores beside them; give a Circuit instead")
         circuit = HeadCircuit(
-            id="given", n_layers=like.n_layers, n_heads=like.n_heads, heads=tuple((a, b) for a, b in circuit)
+            id="given",
+            n_layers=like.n_layers,
+            n_heads=like.n_heads,
+            heads=tuple((int(a), int(b)) for a, b in circuit),
         )
     if not isinstance(circuit, Circuit | HeadCircuit):
         raise InputError(

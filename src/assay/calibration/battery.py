@@ -238,8 +238,9 @@ def prepare(
             raise ShapeError(
                 f"{name} has shape {np.shape(value)}; one label per prompt, ({task.n},), is needed"
             )
-    if isinstance(groups, str) and groups not in task.fields:
-        raise unknown_name(f"field of task {task.name!r}", groups, task.fields)
+    for prompts, what in ((task, "task"), (pool, "pool")):
+        if isinstance(groups, str) and prompts is not None and groups not in prompts.fields:
+            raise unknown_name(f"field of {what} {prompts.name!r}", groups, prompts.fields)
     more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
     table = _table(model, task, circuit, folder, more=more, **settings)
     foreign = sorted({*(signs or {})} - {*table.heads})

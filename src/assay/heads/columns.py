@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from assay.circuits import Circuit
 from assay.errors import InputError
-from assay.execution import BaselineShelf
+from assay.execution import BaselineShelf, run_model
 from assay.execution.forward import TOKENS_PER_PASS, choose_batch_size
 from assay.heads.attribution import attribution_patching
 from assay.heads.direct import (
@@ -213,8 +213,13 @@ class Columns:
         return logits
 
     def _full_logits(self, prompts: PairTask) -> Float[Tensor, "n d_vocab"]:
-        """The model's logits, of the plain pass that means and donors come from."""
-        return self._setting(prompts).logits(prompts)
+        """The model's logits; of the task from the plain pass that means and donors come from."""
+        key = (id(prompts), False)
+        if prompts is not self.task and key not in self._logits_of:
+            # Outputs of the heads on further prompts are large, and few methods need them.
+            size = self._setting(prompts).batch_size
+            self._logits_of[key] = run_model(self.model, prompts, batch_size=size, check=False)
+        return self._logits_of[key] if key in self._logits_of else self._setting(prompts).logits(prompts)
 
     def _read(self, quantity: str, logits: Tensor, prompts: PairTask) -> Float64[np.ndarray, " n"]:
         """One number per prompt off its logits: `y`, `ce`, or `kl` from the model."""

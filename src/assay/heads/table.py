@@ -260,10 +260,15 @@ class MeasurementTable:
 
         Raises:
             UnknownNameError: For a name or method that there is not.
+            InputError: For prompts without what the column needs: wrong answers, donors, one length.
             FileFormatError: If a kept block is truncated or was changed.
         """
         if name not in self._columns:
             self._columns |= self._filled(name)
+        return self._locked(name)
+
+    def _locked(self, name: str) -> np.ndarray:
+        """A column in memory, which nobody may write into."""
         column = self._columns[name]
         column.flags.writeable = False
         return column
@@ -293,7 +298,7 @@ class MeasurementTable:
         make = self._make.of_set if kind == "keep_set" else self._make.without_set
         if name not in self._columns:
             self._columns |= self._whole(name, lambda: {name: make(chosen, key)})
-        return self._columns[name]
+        return self._locked(name)
 
     def _filled(self, name: str) -> dict[str, np.ndarray]:
         if name in _OVER_HEADS:
