@@ -191,6 +191,17 @@ def test_other_objectives_and_ablations_make_a_report_too(
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
 
 
+def test_an_ablation_of_edges_alone_is_no_end_of_an_audit(
+    tiny: Model, task: PairTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package may register one that no intervention on heads goes by the name of."""
+    hushed = type("Hushed", (type(ABLATIONS["zero"]),), {"key": "hushed"})()
+    monkeypatch.setitem(ABLATIONS._entries, "hushed", hushed)
+    document = audit(tiny, task, n_random=1, metrics=[], ablation="hushed").document
+    assert document["calibration"]["table"]["ablation"] == "mean"
+    assert len(document["calibration"]["gates"]) == 16
+
+
 def test_a_finished_audit_is_looked_up_not_repeated(
     tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

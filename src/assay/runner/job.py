@@ -20,6 +20,7 @@ from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.discovery import METHODS
 from assay.errors import InputError
 from assay.execution import CircuitRuns, get_ablation
+from assay.heads.interventions import INTERVENTIONS
 from assay.measurement import MACHINE, library_version, record_id
 from assay.metrics import faithfulness_curve, find_metric
 from assay.models import Model, load_model
@@ -435,13 +436,16 @@ class _Job:
         }
 
     def calibration(self, circuit: Circuit) -> dict[str, Any]:
-        """The gates on what the audit measured, under its own objective and ablation."""
+        """The gates on what the audit measured, under its own objective and ablation.
+
+        An ablation that is defined for edges alone cannot replace single heads; `mean` stands in for it.
+        """
         found = calibrate_stored(
             circuit,
             self.model,
             usual_prompts(self.draws.measured),
             objective=self.objective,
-            ablation=self.ablation,
+            ablation=self.ablation if self.ablation in INTERVENTIONS else "mean",
             batch_size=self.batch_size,
             store=self.store,
             progress=self.progress,
