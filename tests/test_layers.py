@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "execution",
         "discovery heads",
         "metrics",
-        "adversarial calibration",
+        "adversarial calibration generalization",
         "store catalogue claims",
         "report",
         "runner",
