@@ -51,8 +51,8 @@ def run_with_edges_replaced(
     chosen, size = ABLATIONS[ablation], setting.batch_size
     seed = setting.seed + 1000 * setting.draw  # another stream per draw
     shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf
-    # Means and deviations are those of the reference, not of whichever prompts are run.
-    shelf.prepared(lambda: chosen.prepare(setting.model, setting.reference, batch_size=size, seed=seed))
+    if setting.reference is not setting.task:  # means and deviations are those of the reference
+        shelf.prepared(lambda: chosen.prepare(setting.model, setting.reference, batch_size=size, seed=seed))
     return run_circuit(
         setting.model,
         prompts,
