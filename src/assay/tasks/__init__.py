@@ -1,8 +1,10 @@
-"""Tasks: pairs of clean and corrupted prompts, drawn from seeded grammars or read from files."""
+"""Tasks: pairs of clean and corrupted prompts drawn from seeded grammars or read from files, and images."""
 
 from assay.tasks.docstring import Docstring
 from assay.tasks.encoding import EncodedPrompts, encode_prompts, pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt, task_data
+from assay.tasks.image_transform import EvalTransform
+from assay.tasks.images import ImageBatch, ImageSet, ImageTask
 from assay.tasks.induction import Induction
 from assay.tasks.load import draw_task, load_task, read_pairs
 from assay.tasks.task import PairBatch, PairTask, Split
@@ -14,9 +16,13 @@ __all__ = [
     "TASKS",
     "Docstring",
     "EncodedPrompts",
+    "EvalTransform",
     "GenderedPronoun",
     "Grammar",
     "GreaterThan",
+    "ImageBatch",
+    "ImageSet",
+    "ImageTask",
     "IndirectObject",
     "Induction",
     "PairBatch",

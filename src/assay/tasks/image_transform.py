@@ -1,0 +1,225 @@
+"""From an image file to what a model reads: resize, centre crop, normalise; never anything random."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from assay.errors import InputError, ShapeError, unknown_name
+
+
+RESAMPLE = {
+    "nearest": Image.Resampling.NEAREST,
+    "lanczos": Image.Resampling.LANCZOS,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalTransform:
+    """How a model wants its images: the geometry in 8 bits, then the arithmetic.
+
+    Resizing is Pillow's (antialiased); pixels stay 8-bit until they are normalised, so corruptions can be
+    applied in between. The defaults are those of ViT in transformers.
+
+    Args:
+        resize: `(height, width)` exactly; one number for the shorter side, keeping the aspect; or None.
+        crop: `(height, width)` cut from the centre, or None.
+        resample: `nearest`, `lanczos`, `bilinear`, `bicubic`, `box` or `hamming`.
+        rescale: Factor that takes 0..255 to the range of `mean` and `std`, usually 1/255.
+        mean: Subtracted from red, green, blue after rescaling.
+        std: Divided by, per channel, above 0.
+        centre: Where an odd margin goes: `floor` puts the smaller half above and left (transformers),
+            `round` rounds halves to even (torchvision, timm).
+
+    Raises:
+        InputError: If a size is below 1, a crop is larger than what `resize` makes, a number is not finite,
+            or `std` or `rescale` is not above 0.
+        UnknownNameError: If `resample` is not one of the six.
+
+    Example:
+        >>> transform = EvalTransform(resize=256, crop=(224, 224), resample="bicubic")
+        >>> transform.pixels(Image.new("RGB", (300, 400))).shape
+        (224, 224, 3)
+    """
+
+    resize: tuple[int, int] | int | None = (224, 224)
+    crop: tuple[int, int] | None = None
+    resample: str = "bilinear"
+    rescale: float = 1 / 255
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    centre: Literal["floor", "round"] = "floor"
+
+    def __post_init__(self) -> None:
+        if self.resample not in RESAMPLE:
+            raise unknown_name("resampling filter", self.resample, RESAMPLE)
+        for name in ("resize", "crop"):
+            sides = getattr(self, name)
+            if sides is not None and np.min(sides) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; sides are at least 1 pixel")
+        if self.resize is not None and self.crop is not None:
+            height, width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+            if self.crop[0] > height or self.crop[1] > width:
+                raise InputError(
+                    f"crop {self.crop} is larger than the image after resize={self.resize}; resize to at "
+                    "least the crop"
+                )
+        numbers = (self.rescale, *self.mean, *self.std)
+        if not np.isfinite(numbers).all() or self.rescale <= 0 or min(self.std) <= 0:
+            raise InputError(
+                f"rescale {self.rescale}, mean {self.mean}, std {self.std}: all must be finite, rescale and "
+                "std above 0"
+            )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "EvalTransform":
+        """The transform of a Hugging Face image processor, from its `preprocessor_config.json`.
+
+        Args:
+            config: The processor's `to_dict()`, or the file's content: `size`, `crop_size`, `resample`,
+                `image_mean`, `image_std`, `rescale_factor` and the switches `do_resize`, `do_center_crop`,
+                `do_rescale`, `do_normalize`. A plain number as `size` is the shorter side for CLIP
+                processors and a square for others, as in transformers.
+
+        Raises:
+            InputError: If the config asks for something else than resize, centre crop and normalise.
+
+        Example:
+            >>> EvalTransform.from_config({"size": {"height": 32, "width": 32}, "resample": 3}).resample
+            'bicubic'
+        """
+        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+        if config.get("do_pad") or config.get("do_random_crop"):
+            raise InputError(
+                f"the image processor {kind or 'config'} pads or crops at random; write an EvalTransform"
+            )
+        resize = None
+        if config.get("do_resize", True):
+            resize = _size(config.get("size", 224), square="CLIP" not in kind)
+        crop = None
+        if config.get("do_center_crop", False):
+            crop = _size(config.get("crop_size", 224), square=True)
+        code = config.get("resample", 2)
+        resample = code if isinstance(code, str) else {int(v): k for k, v in RESAMPLE.items()}.get(int(code))
+        if resample is None:
+            raise InputError(f"resample is {code!r}; Pillow's codes are 0 to 5 (2 bilinear, 3 bicubic)")
+        normalize = config.get("do_normalize", True)
+        return cls(
+            resize=resize,
+            crop=crop if isinstance(crop, tuple) else None,
+            resample=resample,
+            rescale=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
+            mean=_channels("image_mean", config.get("image_mean", 0.5)) if normalize else (0.0, 0.0, 0.0),
+            std=_channels("image_std", config.get("image_std", 0.5)) if normalize else (1.0, 1.0, 1.0),
+        )
+
+    @classmethod
+    def from_timm(cls, config: Mapping[str, Any]) -> "EvalTransform":
+        """The transform of a timm model, from its `pretrained_cfg` or resolved data config.
+
+        Args:
+            config: `input_size` (channels, height, width), `interpolation`, `mean`, `std`, `crop_pct`,
+                `crop_mode` (`center` or `squash`).
+
+        Raises:
+            InputError: If the crop mode is another, or the input does not have three channels.
+
+        Example:
+            >>> EvalTransform.from_timm({"input_size": (3, 224, 224), "crop_pct": 0.9}).resize
+            248
+        """
+        channels, height, width = config.get("input_size", (3, 224, 224))
+        mode = config.get("crop_mode") or "center"
+        if channels != 3 or mode not in ("center", "squash"):
+            raise InputError(
+                f"a timm config with {channels} channels and crop mode {mode!r}; 3 and center or squash "
+                "can be read, otherwise write an EvalTransform"
+            )
+        share = float(config.get("crop_pct") or 0.875)
+        scaled = (int(height / share), int(width / share))
+        return cls(
+            resize=scaled[0] if mode == "center" and height == width else scaled,
+            crop=(height, width),
+            resample=str(config.get("interpolation") or "bicubic"),
+            mean=_channels("mean", config.get("mean", (0.485, 0.456, 0.406))),
+            std=_channels("std", config.get("std", (0.229, 0.224, 0.225))),
+            centre="round",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting as JSON values, for records."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    def pixels(self, image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
+        """An image after resize and crop, 8 bits, RGB.
+
+        Raises:
+            InputError: If the image is smaller than the crop.
+        """
+        image = image.convert("RGB")
+        if self.resize is not None:
+            width, height = image.size
+            if isinstance(self.resize, int):
+                short = min(width, height)
+                height, width = (int(self.resize * side / short) for side in (height, width))
+            else:
+                height, width = self.resize
+            if image.size != (width, height):
+                image = image.resize((width, height), RESAMPLE[self.resample])
+        if self.crop is not None:
+            margins = (image.height - self.crop[0], image.width - self.crop[1])
+            if min(margins) < 0:
+                raise InputError(
+                    f"an image of {image.height} x {image.width} is smaller than the crop {self.crop}; "
+                    "add a resize"
+                )
+            top, left = (m // 2 if self.centre == "floor" else round(m / 2) for m in margins)
+            image = image.crop((left, top, left + self.crop[1], top + self.crop[0]))
+        return np.asarray(image)
+
+    def normalised(self, pixels: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, "n 3 h w"]:
+        """Pixels as float32 model inputs, `(rescale * pixel - mean) / std` per channel.
+
+        Raises:
+            ShapeError: If these are not 8-bit RGB images.
+        """
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3:
+            raise ShapeError(
+                f"pixels are {pixels.dtype} of shape {pixels.shape}; expected uint8 [N, H, W, 3]"
+            )
+        # A pixel has one of 256 values: their images under the map, in float64, then rounded once.
+        levels = np.arange(256)[:, None] * self.rescale
+        table = ((levels - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        out = np.empty((len(pixels), 3, *pixels.shape[1:3]), dtype=np.float32)
+        for channel in range(3):
+            out[:, channel] = table[:, channel][pixels[..., channel]]
+        return torch.from_numpy(out)
+
+
+def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
+    if isinstance(size, int):
+        return (size, size) if square else size
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return int(size[0]), int(size[1])
+    given = {key: value for key, value in dict(size).items() if value is not None}
+    if set(given) == {"height", "width"}:
+        return int(given["height"]), int(given["width"])
+    if set(given) == {"shortest_edge"}:
+        return int(given["shortest_edge"])
+    raise InputError(f"the image processor's size is {size}; height and width, or shortest_edge, can be read")
+
+
+def _channels(name: str, value: Any) -> tuple[float, float, float]:
+    values = [float(v) for v in (value if isinstance(value, list | tuple) else [value] * 3)]
+    if len(values) != 3:
+        raise InputError(f"{name} has {len(values)} values; expected 3, for red, green and blue")
+    return values[0], values[1], values[2]

@@ -1,0 +1,442 @@
+"""Images as data: `ImageSet`, 8-bit pixels that can be corrupted, and `ImageTask`, what a model is given."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int64, UInt8
+from torch import Tensor
+
+from assay.errors import InputError, NonFiniteError, ShapeError, unknown_name
+from assay.rng import stream
+from assay.tasks.image_transform import EvalTransform
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageBatch:
+    """Some rows of an image task, as a model pass takes them.
+
+    Attributes:
+        images: Normalised images `[batch, 3, height, width]`.
+        corrupted: Their counterparts, same shape; None if the task has none.
+        labels: Class of each image `[batch]`; None if unknown.
+        indices: Row numbers in the task.
+    """
+
+    images: Float[Tensor, "batch 3 h w"]
+    corrupted: Float[Tensor, "batch 3 h w"] | None
+    labels: Int[Tensor, " batch"] | None
+    indices: Int[Tensor, " batch"]
+
+    def to(self, device: torch.device | str) -> "ImageBatch":
+        """The same batch with every tensor on `device`."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ImageTask:
+    """Images of one domain as a model reads them, with or without counterparts and labels.
+
+    Args:
+        images: Normalised images `[N, 3, H, W]`, floating point.
+        corrupted: Counterpart of each image, same shape, for patching and resample ablation; None if the task
+            has none, as the mean ablations need none.
+        labels: Class of each image `[N]`, 0 or more; None if unknown.
+        ids: Number of each image in its data set `[N]`; seeds and pairings follow it and so survive taking
+            a subset. Default: 0 .. N - 1.
+        domain: Where the images come from, e.g. `"photo"`.
+        fields: Facts about each image, name to list of N.
+        classes: Names of the classes, label 0 first; None if unknown.
+        name: Name of the task in results.
+        objective: Key of the objective used unless told otherwise.
+        ablation: Key of the ablation used unless told otherwise.
+        config: How the images were made (JSON values): part of every result's provenance.
+
+    Raises:
+        InputError: If there is no image, a label has no class, an id is negative.
+        ShapeError: If shapes or number types do not fit together.
+        NonFiniteError: If an image holds NaN or an infinite value; the first such image is named.
+
+    Example:
+        >>> task = ImageTask(images=torch.zeros(4, 3, 32, 32), labels=torch.tensor([0, 1, 1, 0]))
+        >>> task.n, task.image_size, task.ids.tolist()
+        (4, (32, 32), [0, 1, 2, 3])
+    """
+
+    images: Float[Tensor, "n 3 h w"]
+    corrupted: Float[Tensor, "n 3 h w"] | None = None
+    labels: Int[Tensor, " n"] | None = None
+    # Left out, these two are filled in by `__post_init__`, so that readers never meet None.
+    ids: Int[Tensor, " n"] = None  # type: ignore[assignment]
+    domain: str = ""
+    fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
+    classes: tuple[str, ...] | None = None
+    name: str = "custom"
+    objective: str = "kl"
+    ablation: str = "mean-positional"
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("images", "corrupted"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _floats(name, value))
+        for name in ("labels", "ids"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _integers(name, value))
+        _check_images(self)
+        _fill(self, ids=torch.arange(self.n))
+        object.__setattr__(self, "fields", dict(self.fields or {}))
+        _check_per_image(self.n, self.labels, self.ids, self.fields, self.classes)
+        _check_finite(self)
+
+    def describe(self) -> dict[str, Any]:
+        """Identity of the images as it enters records."""
+        return {
+            "name": self.name,
+            "domain": self.domain,
+            "data_hash": self.data_hash,
+            "n": self.n,
+            "config": dict(self.config),
+        }
+
+    def __repr__(self) -> str:
+        size = "x".join(map(str, self.image_size))
+        return f"ImageTask({self.name!r}, domain={self.domain!r}, n={self.n}, size={size})"
+
+    @property
+    def n(self) -> int:
+        """Number of images."""
+        return len(self.images)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.images.shape[2], self.images.shape[3]
+
+    @cached_property
+    def data_hash(self) -> str:
+        """SHA-256 over types, shapes and values of every tensor that a result depends on, 64 hex digits."""
+        digest = hashlib.sha256()
+        for name in ("images", "corrupted", "labels"):
+            value = getattr(self, name)
+            digest.update(f"{name}{'none' if value is None else (value.dtype, tuple(value.shape))}".encode())
+            if value is not None:
+                numbers = value.contiguous().numpy()
+                digest.update(
+                    memoryview(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)).cast("B")
+                )
+        return digest.hexdigest()
+
+    def subset(self, indices: Int[Tensor, " k"] | Sequence[int]) -> "ImageTask":
+        """The images in these rows, in this order; they keep their ids.
+
+        Args:
+            indices: Row numbers, 0 .. n - 1; repeats are allowed.
+
+        Raises:
+            InputError: If there is none, or one is out of range.
+        """
+        rows = torch.from_numpy(_rows(torch.as_tensor(indices).numpy(), self.n))
+        changed: dict[str, Any] = {
+            name: None if (value := getattr(self, name)) is None else value[rows]
+            for name in ("images", "corrupted", "labels", "ids")
+        }
+        changed["fields"] = {name: [values[i] for i in rows.tolist()] for name, values in self.fields.items()}
+        return replace(self, **changed)
+
+    def batches(self, batch_size: int) -> Iterator[ImageBatch]:
+        """The images in order, `batch_size` at a time (the last batch may be smaller)."""
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; give at least 1")
+        for rows in torch.arange(self.n).split(batch_size):
+            yield ImageBatch(
+                images=self.images[rows],
+                corrupted=None if self.corrupted is None else self.corrupted[rows],
+                labels=None if self.labels is None else self.labels[rows],
+                indices=rows,
+            )
+
+    def validate(self, image_size: tuple[int, int], classes: Sequence[str] | None = None) -> None:
+        """Check the images against what a model reads and tells apart.
+
+        Args:
+            image_size: Height and width the model takes.
+            classes: The model's class names, label 0 first; None to leave them unchecked.
+
+        Raises:
+            ShapeError: If the size differs.
+            InputError: If both have class names and they are not the same, in the same order.
+        """
+        if self.image_size != tuple(image_size):
+            raise ShapeError(
+                f"the images of {self.domain or self.name!r} are {_by(self.image_size)} and the model reads "
+                f"{_by(image_size)}; read them with an EvalTransform of that size"
+            )
+        if classes is not None and self.classes is not None and tuple(classes) != self.classes:
+            model, data = set(classes), set(self.classes)
+            if model == data:
+                difference = f"the order differs: model {list(classes)}, data {list(self.classes)}"
+            else:
+                difference = (
+                    f"only the model has {sorted(model - data)}, only the data {sorted(data - model)}"
+                )
+            raise InputError(
+                f"model and data do not have the same classes; {difference}. Read the data with "
+                "classes= set to the model's list"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ImageSet:
+    """Images of one domain in 8 bits, before normalisation: what is corrupted, sampled and split.
+
+    Args:
+        pixels: RGB images `[N, H, W, 3]`, uint8.
+        labels: Class of each image `[N]`, 0 or more; None if unknown.
+        ids: Number of each image in its data set `[N]`; random corruptions follow it. Default: 0 .. N - 1.
+        domain: Where the images come from.
+        fields: Facts about each image, name to list of N (paths, metadata).
+        classes: Names of the classes, label 0 first; None if unknown.
+        name: Name of the data set in results.
+        config: How the images were made (JSON values).
+        skipped: Files left out because they could not be read.
+
+    Raises:
+        InputError: If there is no image, a label has no class, an id is negative.
+        ShapeError: If shapes or number types do not fit together.
+    """
+
+    pixels: UInt8[np.ndarray, "n h w 3"]
+    labels: Int64[np.ndarray, " n"] | None = None
+    # Left out, these two are filled in by `__post_init__`, so that readers never meet None.
+    ids: Int64[np.ndarray, " n"] = None  # type: ignore[assignment]
+    domain: str = ""
+    fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
+    classes: tuple[str, ...] | None = None
+    name: str = "custom"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.pixels.dtype != np.uint8 or self.pixels.ndim != 4 or self.pixels.shape[3] != 3:
+            raise ShapeError(
+                f"pixels are {self.pixels.dtype} of shape {self.pixels.shape}; expected uint8 [N, H, W, 3]"
+            )
+        if self.pixels.size == 0:
+            raise InputError(f"domain {self.domain!r} has no image (pixels of shape {self.pixels.shape})")
+        _fill(self, ids=np.arange(self.n))
+        object.__setattr__(self, "fields", dict(self.fields or {}))
+        labels = None if self.labels is None else torch.from_numpy(self.labels)
+        _check_per_image(self.n, labels, torch.from_numpy(self.ids), self.fields, self.classes)
+
+    def __repr__(self) -> str:
+        size = "x".join(map(str, self.pixels.shape[1:3]))
+        return f"ImageSet({self.name!r}, domain={self.domain!r}, n={self.n}, size={size})"
+
+    @property
+    def n(self) -> int:
+        """Number of images."""
+        return len(self.pixels)
+
+    def subset(self, indices: Int64[np.ndarray, " k"] | Sequence[int]) -> "ImageSet":
+        """The images in these rows, in this order; they keep their ids.
+
+        Raises:
+            InputError: If there is none, or one is out of range.
+        """
+        rows = _rows(np.asarray(indices), self.n)
+        return replace(
+            self,
+            pixels=self.pixels[rows],
+            labels=None if self.labels is None else self.labels[rows],
+            ids=self.ids[rows],
+            fields={name: [values[i] for i in rows] for name, values in self.fields.items()},
+        )
+
+    def sample(self, n: int, *, seed: int = 0) -> "ImageSet":
+        """`n` images drawn without replacement (all if there are fewer), in their order.
+
+        Args:
+            n: At least 1.
+            seed: Seed of the stream `images/sample`.
+        """
+        return self.subset(draw_rows(self.n, n, seed=seed))
+
+    def parts(self, k: int, *, seed: int = 0) -> tuple["ImageSet", ...]:
+        """`k` disjoint random parts that differ by at most one image in size, named `domain/1` to `domain/k`.
+
+        Args:
+            k: Number of parts, 1 .. n.
+            seed: Seed of the stream `images/parts`.
+        """
+        if not 1 <= k <= self.n:
+            raise InputError(f"{k} parts of {self.n} images; ask for 1 to {self.n}")
+        shuffled = stream(seed, "images/parts").permutation(self.n)
+        config = {**self.config, "parts": {"k": k, "seed": seed}}
+        return tuple(
+            replace(self.subset(np.sort(rows)), domain=f"{self.domain}/{number}", config=config)
+            for number, rows in enumerate(np.array_split(shuffled, k), start=1)
+        )
+
+    def by_field(self, name: str) -> dict[str, "ImageSet"]:
+        """One set per value of a field (hospital, region, location), sorted; the value is its domain.
+
+        Raises:
+            UnknownNameError: If the images have no such field.
+        """
+        if name not in self.fields:
+            raise unknown_name("field", name, self.fields)
+        values = np.array([str(value) for value in self.fields[name]])
+        return {
+            str(value): replace(self.subset(np.flatnonzero(values == value)), domain=str(value))
+            for value in np.unique(values)
+        }
+
+    def task(
+        self, transform: EvalTransform | None = None, *, corrupted: "ImageSet | None" = None
+    ) -> ImageTask:
+        """The images normalised for a model.
+
+        Args:
+            transform: Its normalisation is applied; its geometry was applied when the images were read.
+                Default: `EvalTransform()`, i.e. pixels to [-1, 1].
+            corrupted: The counterparts, e.g. of `corrupt`: as many images with the same ids.
+
+        Raises:
+            InputError: If the counterparts have other ids.
+        """
+        transform = transform or EvalTransform()
+        if corrupted is not None and not np.array_equal(corrupted.ids, self.ids):
+            raise InputError(
+                f"the counterparts ({corrupted.n} images of {corrupted.domain!r}) do not have the ids of "
+                f"these {self.n} images; take the same subset of both"
+            )
+        rule = {name: transform.to_dict()[name] for name in ("rescale", "mean", "std")}
+        config = {**self.config, "normalise": rule, "skipped": len(self.skipped)}
+        if corrupted is not None:
+            config["counterparts"] = dict(corrupted.config) | {"domain": corrupted.domain}
+        return ImageTask(
+            images=transform.normalised(self.pixels),
+            corrupted=None if corrupted is None else transform.normalised(corrupted.pixels),
+            labels=None if self.labels is None else torch.from_numpy(self.labels),
+            ids=torch.from_numpy(self.ids),
+            domain=self.domain,
+            fields=self.fields,
+            classes=self.classes,
+            name=self.name,
+            config=config,
+        )
+
+
+def draw_rows(total: int, n: int | None, *, seed: int) -> Int64[np.ndarray, " k"]:
+    """`n` of `total` row numbers without replacement, ascending; all of them if `n` is None or not smaller.
+
+    The stream is `images/sample` of the seed.
+    """
+    if n is not None and n < 1:
+        raise InputError(f"n is {n}; take at least one image")
+    if n is None or n >= total:
+        return np.arange(total)
+    return np.sort(stream(seed, "images/sample").choice(total, n, replace=False))
+
+
+def _fill(value: Any, **defaults: Any) -> None:
+    """Set what was left out, in a frozen value under construction."""
+    for name, default in defaults.items():
+        if getattr(value, name) is None:
+            object.__setattr__(value, name, default)
+
+
+def _by(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))
+
+
+def _floats(name: str, value: Any) -> Tensor:
+    """A floating-point tensor on the CPU, at least 32 bits wide."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        came = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ShapeError(
+            f"{name} is {came}; give normalised images as a floating-point tensor [N, 3, H, W], e.g. "
+            "ImageSet(pixels=...).task(transform)"
+        )
+    return value.detach().to("cpu", torch.float64 if value.dtype == torch.float64 else torch.float32)
+
+
+def _integers(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool:
+        came = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ShapeError(f"{name} is {came}; give integers [N] (torch.long), one per image")
+    return value.detach().to("cpu", torch.long)
+
+
+def _check_images(task: ImageTask) -> None:
+    shape = tuple(task.images.shape)
+    if len(shape) != 4 or shape[1] != 3:
+        last = len(shape) == 4 and shape[3] == 3
+        hint = "move the channels first: images.permute(0, 3, 1, 2)" if last else "give RGB, channels second"
+        raise ShapeError(f"images has shape {shape}; expected [N, 3, H, W]: {hint}")
+    if task.images.numel() == 0:
+        raise InputError(f"the task is empty: images has shape {shape}; give at least one image")
+    if task.corrupted is not None and task.corrupted.shape != task.images.shape:
+        raise ShapeError(
+            f"images has shape {shape} and corrupted {tuple(task.corrupted.shape)}; every image needs a "
+            "counterpart of its size"
+        )
+    if task.corrupted is not None and task.corrupted.dtype != task.images.dtype:
+        object.__setattr__(task, "corrupted", task.corrupted.to(task.images.dtype))
+
+
+def _check_per_image(
+    n: int,
+    labels: Tensor | None,
+    ids: Tensor,
+    fields: Mapping[str, Sequence[Any]],
+    classes: tuple[str, ...] | None,
+) -> None:
+    for name, value in (("labels", labels), ("ids", ids)):
+        if value is None:
+            continue
+        if value.shape != (n,):
+            raise ShapeError(f"{name} has shape {tuple(value.shape)}; expected [{n}], one number per image")
+        if int(value.min()) < 0:
+            raise InputError(f"{name} holds {int(value.min())} (image {int(value.argmin())}); count from 0")
+    for name, values in fields.items():
+        if isinstance(values, str) or len(values) != n:
+            raise ShapeError(f"field {name!r} has {len(values)} entries for {n} images; give one per image")
+    if classes is not None and len(set(classes)) != len(classes):
+        raise InputError(f"a class is named twice: {list(classes)}")
+    if labels is not None and classes is not None and int(labels.max()) >= len(classes):
+        raise InputError(
+            f"labels holds {int(labels.max())} (image {int(labels.argmax())}), but there are {len(classes)} "
+            f"classes, 0 to {len(classes) - 1}"
+        )
+
+
+def _check_finite(task: ImageTask) -> None:
+    for name in ("images", "corrupted"):
+        value = getattr(task, name)
+        if value is None:
+            continue
+        bad = ~torch.isfinite(value).flatten(1).all(1)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            raise NonFiniteError(
+                f"{name} holds NaN or infinite values in {int(bad.sum())} of {task.n} images, first in row "
+                f"{row} (id {int(task.ids[row])}); drop or repair them"
+            )
+
+
+def _rows(rows: np.ndarray, n: int) -> Int64[np.ndarray, " k"]:
+    """Row numbers that exist, as int64."""
+    if rows.ndim != 1 or len(rows) == 0 or not np.issubdtype(rows.dtype, np.integer):
+        raise InputError(f"subset takes a list of at least one row number; got {rows.shape} of {rows.dtype}")
+    if int(rows.min()) < 0 or int(rows.max()) >= n:
+        raise InputError(
+            f"subset asks for rows {int(rows.min())} to {int(rows.max())}; there are 0 to {n - 1}"
+        )
+    return rows.astype(np.int64)
