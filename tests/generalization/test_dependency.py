@@ -237,7 +237,7 @@ def test_ratios_outside_the_range_are_refused(ratio: float) -> None:
 
 
 def test_one_block_has_no_two_sides() -> None:
-    with pytest.raises(InputError, match="1 block.* apart; a model of 2"):
+    with pytest.raises(InputError, match="1 block.* two sets of 1 apart; a model of 2"):
         layer_sets(1, 0.3)
 
 

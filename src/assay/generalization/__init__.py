@@ -7,12 +7,30 @@ from assay.generalization.dependency import (
     layer_sets,
     output_depth_bias,
 )
+from assay.generalization.shift import (
+    DISTANCES,
+    CircuitView,
+    Distance,
+    check_comparable,
+    circuit_shift,
+    circuit_shifts,
+    heat_signature,
+    rank_shift_map,
+)
 
 
 __all__ = [
+    "DISTANCES",
+    "CircuitView",
+    "Distance",
     "LayerSets",
+    "check_comparable",
+    "circuit_shift",
+    "circuit_shifts",
     "dependency_depth_bias",
     "dependency_matrix",
+    "heat_signature",
     "layer_sets",
     "output_depth_bias",
+    "rank_shift_map",
 ]

@@ -130,7 +130,7 @@ def layer_sets(
         size = max(1, math.floor(ratio * n_layers + 1e-9))  # 0.3 * 10 must be 3
         if 2 * size > n_layers:
             raise InputError(
-                f"{n_layers} block(s) hold no two sets of {size} block(s) apart; a model of 2 or more is needed"
+                f"{n_layers} block(s) hold no two sets of {size} apart; a model of 2 or more is needed"
             )
         low, high = (1, size), (n_layers + 1 - size, n_layers)
     elif sets == "reference":

@@ -1,0 +1,411 @@
+"""How far the circuit of a model on new data is from its circuit on known data."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from scipy import linalg
+from scipy import stats as scipy_stats
+from torch import Tensor
+
+from assay.circuits import EdgeScores, prune
+from assay.errors import DegenerateDataWarning, GraphMismatchError, InputError, unknown_name
+from assay.generalization.dependency import sum_by_layers
+from assay.graph import Graph
+from assay.registry import Registry
+from assay.stats import kendall_tau, pearson, spearman
+
+
+TOP_K = 200  # edges of the selected graphs, as in the authors' code
+# Diffusion times of NetLSD, with which its signatures are published.
+TIMES = np.logspace(-2, 2, 250)
+# Scores estimated in different ways differ by more than the data do.
+SETTINGS = ("method", "objective", "ablation", "steps", "quadrature")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CircuitView:
+    """What a distance reads off the scores of one circuit.
+
+    Attributes:
+        scores: Signed scores of the edges.
+        signed: Compare and rank signed scores instead of magnitudes.
+        top_k: Edges of the selected graph; None leaves the choice to the distance.
+        prune: Drop selected edges that lie on no path from `input` to `logits` inside the selection.
+        normalized: Scale Laplacians by the degrees.
+    """
+
+    scores: EdgeScores
+    signed: bool = False
+    top_k: int | None = None
+    prune: bool = False
+    normalized: bool = True
+
+    @property
+    def graph(self) -> Graph:
+        return self.scores.graph
+
+    @cached_property
+    def weights(self) -> Float64[np.ndarray, " n_edges"]:
+        """The compared number of each edge, row-major over `graph.valid`."""
+        values: Float64[np.ndarray, " n_edges"] = (
+            self.scores.values.detach().cpu().double()[self.graph.valid].numpy()
+        )
+        return values if self.signed else np.abs(values)
+
+    @cached_property
+    def selected(self) -> Bool[Tensor, "n_sources n_targets"]:
+        """The `top_k` strongest edges; 200, at most all of them, where no number was given."""
+        k = min(TOP_K, self.graph.n_edges) if self.top_k is None else self.top_k
+        mask = self.scores.top(k, absolute=not self.signed).mask
+        return prune(self.graph, mask) if self.prune else mask
+
+    def spectrum(
+        self, mask: Bool[Tensor, "n_sources n_targets"], *, touched: bool
+    ) -> Float64[np.ndarray, " n"]:
+        """Eigenvalues of the Laplacian of the undirected graph of these edges, ascending.
+
+        Args:
+            mask: The edges that count, each with the magnitude of its score.
+            touched: Leave out the nodes without such an edge.
+        """
+        to_node = _node_of_target(self.graph)
+        weights = self.scores.values.detach().cpu().double().abs().where(mask, 0) @ to_node
+        present = (mask.double() @ to_node) > 0
+        n = len(to_node.T)
+        adjacency = np.zeros((n, n))
+        adjacency[:-1] = weights.numpy()
+        adjacency += adjacency.T
+        if touched:
+            joined = np.zeros((n, n), dtype=bool)
+            joined[:-1] = present.numpy()
+            kept = joined.any(0) | joined.any(1)
+            adjacency = adjacency[np.ix_(kept, kept)]
+        if not len(adjacency):
+            return np.zeros(0)
+        return np.asarray(linalg.eigvalsh(laplacian(adjacency, normalized=self.normalized)), dtype=np.float64)
+
+
+def laplacian(adjacency: Float64[np.ndarray, "n n"], *, normalized: bool) -> Float64[np.ndarray, "n n"]:
+    """D - W, or I - D^(-1/2) W D^(-1/2); a node without edges has a row of zeros in both."""
+    degrees = np.asarray(adjacency.sum(1))
+    if not normalized:
+        return np.asarray(np.diag(degrees) - adjacency)
+    scale = np.divide(1.0, np.sqrt(degrees), out=np.zeros_like(degrees), where=degrees > 0)
+    return np.asarray(np.diag((degrees > 0).astype(np.float64)) - scale[:, None] * adjacency * scale)
+
+
+def _node_of_target(graph: Graph) -> Float[Tensor, "n_targets n_nodes"]:
+    """Share of each target in each node (sources, then logits): 1, or equal parts of a shared k or v."""
+    feeds = graph.feeds.double()
+    shares = torch.zeros(graph.n_targets, graph.n_sources + 1, dtype=torch.float64)
+    shares[:, :-1] = feeds / feeds.sum(1, keepdim=True).clamp_min(1)
+    shares[-1, -1] = 1
+    return shares
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Distance:
+    """A way to compare two circuits of one model.
+
+    Attributes:
+        key: What `circuit_shift` calls it.
+        summary: One line.
+        published: Its name in the source.
+        bounds: Smallest and largest value.
+        compare: The distance of two views, >= 0, 0 for equal circuits.
+    """
+
+    key: str
+    summary: str
+    published: str
+    bounds: tuple[float, float]
+    compare: Callable[[CircuitView, CircuitView], float]
+
+
+DISTANCES: Registry[Distance] = Registry("distance")
+
+
+def _distance(
+    key: str, *, summary: str, published: str, bounds: tuple[float, float]
+) -> Callable[[Callable[[CircuitView, CircuitView], float]], Callable[[CircuitView, CircuitView], float]]:
+    def register(
+        compare: Callable[[CircuitView, CircuitView], float],
+    ) -> Callable[[CircuitView, CircuitView], float]:
+        DISTANCES.add(
+            key, Distance(key=key, summary=summary, published=published, bounds=bounds, compare=compare)
+        )
+        return compare
+
+    return register
+
+
+@_distance("spearman", summary="1 - rank correlation", published="CSS_v,SRCC", bounds=(0.0, 2.0))
+def _spearman(a: CircuitView, b: CircuitView) -> float:
+    return 1 - spearman(a.weights, b.weights)
+
+
+@_distance("cosine", summary="1 - cosine of the weights", published="CSS_v,cos", bounds=(0.0, 2.0))
+def _cosine(a: CircuitView, b: CircuitView) -> float:
+    units = []
+    for name, view in (("reference", a), ("shifted", b)):
+        largest = np.abs(view.weights).max()
+        if largest == 0:
+            raise InputError(f"every {name} score is 0, which has no direction; use another distance")
+        scaled = view.weights / largest  # squares of tiny scores would vanish
+        units.append(scaled / np.linalg.norm(scaled))
+    return 1 - float(np.clip(units[0] @ units[1], -1.0, 1.0))
+
+
+@_distance("l2", summary="Euclidean distance of the weights", published="CSS_v,l2", bounds=(0.0, math.inf))
+def _l2(a: CircuitView, b: CircuitView) -> float:
+    return float(np.linalg.norm(a.weights - b.weights))
+
+
+@_distance(
+    "laplacian", summary="distance of the Laplacian spectra", published="CSS_g", bounds=(0.0, math.inf)
+)
+def _laplacian(a: CircuitView, b: CircuitView) -> float:
+    spectra = [
+        view.spectrum(
+            view.graph.valid if view.top_k is None and not view.prune else view.selected, touched=False
+        )
+        for view in (a, b)
+    ]
+    return float(np.linalg.norm(spectra[0] - spectra[1]))
+
+
+@_distance("netlsd", summary="distance of the heat signatures", published="CSS_g", bounds=(0.0, math.inf))
+def _netlsd(a: CircuitView, b: CircuitView) -> float:
+    spectra = [view.spectrum(view.selected, touched=True) for view in (a, b)]
+    if not all(map(len, spectra)):
+        warnings.warn(
+            "NetLSD is undefined: no selected edge lies on a path from input to logits; raise top_k or leave "
+            "prune off",
+            DegenerateDataWarning,
+            stacklevel=3,
+        )
+        return math.nan
+    return float(np.linalg.norm(heat_signature(spectra[0]) - heat_signature(spectra[1])))
+
+
+@_distance("jaccard", summary="1 - overlap of the strongest edges", published="CSS_g", bounds=(0.0, 1.0))
+def _jaccard(a: CircuitView, b: CircuitView) -> float:
+    union = int((a.selected | b.selected).sum())
+    return 1 - int((a.selected & b.selected).sum()) / union if union else 0.0
+
+
+def heat_signature(eigenvalues: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n_times"]:
+    """NetLSD: mean over the eigenvalues of exp(-t lambda), at 250 times from 0.01 to 100.
+
+    References:
+        Tsitsulin et al. (2018), arXiv:1805.10712; normalised by the empty graph.
+    """
+    return np.asarray(np.exp(-np.outer(TIMES, eigenvalues)).mean(1))
+
+
+def circuit_shift(
+    reference_scores: EdgeScores,
+    shifted_scores: EdgeScores,
+    *,
+    distance: str = "spearman",
+    top_k: int | None = None,
+    weights: str = "abs",
+    prune: bool = False,
+    normalized: bool = True,
+) -> float:
+    """Distance of a model's circuit on new data from its circuit on known data (CSS).
+
+    With w, w' the scores of the edges in row-major order:
+
+    - `"spearman"`: 1 - rank correlation of w and w' (average ranks); in [0, 2].
+    - `"cosine"`: 1 - <w, w'> / (|w| |w'|); in [0, 2], at most 1 for magnitudes.
+    - `"l2"`: |w - w'|, in the unit of the scores.
+    - `"laplacian"`: |lambda(w) - lambda(w')|, all eigenvalues in ascending order, of the undirected graph of
+      all nodes: input, heads, MLPs, logits; edges of a pair of nodes (q, k, v) add up.
+    - `"netlsd"`: |h - h'|, heat signatures of the graphs of the strongest edges; untouched nodes left out.
+    - `"jaccard"`: 1 - overlap / union of the sets of the strongest edges; in [0, 1].
+
+    Args:
+        reference_scores: Scores on known (in-distribution) data.
+        shifted_scores: Scores of the same model on other data, made with the same settings.
+        distance: One of the keys above.
+        top_k: Number of strongest edges, 1 to n_edges. None: 200, at most all, for `"netlsd"` and
+            `"jaccard"`, and all for `"laplacian"`. The vector distances use every edge whatever is said here.
+        weights: `"abs"`: magnitudes; `"signed"`: vectors and the choice of the strongest edges take signs
+            into account. Graphs always carry magnitudes.
+        prune: Drop chosen edges that lie on no path from input to logits inside the choice.
+        normalized: Scale Laplacians by the degrees: I - D^(-1/2) W D^(-1/2) rather than D - W.
+
+    Returns:
+        >= 0; larger means more shift. 0 for equal circuits.
+
+    Raises:
+        GraphMismatchError: For circuits of different graphs or models.
+        InputError: For scores made in different ways, `top_k` outside the graph, or scores that are all 0
+            under `"cosine"`.
+        UnknownNameError: For another `distance` or `weights`.
+
+    Notes:
+        `"spearman"` is NaN with a `DegenerateDataWarning` where the scores are constant, `"netlsd"` where
+        pruning leaves nothing; two empty choices have Jaccard distance 0. A key or value head that several
+        query heads share counts as equal parts of them. Vectors cost O(E log E), spectra O(n_nodes^3);
+        no model runs. The two circuits should rest on equally many examples: noise is distance, too.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Eq. 7.
+
+    Example:
+        >>> from assay.graph import build_graph
+        >>> values = torch.arange(15.0).view(3, 5)
+        >>> before, after = (EdgeScores(build_graph(1, 1), each) for each in (values, 100 - values))
+        >>> circuit_shift(before, after)
+        2.0
+    """
+    a, b = _views(
+        reference_scores,
+        shifted_scores,
+        weights=weights,
+        top_k=top_k,
+        prune=prune,
+        normalized=normalized,
+    )
+    return DISTANCES[distance].compare(a, b)
+
+
+def circuit_shifts(
+    reference_scores: EdgeScores,
+    shifted_scores: EdgeScores,
+    *,
+    extra: bool = False,
+    top_k: int | None = None,
+    weights: str = "abs",
+    prune: bool = False,
+    normalized: bool = True,
+) -> dict[str, float]:
+    """The shift under every registered distance.
+
+    Args:
+        reference_scores: As in `circuit_shift`, like all further arguments.
+        shifted_scores: Scores on other data.
+        extra: Add three agreements, which fall as circuits differ: `"kendall_tau"` (tau-b), `"pearson"` and
+            `"weighted_jaccard"` (sum of the smaller over sum of the larger magnitudes, in [0, 1]).
+        top_k: Number of strongest edges.
+        weights: `"abs"` or `"signed"`.
+        prune: Drop chosen edges off the paths from input to logits.
+        normalized: Scale Laplacians by the degrees.
+
+    Returns:
+        Key of the distance (or agreement) -> value.
+
+    Raises:
+        InputError: As `circuit_shift`.
+    """
+    a, b = _views(
+        reference_scores,
+        shifted_scores,
+        weights=weights,
+        top_k=top_k,
+        prune=prune,
+        normalized=normalized,
+    )
+    shifts = {key: each.compare(a, b) for key, each in DISTANCES.items()}
+    if extra:
+        magnitudes = np.abs(a.weights), np.abs(b.weights)
+        larger = float(np.maximum(*magnitudes).sum())
+        shifts |= {
+            "kendall_tau": kendall_tau(a.weights, b.weights),
+            "pearson": pearson(a.weights, b.weights),
+            "weighted_jaccard": float(np.minimum(*magnitudes).sum()) / larger if larger else math.nan,
+        }
+    return shifts
+
+
+def rank_shift_map(
+    reference_scores: EdgeScores, shifted_scores: EdgeScores, *, absolute: bool = False
+) -> Float[Tensor, "n n"]:
+    """Where in the network a circuit moved: mean change of the edges' ranks from layer to layer.
+
+    delta(e) = (rank'(e) - rank(e)) / n_edges, ranks 1..n_edges of |score|, ascending, ties averaged.
+
+    Args:
+        reference_scores: Scores on known data.
+        shifted_scores: Scores of the same model on other data, made with the same settings.
+        absolute: Average |delta| instead.
+
+    Returns:
+        float64 `[L + 1, L + 1]`, layers of source and target as in `dependency_matrix`, in (-1, 1); positive:
+        these edges gained weight against the others. 0 where no edge joins two layers.
+
+    Raises:
+        GraphMismatchError: For circuits of different graphs or models.
+        InputError: For scores made in different ways.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Fig. 7.
+    """
+    a, b = _views(reference_scores, shifted_scores)
+    delta = torch.from_numpy(
+        (scipy_stats.rankdata(b.weights) - scipy_stats.rankdata(a.weights)) / len(a.weights)
+    )
+    counts = sum_by_layers(a.graph, torch.ones_like(delta))
+    return sum_by_layers(a.graph, delta.abs() if absolute else delta) / counts.clamp_min(1)
+
+
+def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -> None:
+    """Refuse scores whose difference would say something about anything but the data.
+
+    Args:
+        a: Scores of one circuit.
+        b: Scores of another.
+        same_model: Require the same weights, too; False to compare models.
+
+    Raises:
+        GraphMismatchError: For different graphs, or models of different weights.
+        InputError: For different estimators; settings that a record does not hold are not compared.
+    """
+    if a.graph != b.graph:
+        raise GraphMismatchError(
+            f"the circuits belong to different graphs: {a.graph.describe()} and {b.graph.describe()}; "
+            "compare circuits of one model"
+        )
+    for name in SETTINGS:
+        if name in a.provenance and name in b.provenance and a.provenance[name] != b.provenance[name]:
+            raise InputError(
+                f"the circuits were found with different settings: {name} is {a.provenance[name]!r} and "
+                f"{b.provenance[name]!r}; discover both with the same"
+            )
+    weights = [each.provenance.get("model", {}).get("weight_hash") for each in (a, b)]
+    if same_model and None not in weights and weights[0] != weights[1]:
+        raise GraphMismatchError(
+            f"the circuits belong to models of different weights ({weights[0]} and {weights[1]}); a shift is "
+            "measured on one model"
+        )
+
+
+def _views(
+    reference: EdgeScores,
+    shifted: EdgeScores,
+    *,
+    weights: str = "abs",
+    top_k: int | None = None,
+    prune: bool = False,
+    normalized: bool = True,
+) -> tuple[CircuitView, CircuitView]:
+    check_comparable(reference, shifted)
+    if weights not in ("abs", "signed"):
+        raise unknown_name("weights", weights, ("abs", "signed"))
+    if top_k is not None and not 1 <= top_k <= reference.graph.n_edges:
+        raise InputError(
+            f"top_k is {top_k}; this graph has {reference.graph.n_edges} edges, choose from 1 to that"
+        )
+    views = [
+        CircuitView(scores=each, signed=weights == "signed", top_k=top_k, prune=prune, normalized=normalized)
+        for each in (reference, shifted)
+    ]
+    return views[0], views[1]

@@ -1,0 +1,350 @@
+"""Distances of circuits: worked cases, golden values, slow literal graphs, properties, refusals."""
+
+import json
+import math
+import time
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import linalg
+
+from assay.circuits import EdgeScores
+from assay.errors import DegenerateDataWarning, GraphMismatchError, InputError, UnknownNameError
+from assay.generalization import DISTANCES, circuit_shift, circuit_shifts, dependency_matrix, rank_shift_map
+from assay.graph import Graph, build_graph
+
+
+FOLDER = Path(__file__).parent.parent / "golden" / "generalization"
+GOLDEN = json.loads((FOLDER / "css.json").read_text())
+with np.load(FOLDER / "css.npz") as _file:
+    ARRAYS = dict(_file)
+VIT = build_graph(4, 3)
+GROUPED = build_graph(3, 4, 2)
+TINY = build_graph(1, 1)  # sources input, a0.h0, m0; targets q, k, v, m0, logits
+
+
+def golden_pair(pair: str) -> tuple[EdgeScores, EdgeScores]:
+    shape, which = pair.split("|")
+    graph = build_graph(*map(int, shape.split("x")))
+    known, new = (EdgeScores(graph, torch.from_numpy(ARRAYS[f"{shape}_{name}"])) for name in ("id", which))
+    return known, new
+
+
+def random_scores(graph: Graph, seed: int, **provenance: object) -> EdgeScores:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (graph.n_sources, graph.n_targets)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return EdgeScores(graph, values, provenance=provenance)
+
+
+def tiny_scores(**edges: float) -> EdgeScores:
+    """Scores of the one-block graph; `input_q=1.0` stands for the edge from input to the query."""
+    names = {"q": "a0.h0.q", "k": "a0.h0.k", "v": "a0.h0.v", "head": "a0.h0", "mlp": "m0"}
+    values = torch.zeros(TINY.n_sources, TINY.n_targets, dtype=torch.float64)
+    for edge, score in edges.items():
+        source, target = (names.get(end, end) for end in edge.split("_"))
+        values[TINY.edge_index(f"{source}->{target}")] = score
+    return EdgeScores(TINY, values)
+
+
+# --------------------------------------------------------------------------------------- golden values
+
+
+@pytest.mark.parametrize("pair", GOLDEN)
+@pytest.mark.parametrize("weights", ["abs", "signed"])
+@pytest.mark.parametrize(
+    ("distance", "key"), [("l2", "l2"), ("cosine", "cosine_dissim"), ("spearman", "srcc_dissim")]
+)
+def test_vector_distances_equal_the_golden_values(pair: str, weights: str, distance: str, key: str) -> None:
+    got = circuit_shift(*golden_pair(pair), distance=distance, weights=weights)
+    # 1 - r cancels: the reference keeps about 1e-16 / 1e-3 of its digits
+    assert got == pytest.approx(GOLDEN[pair][f"direct|{key}|{weights}"], rel=1e-9, abs=1e-13)
+
+
+@pytest.mark.parametrize("pair", GOLDEN)
+@pytest.mark.parametrize("weights", ["abs", "signed"])
+@pytest.mark.parametrize("pruned", [False, True])
+@pytest.mark.parametrize(("distance", "key"), [("jaccard", "jaccard_dissim"), ("netlsd", "netlsd")])
+def test_distances_of_selected_graphs_equal_the_golden_values(
+    pair: str, weights: str, pruned: bool, distance: str, key: str
+) -> None:
+    got = circuit_shift(
+        *golden_pair(pair), distance=distance, weights=weights, prune=pruned, top_k=GOLDEN[pair]["k"]
+    )
+    expected = GOLDEN[pair][f"direct|{key}|abs={weights == 'abs'}|prune={pruned}"]
+    assert got == pytest.approx(expected, rel=1e-7, abs=1e-12)  # spectra of 100 nodes
+
+
+@pytest.mark.parametrize("pair", GOLDEN)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_spectral_distances_equal_the_golden_values(pair: str, normalized: bool) -> None:
+    got = circuit_shift(*golden_pair(pair), distance="laplacian", normalized=normalized)
+    key = "normalized" if normalized else "combinatorial"
+    assert got == pytest.approx(GOLDEN[pair][f"direct|laplacian_full|{key}"], rel=1e-8)
+
+
+@pytest.mark.parametrize("pair", GOLDEN)
+@pytest.mark.parametrize("weights", ["abs", "signed"])
+def test_agreements_equal_those_of_the_authors_code(pair: str, weights: str) -> None:
+    got = circuit_shifts(*golden_pair(pair), extra=True, weights=weights)
+    prefix = "ref|abs_" if weights == "abs" else "ref|"
+    # their correlations run in float32
+    assert 1 - got["spearman"] == pytest.approx(GOLDEN[pair][f"{prefix}srcc"], rel=1e-6)
+    assert 1 - got["cosine"] == pytest.approx(GOLDEN[pair][f"{prefix}cosine"], rel=1e-5)
+    assert got["pearson"] == pytest.approx(GOLDEN[pair][f"{prefix}pearson"], rel=1e-5)
+    assert got["kendall_tau"] == pytest.approx(GOLDEN[pair][f"{prefix}kendall_tau_b"], rel=1e-6)
+    assert got["l2"] == pytest.approx(GOLDEN[pair][f"{prefix}residual_norm_L2"], rel=1e-6)
+
+
+@pytest.mark.parametrize("pair", GOLDEN)
+@pytest.mark.parametrize("absolute", [True, False])
+def test_rank_shift_maps_equal_the_golden_ones(pair: str, absolute: bool) -> None:
+    got = rank_shift_map(*golden_pair(pair), absolute=absolute)
+    key = f"{pair.replace('|', '_')}_rankshift_{'abs' if absolute else 'signed'}"
+    np.testing.assert_allclose(got.numpy(), ARRAYS[key], rtol=1e-9, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------- worked cases
+
+
+def test_vectors_worked_by_hand() -> None:
+    before = tiny_scores(input_q=3.0, mlp_logits=-4.0)
+    after = tiny_scores(input_q=4.0, mlp_logits=3.0)
+    assert circuit_shift(before, after, distance="l2") == pytest.approx(math.sqrt(2))
+    assert circuit_shift(before, after, distance="l2", weights="signed") == pytest.approx(math.sqrt(50))
+    assert circuit_shift(before, after, distance="cosine") == pytest.approx(1 - 24 / 25)
+    assert circuit_shift(before, after, distance="cosine", weights="signed") == pytest.approx(1)
+
+
+def test_weighted_overlap_worked_by_hand() -> None:
+    before, after = tiny_scores(input_q=3.0, mlp_logits=-4.0), tiny_scores(input_q=4.0, mlp_logits=3.0)
+    for weights in ("abs", "signed"):
+        extras = circuit_shifts(before, after, extra=True, weights=weights)
+        assert extras["weighted_jaccard"] == pytest.approx((3 + 3) / (4 + 4))
+    assert "weighted_jaccard" not in circuit_shifts(before, after)
+
+
+def test_overlap_worked_by_hand() -> None:
+    before = tiny_scores(input_q=5.0, input_mlp=-4.0, mlp_logits=3.0, head_mlp=1.0)
+    after = tiny_scores(input_q=5.0, input_v=4.0, mlp_logits=3.0, input_logits=2.0)
+    assert circuit_shift(before, after, distance="jaccard", top_k=3) == pytest.approx(1 - 2 / 4)
+    # by sign the negative edge is last, so the first tie at 0 or the head's edge comes in
+    assert circuit_shift(before, after, distance="jaccard", top_k=3, weights="signed") == pytest.approx(
+        1 - 2 / 4
+    )
+    # paths: input -> m0 -> logits before; input -> logits is not chosen, input -> head leads nowhere
+    assert circuit_shift(before, after, distance="jaccard", top_k=3, prune=True) == 1.0
+
+
+def test_spectra_worked_by_hand() -> None:
+    """One joined pair of nodes: eigenvalues 0 and 2w, or 0 and 2 when scaled; lonely nodes give 0."""
+    before, after = tiny_scores(input_q=1.0, input_k=-2.0), tiny_scores(input_q=1.0)
+    assert circuit_shift(before, after, distance="laplacian", normalized=False) == pytest.approx(6 - 2)
+    assert circuit_shift(before, after, distance="laplacian") == pytest.approx(0, abs=1e-12)
+    assert circuit_shift(before, tiny_scores(), distance="laplacian") == pytest.approx(2)
+    triangle = tiny_scores(input_q=1.0, input_mlp=1.0, head_mlp=1.0)  # 0, 1.5, 1.5 and one lonely node
+    expected = math.dist([0, 0, 1.5, 1.5], [0, 0, 0, 2])
+    assert circuit_shift(triangle, after, distance="laplacian") == pytest.approx(expected)
+
+
+def test_heat_signatures_worked_by_hand() -> None:
+    """A pair of nodes against a triangle, whose untouched fourth node is left out."""
+    pair = tiny_scores(input_q=1.0)
+    triangle = tiny_scores(input_q=1.0, input_mlp=1.0, head_mlp=1.0)
+    times = 10 ** np.linspace(-2, 2, 250)
+    # the strongest edge of the triangle is its first, so both are asked for three, two of them of score 0
+    with_ties = (1 + np.exp(-2 * times) + 0 * times) / 2
+    expected = np.linalg.norm(with_ties - (1 + 2 * np.exp(-1.5 * times)) / 3)
+    got = circuit_shift(pair, triangle, distance="netlsd", top_k=3)
+    assert got == pytest.approx(expected)  # input->q, ->k, ->v join the same two nodes
+
+
+def test_rank_shifts_worked_by_hand() -> None:
+    before = tiny_scores(input_q=1.0, input_mlp=2.0, mlp_logits=3.0)
+    after = tiny_scores(input_q=1.0, input_mlp=-4.0, mlp_logits=3.0)
+    expected = torch.zeros(3, 3, dtype=torch.float64)
+    n = TINY.n_edges  # 8: four from the input to block 0, one to the logits, head->m0, two to the logits
+    expected[0, 1], expected[1, 2] = 1 / n / 4, -1 / n / 2
+    torch.testing.assert_close(rank_shift_map(before, after), expected)
+    torch.testing.assert_close(rank_shift_map(before, after, absolute=True), expected.abs())
+
+
+# ------------------------------------------------------------------------------------ literal versions
+
+
+def literal_graph(scores: EdgeScores, mask: torch.Tensor) -> nx.Graph:
+    """Edge by edge, with names; a shared key or value head is spread over its query heads."""
+    graph = scores.graph
+    joined = nx.Graph()
+    for row, source in enumerate(graph.sources):
+        for column in range(graph.n_targets):
+            if mask[row, column]:
+                readers = [name for at, name in enumerate(graph.sources) if graph.feeds[column, at]] or [
+                    "logits"
+                ]
+                for reader in readers:
+                    weight = abs(float(scores.values[row, column])) / len(readers)
+                    old = joined.get_edge_data(source, reader, {"weight": 0.0})["weight"]
+                    joined.add_edge(source, reader, weight=old + weight)
+    return joined
+
+
+@pytest.mark.parametrize("graph", [VIT, GROUPED], ids=["vit", "grouped"])
+def test_spectra_equal_those_of_a_graph_built_edge_by_edge(graph: Graph) -> None:
+    pair = random_scores(graph, 0), random_scores(graph, 1)
+    spectra = []
+    for scores in pair:
+        joined = literal_graph(scores, graph.valid)
+        assert len(joined) == graph.n_sources + 1
+        spectra.append(np.sort(linalg.eigvalsh(nx.normalized_laplacian_matrix(joined).toarray())))
+    got = circuit_shift(*pair, distance="laplacian")
+    assert got == pytest.approx(float(np.linalg.norm(spectra[0] - spectra[1])))
+
+
+@pytest.mark.parametrize("graph", [VIT, GROUPED], ids=["vit", "grouped"])
+def test_signatures_equal_those_of_a_graph_built_edge_by_edge(graph: Graph) -> None:
+    pair = random_scores(graph, 0), random_scores(graph, 1)
+    signatures = []
+    for scores in pair:
+        joined = literal_graph(scores, scores.top(12).mask)
+        values = linalg.eigvalsh(nx.normalized_laplacian_matrix(joined).toarray())
+        times = [10 ** (-2 + 4 * at / 249) for at in range(250)]
+        signatures.append([sum(math.exp(-t * value) for value in values) / len(values) for t in times])
+    got = circuit_shift(*pair, distance="netlsd", top_k=12)
+    assert got == pytest.approx(math.dist(*signatures))
+
+
+# ------------------------------------------------------------------------------------------ properties
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@given(seeds=st.tuples(st.integers(0, 500), st.integers(0, 500)))
+def test_distances_are_symmetric_bounded_and_0_for_equals(distance: str, seeds: tuple[int, int]) -> None:
+    a, b = (random_scores(VIT, seed) for seed in seeds)
+    low, high = DISTANCES[distance].bounds
+    forth = circuit_shift(a, b, distance=distance, top_k=20)
+    assert low - 1e-12 <= forth <= high + 1e-12
+    assert circuit_shift(b, a, distance=distance, top_k=20) == pytest.approx(forth, abs=1e-12)
+    assert circuit_shift(a, a, distance=distance, top_k=20) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("distance", sorted(set(DISTANCES) - {"l2"}))
+@given(seed=st.integers(0, 500), scale=st.floats(1e-3, 1e3))
+def test_the_scale_of_scores_matters_to_l2_alone(distance: str, seed: int, scale: float) -> None:
+    a, b = random_scores(VIT, seed), random_scores(VIT, seed + 1)
+    scaled = EdgeScores(VIT, scale * b.values)
+    expected = circuit_shift(a, b, distance=distance, top_k=20)
+    assert circuit_shift(a, scaled, distance=distance, top_k=20) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.integers(0, 500), st.booleans())
+def test_rank_shifts_weighted_by_edges_cancel(seed: int, absolute: bool) -> None:
+    moved = rank_shift_map(random_scores(VIT, seed), random_scores(VIT, seed + 1), absolute=absolute)
+    counts = dependency_matrix(EdgeScores(VIT, VIT.valid.double()))
+    total = float((moved * counts).sum())
+    assert total > 1 if absolute else total == pytest.approx(0, abs=1e-9)
+    assert bool((moved.abs() < 1).all())
+
+
+def test_a_missing_number_of_edges_means_200_at_most_all() -> None:
+    pair = golden_pair("12x12|far")
+    for distance in ("jaccard", "netlsd"):
+        assert circuit_shift(*pair, distance=distance) == circuit_shift(*pair, distance=distance, top_k=200)
+    small = random_scores(TINY, 0), random_scores(TINY, 1)
+    assert circuit_shift(*small, distance="jaccard") == 0.0
+    assert circuit_shift(*small, distance="laplacian") == circuit_shift(
+        *small, distance="laplacian", top_k=TINY.n_edges
+    )
+
+
+def test_all_distances_at_once_are_the_single_ones() -> None:
+    pair = random_scores(VIT, 0), random_scores(VIT, 1)
+    shifts = circuit_shifts(*pair, top_k=15)
+    assert shifts == {key: circuit_shift(*pair, distance=key, top_k=15) for key in DISTANCES}
+    assert set(shifts) == {"spearman", "cosine", "l2", "laplacian", "netlsd", "jaccard"}
+
+
+def test_vector_distances_of_a_large_graph_take_milliseconds() -> None:
+    pair = golden_pair("12x12|near")
+    for distance, limit in {
+        "spearman": 0.05,
+        "cosine": 0.05,
+        "l2": 0.05,
+        "laplacian": 1.0,
+        "netlsd": 1.0,
+    }.items():
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            circuit_shift(*pair, distance=distance)
+            seconds.append(time.perf_counter() - start)
+        assert min(seconds) < limit, distance
+
+
+# -------------------------------------------------------------------------------- undefined and refused
+
+
+def test_undefined_distances_are_nan_with_a_warning() -> None:
+    constant = EdgeScores(VIT, torch.ones(VIT.n_sources, VIT.n_targets))
+    with pytest.warns(DegenerateDataWarning, match="one vector is constant"):
+        assert math.isnan(circuit_shift(constant, random_scores(VIT, 0)))
+    nowhere = tiny_scores(input_q=1.0)
+    with pytest.warns(DegenerateDataWarning, match="NetLSD is undefined.*raise top_k"):
+        assert math.isnan(circuit_shift(nowhere, nowhere, distance="netlsd", top_k=1, prune=True))
+    assert circuit_shift(nowhere, nowhere, distance="jaccard", top_k=1, prune=True) == 0.0
+
+
+def test_a_zero_vector_has_no_cosine() -> None:
+    with pytest.raises(InputError, match="every shifted score is 0"):
+        circuit_shift(tiny_scores(input_q=1.0), tiny_scores(), distance="cosine")
+    with pytest.raises(InputError, match="every reference score is 0"):
+        circuit_shift(tiny_scores(), tiny_scores(input_q=1.0), distance="cosine")
+
+
+@pytest.mark.parametrize("k", [0, -3, 9])
+def test_more_edges_than_there_are_cannot_be_chosen(k: int) -> None:
+    with pytest.raises(InputError, match=f"top_k is {k}; this graph has 8 edges"):
+        circuit_shift(tiny_scores(), tiny_scores(), distance="jaccard", top_k=k)
+
+
+def test_circuits_of_other_graphs_are_refused() -> None:
+    with pytest.raises(GraphMismatchError, match="different graphs.*'n_layers': 4.*'n_layers': 3"):
+        circuit_shift(random_scores(VIT, 0), random_scores(GROUPED, 0))
+    with pytest.raises(GraphMismatchError, match="different graphs"):
+        rank_shift_map(random_scores(VIT, 0), random_scores(GROUPED, 0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("method", ("eap", "eap-ig-inputs")),
+        ("objective", ("kl", "logit_diff")),
+        ("ablation", ("mean", "zero")),
+        ("steps", (5, 10)),
+        ("quadrature", ("left", "midpoint")),
+    ],
+)
+def test_circuits_of_other_estimators_are_refused(setting: str, values: tuple[object, object]) -> None:
+    a, b = (random_scores(VIT, 0, **{setting: value}) for value in values)
+    with pytest.raises(InputError, match=f"{setting} is {values[0]!r} and {values[1]!r}; discover both"):
+        circuit_shift(a, b)
+    circuit_shift(a, random_scores(VIT, 0))  # a record without the setting is not compared
+
+
+def test_circuits_of_other_weights_are_refused() -> None:
+    a, b = (random_scores(VIT, 0, model={"weight_hash": text}) for text in ("aa", "bb"))
+    with pytest.raises(GraphMismatchError, match=r"different weights \(aa and bb\)"):
+        circuit_shift(a, b)
+
+
+def test_unknown_choices_list_the_known_ones() -> None:
+    pair = random_scores(VIT, 0), random_scores(VIT, 1)
+    with pytest.raises(UnknownNameError, match="unknown distance 'spearmn'; did you mean 'spearman'"):
+        circuit_shift(*pair, distance="spearmn")
+    with pytest.raises(UnknownNameError, match="unknown weights 'both'; known: abs, signed"):
+        circuit_shift(*pair, weights="both")
