@@ -1,5 +1,6 @@
 """Tasks: pairs of clean and corrupted prompts drawn from seeded grammars or read from files, and images."""
 
+from assay.tasks.corruptions import CORRUPTIONS, Corruption, corrupt
 from assay.tasks.docstring import Docstring
 from assay.tasks.encoding import EncodedPrompts, encode_prompts, pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt, task_data
@@ -13,7 +14,9 @@ from assay.tasks.tokens import Tokens
 
 
 __all__ = [
+    "CORRUPTIONS",
     "TASKS",
+    "Corruption",
     "Docstring",
     "EncodedPrompts",
     "EvalTransform",
@@ -31,6 +34,7 @@ __all__ = [
     "Split",
     "SubjectVerbAgreement",
     "Tokens",
+    "corrupt",
     "draw_task",
     "encode_prompts",
     "load_task",

@@ -1,0 +1,422 @@
+"""Calibration domains of a monitor: corruptions at five severities and stylisations of 8-bit images.
+
+Six corruptions after Hendrycks and Dietterich (2019, arXiv:1903.12261) with the constants of ImageNet-C, and
+nine stylisations after Peng et al. (CVPR 2026). They apply after resize and crop, before normalisation. Every
+random draw of an image comes from the stream `corruption/KEY/ID` of the seed, so it depends neither on the
+other images nor on their order.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64, UInt8
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter, ImageOps
+from scipy import ndimage, signal
+
+from assay.errors import FileFormatError, InputError, ShapeError
+from assay.registry import Registry
+from assay.rng import stream
+from assay.tasks.images import ImageSet
+
+
+MIN_SIDE = 32  # the blur kernels reach 12 pixels, and reflect at the border
+SEVERITIES = (1, 2, 3, 4, 5)
+
+Pixels = UInt8[np.ndarray, "h w 3"]
+Numbers = NDArray[np.float64]
+Textures = Sequence[UInt8[np.ndarray, "_ _ 3"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corruption:
+    """One calibration domain.
+
+    Attributes:
+        key: Name in the registry, e.g. `gaussian-noise-3` or `cartoon`.
+        family: The corruption without its severity: `gaussian-noise`.
+        severity: 1 to 5; None for a stylisation, which has none.
+        summary: What it does, one line.
+        apply: Pixels `[height, width, 3]`, generator, frost textures to new pixels of the same shape.
+    """
+
+    key: str
+    family: str
+    severity: int | None
+    summary: str
+    apply: Callable[[Pixels, np.random.Generator, Textures], Pixels]
+
+    @property
+    def kind(self) -> str:
+        """`corruption` or `stylisation`."""
+        return "stylisation" if self.severity is None else "corruption"
+
+
+CORRUPTIONS: Registry[Corruption] = Registry("corruption")
+
+
+def corrupt(
+    images: ImageSet, key: str, *, seed: int = 0, frost_textures: str | Path | None = None
+) -> ImageSet:
+    """The images under one calibration domain; labels, ids and fields stay.
+
+    Args:
+        images: At least 32 pixels high and wide.
+        key: Name in the registry (`assay.tasks.CORRUPTIONS`), e.g. `fog-2` or `solarize`.
+        seed: Root seed of the draws.
+        frost_textures: Folder of photographs of frost for `frost-1` to `frost-5`. Default: synthetic
+            plasma; the record of the set says which was used.
+
+    Returns:
+        A set of the same size whose domain is `DOMAIN+KEY`.
+
+    Raises:
+        UnknownNameError: If no corruption has this name.
+        ShapeError: If a side is below 32 pixels.
+        InputError: If the folder of textures holds no image.
+        FileFormatError: If a texture cannot be read.
+
+    References:
+        Hendrycks and Dietterich 2019, arXiv:1903.12261; Peng et al., CVPR 2026, appendix on monitoring.
+
+    Example:
+        >>> grey = ImageSet(pixels=np.full((2, 32, 32, 3), 200, dtype=np.uint8), domain="plain")
+        >>> dark = corrupt(grey, "solarize")
+        >>> dark.domain, int(dark.pixels.max())
+        ('plain+solarize', 55)
+    """
+    entry = CORRUPTIONS[key]
+    height, width = images.pixels.shape[1:3]
+    if min(height, width) < MIN_SIDE:
+        raise ShapeError(
+            f"images are {height} x {width}; corruptions need at least {MIN_SIDE} pixels each way. "
+            "Resize first"
+        )
+    record: dict[str, Any] = {"key": entry.key, "seed": seed}
+    textures: Textures = ()
+    if entry.family == "frost":
+        record["frost_textures"] = "plasma"
+        if frost_textures is not None:
+            textures = _read_textures(Path(frost_textures))
+            record["frost_textures"] = f"{len(textures)} photographs"
+    out = np.empty_like(images.pixels)
+    for row, number in enumerate(images.ids):
+        rng = stream(seed, f"corruption/{entry.key}/{number}")
+        out[row] = entry.apply(images.pixels[row], rng, textures)
+    return replace(
+        images, pixels=out, domain=f"{images.domain}+{key}", config={**images.config, "corruption": record}
+    )
+
+
+def _read_textures(folder: Path) -> list[UInt8[np.ndarray, "_ _ 3"]]:
+    if not folder.is_dir():
+        raise InputError(
+            f"frost_textures is {folder}, which is no folder; give one with photographs of frost"
+        )
+    suffixes = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
+    if not paths:
+        raise InputError(f"frost_textures={folder} holds no image; put PNG or JPEG files there")
+    textures = []
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                textures.append(np.asarray(image.convert("RGB")))
+        except OSError as error:
+            raise FileFormatError(f"frost texture {path} cannot be read: {error}") from error
+    return textures
+
+
+# -------------------------------------------------------------------- corruptions, on [0, 1] at a severity
+
+
+def _unit(x: Numbers) -> Numbers:
+    return np.clip(x, 0.0, 1.0)
+
+
+def _gaussian_noise(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
+    sigma = (0.08, 0.12, 0.18, 0.26, 0.38)[severity - 1]
+    return x + rng.normal(0.0, sigma, x.shape)
+
+
+def _shot_noise(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
+    photons = (60, 25, 12, 5, 3)[severity - 1]
+    return rng.poisson(x * photons) / photons
+
+
+def _defocus_blur(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
+    kernel = _disk(*((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))[severity - 1])
+    reach = len(kernel) // 2
+    padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), mode="reflect")
+    blurred: Numbers = signal.fftconvolve(padded, kernel[..., None], mode="valid", axes=(0, 1))
+    return blurred
+
+
+@cache
+def _disk(radius: int, sigma: float) -> Float64[np.ndarray, "size size"]:
+    """A disk of sum 1, then softened by a small Gaussian (3 x 3; 5 x 5 above radius 8).
+
+    Where the disk touches the border of its grid (radius 8 and 10) the reflection adds a little to the sum;
+    the published kernel keeps that, and brightens the image by it.
+    """
+    reach, half = (8, 1) if radius <= 8 else (radius, 2)
+    across = np.arange(-reach, reach + 1) ** 2
+    disk = (across[:, None] + across <= radius**2).astype(np.float64)
+    disk /= disk.sum()
+    taps = np.exp(-(np.arange(-half, half + 1) ** 2) / (2 * sigma**2))
+    for axis in (0, 1):
+        disk = ndimage.correlate1d(disk, taps / taps.sum(), axis=axis, mode="mirror")
+    return disk
+
+
+def _fog(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
+    amount, decay = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))[severity - 1]
+    height, width = x.shape[:2]
+    fog = amount * plasma(max(height, width), decay, rng)[:height, :width, None]
+    result: Numbers = (x + fog) * x.max() / (x.max() + amount)
+    return result
+
+
+def plasma(side: int, decay: float, rng: np.random.Generator) -> Float64[np.ndarray, "size size"]:
+    """Cloud-like noise in [0, 1] by the diamond-square algorithm on a torus.
+
+    Args:
+        side: At least this many pixels each way; the next power of two is made.
+        decay: Factor by which the amplitude shrinks at each halving of the step, above 1: larger is smoother.
+        rng: Source of the displacements.
+
+    Returns:
+        `[size, size]`, smallest value 0, largest 1.
+    """
+    size = 1 << max(side - 1, 1).bit_length()
+    field = np.zeros((size, size))
+    step, wibble = size, 100.0
+
+    def displaced(total: Numbers) -> Numbers:
+        return total / 4 + wibble * rng.uniform(-wibble, wibble, total.shape)
+
+    while step >= 2:
+        half = step // 2
+        corners = field[::step, ::step]
+        pairs = corners + np.roll(corners, -1, axis=0)
+        centres = displaced(pairs + np.roll(pairs, -1, axis=1))
+        field[half::step, half::step] = centres
+        # Midpoints of the horizontal and vertical sides: two corners and the two centres beside them.
+        across = corners + np.roll(corners, -1, axis=1) + centres + np.roll(centres, 1, axis=0)
+        field[::step, half::step] = displaced(across)
+        down = corners + np.roll(corners, -1, axis=0) + centres + np.roll(centres, 1, axis=1)
+        field[half::step, ::step] = displaced(down)
+        step, wibble = half, wibble / decay
+    field -= field.min()
+    result: Numbers = field / field.max()
+    return result
+
+
+def _frost(x: Numbers, rng: np.random.Generator, severity: int, textures: Textures) -> Numbers:
+    image, ice = ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))[severity - 1]
+    height, width = x.shape[:2]
+    if not textures:
+        # Ridges where the plasma crosses its middle look like crystals; pale blue.
+        cloud = plasma(max(height, width), 1.6, rng)[:height, :width, None]
+        ridges = 1 - np.abs(2 * cloud - 1)
+        texture: Numbers = (0.25 + 0.7 * ridges**2) * np.array([0.88, 0.96, 1.0])
+        return image * x + ice * texture
+    photograph = textures[int(rng.integers(len(textures)))]
+    scale = max(1.1 * height / photograph.shape[0], 1.1 * width / photograph.shape[1])
+    if scale > 1:
+        sides = [int(np.ceil(side * scale)) for side in photograph.shape[:2]]
+        resized = Image.fromarray(photograph).resize((sides[1], sides[0]), Image.Resampling.BICUBIC)
+        photograph = np.asarray(resized)
+    top = rng.integers(photograph.shape[0] - height + 1)
+    left = rng.integers(photograph.shape[1] - width + 1)
+    return image * x + ice * photograph[top : top + height, left : left + width] / 255
+
+
+def _snow(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
+    loc, scale, zoom, threshold, radius, sigma, mix = (
+        (0.1, 0.3, 3.0, 0.5, 10, 4.0, 0.8),
+        (0.2, 0.3, 2.0, 0.5, 12, 4.0, 0.7),
+        (0.55, 0.3, 4.0, 0.9, 12, 8.0, 0.7),
+        (0.55, 0.3, 4.5, 0.85, 12, 8.0, 0.65),
+        (0.55, 0.3, 2.5, 0.85, 12, 12.0, 0.55),
+    )[severity - 1]
+    flakes = _zoomed(rng.normal(loc, scale, x.shape[:2]), zoom)
+    flakes = _unit(np.where(flakes < threshold, 0.0, flakes))
+    layer = _motion_blurred(flakes, radius, sigma, rng.uniform(-135, -45))
+    layer = np.round(layer[: x.shape[0], : x.shape[1], None] * 255) / 255
+    gray = (x @ np.array([0.299, 0.587, 0.114]))[..., None]
+    pale = mix * x + (1 - mix) * np.maximum(x, 1.5 * gray + 0.5)
+    result: Numbers = pale + layer + np.rot90(layer, 2)
+    return result
+
+
+def _zoomed(plane: Numbers, zoom: float) -> Numbers:
+    """The centre of a plane, enlarged bilinearly to at least its old size."""
+    parts = [int(np.ceil(side / zoom)) for side in plane.shape]
+    top, left = ((side - part) // 2 for side, part in zip(plane.shape, parts, strict=True))
+    large: Numbers = ndimage.zoom(plane[top : top + parts[0], left : left + parts[1]], zoom, order=1)
+    return large
+
+
+def _motion_blurred(plane: Numbers, radius: int, sigma: float, degrees: float) -> Numbers:
+    """Copies shifted along one direction, weighted by half a Gaussian; the border is repeated."""
+    taps = np.exp(-(np.arange(2 * radius + 1) ** 2) / (2 * sigma**2))
+    taps /= taps.sum()
+    rows, columns = (np.arange(side) for side in plane.shape)
+    direction = np.sin(np.deg2rad(degrees)), np.cos(np.deg2rad(degrees))
+    out = np.zeros_like(plane)
+    for distance, weight in enumerate(taps):
+        down, right = (-int(np.ceil(distance * part - 0.5)) for part in direction)
+        if abs(down) >= len(rows) or abs(right) >= len(columns):
+            break
+        shifted = plane[np.clip(rows - down, 0, len(rows) - 1)]
+        out += weight * shifted[:, np.clip(columns - right, 0, len(columns) - 1)]
+    return out
+
+
+# ------------------------------------------------------------------------- stylisations, on 8-bit pixels
+
+
+def _filtered(image_filter: type[ImageFilter.BuiltinFilter]) -> Callable[..., Pixels]:
+    return lambda x, rng, textures: np.asarray(Image.fromarray(x).filter(image_filter()))
+
+
+def _edge(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
+    lines = Image.fromarray(x).convert("L").filter(ImageFilter.FIND_EDGES)
+    return np.asarray(ImageOps.invert(lines).convert("RGB"))
+
+
+def _palette(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
+    result: Pixels = rng.permutation(256).astype(np.uint8)[x]
+    return result
+
+
+def _posterize(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
+    return np.asarray(ImageOps.posterize(Image.fromarray(x), 2))
+
+
+def _solarize(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
+    return np.asarray(ImageOps.solarize(Image.fromarray(x), 128))
+
+
+def _cutout(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
+    side = round(80 / 224 * min(x.shape[:2]))
+    top, left = (int(rng.integers(length - side + 1)) for length in x.shape[:2])
+    out = x.copy()
+    out[top : top + side, left : left + side] = 0
+    return out
+
+
+def _cartoon(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
+    flat = _bilateral(x, diameter=9, sigma=250.0)
+    return np.where(_canny(x, low=100, high=200)[..., None], np.uint8(0), flat)
+
+
+def _bilateral(x: Pixels, *, diameter: int, sigma: float) -> Pixels:
+    """Mean of a disk of neighbours, weighted by distance and by summed absolute colour difference."""
+    reach = diameter // 2
+    height, width = x.shape[:2]
+    padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), mode="reflect").astype(np.int64)
+    centre = x.astype(np.int64)
+    total, weights = np.zeros(x.shape), np.zeros((height, width, 1))
+    closeness = np.exp(-(np.arange(3 * 255 + 1) ** 2) / (2 * sigma**2))
+    for down in range(-reach, reach + 1):
+        for right in range(-reach, reach + 1):
+            squared = down**2 + right**2
+            if squared > reach**2:
+                continue
+            neighbour = padded[reach + down :, reach + right :][:height, :width]
+            difference = np.abs(neighbour - centre).sum(-1, keepdims=True)
+            weight = np.exp(-squared / (2 * sigma**2)) * closeness[difference]
+            total += weight * neighbour
+            weights += weight
+    return np.rint(total / weights).astype(np.uint8)
+
+
+def _canny(x: Pixels, *, low: int, high: int) -> Bool[np.ndarray, "h w"]:
+    """Canny's edges as OpenCV finds them: Sobel slopes of the steepest channel, |dx| + |dy| as strength.
+
+    Whole numbers throughout, the tangent of 22.5 degrees in 15 binary digits, so that ties fall the same way.
+    """
+    height, width = x.shape[:2]
+    padded = np.pad(x.astype(np.int64), ((1, 1), (1, 1), (0, 0)), mode="edge")
+
+    def near(plane: np.ndarray, down: int, right: int) -> np.ndarray:
+        return plane[1 + down :, 1 + right :][:height, :width]
+
+    sides = [[near(padded, i, j) for j in (-1, 0, 1)] for i in (-1, 0, 1)]
+    dx = sum(weight * (sides[i][2] - sides[i][0]) for i, weight in enumerate((1, 2, 1)))
+    dy = sum(weight * (sides[2][j] - sides[0][j]) for j, weight in enumerate((1, 2, 1)))
+    strength = np.abs(dx) + np.abs(dy)
+    steepest = strength.argmax(-1)[..., None]
+    dx, dy, strength = (np.take_along_axis(a, steepest, -1)[..., 0] for a in (dx, dy, strength))
+
+    around = np.pad(strength, 1)
+    flat, steep = np.abs(dx) * 13573, np.abs(dx) * (13573 + (1 << 16))
+    rise = np.abs(dy) << 15
+    horizontal = (strength > near(around, 0, -1)) & (strength >= near(around, 0, 1))
+    vertical = (strength > near(around, -1, 0)) & (strength >= near(around, 1, 0))
+    falling = (strength > near(around, -1, -1)) & (strength > near(around, 1, 1))
+    rising = (strength > near(around, -1, 1)) & (strength > near(around, 1, -1))
+    diagonal = np.where((dx ^ dy) < 0, rising, falling)
+    ridge = np.where(rise < flat, horizontal, np.where(rise > steep, vertical, diagonal)) & (strength > low)
+    # A weak ridge counts where it touches, through others, a strong one.
+    pieces, _ = ndimage.label(ridge, np.ones((3, 3)))
+    return np.isin(pieces, np.unique(pieces[ridge & (strength > high)]))
+
+
+# ------------------------------------------------------------------------------------------ registration
+
+
+def _in_units(
+    family: str, function: Callable[..., Numbers], severity: int
+) -> Callable[[Pixels, np.random.Generator, Textures], Pixels]:
+    """A corruption of [0, 1] as one of 8-bit pixels; fractions are cut off, as in the published code."""
+
+    def apply(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
+        extra: Mapping[str, Any] = {"textures": textures} if family == "frost" else {}
+        return (_unit(function(x / 255, rng, severity, **extra)) * 255).astype(np.uint8)
+
+    return apply
+
+
+def _register() -> None:
+    families: dict[str, tuple[Callable[..., Numbers], str]] = {
+        "gaussian-noise": (_gaussian_noise, "independent Gaussian noise on every value"),
+        "shot-noise": (_shot_noise, "Poisson noise of few photons"),
+        "defocus-blur": (_defocus_blur, "blur by a disk, as of a lens out of focus"),
+        "fog": (_fog, "bright plasma clouds over the image"),
+        "frost": (_frost, "mixed with a texture of ice"),
+        "snow": (_snow, "paler, with streaks of falling flakes"),
+    }
+    for family, (function, summary) in families.items():
+        for severity in SEVERITIES:
+            key = f"{family}-{severity}"
+            entry = Corruption(
+                key=key,
+                family=family,
+                severity=severity,
+                summary=f"{summary}; severity {severity} of 5",
+                apply=_in_units(family, function, severity),
+            )
+            CORRUPTIONS.add(key, entry)
+    styles: dict[str, tuple[Callable[..., Pixels], str]] = {
+        "cartoon": (_cartoon, "smoothed areas with black outlines: bilateral filter and Canny edges"),
+        "contour": (_filtered(ImageFilter.CONTOUR), "dark outlines on white, Pillow's contour filter"),
+        "cutout": (_cutout, "one black square, 80/224 of the shorter side, at a random place"),
+        "edge": (_edge, "edges of the grey image, dark on white"),
+        "edge-enhance": (_filtered(ImageFilter.EDGE_ENHANCE), "edges sharpened, Pillow's filter"),
+        "emboss": (_filtered(ImageFilter.EMBOSS), "relief lit from the side, Pillow's filter"),
+        "palette": (_palette, "the 256 levels of each channel exchanged by one random permutation"),
+        "posterize": (_posterize, "two bits per channel"),
+        "solarize": (_solarize, "values from 128 on inverted"),
+    }
+    for key, (style, summary) in styles.items():
+        CORRUPTIONS.add(key, Corruption(key=key, family=key, severity=None, summary=summary, apply=style))
+
+
+_register()

@@ -1,0 +1,157 @@
+"""The 39 calibration domains: golden values of the published code, determinism, and what they may not do."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from assay.errors import FileFormatError, InputError, ShapeError, UnknownNameError
+from assay.rng import stream
+from assay.tasks import CORRUPTIONS, ImageSet, corrupt
+from assay.tasks.corruptions import plasma
+
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "generalization"
+STYLES = ("cartoon", "contour", "edge", "edge_enhance", "emboss", "posterize", "solarize")
+STOCHASTIC = [
+    f"{family}/{s}" for family in ("gaussian_noise", "shot_noise", "fog", "snow") for s in range(1, 6)
+]
+KEYS = list(CORRUPTIONS)
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / "corruptions.npz", allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def repeated(pixels: np.ndarray, n: int = 1) -> ImageSet:
+    return ImageSet(pixels=np.repeat(pixels[None], n, axis=0), domain="photo", fields={"row": list(range(n))})
+
+
+def key_of(golden_name: str) -> str:
+    return golden_name.replace("_", "-").replace("/", "-")
+
+
+def test_there_are_thirty_nine_and_each_says_what_it_does() -> None:
+    kinds = [entry.kind for entry in CORRUPTIONS.values()]
+    assert (kinds.count("corruption"), kinds.count("stylisation")) == (30, 9)
+    assert len({entry.summary for entry in CORRUPTIONS.values()}) == 39
+    assert CORRUPTIONS["fog-4"].severity == 4
+    assert CORRUPTIONS["fog-4"].family == "fog"
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_stylisations_are_those_of_the_published_code(style: str, golden: dict[str, np.ndarray]) -> None:
+    made = corrupt(repeated(golden["image"]), key_of(style)).pixels[0]
+    np.testing.assert_array_equal(made, golden[f"style/{style}"])
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+def test_defocus_blur_is_that_of_the_published_code(severity: int, golden: dict[str, np.ndarray]) -> None:
+    made = corrupt(repeated(golden["image"]), f"defocus-blur-{severity}").pixels[0]
+    # OpenCV blurs in other arithmetic, and fractions are cut off: a whole value may fall to the one below.
+    difference = np.abs(made.astype(int) - golden[f"defocus_blur/{severity}"])
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.02
+
+
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_random_corruptions_have_the_published_statistics(name: str, golden: dict[str, np.ndarray]) -> None:
+    published = json.loads((GOLDEN / "corruptions.json").read_text())["stochastic_statistics_100_draws"][name]
+    clean = golden["image"].astype(float)
+    draws = corrupt(repeated(golden["image"], 100), key_of(name)).pixels.astype(float)
+    change = np.abs(draws - clean).mean((1, 2, 3))
+    # Both means carry sampling error: six standard errors of their difference, or five per cent.
+    error = 6 * np.hypot(published["mean_abs_change_sem"], change.std() / 10)
+    reference = published["mean_abs_change"]
+    assert abs(change.mean() - reference) <= max(error, 0.05 * reference)
+    spread = draws.std(0).mean()
+    assert spread == pytest.approx(published["std_over_draws"], rel=0.15)
+    assert draws.mean() == pytest.approx(published["mean"], rel=0.05)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_domain_is_seeded_by_image_and_changes_it(key: str, golden: dict[str, np.ndarray]) -> None:
+    images = repeated(golden["image"], 3)
+    whole = corrupt(images, key, seed=3)
+    assert whole.pixels.shape == images.pixels.shape
+    assert (whole.pixels != images.pixels).any((1, 2, 3)).all()
+    assert whole.domain == f"photo+{key}"
+    assert whole.config["corruption"]["seed"] == 3
+    np.testing.assert_array_equal(corrupt(images.subset([2]), key, seed=3).pixels[0], whole.pixels[2])
+    random = not np.array_equal(whole.pixels[0], whole.pixels[1])
+    other = corrupt(images, key, seed=4).pixels
+    assert random == (not np.array_equal(other, whole.pixels))
+    families = {"gaussian-noise", "shot-noise", "fog", "frost", "snow", "palette", "cutout"}
+    assert random == (CORRUPTIONS[key].family in families)
+
+
+@pytest.mark.parametrize("family", sorted({e.family for e in CORRUPTIONS.values() if e.severity}))
+@pytest.mark.parametrize("shape", [(32, 32), (33, 70)])
+def test_severities_do_more_and_more_harm_at_any_size(family: str, shape: tuple[int, int]) -> None:
+    rows, columns = np.mgrid[: shape[0], : shape[1]]
+    pattern = 127 + 100 * np.sin(rows / 3) * np.cos(columns / 4)
+    images = repeated(np.repeat(pattern[..., None], 3, axis=2).astype(np.uint8), 8)
+    # What is lost is the correlation with the clean image; frost may well change fewer grey levels.
+    kept = [
+        np.corrcoef(corrupt(images, f"{family}-{s}").pixels.ravel(), images.pixels.ravel())[0, 1]
+        for s in range(1, 6)
+    ]
+    assert kept[4] < kept[2] < kept[0] < 0.999
+
+
+def test_the_palette_is_one_permutation_for_all_channels(golden: dict[str, np.ndarray]) -> None:
+    grey = np.repeat(np.arange(1024, dtype=np.uint8).reshape(32, 32, 1), 3, axis=2)
+    made = corrupt(repeated(grey), "palette").pixels[0]
+    assert sorted(made[:8, :, 0].ravel()) == list(range(256))
+    np.testing.assert_array_equal(made[..., 0], made[..., 2])
+
+
+def test_the_cutout_is_one_square_of_the_published_share() -> None:
+    white = np.full((56, 70, 3), 255, dtype=np.uint8)
+    made = corrupt(repeated(white, 20), "cutout").pixels
+    assert (made == 0).all(3).sum((1, 2)).tolist() == [400] * 20  # 80 / 224 of 56 is 20
+    rows = [int((image == 0).all(2).any(1).argmax()) for image in made]
+    assert len(set(rows)) > 5
+
+
+def test_plasma_fills_the_unit_range_and_is_smooth_under_a_large_decay() -> None:
+    rough, smooth = (plasma(40, decay, stream(0, "plasma")) for decay in (1.2, 3.0))
+    assert rough.shape == (64, 64)
+    assert (smooth.min(), smooth.max()) == (0.0, 1.0)
+    steps = [np.abs(np.diff(field, axis=0)).mean() for field in (rough, smooth)]
+    assert steps[0] > 2 * steps[1]
+    assert plasma(32, 2.0, stream(0, "plasma")).shape == (32, 32)
+
+
+def test_frost_takes_photographs_and_says_so(tmp_path: Path, golden: dict[str, np.ndarray]) -> None:
+    images = repeated(golden["image"], 2)
+    assert corrupt(images, "frost-2").config["corruption"]["frost_textures"] == "plasma"
+    Image.new("RGB", (20, 30), (100, 200, 250)).save(tmp_path / "ice.png")
+    made = corrupt(images, "frost-2", frost_textures=tmp_path)
+    assert made.config["corruption"]["frost_textures"] == "1 photographs"
+    # 0.8 of the image and 0.6 of a texture of one colour, clipped.
+    expected = np.clip(0.8 * golden["image"] + 0.6 * np.array([100, 200, 250]), 0, 255)
+    assert np.abs(made.pixels[1] - expected).max() <= 1.0 + 1e-9
+
+
+def test_bad_textures_are_named(tmp_path: Path, golden: dict[str, np.ndarray]) -> None:
+    images = repeated(golden["image"])
+    with pytest.raises(InputError, match="holds no image"):
+        corrupt(images, "frost-1", frost_textures=tmp_path)
+    with pytest.raises(InputError, match="is no folder"):
+        corrupt(images, "frost-1", frost_textures=tmp_path / "absent")
+    (tmp_path / "ice.png").write_bytes(b"no image")
+    with pytest.raises(FileFormatError, match=r"ice\.png cannot be read"):
+        corrupt(images, "frost-1", frost_textures=tmp_path)
+
+
+def test_unknown_domains_and_small_images_are_refused() -> None:
+    small = repeated(np.zeros((31, 40, 3), dtype=np.uint8))
+    with pytest.raises(ShapeError, match="31 x 40; corruptions need at least 32"):
+        corrupt(small, "solarize")
+    with pytest.raises(UnknownNameError, match="gaussian-noise"):
+        corrupt(small, "gaussian_noise")
