@@ -241,6 +241,47 @@ def test_an_open_verdict_says_how_many_examples_would_settle_it() -> None:
     assert rule.judge(0.75, interval, 40).n_needed is None  # at the threshold no n would
 
 
+@pytest.mark.parametrize(
+    ("value", "low", "high", "expected"),
+    [
+        (0.625, 0.375, 0.875, 160),  # symmetric: 40 (halfwidth / distance)^2
+        (0.375, 0.25, 0.75, 360),  # below: only the upper end reaches over, by three times the distance
+        (0.625, 0.25, 0.65, 360),  # above: only the lower end does
+        (0.4, 0.39, 0.5, 41),  # the end on the limit: one more at least
+        (0.4, 0.38, 0.51, 49),  # the half-width would name 17 of the 40 there are
+    ],
+)
+def test_the_end_that_reaches_over_the_limit_counts(
+    value: float, low: float, high: float, expected: int
+) -> None:
+    interval = Interval(low=low, high=high, level=0.9, method="bonett")
+    for rule in (Rule(pass_at=0.5), Rule(pass_at=0.5, higher=False)):
+        verdict = rule.judge(value, interval, 40)
+        assert (verdict.status, verdict.n_needed) == ("inconclusive", expected)
+
+
+def test_of_two_limits_those_reached_over_count() -> None:
+    rule = Rule(pass_at=0.75, fail_at=0.25)
+
+    def needed(value: float, low: float, high: float) -> int | None:
+        interval = Interval(low=low, high=high, level=0.9, method="bonett")
+        return rule.judge(value, interval, 40).n_needed
+
+    assert needed(0.375, 0.3125, 0.875) == 72  # 40 (0.5 / 0.375)^2: the nearer limit is settled
+    assert needed(0.375, 0.125, 0.875) == 160  # 40 (0.25 / 0.125)^2, more than the 72 of the other
+    assert needed(0.375, 0.125, math.inf) is None
+    assert needed(0.75, 0.125, 0.875) is None
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.sampled_from([HIGHER, LOWER]))
+def test_an_open_verdict_never_asks_for_fewer_than_there_are(
+    value: float, below: float, above: float, rule: Rule
+) -> None:
+    interval = Interval(low=value - below, high=value + above, level=0.9, method="bonett")
+    verdict = rule.judge(value, interval, 40)
+    assert verdict.n_needed is None or (verdict.status == "inconclusive" and verdict.n_needed > 40)
+
+
 def test_measurements_are_judged_by_their_rule() -> None:
     passed = ratio(rule=Rule(pass_at=0.1))
     assert (passed.passed, passed.status) == (True, "pass")

@@ -114,6 +114,36 @@ def undefined_interval(level: float, method: str, reason: str) -> Interval:
     return Interval(low=math.nan, high=math.nan, level=level, method=method, reason=reason)
 
 
+def n_to_settle(n: int, value: float, interval: Interval | None, *limits: float) -> int | None:
+    """Examples at which an interval would no longer reach over a limit, at the present spread.
+
+    n (d / |value - limit|)^2, where d is the distance from the value to the end of the interval that lies
+    beyond the limit: the half-width of a symmetric interval. Ends of the others are unequally far from the
+    value, and the half-width would name fewer examples than there are.
+
+    Args:
+        n: Examples behind the interval.
+        value: The estimate.
+        interval: Its bounds.
+        limits: Thresholds; those that the interval does not reach over are settled and do not count.
+
+    Returns:
+        At least n + 1, the most that any limit asks for; None without a finite interval, and for a value on
+        one of the limits, which no number of examples tells apart from it.
+    """
+    if interval is None or not interval.defined or math.isnan(value):
+        return None
+    needed = n + 1
+    for limit in limits:
+        if limit not in interval:
+            continue
+        reach = value - interval.low if value > limit else interval.high - value
+        if value == limit or not math.isfinite(reach):
+            return None
+        needed = max(needed, math.ceil(n * (reach / abs(value - limit)) ** 2))
+    return needed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """A judgement with the numbers it rests on.
@@ -126,7 +156,8 @@ class Verdict:
         values: What was judged.
         thresholds: What it was judged by.
         interval: Two-sided 90 % interval, i.e. two one-sided 95 % bounds.
-        n_needed: Examples that would settle an inconclusive status, at the present spread.
+        n_needed: Examples that would settle an inconclusive status, at the present spread; more than there
+            are.
         reason: Code of an undefined or inapplicable judgement.
         sub_results: Judgements that this one is made of, or that stand beside it, by name.
         warnings: Codes of what makes the judgement less trustworthy than it looks.
@@ -212,13 +243,12 @@ class Rule:
         return "moderate" if between else "inconclusive"
 
     def judge(self, value: float, interval: Interval, n: int, reason: str | None = None) -> Verdict:
-        """Both judgements of `value`, and the n that would settle an open one."""
+        """Both judgements of `value`, and the n that would settle an open one (`n_to_settle`)."""
         status = self.rigorous(interval)
         needed = None
-        if status == "inconclusive" and interval.defined:
+        if status == "inconclusive":
             limits = [limit for limit in (self.pass_at, self.fail_at) if limit is not None]
-            distance = min(abs(value - limit) for limit in limits)
-            needed = math.ceil(n * (interval.half_width / distance) ** 2) if distance > 0 else None
+            needed = n_to_settle(n, value, interval, *limits)
         return Verdict(
             status=status,
             published=self.published(value),

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from assay.calibration import gate as gates
-from assay.calibration.gate import gate_stream, n_needed, paired, positive, undefined
+from assay.calibration.gate import gate_stream, paired, positive, undefined
 from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.measurement import Interval
 
 
 def test_a_prompt_that_is_not_finite_in_one_run_is_dropped_from_all() -> None:
@@ -34,14 +33,6 @@ def test_what_the_data_do_not_determine_is_neither_pass_nor_fail() -> None:
     verdict = undefined("too_few", values={"sigma": None})
     assert (verdict.status, verdict.published, verdict.reason) == ("inconclusive", "inconclusive", "too_few")
     assert verdict.to_dict()["values"] == {"sigma": None}
-
-
-def test_the_prompts_that_would_settle_it() -> None:
-    """Half-width 1/4 at distance 1/8 from the nearer threshold: four times as many."""
-    interval = Interval(low=0.75, high=1.25, level=0.9, method="t")
-    assert n_needed(40, 1.0, interval, 0.875, 0.5) == 160
-    assert n_needed(40, 0.875, interval, 0.875) is None
-    assert n_needed(40, 1.0, None, 0.875) is None
 
 
 def test_unknown_gates_and_counts_out_of_range_are_refused() -> None:

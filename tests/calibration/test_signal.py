@@ -141,7 +141,7 @@ def test_rows_that_report_and_rows_that_forward() -> None:
     uncounted = derived_metrics(members, faithfulness=estimate(0.85, 0.72, 0.94)).sub_results["faithfulness"]
     counted = derived_metrics(members, faithfulness=estimate(0.85, 0.72, 0.94), n_prompts=40).sub_results
     assert (uncounted.status, uncounted.n_needed) == ("inconclusive", None)
-    assert counted["faithfulness"].n_needed == 194  # 40 (0.11 / 0.05)^2 = 193.6
+    assert counted["faithfulness"].n_needed == 271  # 40 (0.13 / 0.05)^2 = 270.4
 
 
 def test_composition_is_tested_on_the_edges() -> None:

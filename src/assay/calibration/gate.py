@@ -5,7 +5,6 @@ same quantity, wrong in either direction with probability at most 5 %. What the 
 `inconclusive` with a reason, never a pass and never a fail.
 """
 
-import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from assay.errors import InputError, ShapeError, unknown_name
-from assay.measurement import Interval, Verdict
+from assay.measurement import Verdict
 from assay.registry import Registry
 
 
@@ -165,11 +164,3 @@ def positive(name: str, value: float | int) -> None:
     """Refuse a count or threshold that is not above 0, by the name of the argument."""
     if not value > 0:
         raise InputError(f"{name} is {value}; a positive number is needed")
-
-
-def n_needed(n: int, value: float, interval: Interval | None, *thresholds: float) -> int | None:
-    """Prompts that would settle an open verdict at the present spread: n (half-width / distance)^2."""
-    if interval is None or not interval.defined or math.isnan(value):
-        return None
-    distance = min(abs(value - threshold) for threshold in thresholds)
-    return math.ceil(n * (interval.half_width / distance) ** 2) if distance > 0 else None
