@@ -1,10 +1,12 @@
 """Invariance over ablations: golden values, what is undefined, what changes nothing."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from assay.calibration.ablations import ablation_invariance, method_invariance
 from assay.calibration.planted import methods
@@ -51,6 +53,35 @@ def test_an_open_verdict_says_how_many_prompts_would_settle_it() -> None:
     assert found.status == "inconclusive"
     assert found.n_needed is not None
     assert found.n_needed > 20
+
+
+def gaps(n: int, shifts: tuple[float, ...], sds: tuple[float, ...]) -> Verdict:
+    """Methods whose shares of a margin of 1 have exactly these means and spreads, independent at even n."""
+    signs = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1]])[:, np.arange(n) % 4]
+    runs = {
+        name: 0.5 + shift + sd * math.sqrt((n - 1) / n) * np.where(order == 0, 1, sign)
+        for order, (name, shift, sd, sign) in enumerate(zip(NAMES, shifts, sds, signs, strict=True))
+    }
+    return ablation_invariance(np.ones(n), runs)
+
+
+def test_the_clearest_pair_that_would_fail_settles_it() -> None:
+    """One pair is a hair beyond the limit and hopeless, another far beyond it and nearly clear."""
+    found = gaps(40, (0.0, 0.201, 0.5), (0.0, 0.4, 1.0))
+    assert (found.status, found.published) == ("inconclusive", "fail")
+    t = stats.t.ppf(1 - 0.05 / 3, 39)
+    half_width = t * 1.0 / math.sqrt(40)
+    assert 40 * (t * 0.4 / math.sqrt(40) / 0.001) ** 2 > 600_000
+    assert found.n_needed == math.ceil(40 * (half_width / 0.3) ** 2)
+    assert 40 < found.n_needed < 60
+
+
+def test_where_no_pair_would_fail_the_last_one_to_pass_counts() -> None:
+    found = gaps(40, (0.0, 0.05, 0.15), (0.0, 0.1, 0.4))
+    assert (found.status, found.published) == ("inconclusive", "pass")
+    t = stats.t.ppf(0.95, 39)
+    last = 40 * (t * 0.4 / math.sqrt(40) / 0.05) ** 2
+    assert found.n_needed == math.ceil(last)
 
 
 def test_the_pair_furthest_apart_is_named() -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Real, Shaped
 
 from assay.calibration._samples import circuit_flags, inner_metric, sample
 from assay.calibration.gate import ALPHA, gate, undefined
-from assay.measurement import ONE_SIDED_95, Interval, Rule, Verdict
+from assay.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
 from assay.stats import coefficient_of_variation, delta_interval, fieller_interval, ratio_of
 
 
@@ -91,11 +91,6 @@ def _compare_methods(
     if all(each.reason == "degenerate" for each in narrow):
         warnings += ("zero_variance",)
     worst = int(np.abs(gaps).argmax())
-    open_pairs = [
-        data.n * (each.half_width / abs(limit - abs(gap))) ** 2
-        for each, gap in zip(narrow, gaps, strict=True)
-        if abs(gap) != limit and each.low < limit and each.high > -limit
-    ]
     details |= {
         "pair": list(pairs[worst]),
         "pairs": {
@@ -109,10 +104,29 @@ def _compare_methods(
         values=values,
         thresholds=thresholds,
         interval=narrow[worst],
-        n_needed=math.ceil(max(open_pairs)) if status == "inconclusive" and open_pairs else None,
+        n_needed=_n_needed(data.n, gaps, narrow, strict) if status == "inconclusive" else None,
         warnings=warnings,
         details=details,
     )
+
+
+def _n_needed(n: int, gaps: list[float], narrow: list[Interval], strict: list[Interval]) -> int | None:
+    """Prompts that would settle an open verdict at the present spread; None with a pair on the limit.
+
+    One difference beyond the limit is enough to fail, so the clearest of them counts; with none beyond it,
+    every pair has to pass, so the last of them does.
+    """
+    limit = _DIVERGENCE.pass_at
+    sides = (-limit, limit)
+    failing = [
+        n_to_settle(n, gap, each, math.copysign(limit, gap))
+        for gap, each in zip(gaps, strict, strict=True)
+        if abs(gap) > limit
+    ]
+    if failing:
+        return min((each for each in failing if each is not None), default=None)
+    passing = [n_to_settle(n, gap, each, *sides) for gap, each in zip(gaps, narrow, strict=True)]
+    return None if None in passing else max(each for each in passing if each is not None)
 
 
 def _difference(
@@ -163,7 +177,9 @@ def ablation_invariance(
 
     Returns:
         Not applicable below two methods; a method without a finite run is left out (`method_missing`). Where
-        the sum over the full model is near 0 intervals are Fieller's, undefined where `unbounded`.
+        the sum over the full model is near 0 intervals are Fieller's, undefined where `unbounded`. `n_needed`
+        is the number of prompts at which the clearest of the differences beyond 0.20 would fail or, with none
+        beyond, the last of them pass.
 
     References:
         Schuirmann (1987), doi:10.1007/BF01068419 (two one-sided tests); Fieller (1954).
