@@ -98,6 +98,8 @@ def test_a_plan_runs_nothing(run: Run, tmp_path: Path) -> None:
         (["C13", *FEW, "--groups", "colour"], "colour"),
         (["C11", *FEW, "--ablation", "median"], "median"),
         (["C11", *FEW, "--against", "chess"], "chess"),
+        (["C17", *FEW, "--against", "ioi"], "the task itself"),
+        (["C11", "--circuit", "2.1,3.2"], "a0.h3,a2.h1"),
         (["C11", *FEW, "--published", "nobody"], "nobody"),
         (["C11", "--circuit", "a0.h1", "--edges", "4"], "--edges"),
     ],

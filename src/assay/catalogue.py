@@ -93,6 +93,8 @@ def list_entries(kind: str) -> Listing:
 
 def _summary(registered: object) -> str:
     """The object's own one-line description, else the first paragraph of the docstring that is its own."""
+    if (code := getattr(registered, "code", None)) and (question := getattr(registered, "question", None)):
+        return f"{code}: {question}"
     for attribute in ("summary", "name"):
         text = getattr(registered, attribute, None)
         if isinstance(text, str) and " " in text:

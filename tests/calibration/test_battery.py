@@ -235,12 +235,16 @@ def test_an_edge_circuit_is_judged_by_its_own_edges(model: Model, task: PairTask
 def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> None:
     with pytest.raises(UnknownNameError, match="gate"):
         calibrate_all(HEADS, model, task, gates=["C99"])
-    with pytest.raises(UnknownNameError, match="field"):
+    with pytest.raises(InputError, match="no field of task 'ioi'.*object"):
         calibrate_all(HEADS, model, task, groups="colour")
-    with pytest.raises(UnknownNameError, match="field of pool"):
+    with pytest.raises(InputError, match="no field of pool"):
         calibrate_all(HEADS, model, task, groups="object", pool=replace(task, fields={}))
     with pytest.raises(ShapeError, match="groups"):
         calibrate_all(HEADS, model, task, groups=np.array(["a", "b"]))
+    with pytest.raises(InputError, match="not a pair"):
+        calibrate_all([(2, 1, 3)], model, task)
+    with pytest.raises(InputError, match="themselves"):
+        calibrate_all(HEADS, model, task, against=[(task, HEADS)])
     with pytest.raises(UnknownNameError, match="profile"):
         calibrate_all(HEADS, model, task, profile="half")
     with pytest.raises(InputError, match="random_sets"):
@@ -342,6 +346,12 @@ def test_a_plan_holds(model: Model, task: PairTask) -> None:
         spent = calibrate_all(HEADS, model, prompts).table.passes
         assert spent["forward"] + spent["backward"] <= sum(planned.values())
         assert planned["pool"] >= 2 * (max(3 * n, 120) - n)
+
+
+def test_a_task_and_a_gate_may_be_named(model: Model) -> None:
+    found = calibrate_all(HEADS, model, "ioi", gates="C11")
+    assert found.table.P == 100
+    assert list(found.verdicts) == ["bootstrap-stability"]
 
 
 def test_tables_of_columns_are_lazy(model: Model, task: PairTask) -> None:

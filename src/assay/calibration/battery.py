@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from assay.calibration.gate import GATES, SEED, find_gate
-from assay.calibration.judges import JUDGES, Battery
+from assay.calibration.judges import JUDGES, Battery, usable_fields
 from assay.errors import InputError, ShapeError, unknown_name
 from assay.heads import MeasurementTable
 from assay.heads.table import AnyCircuit
@@ -19,7 +19,7 @@ from assay.measurement import Verdict, plain, record_id
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import PairTask
-from assay.tasks.load import draw_task
+from assay.tasks.load import draw_task, load_task
 
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SCHEMA = "assay-calibration/1"
 POOL = 3  # samples of the task's size in the pool that other samples are drawn from
 FEWEST_IN_POOL = 120
+USUAL_PROMPTS = 100  # most gates decide with so many; the published default is 40
 PROFILES = ("all", "circuit")
 _GATE_FACTS = ("key", "code", "name", "criterion", "question", "on_pass", "on_fail", "weakness", "source")
 _LAST = "multiple-comparisons"  # pools what the others found
@@ -119,12 +120,12 @@ class CalibrationReport:
 def calibrate_all(
     circuit: AnyCircuit,
     model: Model,
-    task: PairTask,
+    task: PairTask | str | Path,
     *,
     pool: PairTask | None = None,
     against: Against = (),
     published: AnyCircuit | None = None,
-    gates: Collection[str] | None = None,
+    gates: Collection[str] | str | None = None,
     groups: str | Shaped[np.ndarray, " P"] | None = None,
     unit_id: Shaped[np.ndarray, " P"] | None = None,
     signs: Mapping[tuple[int, int], int] | None = None,
@@ -144,7 +145,8 @@ def calibrate_all(
         circuit: Circuit, head circuit, (layer, head) pairs, name of a shipped head circuit or a file. Of an
             edge circuit the runs of its edges are judged, and tables over heads are of its heads.
         model: The model.
-        task: P prompts; 100 or more make most gates decide, the published default is 40.
+        task: P prompts; 100 or more make most gates decide, the published default is 40. Of a name of a
+            registered task or a JSONL file 100 prompts are drawn, or all lines taken.
         pool: Further prompts of the same source, for what other samples would have given (C13, C16, C30).
             Default: as many as make three samples, and 120 in all, drawn from the task's grammar.
         against: Other tasks with circuits of their own in this model, for C17; with two or more, a head set
@@ -187,6 +189,8 @@ def calibrate_all(
     References:
         The mechanistic-validity framework's calibrations; each gate names its own sources.
     """
+    if isinstance(task, str | Path):
+        task = load_task(task, model, n=None if Path(task).suffix == ".jsonl" else USUAL_PROMPTS)
     battery = prepare(
         circuit,
         model,
@@ -218,7 +222,7 @@ def prepare(
     pool: PairTask | None = None,
     against: Against = (),
     published: AnyCircuit | None = None,
-    gates: Collection[str] | None = None,
+    gates: Collection[str] | str | None = None,
     groups: str | Shaped[np.ndarray, " P"] | None = None,
     unit_id: Shaped[np.ndarray, " P"] | None = None,
     signs: Mapping[tuple[int, int], int] | None = None,
@@ -228,6 +232,8 @@ def prepare(
     **settings: Any,
 ) -> Battery:
     """What `run` takes, checked and not yet run, with its `record`; arguments as in `calibrate_all`."""
+    if isinstance(gates, str):
+        gates = [gates]
     asked = set(JUDGES) if gates is None else {find_gate(name).key for name in gates}
     if random_sets < 0:
         raise InputError(f"random_sets is {random_sets}; give a count from 0")
@@ -240,7 +246,16 @@ def prepare(
             )
     for prompts, what in ((task, "task"), (pool, "pool")):
         if isinstance(groups, str) and prompts is not None and groups not in prompts.fields:
-            raise unknown_name(f"field of {what} {prompts.name!r}", groups, prompts.fields)
+            usable = ", ".join(usable_fields(prompts)) or "there are none"
+            raise InputError(
+                f"groups is {groups!r}, which is no field of {what} {prompts.name!r}; fields with few enough "
+                f"values to group by: {usable}"
+            )
+    for other, _ in against:
+        if other.data_hash == task.data_hash:
+            raise InputError(
+                f"against= holds the prompts of task {task.name!r} themselves; C17 compares different tasks"
+            )
     more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
     table = _table(model, task, circuit, folder, more=more, **settings)
     foreign = sorted({*(signs or {})} - {*table.heads})

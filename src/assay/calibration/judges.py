@@ -254,11 +254,11 @@ def _c13(battery: Battery, others: Others) -> Verdict:
         seed=table.seed,
     )
     if grouping is None:
-        return replace(verdict, details={**verdict.details, "fields": _usable_fields(table.task)})
+        return replace(verdict, details={**verdict.details, "fields": usable_fields(table.task)})
     return replace(verdict, details={**verdict.details, "groups_from": battery.grouped_by or grouping.source})
 
 
-def _usable_fields(task: PairTask) -> list[str]:
+def usable_fields(task: PairTask) -> list[str]:
     """Fields whose values repeat often enough to group prompts by."""
     found = []
     for name, values in task.fields.items():

@@ -347,7 +347,10 @@ def check_heads(heads: Iterable[Sequence[int]], n_layers: int, n_heads: int) -> 
         InputError: For an entry that is no pair of whole numbers, out of range, or listed twice.
     """
     pairs: list[Head] = []
-    for layer, head in heads:
+    for entry in heads:
+        if isinstance(entry, str) or len(entry) != 2:
+            raise InputError(f"head {entry!r} is not a pair (layer, head) of whole numbers, e.g. (2, 1)")
+        layer, head = entry
         if not all(type(index) is int for index in (layer, head)):  # True is an int, but no layer
             raise InputError(f"head ({layer!r}, {head!r}) is not a pair of whole numbers (layer, head)")
         if not (0 <= layer < n_layers and 0 <= head < n_heads):

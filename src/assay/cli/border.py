@@ -158,8 +158,9 @@ def show_plan(model: "Model", n: int, stages: "Sequence[Stage]", *, as_json: boo
         print_json({"model": model.describe(), "n": n, "stages": listed, "passes": total})
         return
     rows = [[stage.name, f"{stage.runs:,}", f"{stage.passes:,}"] for stage in stages]
+    typer.echo(f"{model.id}, {n} prompts: at most so many forward passes over one prompt")
     print_table(
-        f"{model.id}, {n} prompts: at most so many forward passes over one prompt",
+        "",
         ["stage", "runs", "passes"],
         [*rows, ["total", "", f"{total:,}"]],
         right="runs passes",

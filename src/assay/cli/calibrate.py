@@ -112,6 +112,7 @@ def calibrate(
     from assay import runner
     from assay.calibration import find_gate
     from assay.circuits import load_head_circuit, write_atomically
+    from assay.execution import ABLATIONS
     from assay.report import save_report
     from assay.tasks import load_task
 
@@ -119,6 +120,10 @@ def calibrate(
     _check_method(ablation)
     for other in against or ():
         runner.check_options(task=other)
+        if other.replace("_", "-") == task.replace("_", "-"):
+            raise InputError(
+                f"--against {other} is the task itself; name another one, see `assay list tasks`"
+            )
     chosen = [find_gate(name).key for name in gates] if gates else None
     if budget is not None and not budget > 0:
         raise InputError(f"--budget is {budget:g}; give a number of passes above 0, or leave it out")
@@ -144,6 +149,7 @@ def calibrate(
                 None,
                 method=method,
                 objective=objective,
+                ablation=ablation if ablation in ABLATIONS else None,  # heads know more of them than edges
                 n=n,
                 steps=steps,
                 target=target,
@@ -210,6 +216,8 @@ def _given(name: str | None, edges: int | None, graph: "Graph") -> "AnyCircuit |
         return [(int(found[1]), int(found[2])) for found in heads if found is not None]
     if name in published_head_circuits() or name.endswith(".json"):
         return load_head_circuit(name)
+    if "," in name and not Path(name).exists():
+        raise InputError(f"--circuit is {name!r}; heads are written as in a0.h3,a2.h1 (layer, then head)")
     return circuit_of(name, edges, graph)
 
 

@@ -375,12 +375,14 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            help="methods, metrics, tasks, ablations, objectives, divergences, models or results."
+            help="methods, metrics, gates, head-methods, tasks, ablations, interventions, objectives, "
+            "divergences, models or results."
         ),
     ],
     store: StoreOption = None,
     of: Annotated[
-        str | None, option("--kind", "Only results of this kind: audit, scores, measurement, worst_case.")
+        str | None,
+        option("--kind", "Only results of this kind: audit, scores, measurement, worst_case, calibration."),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -421,8 +423,13 @@ def _result_line(identity: str, kind: str, created: str, provenance: Mapping[str
         return value if isinstance(value, str) else ""
 
     what = inside("metric", "key") or inside("method", "key") or inside("method") or inside("divergence")
-    task = inside("task", "name") or inside("measured", "name") or inside("sample", "task", "name")
-    about = " ".join(part for part in (what, task and f"on {task}", f"in {inside('model', 'id')}") if part)
+    tasks = (("task", "name"), ("measured", "name"), ("sample", "task", "name"), ("table", "task", "name"))
+    task = next((name for path in tasks if (name := inside(*path))), "")
+    model = inside("model", "id") or inside("table", "model", "id")
+    if kind == "calibration":
+        gates = provenance.get("gates", ())
+        what = f"{len(gates)} gates" if len(gates) != 1 else str(gates[0])
+    about = " ".join(part for part in (what, task and f"on {task}", f"in {model}") if part)
     return {"id": identity, "kind": kind, "created": created[:19], "about": about}
 
 
@@ -469,6 +476,10 @@ def show(
         from assay.cli.attack import print_worst_case
 
         print_worst_case(found.payload)
+    elif found.kind == "calibration":
+        from assay.cli.calibrate import print_gates
+
+        print_gates(found.payload)
     else:
         typer.echo(json.dumps(found.payload, indent=1))
 
@@ -483,7 +494,9 @@ def report(
         ),
     ] = None,
     store: StoreOption = None,
-    out: Annotated[Path, option("--out", "HTML file to write.")] = DEFAULT_STORE / "report.html",
+    out: Annotated[
+        Path | None, option("--out", "HTML file to write.  [default: report.html in the store]")
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -494,6 +507,7 @@ def report(
     from assay.store import Store
 
     kept = Store(store or DEFAULT_STORE, create=False)
+    out = kept.directory / "report.html" if out is None else out
     if identity is None:
         audits = kept.find("audit")
         if not audits:

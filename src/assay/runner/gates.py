@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.calibration.battery import Against, n_further, prepare, run
+from assay.calibration.battery import USUAL_PROMPTS, Against, n_further, prepare, run
 from assay.heads.table import AnyCircuit
 from assay.measurement import record_id
 from assay.models import Model
@@ -15,7 +15,6 @@ from assay.tasks import PairTask
 
 
 TABLES = "tables"  # folder of measurement tables inside a store
-USUAL_PROMPTS = 100  # most gates decide with so many; the published default is 40
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

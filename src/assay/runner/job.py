@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from assay.calibration.battery import USUAL_PROMPTS
 from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.discovery import METHODS
 from assay.errors import InputError
@@ -27,7 +28,7 @@ from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
 from assay.report import document_graph, save_report
 from assay.runner import document
-from assay.runner.gates import USUAL_PROMPTS, calibrate_stored, plan_calibration, usual_prompts
+from assay.runner.gates import calibrate_stored, plan_calibration, usual_prompts
 from assay.runner.prompts import Draws, draw_prompts
 from assay.runner.stages import (
     FIRST_SIZE,
