@@ -696,3 +696,8 @@ def test_a_prediction_of_nothing_is_no_prediction(world: World) -> None:
     assert prediction.reason == "no_members"
     found = calibrate("C14", world.circuit, world.patching, prediction)
     same(found, derived_metrics(world.members, world.patching.flat, task="ioi"))
+
+
+def test_text_is_no_array_of_margins() -> None:
+    with pytest.raises(InputError, match="gates take numbers"):
+        calibrate("C11", ["a", "b", "c"], ["d", "e", "f"])

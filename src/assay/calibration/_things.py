@@ -80,6 +80,15 @@ def array(thing: Any) -> Any:
     return thing
 
 
+def numbers(thing: Any) -> Any:
+    """The same, once it is known to be no array of text."""
+    if isinstance(thing, np.ndarray) and thing.dtype.kind not in "biuf":
+        raise InputError(
+            f"an array of {thing.dtype} was given; gates take numbers, and labels go into groups= or unit_id="
+        )
+    return thing
+
+
 @dataclass
 class Things:
     """The things one call was given; each `take` removes what it returns.
@@ -152,7 +161,7 @@ def _apart(items: Iterable[Any]) -> Iterator[Any]:
         elif is_heads(each):
             yield each
         else:
-            yield array(each)
+            yield numbers(array(each))
 
 
 def describe(thing: Any) -> str:
