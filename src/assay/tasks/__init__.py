@@ -8,6 +8,7 @@ from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageBatch, ImageSet, ImageTask
 from assay.tasks.induction import Induction
 from assay.tasks.load import draw_task, load_task, read_pairs
+from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
 from assay.tasks.task import PairBatch, PairTask, Split
 from assay.tasks.text import GenderedPronoun, GreaterThan, IndirectObject, SubjectVerbAgreement
 from assay.tasks.tokens import Tokens
@@ -15,6 +16,8 @@ from assay.tasks.tokens import Tokens
 
 __all__ = [
     "CORRUPTIONS",
+    "SHAPE_CLASSES",
+    "SHAPE_DOMAINS",
     "TASKS",
     "Corruption",
     "Docstring",
@@ -35,6 +38,7 @@ __all__ = [
     "SubjectVerbAgreement",
     "Tokens",
     "corrupt",
+    "draw_shapes",
     "draw_task",
     "encode_prompts",
     "load_task",

@@ -1,0 +1,96 @@
+"""The drawn data set: seeded, learnable within a style, hard across styles, true to its geometry."""
+
+import numpy as np
+import pytest
+
+from assay.errors import InputError, UnknownNameError
+from assay.tasks import SHAPE_CLASSES, SHAPE_DOMAINS, ImageSet, draw_shapes
+from assay.tasks.shapes import _FIGURES
+
+
+def features(images: ImageSet) -> np.ndarray:
+    return images.pixels.reshape(images.n, -1) / 255
+
+
+@pytest.mark.parametrize("domain", SHAPE_DOMAINS)
+def test_an_image_depends_on_its_number_alone(domain: str) -> None:
+    whole = draw_shapes(domain, 9, seed=2)
+    np.testing.assert_array_equal(draw_shapes(domain, 4, seed=2).pixels, whole.pixels[:4])
+    later = draw_shapes(domain, 3, seed=2, start=6)
+    np.testing.assert_array_equal(later.pixels, whole.pixels[6:])
+    assert later.ids.tolist() == [6, 7, 8]
+    assert (draw_shapes(domain, 9, seed=3).pixels != whole.pixels).any((1, 2, 3)).all()
+
+
+@pytest.mark.parametrize("domain", SHAPE_DOMAINS)
+@pytest.mark.parametrize("size", [32, 64])
+def test_every_class_is_equally_frequent_and_visible(domain: str, size: int) -> None:
+    images = draw_shapes(domain, 12, size=size)
+    assert images.pixels.shape == (12, size, size, 3)
+    assert images.classes == SHAPE_CLASSES
+    assert images.labels is not None
+    assert np.bincount(images.labels).tolist() == [2] * 6
+    assert images.pixels.std((1, 2)).max(1).min() > 10
+
+
+def test_the_same_image_is_drawn_at_any_size() -> None:
+    small, large = draw_shapes("flat", 12, size=32), draw_shapes("flat", 12, size=64)
+    halved = large.pixels.reshape(12, 32, 2, 32, 2, 3).mean((2, 4))
+    assert np.abs(halved - small.pixels).mean() < 2
+
+
+@pytest.mark.parametrize("shape", SHAPE_CLASSES)
+def test_a_figure_is_a_distance(shape: str) -> None:
+    across = np.linspace(-1.5, 1.5, 601)
+    y, x = np.meshgrid(across, across, indexing="ij")
+    distance = _FIGURES[shape](x, y)
+    # A distance never changes faster than the place, and almost everywhere exactly as fast.
+    step = across[1] - across[0]
+    assert max(np.abs(np.diff(distance, axis=axis)).max() for axis in (0, 1)) < step * (1 + 1e-9)
+    assert (np.abs(np.hypot(*np.gradient(distance, step)) - 1) < 0.02).mean() > 0.97
+    # Against the nearest point on the other side of the rim, found by trying all.
+    inside = distance < 0
+    outside_beside = [~np.roll(inside, shift, axis) for shift in (1, -1) for axis in (0, 1)]
+    rim = np.argwhere(inside & np.any(outside_beside, axis=0))
+    for row, column in np.random.default_rng(0).integers(0, 601, (40, 2)):
+        nearest = np.hypot(*(rim - (row, column)).T).min() * step
+        assert abs(abs(distance[row, column]) - nearest) < 0.015
+
+
+def test_a_line_on_pixels_separates_classes_within_a_style_but_not_across() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    train, test = draw_shapes("flat", 600), draw_shapes("flat", 300, start=10_000)
+    fitted = LogisticRegression(C=0.01, max_iter=100, tol=1e-2).fit(features(train), train.labels)
+    within = fitted.score(features(test), test.labels)
+    across = {
+        domain: fitted.score(features(other := draw_shapes(domain, 300)), other.labels)
+        for domain in SHAPE_DOMAINS
+        if domain != "flat"
+    }
+    chance = 1 / len(SHAPE_CLASSES)
+    assert within > 3 * chance
+    assert max(across.values()) < within - 0.15
+
+
+def test_a_set_says_how_it_was_drawn() -> None:
+    images = draw_shapes("neon", 2, seed=5, size=48, start=7)
+    assert images.domain == "neon"
+    assert images.config == {
+        "generator": "shapes",
+        "generator_version": 1,
+        "domain": "neon",
+        "seed": 5,
+        "size": 48,
+        "start": 7,
+        "n": 2,
+    }
+    assert images.task().describe()["name"] == "shapes"
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'sketch'"):
+        draw_shapes("sketches", 1)
+    for arguments in ({"n": 0}, {"n": 1, "size": 15}, {"n": 1, "start": -1}):
+        with pytest.raises(InputError, match="at least 1 image of 16 pixels"):
+            draw_shapes("flat", **arguments)
