@@ -155,8 +155,9 @@ def test_identical_prompts_are_judged_by_sign_and_flagged() -> None:
     for sign, word in ((1, "pass"), (-1, "fail")):
         found = incremental_validity(full, full * (0.5 + 0.1 * sign), full * 0.5)
         assert (found.status, found.warnings) == (word, ("zero_variance",))
-    equal = incremental_validity(full, full * 0.5, full * 0.5)
-    assert (equal.status, equal.published) == ("inconclusive", "fail")
+    sets = {"members": np.array([True, False]), "baseline_members": np.array([False, True])}
+    equal = incremental_validity(full, full * 0.5, full * 0.5, **sets)
+    assert (equal.status, equal.published, equal.reason) == ("inconclusive", "fail", None)
 
 
 def test_the_same_set_settles_nothing() -> None:
@@ -167,6 +168,16 @@ def test_the_same_set_settles_nothing() -> None:
     )
     assert (found.status, found.reason, found.values["value"]) == ("inconclusive", "same_set", 0.0)
     assert (found.values["overlap"], found.values["jaccard"]) == (3.0, 1.0)
+    runs_alone = incremental_validity(runs.y_full, runs.y_keep, runs.y_keep)
+    for each in (found, runs_alone, runs_alone.sub_results["substantial"]):
+        assert (each.status, each.published, each.reason) == ("inconclusive", "inconclusive", "same_set")
+
+
+def test_a_prompt_that_is_left_out_does_not_make_runs_differ() -> None:
+    runs = paired_runs(np.random.default_rng(0), delta=0.2)
+    holed = runs.y_keep.copy()
+    holed[3] = np.nan
+    assert incremental_validity(runs.y_full, runs.y_keep, holed).reason == "same_set"
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,8 @@ def incremental_validity(
         Passes where delta is above 0; `sub_results["substantial"]` where it is above 0.1.
         `details["others"]`: delta of each further baseline, and for random sets
         p = (1 + number as faithful) / (1 + R). Undefined for an empty circuit or one of all heads
-        (`no_members`, `no_others`). The same set: delta 0, inconclusive (`same_set`). Identical prompts: by
-        sign, warning `zero_variance`.
+        (`no_members`, `no_others`). The same set, or the same runs where sets are not given: delta 0, both
+        verdicts inconclusive (`same_set`). Identical prompts: by sign, warning `zero_variance`.
     """
     limits: dict[str, float | None] = {"pass": 0.0, "fail": 0.0, "substantial": 0.1}
     further = {name: np.asarray(y, dtype=np.float64) for name, y in (others or {}).items()}
@@ -237,7 +237,7 @@ def incremental_validity(
         "baseline_faithfulness": base_faithful,
         "delta_abs": abs(1 - base_faithful) - abs(1 - faithful),
     }
-    same = False
+    same = np.array_equal(keep, base)
     if members is not None and baseline_members is not None:
         if members.shape != baseline_members.shape:
             raise ShapeError(
@@ -248,12 +248,14 @@ def incremental_validity(
         values["overlap"] = float((members & baseline_members).sum())
         values["jaccard"] = float((members & baseline_members).sum() / (members | baseline_members).sum())
     if same:
-        judged, substantial = (replace(each, status="inconclusive") for each in (judged, substantial))
+        judged, substantial = (
+            replace(each, status="inconclusive", published="inconclusive", reason="same_set", n_needed=None)
+            for each in (judged, substantial)
+        )
     return replace(
         judged,
         values=values,
         thresholds=limits,
-        reason="same_set" if same else judged.reason,
         sub_results={"substantial": substantial},
         warnings=(
             *dropped,
