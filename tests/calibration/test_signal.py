@@ -168,11 +168,21 @@ def test_composition_is_tested_on_the_edges() -> None:
 def test_a_circuit_of_next_to_none_or_all_heads_has_no_distance(k: int) -> None:
     members = np.arange(10) < k
     scores = np.arange(10.0)
-    found = derived_metrics(members, scores, attribution=scores, spectral_norm=scores + 1, predicted=members)
-    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", "too_few")
+    found = derived_metrics(
+        members,
+        scores,
+        llc=scores,
+        pc_ratio=scores,
+        attribution=scores,
+        spectral_norm=scores + 1,
+        predicted=members,
+    )
+    reason = {0: "no_members", 10: "no_others"}.get(k, "too_few")
+    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
+    for row in ("d_prime", "llc_d_prime", "pc_ratio_d_prime"):
+        assert found.sub_results[row].reason == reason
     assert found.sub_results["sparsity"].values["value"] == k / 10
     if k in (0, 10):
-        reason = "no_members" if k == 0 else "no_others"
         assert found.sub_results["attribution_auroc"].reason == reason
         assert found.sub_results["spectral_norm_ratio"].reason == reason
         row = found.sub_results["hit_rate" if k == 0 else "false_alarm_rate"]

@@ -237,9 +237,10 @@ def derived_metrics(
     Returns:
         Passes where d' of `scores` is above 1 and, given a predicted set, hits are above 0.9 and false alarms
         below 0.2: all of them with one-sided 95 % bounds; it fails where one of them fails at 5 % divided by
-        their number. `sub_results` has every row, `not_applicable` without its input. Undefined (`too_few`)
-        below two heads inside or outside, (`no_valid_prompt`) where no head has a score, `not_applicable`
-        without scores. Of an empty circuit only the sparsity is known.
+        their number. `sub_results` has every row, `not_applicable` without its input. Undefined for an empty
+        circuit and one of all heads (`no_members`, `no_others`), for a single head inside or outside
+        (`too_few`), and where no head has a score (`no_valid_prompt`); `not_applicable` without scores. Of an
+        empty circuit only the sparsity is known.
 
     Notes:
         Percentiles of d' lie too high for few heads: at a true d' of exactly 1 with 15 heads inside and 129
@@ -280,6 +281,8 @@ def derived_metrics(
     ) -> Verdict:
         if column is None:
             return _missing()
+        if not members.any() or members.all():
+            return undefined("no_others" if members.any() else "no_members", values={"value": None})
         if not np.isfinite(column).any():
             return undefined("no_valid_prompt", values={"value": None})
         groups = sides(-column if turned else column)
@@ -363,10 +366,11 @@ def _component_rows(
     usable = np.isfinite(column)
     inside, outside = column[members & usable], column[~members & usable]
     distance = d_prime(outside, inside)
+    empty = "no_members" if not len(inside) else "no_others" if not len(outside) else None
     return {
         names[0]: _report(float(inside.mean()) if len(inside) else None, "no_members"),
         names[1]: _report(float(outside.mean()) if len(outside) else None, "no_others"),
-        names[2]: _report(distance.value, distance.reason),
+        names[2]: _report(distance.value, empty or distance.reason),
     }
 
 
