@@ -10,6 +10,7 @@ import pytest
 
 from assay.calibration import find_gate
 from assay.calibration.planted import runs
+from assay.calibration.reliability import retest
 from assay.calibration.resampling import bootstrap_stability, seed_variance
 from assay.errors import InputError, ShapeError, UnknownNameError
 from assay.rng import stream
@@ -41,6 +42,26 @@ def prompts(n: int, error: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray
 def test_the_package_knows_gates_by_code_and_key(code: str, key: str) -> None:
     assert find_gate(code.lower()) is find_gate(key)
     assert set(find_gate(key).needs) <= set(inspect.signature(find_gate(key).function).parameters)
+
+
+@pytest.mark.parametrize(
+    ("standard_errors", "flags"), [(2.9, ("score_near_zero",)), (-2.9, ("score_near_zero",)), (3.1, ())]
+)
+@pytest.mark.parametrize("inner", ["faithfulness", "completeness"])
+def test_a_score_that_may_be_0_is_flagged(standard_errors: float, flags: tuple[str, ...], inner: str) -> None:
+    """Shares of a margin of 1 with a standard error of 0.01 in the pool and a mean of so many of them."""
+    n = 120
+    deviations = np.where(np.arange(n) % 2, 1.0, -1.0) * 0.01 * math.sqrt(n - 1)
+    share = 0.01 * standard_errors + deviations
+    full, run = np.ones(n), share if inner == "faithfulness" else 1 - share
+    for found in (
+        bootstrap_stability(full, run, inner=inner, n_boot=20),
+        seed_variance(full, run, inner=inner),
+        retest(full, run, inner=inner),
+    ):
+        assert set(found.warnings) - {"value_uncertain"} == set(flags)
+        assert found.reason is None
+    assert bootstrap_stability(full, run, inner=inner, n_boot=20).status == "pass"
 
 
 # ------------------------------------------------------------------------------------------------- bootstrap

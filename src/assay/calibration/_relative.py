@@ -16,6 +16,21 @@ from assay.stats import Estimate, RatioOfSums, standard_deviation
 
 
 NO_VALUE = 1e-8  # below this a faithfulness is no scale to compare its error with
+FAINT = 3  # standard errors from 0 below which a score cannot be told from it
+
+
+def near_zero(statistic: RatioOfSums, table: Float64[np.ndarray, "2 n"]) -> tuple[str, ...]:
+    """`score_near_zero` where a score lies within three standard errors of 0.
+
+    An error of it in its own unit may then be small, and one relative to it large, while neither says more
+    than that the score may be 0.
+    """
+    n = table.shape[1]
+    value = float(statistic.of_sums(table.sum(axis=1), n))
+    if n < 2 or math.isnan(value):
+        return ()
+    error = float(statistic.linearised(table).std(ddof=1)) / math.sqrt(n)
+    return ("score_near_zero",) if abs(value) < FAINT * error else ()
 
 
 def relative_error(

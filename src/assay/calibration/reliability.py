@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Real, Shaped
 
-from assay.calibration._relative import by_relative_error, relative_error, scores_of, shuffled, unit_labels
+from assay.calibration._relative import (
+    by_relative_error,
+    near_zero,
+    relative_error,
+    scores_of,
+    shuffled,
+    unit_labels,
+)
 from assay.calibration._samples import (
     Sample,
     circuit_flags,
@@ -77,7 +84,8 @@ def retest(
 
     Returns:
         Undefined (`identical_samples`) where the samples hold the same prompts, (`zero_variance`) where all
-        prompts are alike. A sample without a usable prompt is left out (`sample_missing`).
+        prompts are alike. A sample without a usable prompt is left out (`sample_missing`). A score within
+        three standard errors of 0 is flagged (`score_near_zero`): no error relative to it is small.
     """
     if n_samples < 2:
         raise InputError(f"n_samples is {n_samples}; at least 2 are needed, 3 by default")
@@ -128,6 +136,7 @@ def retest(
     if spread.reason:
         return none(spread.reason)
     value = min(max(1 - spread.value, 0.0), 1.0)
+    warnings += near_zero(statistic, table)
     error, wide = relative_error(statistic, table, data.n / len(blocks), level=level)
     return by_relative_error(
         _RETEST,

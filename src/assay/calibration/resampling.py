@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Real, Shaped
 
-from assay.calibration._relative import by_relative_error, relative_error, scores_of, shuffled, unit_labels
+from assay.calibration._relative import (
+    by_relative_error,
+    near_zero,
+    relative_error,
+    scores_of,
+    shuffled,
+    unit_labels,
+)
 from assay.calibration._samples import circuit_flags, inner_metric, judged, limits, sample
 from assay.calibration.gate import SEED, gate, gate_stream, positive, undefined
 from assay.errors import InputError, ShapeError
@@ -79,7 +86,8 @@ def bootstrap_stability(
 
     Returns:
         Undefined below three prompts and where the sum over the full model vanishes. A constant ratio has
-        spread 0 and passes (`zero_variance`).
+        spread 0 and passes (`zero_variance`). A score within three standard errors of 0 is flagged
+        (`score_near_zero`): its error may pass while nothing is known of its size.
 
     References:
         Efron (1987), doi:10.1080/01621459.1987.10478410; Bonett (2006), doi:10.1016/j.csda.2004.10.003.
@@ -123,6 +131,7 @@ def bootstrap_stability(
         return none("unbounded", sigma=spread.value, **{inner: value})
     if error.value == 0:
         warnings += ("zero_variance",)
+    warnings += near_zero(statistic, table)
     relative = spread.value / abs(value) if value else math.nan
     details |= {
         "reading": next((word for limit, word in _READINGS if relative < limit), "unreliable"),
@@ -206,6 +215,8 @@ def seed_variance(
 
     Returns:
         Undefined (`pool_too_small`) unless the pool is larger than a sample, (`zero_mean`) for a score of 0.
+        A score of the pool within three standard errors of 0 is flagged (`score_near_zero`): no error
+        relative to it is small.
 
     Notes:
         The bounds take the score of the pool as known. Where allowing for its error would leave the verdict
@@ -251,6 +262,7 @@ def seed_variance(
         other = scores_of(statistic, data.table[[2, 1]], subsets)
         better = float(np.mean(scores > other))
         details["sign_consistency"] = max(better, float(np.mean(scores < other)))
+    warnings += near_zero(statistic, table)
     error, wide = relative_error(statistic, table, size)
     return by_relative_error(
         _SEEDS, spread.value, error, wide, data, warnings=warnings, details=details, values=values
