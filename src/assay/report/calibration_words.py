@@ -133,6 +133,7 @@ WARNINGS: dict[str, str] = {
     "trivial_circuit": "The circuit holds every head, so it agrees with the model by construction.",
     "zero_variance": "Some values do not vary at all, so the verdict goes by their sign or size alone.",
     "value_uncertain": "The verdict takes the score itself as known; allowing for its error leaves it open.",
+    "score_near_zero": "The score lies within three standard errors of 0: look at it before its error.",
     "method_missing": "One of the ablations gave no usable run and is left out.",
     "unstable_denominator": "The model’s margin is near zero for its spread, so ratios to it are shaky.",
     "constant_method": "A method that gives all heads the same score was left out.",
@@ -169,6 +170,10 @@ SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
         "It needs a score of every head, inside the circuit and outside.",
         "Measure all heads; a limit of passes may have left some out.",
     ),
+    ("C14", "too_few"): (
+        "With a single head inside the circuit, or outside, nothing is known of the spread on that side.",
+        "Give a circuit of two heads or more that leaves out two or more.",
+    ),
     ("C17", "not_applicable"): (
         "It needs a second task with a circuit of its own.",
         "Name one, for example --against greater-than.",
@@ -180,6 +185,10 @@ SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
     ("C23", "too_few"): (
         "With so few roles even the best order comes up by chance too often.",
         "It takes at least four roles at different depths.",
+    ),
+    ("C36", "same_set"): (
+        "The baseline is the circuit itself, or gives the same outputs: there is no difference to judge.",
+        "Compare with another baseline.",
     ),
     ("F59", "not_applicable"): (
         "It needs two or more raters that tell heads apart.",
