@@ -1,5 +1,6 @@
 """What a circuit says about generalization: before deployment, and after it. Numbers in, numbers out."""
 
+from assay.generalization import baselines
 from assay.generalization.dependency import (
     LayerSets,
     dependency_depth_bias,
@@ -7,6 +8,7 @@ from assay.generalization.dependency import (
     layer_sets,
     output_depth_bias,
 )
+from assay.generalization.motifs import Motif, motif, universal_motif
 from assay.generalization.shift import (
     DISTANCES,
     CircuitView,
@@ -24,6 +26,8 @@ __all__ = [
     "CircuitView",
     "Distance",
     "LayerSets",
+    "Motif",
+    "baselines",
     "check_comparable",
     "circuit_shift",
     "circuit_shifts",
@@ -31,6 +35,8 @@ __all__ = [
     "dependency_matrix",
     "heat_signature",
     "layer_sets",
+    "motif",
     "output_depth_bias",
     "rank_shift_map",
+    "universal_motif",
 ]

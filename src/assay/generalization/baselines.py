@@ -1,0 +1,662 @@
+"""What predicts performance without circuits: confidence, energy, features, sharpness, agreement.
+
+Logits in, numbers out, in float64. Each function says whether it needs labels and which way it is expected
+to go with performance.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64, Real
+from scipy import linalg, optimize, sparse
+from scipy import stats as scipy_stats
+from scipy.special import log_softmax, logsumexp
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from assay.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, unknown_name
+
+
+Table = Real[Tensor, "n c"] | Real[np.ndarray, "n c"]
+NewTable = Real[Tensor, "m c"] | Real[np.ndarray, "m c"]
+Labels = Int[Tensor, " n"] | Int[np.ndarray, " n"]
+Predictions = Int[Tensor, "models n"] | Int[np.ndarray, "models n"]
+NewPredictions = Int[Tensor, "models m"] | Int[np.ndarray, "models m"]
+
+ATC_SCORES = ("maxconf", "negentropy")
+PROBIT_MARGIN = 1e-6  # keeps the probit of accuracies 0 and 1 finite
+
+
+# ------------------------------------------------------------------------------------ outputs alone
+
+
+def average_confidence(logits: Table) -> float:
+    """Mean largest probability (AC).
+
+    Args:
+        logits: `[n_examples, n_classes]` on the target data.
+
+    Returns:
+        In [1 / n_classes, 1]; expected to rise with performance. Needs no labels.
+
+    Raises:
+        ShapeError, NonFiniteError: For what is no table of finite logits.
+
+    References:
+        Hendrycks and Gimpel (2017), arXiv:1610.02136.
+
+    Example:
+        >>> average_confidence(np.array([[0.0, 0.0], [math.log(3), 0.0]]))
+        0.625
+    """
+    return float(np.exp(_log_probabilities(logits)).max(1).mean())
+
+
+def average_negative_entropy(logits: Table) -> float:
+    """Mean of sum_c p_c log p_c, p_c from below at 1e-12 inside the logarithm (ANE).
+
+    Args:
+        logits: `[n_examples, n_classes]` on the target data.
+
+    Returns:
+        Nats, in [-log n_classes, 0]; expected to rise with performance. Needs no labels.
+
+    Raises:
+        ShapeError, NonFiniteError: For what is no table of finite logits.
+    """
+    return float(_negative_entropy(_log_probabilities(logits)).mean())
+
+
+def energy(logits: Table, *, log: bool = True, center: bool = False, temperature: float = 1.0) -> float:
+    """Meta-distribution energy (MDE): how unevenly the energies of the examples are spread.
+
+    Z_i = -T logsumexp(l_i / T); MDE = log(-mean_i log softmax_i(Z)), softmax over the examples.
+
+    Args:
+        logits: `[n_examples, n_classes]` on the target data.
+        log: Take the outer logarithm.
+        center: Subtract log n_examples, the value of equal energies, first: for sets of different sizes.
+        temperature: T, > 0.
+
+    Returns:
+        Real; the inner value is >= log n_examples, so uncentred values compare only between sets of one size.
+        Needs no labels.
+
+    Raises:
+        InputError: For a temperature that is not above 0.
+        ShapeError, NonFiniteError: For what is no table of finite logits.
+
+    Notes:
+        Equal energies (one example, too) have centred inner value 0, whose logarithm is NaN with a
+        `DegenerateDataWarning`.
+
+    References:
+        Peng et al. (2024), "Energy-based automated model evaluation", arXiv:2401.12689.
+    """
+    if not temperature > 0:
+        raise InputError(f"temperature is {temperature}; it must be above 0")
+    values = _table(logits, "logits")
+    energies = -temperature * logsumexp(values / temperature, axis=1)
+    inner = -float(log_softmax(energies).mean())
+    if center:
+        inner = max(inner - math.log(len(values)), 0.0)
+    if not log:
+        return inner
+    if inner <= 1e-15:
+        warnings.warn(
+            "the energy has no logarithm: all examples have one energy", DegenerateDataWarning, stacklevel=2
+        )
+        return math.nan
+    return math.log(inner)
+
+
+# ----------------------------------------------------------------------------------------- features
+
+
+def rankme(features: Table, *, center: bool = False, variant: str = "published") -> float:
+    """Effective rank of the features: exp of the entropy of the normalised singular values (RankMe).
+
+    p_k = s_k / sum s + 1e-7; exp(-sum_k p_k log p_k).
+
+    Args:
+        features: `[n_examples, n_features]`: what enters the head (final-norm CLS token).
+        center: Subtract the mean feature first.
+        variant: `"published"`, or `"eigenvalue_ratio"` for the authors' code of the circuit metrics: centred,
+            p_k = s_k^2 / sum s^2 + 1e-7.
+
+    Returns:
+        Between 1 and min(n_examples, n_features), up to 1e-7 per value; expected to rise with performance.
+        Needs no labels. NaN with a `DegenerateDataWarning` for features that are 0 throughout.
+
+    Raises:
+        UnknownNameError: For another `variant`.
+        ShapeError, NonFiniteError: For what is no table of finite features.
+
+    References:
+        Garrido et al. (2023), arXiv:2210.02885, Eq. 1.
+    """
+    if variant not in ("published", "eigenvalue_ratio"):
+        raise unknown_name("variant", variant, ("published", "eigenvalue_ratio"))
+    values = _table(features, "features")
+    squared = variant == "eigenvalue_ratio"
+    if center or squared:
+        values = values - values.mean(0)
+    sizes = linalg.svdvals(values)
+    if not sizes[0] > 0:
+        warnings.warn("RankMe is undefined: the features do not vary", DegenerateDataWarning, stacklevel=2)
+        return math.nan
+    sizes = sizes / sizes[0]
+    if squared:
+        sizes = sizes**2
+    p = sizes / sizes.sum() + 1e-7
+    return float(np.exp(-(p * np.log(p)).sum()))
+
+
+def alpha_req(features: Table, *, start: int = 11, stop: int = 100) -> float:
+    """Decay of the spectrum of the features: -slope of log eigenvalue on log index (alpha-ReQ).
+
+    Weighted least squares over the indices `start` to `stop` (from 1) of the eigenvalues of the centred
+    covariance, descending, with weights 1 / index.
+
+    Args:
+        features: `[n_examples, n_features]`: what enters the head.
+        start: First index used.
+        stop: Last index used; fewer eigenvalues end it earlier.
+
+    Returns:
+        The exponent alpha; 1 is the critical decay. Needs no labels.
+
+    Raises:
+        InputError: For fewer than 20 non-zero eigenvalues, or fewer than 2 in the range.
+        ShapeError, NonFiniteError: For what is no table of finite features.
+
+    References:
+        Agrawal et al. (2022), "alpha-ReQ", NeurIPS.
+    """
+    values = _table(features, "features")
+    sizes = linalg.svdvals(values - values.mean(0))
+    usable = sizes[sizes > max(values.shape) * np.finfo(np.float64).eps * sizes[0]] ** 2
+    last = min(stop, len(usable))
+    if len(usable) < 20 or last - start < 1 or start < 1:
+        raise InputError(
+            f"features of shape {values.shape} have {len(usable)} non-zero eigenvalues; alpha-ReQ fits the "
+            f"{start}th to the {stop}th and needs 20: give more examples"
+        )
+    index = np.arange(start, last + 1, dtype=np.float64)
+    x, y = np.log(index), np.log(usable[start - 1 : last])
+    weights = 1 / index / (1 / index).sum()
+    x_off, y_off = x - weights @ x, y - weights @ y
+    return -float((weights * x_off) @ y_off / ((weights * x_off) @ x_off))
+
+
+# --------------------------------------------------------------------------- estimates of accuracy
+
+
+def id_accuracy(logits: Table, labels: Labels, *, measure: str = "accuracy") -> float:
+    """Performance on labelled in-distribution data, as a predictor of performance elsewhere.
+
+    Args:
+        logits: `[n_examples, n_classes]`; the largest predicts, the first of equals.
+        labels: `[n_examples]`, 0 to n_classes - 1.
+        measure: `"accuracy"`, or `"macro-f1"`: mean F1 of the classes that occur in the labels (as WILDS).
+
+    Returns:
+        In [0, 1]; expected to rise with performance. Use the measure of the target.
+
+    Raises:
+        InputError: For labels that are missing or outside the classes.
+        UnknownNameError: For another `measure`.
+
+    Example:
+        >>> id_accuracy(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
+        0.5
+    """
+    if measure not in ("accuracy", "macro-f1"):
+        raise unknown_name("measure", measure, ("accuracy", "macro-f1"))
+    values = _table(logits, "logits")
+    truth = _labels(labels, values)
+    predicted = values.argmax(1)
+    if measure == "accuracy":
+        return float((predicted == truth).mean())
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(truth, predicted, labels=np.unique(truth), average="macro", zero_division=0))
+
+
+def atc_threshold(scores: Real[np.ndarray, " n"], correct: Bool[np.ndarray, " n"]) -> float:
+    """The score above which, on labelled data, as many examples lie as are correct.
+
+    Scanning the scores in ascending order, wrong answers above the i-th minus right ones up to it are
+    n_wrong - i; the threshold is the score where this is 0, the n_wrong-th. With no wrong answer every score
+    passes: -inf.
+    """
+    wrong = int((~correct).sum())
+    return float(np.sort(scores)[wrong - 1]) if wrong else -math.inf
+
+
+def atc(
+    id_logits: Table, id_labels: Labels, logits: NewTable, *, score: str = "maxconf", calibrate: bool = False
+) -> float:
+    """Accuracy on unlabelled data from a confidence threshold learned on labelled data (ATC).
+
+    Args:
+        id_logits: `[n, n_classes]` on labelled in-distribution data.
+        id_labels: `[n]`.
+        logits: `[m, n_classes]` on the target data.
+        score: `"maxconf"`: largest probability; `"negentropy"`: sum_c p_c log p_c.
+        calibrate: Scale all logits first by the temperature that fits the labelled data best.
+
+    Returns:
+        Share of target examples whose score reaches the threshold, in [0, 1]; estimates accuracy.
+
+    Raises:
+        InputError: For labels that are missing or outside the classes.
+        UnknownNameError: For another `score`.
+
+    Notes:
+        On the labelled data themselves the estimate exceeds the accuracy by 1/n: the threshold counts, as in
+        the authors' code. With no wrong answer the published scan starts, and ends, at threshold 0, which
+        every largest probability and hardly any negative entropy reaches; here all examples then pass.
+
+    References:
+        Garg et al. (2022), arXiv:2201.04234.
+    """
+    if score not in ATC_SCORES:
+        raise unknown_name("score", score, ATC_SCORES)
+    known, new = _table(id_logits, "id_logits"), _table(logits, "logits")
+    if known.shape[1] != new.shape[1]:
+        raise ShapeError(
+            f"logits have {new.shape[1]} classes and id_logits {known.shape[1]}; both are of one model"
+        )
+    truth = _labels(id_labels, known)
+    scale = 1 / fit_temperature(known, truth) if calibrate else 1.0
+    known_scores, new_scores = (_confidence(_log_probabilities(each * scale), score) for each in (known, new))
+    threshold = atc_threshold(known_scores, known.argmax(1) == truth)
+    return float((new_scores >= threshold).mean())
+
+
+def fit_temperature(logits: Table, labels: Labels) -> float:
+    """The temperature T under which softmax(logits / T) has the least negative log-likelihood.
+
+    Args:
+        logits: `[n, n_classes]`.
+        labels: `[n]`.
+
+    Returns:
+        T in [0.01, 100].
+
+    References:
+        Guo et al. (2017), arXiv:1706.04599.
+    """
+    values = _table(logits, "logits")
+    truth = _labels(labels, values)
+    rows = np.arange(len(truth))
+
+    def loss(log_temperature: float) -> float:
+        return -float(log_softmax(values / math.exp(log_temperature), axis=1)[rows, truth].mean())
+
+    found = optimize.minimize_scalar(loss, bounds=(math.log(0.01), math.log(100)), method="bounded")
+    return math.exp(float(found.x))
+
+
+def doc(id_logits: Table, id_labels: Labels, logits: NewTable) -> float:
+    """Accuracy on unlabelled data: in-distribution accuracy less the drop of mean confidence (DoC).
+
+    Args:
+        id_logits: `[n, n_classes]` on labelled in-distribution data.
+        id_labels: `[n]`.
+        logits: `[m, n_classes]` on the target data.
+
+    Returns:
+        accuracy - (AC(id) - AC(target)), clipped to [0, 1]; estimates accuracy.
+
+    Raises:
+        InputError: For labels that are missing or outside the classes.
+
+    References:
+        Guillory et al. (2021), arXiv:2107.03315 (the difference itself, without a regression on other data).
+    """
+    drop = average_confidence(id_logits) - average_confidence(logits)
+    return min(max(id_accuracy(id_logits, id_labels) - drop, 0.0), 1.0)
+
+
+def cot(id_labels: Labels, logits: NewTable) -> float:
+    """Accuracy on unlabelled data from the cheapest match of its predictions to known label shares (COT).
+
+    1 - the optimal transport cost between the predicted distributions of the examples (mass 1/m each) and the
+    one-hot labels (mass = share of each class in `id_labels`), at cost ||p - e_c||_1 / 2 = 1 - p_c.
+
+    Args:
+        id_labels: `[n]` of labelled in-distribution data; only their shares count.
+        logits: `[m, n_classes]` on the target data.
+
+    Returns:
+        In [0, 1]; estimates accuracy, never above the mean confidence.
+
+    Raises:
+        InputError: For labels that are missing or outside the classes.
+
+    Notes:
+        Assumes that the target has the label shares of the labelled data. A linear programme of m x n_classes
+        unknowns.
+
+    References:
+        Lu et al. (2023), arXiv:2305.15640.
+    """
+    p = np.exp(_log_probabilities(logits))
+    m, n_classes = p.shape
+    labels = _label_array(id_labels, n_classes)
+    shares = np.bincount(labels, minlength=n_classes) / len(labels)
+    per_example = sparse.kron(sparse.eye_array(m), np.ones((1, n_classes)))
+    per_class = sparse.kron(np.ones((1, m)), sparse.eye_array(n_classes))
+    found = optimize.linprog(  # type: ignore[call-overload]  # the stubs know no sparse constraints
+        -p.ravel(),
+        A_eq=sparse.vstack([per_example, per_class]).tocsr(),
+        b_eq=np.concatenate([np.full(m, 1 / m), shares]),
+        method="highs",
+    )
+    return float(np.clip(-found.fun, 0.0, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AgreementLine:
+    """Accuracies of several models read off the line on which their agreements lie.
+
+    Attributes:
+        estimates: Estimated target accuracy of each model, in (0, 1).
+        slope: Of the line, between probits.
+        bias: Of the line.
+        r2: Share of the variance of agreement that the line explains; low values (below 0.95, say) mean that
+            the estimates should not be believed.
+    """
+
+    estimates: Float64[np.ndarray, " models"]
+    slope: float
+    bias: float
+    r2: float
+
+
+def agreement_on_the_line(
+    id_predictions: Predictions, id_labels: Labels, predictions: NewPredictions, *, method: str = "D"
+) -> AgreementLine:
+    """Accuracies on unlabelled data from how often pairs of models agree there (ALine).
+
+    Where the probits of agreement of pairs on target data lie on a line over those on known data, so do the
+    accuracies, on the same line.
+
+    Args:
+        id_predictions: Class that each model predicts on labelled data, `[n_models, n]`.
+        id_labels: `[n]`.
+        predictions: Of the same models on the target data, `[n_models, m]`.
+        method: `"S"`: put each model's known accuracy on the line; `"D"`: solve for the accuracies whose pair
+            means differ from the agreements as on known data.
+
+    Returns:
+        Estimates with the line and its fit.
+
+    Raises:
+        InputError: For fewer than 3 models, labels of another length, or agreement that does not vary.
+        UnknownNameError: For another `method`.
+
+    References:
+        Baek et al. (2022), arXiv:2206.13089, algorithms ALine-S and ALine-D.
+    """
+    if method not in ("S", "D"):
+        raise unknown_name("method", method, ("S", "D"))
+    known, new = (_array(each).astype(np.int64) for each in (id_predictions, predictions))
+    truth = _array(id_labels).astype(np.int64)
+    if known.ndim != 2 or new.ndim != 2 or len(known) != len(new) or truth.shape != known.shape[1:]:
+        raise ShapeError(
+            f"predictions have shapes {known.shape} and {new.shape}, labels {truth.shape}; give [models, n], "
+            "[models, m] and [n]"
+        )
+    if len(known) < 3:
+        raise InputError(f"a line through agreements needs at least 3 models; got {len(known)}")
+    first, second = np.triu_indices(len(known), k=1)
+    agree_known, agree_new = (_probit((each[first] == each[second]).mean(1)) for each in (known, new))
+    if np.ptp(agree_known) == 0 or np.ptp(agree_new) == 0:
+        raise InputError("every pair of models agrees equally often; give models that differ")
+    line = scipy_stats.linregress(agree_known, agree_new)
+    slope, bias = float(line.slope), float(line.intercept)
+    accuracy = _probit((known == truth).mean(1))
+    if method == "S":
+        estimates = slope * accuracy + bias
+    else:
+        design = np.zeros((len(first), len(known)))
+        rows = np.arange(len(first))
+        design[rows, first] = design[rows, second] = 0.5
+        means = (accuracy[first] + accuracy[second]) / 2
+        estimates = np.linalg.lstsq(design, agree_new + slope * (means - agree_known), rcond=None)[0]
+    return AgreementLine(
+        estimates=np.asarray(scipy_stats.norm.cdf(estimates)),
+        slope=slope,
+        bias=bias,
+        r2=float(line.rvalue) ** 2,
+    )
+
+
+# ---------------------------------------------------------------------------------------- sharpness
+
+
+@runtime_checkable
+class HoldsModule(Protocol):
+    """Anything that wraps a native module, as the models of this package do."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The native module."""
+
+
+def sharpness(
+    model: nn.Module | HoldsModule,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    rho: float = 0.001,
+    iterations: int = 20,
+    adaptive: bool = True,
+    normalize_logits: bool = True,
+) -> float:
+    """How much the loss can rise when every weight moves a little: worst case in an l-infinity ball.
+
+    Args:
+        model: A classifier in evaluation mode: images in, logits (or an output with `logits`) out.
+        batches: (images, labels) of in-distribution validation data; published with 256 examples each.
+        rho: Radius, relative to each weight's magnitude if `adaptive`.
+        iterations: Gradient steps per batch.
+        adaptive: Scale the ball by the magnitude of each weight.
+        normalize_logits: Centre the logits of an example and scale them to length 1, so that their scale does
+            not count.
+
+    Returns:
+        Mean over batches of the rise of the cross-entropy, nats, >= 0; expected to fall with performance.
+
+    Raises:
+        InputError: For a model in training mode, no batch, or a radius or number of steps below or at 0.
+        NonFiniteError: If the loss is not finite.
+
+    Notes:
+        Costs `iterations` forward and backward passes and one more forward pass each per batch. The model's
+        weights are never written to.
+
+    References:
+        Andriushchenko et al. (2023), arXiv:2302.07011; auto-PGD: Croce and Hein (2020), arXiv:2003.01690.
+    """
+    module = model if isinstance(model, nn.Module) else model.module
+    training = next((name for name, part in module.named_modules() if part.training), None)
+    if training is not None:
+        raise InputError(f"{training or 'the model'} is in training mode; call model.eval() first")
+    names = [name for name, _ in module.named_parameters()]
+    weights = [parameter.detach() for parameter in module.parameters()]
+    rises = []
+    for images, labels in batches:
+
+        def loss(moved: Sequence[Tensor], images: Tensor = images, labels: Tensor = labels) -> Tensor:
+            output = torch.func.functional_call(module, dict(zip(names, moved, strict=True)), (images,))
+            logits: Tensor = output if isinstance(output, Tensor) else output.logits
+            return cross_entropy(_unit_logits(logits) if normalize_logits else logits, labels)
+
+        rises.append(worst_case_rise(loss, weights, rho=rho, iterations=iterations, adaptive=adaptive))
+    if not rises:
+        raise InputError("sharpness needs at least one batch of (images, labels)")
+    return float(np.mean(rises))
+
+
+def worst_case_rise(
+    loss: Callable[[Sequence[Tensor]], Tensor],
+    weights: Sequence[Tensor],
+    *,
+    rho: float = 0.001,
+    iterations: int = 20,
+    adaptive: bool = True,
+) -> float:
+    """Largest rise of a loss found by auto-PGD when each weight moves by at most rho (times its magnitude).
+
+    Args:
+        loss: From weights like the given ones to a scalar.
+        weights: Where the search starts; not changed.
+        rho: Radius, > 0.
+        iterations: Gradient steps, >= 1.
+        adaptive: Scale radius and steps by the magnitude of each weight.
+
+    Returns:
+        loss at the worst weights - loss at the start, >= 0.
+
+    Raises:
+        InputError: For a radius or number of steps out of range.
+        NonFiniteError: If the loss is not finite.
+
+    References:
+        Croce and Hein (2020), arXiv:2003.01690, algorithm 1, with the momentum of 0.25 on the last position.
+    """
+    if not rho > 0 or iterations < 1:
+        raise InputError(
+            f"rho is {rho} and iterations {iterations}; give a radius above 0 and at least 1 step"
+        )
+    start = [each.detach() for each in weights]
+    scale = [each.abs() if adaptive else torch.ones_like(each) for each in start]
+    limits = [rho * each for each in scale]
+    previous = delta = at = best = [torch.zeros_like(each) for each in start]
+    step, improved, last = 2 * rho, 0, 0
+    first = worst = _value(loss, start)
+    checkpoints = auto_pgd_checkpoints(iterations)
+    for iteration in range(iterations):
+        gradient = _gradient(loss, start, at)
+        target = [
+            (d + step * c * g.sign()).clamp(-limit, limit)
+            for d, c, g, limit in zip(delta, scale, gradient, limits, strict=True)
+        ]
+        moved = [0.75 * goal + 0.25 * old for goal, old in zip(target, previous, strict=True)]
+        previous, delta = delta, moved
+        at = delta
+        value = _value(loss, [w + d for w, d in zip(start, delta, strict=True)])
+        if value > worst:
+            worst, best, improved = value, delta, improved + 1
+        # The other published condition, no progress at an unchanged step, is a case of this one.
+        if iteration in checkpoints:
+            if improved < 0.75 * (iteration - last):
+                step, at = step / 2, best
+            improved, last = 0, iteration
+    return worst - first
+
+
+def auto_pgd_checkpoints(iterations: int) -> tuple[int, ...]:
+    """Iterations after which auto-PGD may halve its step: ceil(p_j iterations) below `iterations`.
+
+    p_0 = 0, p_1 = 0.22, p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06).
+
+    Example:
+        >>> auto_pgd_checkpoints(20)
+        (5, 9, 12, 15, 16, 18, 19)
+    """
+    found: list[int] = []
+    before, now = 0.0, 0.22
+    while math.ceil(now * iterations) < iterations:
+        found.append(math.ceil(now * iterations))
+        before, now = now, now + max(now - before - 0.03, 0.06)
+    return tuple(dict.fromkeys(found))
+
+
+def _gradient(
+    loss: Callable[[Sequence[Tensor]], Tensor], start: Sequence[Tensor], delta: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    moved = [(w + d).requires_grad_() for w, d in zip(start, delta, strict=True)]
+    with torch.enable_grad():
+        found = torch.autograd.grad(loss(moved), moved, allow_unused=True, materialize_grads=True)
+    return tuple(found)
+
+
+def _value(loss: Callable[[Sequence[Tensor]], Tensor], weights: Sequence[Tensor]) -> float:
+    with torch.no_grad():
+        value = float(loss(weights))
+    if not math.isfinite(value):
+        raise NonFiniteError(f"the loss is {value}; check the weights and the images for NaN")
+    return value
+
+
+def _unit_logits(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    centred = logits - logits.mean(1, keepdim=True)
+    unit: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp_min(1e-10)
+    return unit
+
+
+# ------------------------------------------------------------------------------------------- inputs
+
+
+def _array(values: Tensor | np.ndarray) -> np.ndarray:
+    if not isinstance(values, Tensor):
+        return values
+    values = values.detach().cpu()
+    return np.asarray((values.double() if values.is_floating_point() else values).numpy())
+
+
+def _table(values: Table, name: str) -> Float64[np.ndarray, "n c"]:
+    table = np.asarray(_array(values), dtype=np.float64)
+    if table.ndim != 2 or not table.size:
+        raise ShapeError(f"{name} have shape {table.shape}; a table with a row per example is needed")
+    bad = np.flatnonzero(~np.isfinite(table).all(1))
+    if len(bad):
+        raise NonFiniteError(
+            f"{name} of example {bad[0]} hold NaN or infinity; leave it out or check the model"
+        )
+    return table
+
+
+def _label_array(labels: Labels, n_classes: int) -> Int64[np.ndarray, " n"]:
+    truth = _array(labels).astype(np.int64)
+    if truth.ndim != 1 or not len(truth):
+        raise InputError(f"labels have shape {truth.shape}; one per example is needed")
+    outside = np.flatnonzero((truth < 0) | (truth >= n_classes))
+    if len(outside):
+        raise InputError(
+            f"label {truth[outside[0]]} of example {outside[0]} is none of the {n_classes} classes; the "
+            "class lists of model and data must agree"
+        )
+    return truth
+
+
+def _labels(labels: Labels, table: Float64[np.ndarray, "n c"]) -> Int64[np.ndarray, " n"]:
+    truth = _label_array(labels, table.shape[1])
+    if len(truth) != len(table):
+        raise InputError(f"{len(truth)} labels for {len(table)} examples; one per example is needed")
+    return truth
+
+
+def _log_probabilities(logits: Table) -> Float64[np.ndarray, "n c"]:
+    return np.asarray(log_softmax(_table(logits, "logits"), axis=1))
+
+
+def _negative_entropy(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
+    return np.asarray((np.exp(log_p) * np.maximum(log_p, math.log(1e-12))).sum(1))
+
+
+def _confidence(log_p: Float64[np.ndarray, "n c"], score: str) -> Float64[np.ndarray, " n"]:
+    return np.asarray(np.exp(log_p).max(1)) if score == "maxconf" else _negative_entropy(log_p)
+
+
+def _probit(rates: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    return np.asarray(scipy_stats.norm.ppf(np.clip(rates, PROBIT_MARGIN, 1 - PROBIT_MARGIN)))

@@ -1,0 +1,390 @@
+"""Baselines: golden values, worked cases, slow literal versions, refusals."""
+
+import json
+import math
+from pathlib import Path
+from statistics import NormalDist
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import optimize
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from assay.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.generalization import baselines
+
+
+FOLDER = Path(__file__).parent.parent / "golden" / "generalization"
+GOLDEN = json.loads((FOLDER / "baselines.json").read_text())
+with np.load(FOLDER / "baselines.npz") as _file:
+    ARRAYS = dict(_file)
+
+
+# ------------------------------------------------------------------------------------------ golden
+
+
+@pytest.mark.parametrize("which", ["id", "ood"])
+def test_statistics_of_outputs_equal_the_golden_values(which: str) -> None:
+    logits, labels = ARRAYS[f"{which}_logits"], ARRAYS[f"{which}_labels"]
+    expected = GOLDEN[f"ref_outputs_{which}"]
+    # the authors' code computes these in float32
+    assert baselines.average_confidence(logits) == pytest.approx(expected["avg_confidence"], rel=1e-6)
+    assert baselines.average_negative_entropy(logits) == pytest.approx(
+        expected["avg_negative_entropy"], rel=1e-6
+    )
+    assert baselines.energy(logits) == pytest.approx(expected["EMD_score"], rel=1e-6)
+    assert baselines.energy(logits, log=False) == pytest.approx(GOLDEN[f"mde_no_log_{which}"], rel=1e-12)
+    assert baselines.id_accuracy(logits, labels) == pytest.approx(expected["acc"], rel=1e-12)
+    assert baselines.id_accuracy(logits, labels, measure="macro-f1") == pytest.approx(
+        expected["f1"], rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("score", ["maxconf", "negentropy"])
+def test_thresholds_of_confidence_equal_the_golden_values(score: str) -> None:
+    known, labels, new = ARRAYS["id_logits"], ARRAYS["id_labels"], ARRAYS["ood_logits"]
+    expected = GOLDEN[f"ref_atc_{score}"]
+    assert baselines.atc(known, labels, new, score=score) == pytest.approx(expected["ood_estimate"])
+    assert baselines.atc(known, labels, known, score=score) == pytest.approx(expected["id_estimate"])
+
+
+@pytest.mark.parametrize("which", ["tall", "wide"])
+def test_spectra_of_features_equal_the_golden_values(which: str) -> None:
+    features = ARRAYS[f"features_{which}"]
+    assert baselines.rankme(features) == pytest.approx(GOLDEN[f"rankme_published_{which}"], rel=1e-9)
+    assert baselines.rankme(features, center=True) == pytest.approx(
+        GOLDEN[f"rankme_centered_singular_{which}"],
+        rel=1e-6,  # centred in float32 there, which leaves a last singular value above 0
+    )
+    assert baselines.rankme(features, variant="eigenvalue_ratio") == pytest.approx(
+        GOLDEN[f"ref_rankme_eigen_{which}"],
+        rel=1e-5,  # float32 there
+    )
+    assert baselines.alpha_req(features) == pytest.approx(GOLDEN[f"alpha_direct_{which}"], rel=1e-9)
+    assert baselines.alpha_req(features) == pytest.approx(GOLDEN[f"ref_alpha_{which}"], rel=1e-5)
+
+
+def golden_classifier(dtype: torch.dtype = torch.float64) -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 4))
+    module.load_state_dict(
+        {
+            key[6:]: torch.from_numpy(value)
+            for key, value in ARRAYS.items()
+            if key[:6] == "sharp_" and "." in key
+        }
+    )
+    return module.to(dtype).eval()
+
+
+def golden_batches(dtype: torch.dtype = torch.float64) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = torch.from_numpy(ARRAYS["sharp_x"]).to(dtype), torch.from_numpy(ARRAYS["sharp_y"])
+    return list(zip(x.split(16), y.split(16), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("default", {}),
+        ("rho0.1", {"rho": 0.1}),
+        ("rho0.05_nonadaptive_raw_logits", {"rho": 0.05, "adaptive": False, "normalize_logits": False}),
+        ("rho0.2_iters50", {"rho": 0.2, "iterations": 50}),
+    ],
+)
+def test_sharpness_equals_the_golden_values(key: str, settings: dict[str, object]) -> None:
+    got = baselines.sharpness(golden_classifier(), golden_batches(), **settings)
+    assert got == pytest.approx(GOLDEN[f"ref_sharpness_{key}"]["loss_increase"], rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------- worked cases
+
+
+def test_outputs_worked_by_hand() -> None:
+    logits = np.log(np.array([[0.5, 0.5], [0.9, 0.1]]))
+    assert baselines.average_confidence(logits) == pytest.approx(0.7)
+    entropy = -0.5 * (math.log(0.5) + 0.9 * math.log(0.9) + 0.1 * math.log(0.1))
+    assert baselines.average_negative_entropy(logits) == pytest.approx(-entropy)
+    # energies 0 and -log 3: shares 3/4 and 1/4
+    logits = np.array([[0.0, -math.inf], [math.log(3), -math.inf]])
+    logits[:, 1] = -800.0
+    inner = -(math.log(3 / 4) + math.log(1 / 4)) / 2
+    assert baselines.energy(logits, log=False) == pytest.approx(inner)
+    assert baselines.energy(logits) == pytest.approx(math.log(inner))
+    assert baselines.energy(logits, log=False, center=True) == pytest.approx(inner - math.log(2))
+
+
+def test_certain_predictions_have_entropy_0() -> None:
+    assert baselines.average_negative_entropy(np.array([[1000.0, 0.0, 0.0]])) == pytest.approx(0)
+
+
+def test_torch_and_numpy_give_one_number() -> None:
+    logits, labels = ARRAYS["id_logits"], ARRAYS["id_labels"]
+    tensors = torch.from_numpy(logits).requires_grad_(), torch.from_numpy(labels)
+    assert baselines.average_confidence(tensors[0]) == baselines.average_confidence(logits)
+    assert baselines.id_accuracy(*tensors) == baselines.id_accuracy(logits, labels)
+    assert baselines.average_confidence(tensors[0].bfloat16()) == pytest.approx(
+        baselines.average_confidence(logits), rel=1e-2
+    )
+
+
+def test_effective_ranks_of_plain_spectra() -> None:
+    assert baselines.rankme(np.eye(8)) == pytest.approx(8, rel=1e-5)
+    assert baselines.rankme(np.outer(np.arange(1.0, 9), np.ones(5))) == pytest.approx(1, rel=1e-4)
+    with pytest.warns(DegenerateDataWarning, match="do not vary"):
+        assert math.isnan(baselines.rankme(np.ones((4, 3)), center=True))
+
+
+def test_the_decay_of_a_power_law_is_its_exponent() -> None:
+    generator = np.random.default_rng(0)
+    basis = np.linalg.qr(generator.normal(size=(200, 121)))[0]
+    basis -= basis.mean(0)
+    basis = np.linalg.qr(basis)[0][:, :120]
+    features = basis * np.arange(1, 121) ** -0.65  # eigenvalues fall with exponent 1.3
+    features -= features.mean(0)
+    assert baselines.alpha_req(features) == pytest.approx(1.3, rel=1e-3)
+
+
+# --------------------------------------------------------------------------------- accuracy estimates
+
+
+def literal_atc(scores: np.ndarray, correct: np.ndarray) -> float:
+    """The scan as published."""
+    order = np.argsort(scores, kind="stable")
+    scores, correct = scores[order], correct[order]
+    false_positives, false_negatives = int((~correct).sum()), 0
+    best, threshold = false_positives, 0.0
+    for score, right in zip(scores, correct, strict=True):
+        if right:
+            false_negatives += 1
+        else:
+            false_positives -= 1
+        if abs(false_positives - false_negatives) < best:
+            best, threshold = abs(false_positives - false_negatives), float(score)
+    return threshold
+
+
+@given(st.integers(0, 5000), st.integers(1, 40))
+def test_the_threshold_is_that_of_the_published_scan(seed: int, n: int) -> None:
+    generator = np.random.default_rng(seed)
+    scores = generator.integers(1, 12, n) / 12  # ties
+    correct = generator.random(n) < generator.random()
+    if correct.all():
+        assert baselines.atc_threshold(scores, correct) == -math.inf
+    else:
+        assert baselines.atc_threshold(scores, correct) == literal_atc(scores, correct)
+
+
+@pytest.mark.parametrize("score", ["maxconf", "negentropy"])
+def test_a_perfect_model_is_expected_to_stay_perfect(score: str) -> None:
+    logits = np.array([[2.0, 0.0], [0.0, 3.0]])
+    assert baselines.atc(logits, np.array([0, 1]), logits / 9, score=score) == 1.0
+
+
+def test_temperatures_are_recovered() -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(20_000, 4)) * 2
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    labels = (p.cumsum(1) < generator.random((20_000, 1))).sum(1)
+    assert baselines.fit_temperature(logits, labels) == pytest.approx(1, abs=0.03)  # sampling error
+    assert baselines.fit_temperature(logits * 3, labels) == pytest.approx(3, abs=0.09)
+    hot = baselines.atc(logits * 3, labels, logits[:500] * 3, score="negentropy", calibrate=True)
+    cool = baselines.atc(logits, labels, logits[:500], score="negentropy", calibrate=True)
+    assert hot == pytest.approx(cool, abs=0.005)
+
+
+def test_a_drop_of_confidence_is_a_drop_of_accuracy() -> None:
+    known = np.log(np.array([[0.9, 0.1], [0.9, 0.1]]))
+    new = np.log(np.array([[0.6, 0.4], [0.3, 0.7]]))
+    assert baselines.doc(known, np.array([0, 0]), new) == pytest.approx(1 - (0.9 - 0.65))
+    assert baselines.doc(new, np.array([1, 0]), known) == pytest.approx(0.25)
+
+
+def test_transport_worked_by_hand() -> None:
+    logits = np.log(np.array([[0.9, 0.1], [0.8, 0.2]]))
+    assert baselines.cot(np.array([0]), logits) == pytest.approx(0.85)
+    # half of the labels are 1: the second example gives way
+    assert baselines.cot(np.array([0, 1]), logits) == pytest.approx((0.9 + 0.2) / 2)
+    # a quarter: half of it does
+    assert baselines.cot(np.array([0, 0, 0, 1]), logits) == pytest.approx((0.9 + (0.8 + 0.2) / 2) / 2)
+
+
+@given(st.integers(0, 1000))
+def test_transport_equals_an_assignment_of_labels(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    logits, labels = generator.normal(size=(9, 3)), generator.integers(0, 3, 9)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    rows, columns = optimize.linear_sum_assignment(-p[:, labels])
+    estimate = baselines.cot(labels, logits)
+    assert estimate == pytest.approx(p[rows, labels[columns]].mean())
+    assert estimate <= baselines.average_confidence(logits) + 1e-12
+
+
+@pytest.mark.parametrize("method", ["S", "D"])
+def test_models_on_a_line_get_their_accuracies_back(method: str) -> None:
+    """Independent errors at rates that move by one probit slope: agreements and accuracies share the line."""
+    generator = np.random.default_rng(0)
+    n, labels = 40_000, np.zeros(40_000, dtype=np.int64)
+
+    def predictions(accuracies: list[float]) -> np.ndarray:
+        difficulty = generator.random(n)
+        noise = 0.05 * generator.standard_normal((len(accuracies), n))
+        return (difficulty + noise > np.array(accuracies)[:, None]).astype(np.int64)
+
+    known = predictions([0.95, 0.9, 0.8, 0.7, 0.6])
+    line = baselines.agreement_on_the_line(known, labels, known, method=method)
+    assert (line.slope, line.bias, line.r2) == pytest.approx((1, 0, 1))
+    np.testing.assert_allclose(line.estimates, (known == 0).mean(1), rtol=1e-9)
+
+
+def test_the_line_is_fitted_to_pairs_of_models() -> None:
+    known = np.array([[0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1]])
+    new = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 1]])
+    normal = NormalDist()
+    x = [normal.inv_cdf(share) for share in (6 / 8, 5 / 8, 7 / 8)]
+    y = [normal.inv_cdf(share) for share in (3 / 4, 1 / 4, 2 / 4)]
+    slope, bias = np.polyfit(x, y, 1)
+    line = baselines.agreement_on_the_line(known, np.zeros(8, dtype=np.int64), new, method="S")
+    assert (line.slope, line.bias) == pytest.approx((slope, bias))
+    assert line.r2 == pytest.approx(np.corrcoef(x, y)[0, 1] ** 2)
+    assert line.estimates[1] == pytest.approx(normal.cdf(slope * normal.inv_cdf(6 / 8) + bias))
+
+
+# ---------------------------------------------------------------------------------------- sharpness
+
+
+def test_checkpoints_are_the_published_ones() -> None:
+    assert baselines.auto_pgd_checkpoints(20) == (5, 9, 12, 15, 16, 18, 19)
+    assert all(at < 7 for at in baselines.auto_pgd_checkpoints(7))
+
+
+def test_a_linear_loss_rises_to_the_corner_of_the_ball() -> None:
+    weights = [torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64)]
+
+    def loss(moved: list[torch.Tensor]) -> torch.Tensor:
+        return 3 * moved[0][0] - moved[0][1] + 4 * moved[1][0]
+
+    assert baselines.worst_case_rise(loss, weights, rho=0.1) == pytest.approx(0.1 * (3 + 2 + 2))
+    assert baselines.worst_case_rise(loss, weights, rho=0.1, adaptive=False) == pytest.approx(
+        0.1 * (3 + 1 + 4)
+    )
+
+
+def test_weights_and_gradients_of_the_model_stay() -> None:
+    module = golden_classifier()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    first = baselines.sharpness(module, golden_batches(), rho=0.1)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
+    assert baselines.sharpness(module, golden_batches(), rho=0.1) == first
+
+
+def test_wrapped_models_and_outputs_with_logits_are_classifiers_too() -> None:
+    class Wordy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = golden_classifier()
+
+        def forward(self, images: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=self.inner(images))
+
+    expected = baselines.sharpness(golden_classifier(), golden_batches())
+    assert baselines.sharpness(Wordy().eval(), golden_batches()) == expected
+    assert baselines.sharpness(SimpleNamespace(module=golden_classifier()), golden_batches()) == expected
+
+
+def test_no_point_of_the_ball_found_at_random_is_worse() -> None:
+    module, (images, labels) = golden_classifier(), golden_batches()[0]
+    found = baselines.sharpness(module, [(images, labels)], rho=0.1, normalize_logits=False)
+    start = float(cross_entropy(module(images), labels).detach())
+    generator = torch.Generator().manual_seed(0)
+    rises = []
+    for _ in range(200):
+        moved = {
+            name: w * (1 + 0.1 * (2 * torch.rand(w.shape, generator=generator, dtype=w.dtype) - 1))
+            for name, w in module.state_dict().items()
+        }
+        rises.append(
+            float(cross_entropy(torch.func.functional_call(module, moved, (images,)), labels)) - start
+        )
+    assert 0 < max(rises) < found
+
+
+# ------------------------------------------------------------------------------------------ refusals
+
+
+def test_models_in_training_mode_are_refused() -> None:
+    module = golden_classifier()
+    module[1].train()
+    with pytest.raises(InputError, match="1 is in training mode"):
+        baselines.sharpness(module, golden_batches())
+    with pytest.raises(InputError, match="the model is in training mode"):
+        baselines.sharpness(module.train(), golden_batches())
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    module, batches = golden_classifier(), golden_batches()
+    with pytest.raises(InputError, match="at least one batch"):
+        baselines.sharpness(module, [])
+    with pytest.raises(InputError, match="rho is 0.0"):
+        baselines.sharpness(module, batches, rho=0.0)
+    with pytest.raises(InputError, match="iterations 0"):
+        baselines.sharpness(module, batches, iterations=0)
+    with pytest.raises(NonFiniteError, match="loss is nan"):
+        baselines.sharpness(module, [(batches[0][0] * math.nan, batches[0][1])])
+    with pytest.raises(InputError, match="temperature is 0"):
+        baselines.energy(np.zeros((2, 2)), temperature=0.0)
+    for name, call in {
+        "variant": lambda: baselines.rankme(np.eye(3), variant="other"),
+        "measure": lambda: baselines.id_accuracy(np.eye(3), np.arange(3), measure="f2"),
+        "score": lambda: baselines.atc(np.eye(3), np.arange(3), np.eye(3), score="entropy"),
+        "method": lambda: baselines.agreement_on_the_line(
+            np.eye(3, dtype=np.int64), np.arange(3), np.eye(3, dtype=np.int64), method="X"
+        ),
+    }.items():
+        with pytest.raises(UnknownNameError, match=f"unknown {name}"):
+            call()
+
+
+def test_one_energy_has_no_centred_logarithm() -> None:
+    with pytest.warns(DegenerateDataWarning, match="one energy"):
+        assert math.isnan(baselines.energy(np.zeros((4, 3)), center=True))
+
+
+def test_bad_logits_and_labels_are_refused() -> None:
+    logits = np.zeros((3, 2))
+    with pytest.raises(InputError, match="label 2 of example 1 is none of the 2 classes"):
+        baselines.id_accuracy(logits, np.array([0, 2, 0]))
+    with pytest.raises(InputError, match="label -1 of example 0"):
+        baselines.id_accuracy(logits, np.array([-1, 0, 0]))
+    bad = logits.copy()
+    bad[2, 0] = math.nan
+    with pytest.raises(NonFiniteError, match="logits of example 2"):
+        baselines.average_confidence(bad)
+    with pytest.raises(ShapeError, match=r"logits have shape \(0, 2\)"):
+        baselines.average_confidence(np.zeros((0, 2)))
+    with pytest.raises(InputError, match="have 9 non-zero eigenvalues.*give more examples"):
+        baselines.alpha_req(np.random.default_rng(0).normal(size=(10, 40)))
+    with pytest.raises(InputError, match="at least 3 models; got 2"):
+        baselines.agreement_on_the_line(
+            np.zeros((2, 4), dtype=np.int64), np.zeros(4, dtype=np.int64), np.zeros((2, 4), dtype=np.int64)
+        )
+    with pytest.raises(InputError, match="agrees equally often"):
+        baselines.agreement_on_the_line(
+            np.zeros((3, 4), dtype=np.int64), np.zeros(4, dtype=np.int64), np.zeros((3, 4), dtype=np.int64)
+        )
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="2 labels for 3 examples"):
+        baselines.id_accuracy(np.zeros((3, 2)), np.array([0, 1]))
+    with pytest.raises(ShapeError, match="3 classes and id_logits 2"):
+        baselines.atc(np.zeros((3, 2)), np.zeros(3, dtype=np.int64), np.zeros((4, 3)))
+    with pytest.raises(ShapeError, match=r"\[models, n\]"):
+        baselines.agreement_on_the_line(
+            np.zeros((3, 4), dtype=np.int64), np.zeros(5, dtype=np.int64), np.zeros((3, 4), dtype=np.int64)
+        )
