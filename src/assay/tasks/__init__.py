@@ -4,6 +4,17 @@ from assay.tasks.corruptions import CORRUPTIONS, Corruption, corrupt
 from assay.tasks.docstring import Docstring
 from assay.tasks.encoding import EncodedPrompts, encode_prompts, pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt, task_data
+from assay.tasks.image_files import (
+    WILDS_LAYOUTS,
+    ReadOptions,
+    TableLayout,
+    read_domains,
+    read_image_folder,
+    read_imagenet_c,
+    read_npz,
+    read_parquet,
+    read_table,
+)
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageBatch, ImageSet, ImageTask
 from assay.tasks.induction import Induction
@@ -19,6 +30,7 @@ __all__ = [
     "SHAPE_CLASSES",
     "SHAPE_DOMAINS",
     "TASKS",
+    "WILDS_LAYOUTS",
     "Corruption",
     "Docstring",
     "EncodedPrompts",
@@ -34,8 +46,10 @@ __all__ = [
     "PairBatch",
     "PairTask",
     "Prompt",
+    "ReadOptions",
     "Split",
     "SubjectVerbAgreement",
+    "TableLayout",
     "Tokens",
     "corrupt",
     "draw_shapes",
@@ -43,6 +57,12 @@ __all__ = [
     "encode_prompts",
     "load_task",
     "pair_task",
+    "read_domains",
+    "read_image_folder",
+    "read_imagenet_c",
+    "read_npz",
     "read_pairs",
+    "read_parquet",
+    "read_table",
     "task_data",
 ]

@@ -1,0 +1,538 @@
+"""Images from local files: folders by class and domain, ImageNet-C, tables of metadata, npz and parquet.
+
+Every reader samples before it decodes, keeps the place of an image in the full listing as its id, and names
+the file that cannot be read; with `skip_bad` such files are left out and counted instead.
+"""
+
+import csv
+import importlib
+import io
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+from PIL import Image
+
+from assay.errors import (
+    FileFormatError,
+    InputError,
+    MissingExtraError,
+    ShapeError,
+    UnsafeFileError,
+    unknown_name,
+)
+from assay.tasks.image_transform import EvalTransform
+from assay.tasks.images import ImageSet, draw_rows
+
+
+SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What every reader of images does with the files it finds.
+
+    Attributes:
+        transform: Geometry applied while reading; None keeps the images as they are, all of one size.
+        n: Read a random sample of this many images; None or more than there are: all.
+        seed: Seed of the sample.
+        skip_bad: Leave out files that cannot be decoded, and list them in `skipped`, instead of failing.
+    """
+
+    transform: EvalTransform | None = None
+    n: int | None = None
+    seed: int = 0
+    skip_bad: bool = False
+
+
+DEFAULTS = ReadOptions()
+
+
+def read_image_folder(
+    folder: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    domain: str | None = None,
+    options: ReadOptions = DEFAULTS,
+) -> ImageSet:
+    """One domain, `folder/CLASS/*`: the layout of ImageNet, its V2 and Sketch.
+
+    Args:
+        folder: Has a folder per class; nested folders below it are searched.
+        classes: Folder names in the order of labels. Default: those present, sorted.
+        domain: Name of the domain. Default: the folder's.
+        options: Transform, sample, bad files.
+
+    Raises:
+        FileFormatError: If the folder does not exist, or an image cannot be read and is not skipped.
+        InputError: If there is no image, or a folder is none of the `classes`.
+        ShapeError: If images differ in size and no transform makes them equal.
+    """
+    folder = _folder(folder)
+    found = _subfolders(folder)
+    names = tuple(found if classes is None else classes)
+    if not found:
+        raise InputError(f"{folder} has no class folder; expected {folder.name}/CLASS/IMAGE")
+    if not set(found) <= set(names):
+        raise InputError(
+            f"{folder} has class folders {sorted(set(found) - set(names))} that are none of the classes "
+            f"{list(names)}; rename them, or give the classes of the data"
+        )
+    paths, labels = [], []
+    for name in found:
+        files = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES)
+        paths += files
+        labels += [names.index(name)] * len(files)
+    return _image_set(
+        [_Source(str(path.relative_to(folder)), path) for path in paths],
+        labels=np.array(labels, dtype=np.int64),
+        fields={"path": [str(path.relative_to(folder)) for path in paths]},
+        classes=names,
+        domain=folder.name if domain is None else domain,
+        config={"layout": "image-folder", "source": folder.name},
+        options=options,
+    )
+
+
+def read_domains(
+    root: str | Path,
+    *,
+    domains: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    options: ReadOptions = DEFAULTS,
+) -> dict[str, ImageSet]:
+    """Several domains, `root/DOMAIN/CLASS/*`: the layout of PACS and Terra Incognita.
+
+    Labels mean the same in all of them, also where a domain lacks a class.
+
+    Args:
+        root: Has a folder per domain.
+        domains: Those to read. Default: all, sorted.
+        classes: Class folders in the order of labels. Default: the union over all domains, sorted.
+        options: Transform, sample (per domain), bad files.
+
+    Raises:
+        UnknownNameError: If there is no such domain.
+        FileFormatError: If the root does not exist, or an image cannot be read and is not skipped.
+        InputError: If a domain has no image, or a folder is none of the `classes`.
+    """
+    root = _folder(root)
+    present = _subfolders(root)
+    for name in domains or ():
+        if name not in present:
+            raise unknown_name(f"domain of {root}", name, present)
+    if not present:
+        raise InputError(f"{root} has no folder; expected {root.name}/DOMAIN/CLASS/IMAGE")
+    if classes is None:
+        classes = sorted({name for domain in present for name in _subfolders(root / domain)})
+    return {
+        name: read_image_folder(root / name, classes=classes, domain=name, options=options)
+        for name in domains or present
+    }
+
+
+def read_imagenet_c(
+    root: str | Path,
+    *,
+    corruptions: Sequence[str] | None = None,
+    severities: Sequence[int] = (1, 2, 3, 4, 5),
+    classes: Sequence[str] | None = None,
+    options: ReadOptions = DEFAULTS,
+) -> dict[str, ImageSet]:
+    """The layout of ImageNet-C, `root/CORRUPTION/SEVERITY/CLASS/*`, as domains named `CORRUPTION/SEVERITY`.
+
+    Args:
+        root: Has a folder per corruption.
+        corruptions: Those to read. Default: all, sorted.
+        severities: Those to read; each must be there.
+        classes: Class folders in the order of labels. Default: those of each domain, sorted.
+        options: Transform, sample (per domain), bad files.
+
+    Raises:
+        UnknownNameError: If there is no such corruption.
+        FileFormatError: If a folder does not exist, or an image cannot be read and is not skipped.
+    """
+    root = _folder(root)
+    present = _subfolders(root)
+    for name in corruptions or ():
+        if name not in present:
+            raise unknown_name(f"corruption of {root}", name, present)
+    return {
+        (domain := f"{name}/{severity}"): read_image_folder(
+            root / name / str(severity), classes=classes, domain=domain, options=options
+        )
+        for name in corruptions or present
+        for severity in severities
+    }
+
+
+# ------------------------------------------------------------------------------------- tables of metadata
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableLayout:
+    """How a CSV file describes images beside it.
+
+    Attributes:
+        table: The CSV file below the root.
+        path: Where an image lies below the root, with columns in braces; `{row}` is the number of the row.
+        label: Column of the class.
+        classes: Values of that column in the order of labels; None: those present in the table, sorted.
+        class_names: What to call them, if not by their values.
+        derive: Adds columns: from the rows and the root to new rows, None for a row to leave out.
+    """
+
+    table: str = "metadata.csv"
+    path: str
+    label: str
+    classes: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+    derive: Callable[[list[Row], Path], list[Row | None]] | None = None
+
+
+def _camelyon17(rows: list[Row], root: Path) -> list[Row | None]:
+    """Official split of WILDS: hospital 1 validates out of distribution, hospital 2 tests."""
+    splits = {"0": "train", "1": "id_val"}
+    held_out = {"1": "val", "2": "test"}
+    return [
+        {**row, "wilds_split": held_out.get(row["center"], splits.get(row["split"], row["split"]))}
+        for row in rows
+    ]
+
+
+def _fmow(rows: list[Row], root: Path) -> list[Row | None]:
+    """Official split of WILDS by time and region; sequestered images are left out."""
+    regions = {row["alpha-3"]: row["region"] for row in _table(root / "country_code_mapping.csv")}
+    derived: list[Row | None] = []
+    for row in rows:
+        year = int(row["timestamp"][:4])
+        if year < 2013:
+            split = {"val": "id_val", "test": "id_test"}.get(row["split"], row["split"])
+        else:
+            period = "val" if year < 2016 else "test"
+            split = period if row["split"] == period else ""
+        known = {**row, "wilds_split": split, "region": regions.get(row["country_code"], "Other")}
+        derived.append(None if row["split"] == "seq" else known)
+    return derived
+
+
+WILDS_LAYOUTS: Mapping[str, TableLayout] = {
+    "camelyon17": TableLayout(
+        path="patches/patient_{patient}_node_{node}/"
+        "patch_patient_{patient}_node_{node}_x_{x_coord}_y_{y_coord}.png",
+        label="tumor",
+        classes=("0", "1"),
+        class_names=("normal", "tumor"),
+        derive=_camelyon17,
+    ),
+    "fmow": TableLayout(
+        table="rgb_metadata.csv", path="images/rgb_img_{row}.png", label="category", derive=_fmow
+    ),
+}
+
+
+def read_table(
+    root: str | Path,
+    layout: TableLayout | str,
+    *,
+    where: Mapping[str, str | Sequence[str]] | None = None,
+    domain: str | None = None,
+    options: ReadOptions = DEFAULTS,
+) -> ImageSet:
+    """Images that a table of metadata describes; every column becomes a field.
+
+    `ImageSet.by_field` then makes domains of a column (hospital, slide, region).
+
+    Args:
+        root: Folder that the table and the paths are relative to.
+        layout: A description, or `camelyon17` or `fmow` for those of WILDS, which get the columns
+            `wilds_split` (train, id_val, id_test, val, test) and, for FMoW, `region`.
+        where: Column to the value or values to keep, e.g. `{"center": "1"}`.
+        domain: Name of the domain. Default: the values kept, or the folder's name.
+        options: Transform, sample (after `where`), bad files.
+
+    Raises:
+        FileFormatError: If the table or an image is missing or cannot be read.
+        UnknownNameError: If there is no such layout or column.
+        InputError: If no row is kept, or a label is none of the classes.
+
+    References:
+        Koh et al. 2021, WILDS, arXiv:2012.07421.
+    """
+    root = _folder(root)
+    if isinstance(layout, str):
+        if layout not in WILDS_LAYOUTS:
+            raise unknown_name("layout", layout, WILDS_LAYOUTS)
+        layout = WILDS_LAYOUTS[layout]
+    rows: list[Row | None] = [
+        {**row, "row": str(number)} for number, row in enumerate(_table(root / layout.table))
+    ]
+    try:
+        if layout.derive is not None:
+            rows = layout.derive([row for row in rows if row is not None], root)
+        kept = {number: row for number, row in enumerate(rows) if row is not None}
+        names = layout.classes or tuple(sorted({row[layout.label] for row in kept.values()}))
+        for column, values in (where or {}).items():
+            allowed = {values} if isinstance(values, str) else set(values)
+            kept = {number: row for number, row in kept.items() if row[column] in allowed}
+        sources = [_Source(path := layout.path.format(**row), root / path) for row in kept.values()]
+    except KeyError as error:
+        columns = {name for row in rows if row is not None for name in row}
+        raise unknown_name(f"column of {root / layout.table}", error.args[0], columns) from error
+    chosen = "+".join(f"{c}={v if isinstance(v, str) else ','.join(v)}" for c, v in (where or {}).items())
+    if not kept:
+        raise InputError(f"no row of {root / layout.table} has {chosen or 'an image'}; look at its values")
+    strange = sorted({row[layout.label] for row in kept.values()} - set(names))
+    if strange:
+        raise InputError(
+            f"column {layout.label!r} of {root / layout.table} holds {strange}, not among {names}"
+        )
+    named = [name for name in next(iter(kept.values())) if name]
+    return _image_set(
+        sources,
+        labels=np.array([names.index(row[layout.label]) for row in kept.values()], dtype=np.int64),
+        ids=np.array(list(kept), dtype=np.int64),
+        fields={name: [row.get(name, "") for row in kept.values()] for name in named},
+        classes=layout.class_names or names,
+        domain=domain or chosen or root.name,
+        config={"layout": "table", "source": root.name, "where": chosen},
+        options=options,
+    )
+
+
+def _table(path: Path) -> list[Row]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileFormatError(f"the table {path} cannot be read: {error}") from error
+    short = [number for number, row in enumerate(rows) if None in row or None in row.values()]
+    if not rows or short:
+        fact = f"row {short[0]} has another number of columns than the head" if short else "it has no row"
+        raise FileFormatError(f"the table {path} cannot be used: {fact}")
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ archives
+
+
+def read_npz(path: str | Path, *, domain: str | None = None, options: ReadOptions = DEFAULTS) -> ImageSet:
+    """One domain from a NumPy archive without pickles.
+
+    Args:
+        path: Holds `images` (uint8 `[N, H, W, 3]` or grey `[N, H, W]`), or encoded files back to back as
+            `blob` (uint8) with `offsets` (`[N + 1]`). Optional: `labels` `[N]`, `class_names`; every other
+            array of length N becomes a field.
+        domain: Name of the domain. Default: the file's name.
+        options: Transform, sample, bad images.
+
+    Raises:
+        FileFormatError: If the file is no such archive, or an image cannot be decoded and is not skipped.
+        UnsafeFileError: If an array of the archive is a pickle.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = dict(archive)
+    except ValueError as error:
+        raise UnsafeFileError(
+            f"{path} holds pickled objects or no arrays; save plain arrays: {error}"
+        ) from error
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, AttributeError, TypeError) as error:
+        raise FileFormatError(f"{path} cannot be read as .npz: {error}") from error
+    sources = _array_sources(path, arrays)
+    n = len(sources)
+    labels, names = arrays.pop("labels", None), arrays.pop("class_names", None)
+    if labels is not None and (labels.shape != (n,) or labels.dtype.kind not in "iu"):
+        raise FileFormatError(f"labels of {path} are {labels.dtype} {labels.shape}; expected {n} integers")
+    return _image_set(
+        sources,
+        labels=None if labels is None else labels.astype(np.int64),
+        fields={name: values.tolist() for name, values in arrays.items() if values.shape == (n,)},
+        classes=None if names is None else tuple(str(name) for name in names),
+        domain=path.stem if domain is None else domain,
+        config={"layout": "npz", "source": path.name},
+        options=options,
+    )
+
+
+def _array_sources(path: Path, arrays: dict[str, np.ndarray]) -> list["_Source"]:
+    """Takes the images out of `arrays`."""
+    if "images" in arrays:
+        images = arrays.pop("images")
+        if images.ndim == 3:
+            images = np.repeat(images[..., None], 3, axis=3)
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            raise FileFormatError(
+                f"images of {path} are {images.dtype} {images.shape}; expected uint8 [N, H, W, 3] or "
+                "[N, H, W]"
+            )
+        return [_Source(f"{path.name}, image {i}", image) for i, image in enumerate(images)]
+    if {"blob", "offsets"} <= arrays.keys():
+        blob, offsets = arrays.pop("blob"), arrays.pop("offsets")
+        ordered = blob.dtype == np.uint8 and offsets.ndim == 1 and len(offsets) > 1
+        if not ordered or (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > len(blob):
+            raise FileFormatError(f"offsets of {path} do not cut its blob of {len(blob)} bytes into images")
+        return [
+            _Source(f"{path.name}, image {i}", blob[start:stop].tobytes())
+            for i, (start, stop) in enumerate(pairwise(offsets))
+        ]
+    raise FileFormatError(f"{path} holds {sorted(arrays)}; expected images, or blob and offsets")
+
+
+def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOptions = DEFAULTS) -> ImageSet:
+    """One domain from a parquet file as the `datasets` library writes it; needs pyarrow.
+
+    Args:
+        path: Column `image` holds encoded files (`bytes`, or a struct with `bytes`), column `label` integers
+            (optional); every other column of plain values becomes a field. Class names come from the file's
+            own description.
+        domain: Name of the domain. Default: the file's name.
+        options: Transform, sample, bad images.
+
+    Raises:
+        MissingExtraError: If pyarrow is not installed.
+        FileFormatError: If the file is no such table, or an image cannot be decoded and is not skipped.
+    """
+    path = Path(path)
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingExtraError("reading parquet needs pyarrow; run: pip install pyarrow") from error
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+        raise FileFormatError(f"{path} cannot be read as parquet: {error}") from error
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in columns.pop("image", [])]
+    files = [cell for cell in cells if isinstance(cell, bytes)]
+    if not files or len(files) < len(cells):
+        raise FileFormatError(
+            f"{path} holds {table.column_names}; expected a column image with encoded files"
+        )
+    labels = columns.pop("label", None)
+    if labels is not None and not all(isinstance(label, int) for label in labels):
+        raise FileFormatError(f"column label of {path} holds other things than integers")
+    described = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    names = described.get("info", {}).get("features", {}).get("label", {}).get("names")
+    return _image_set(
+        [_Source(f"{path.name}, image {i}", file) for i, file in enumerate(files)],
+        labels=None if labels is None else np.array(labels, dtype=np.int64),
+        fields={
+            name: values
+            for name, values in columns.items()
+            if not any(isinstance(value, dict | list | bytes) for value in values)
+        },
+        classes=None if names is None else tuple(names),
+        domain=path.stem if domain is None else domain,
+        config={"layout": "parquet", "source": path.name},
+        options=options,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ decoding
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An image that is not decoded yet, and how to call it in a message."""
+
+    name: str
+    content: Path | bytes | UInt8[np.ndarray, "h w 3"]
+
+    def decode(self, transform: EvalTransform | None) -> UInt8[np.ndarray, "h w 3"]:
+        content = self.content
+        if isinstance(content, np.ndarray):
+            return content if transform is None else transform.pixels(Image.fromarray(content))
+        try:
+            with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
+                rgb = image.convert("RGB")
+        # Broken files make Pillow's decoders fail in all these ways.
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            EOFError,
+            struct.error,
+            Image.DecompressionBombError,
+        ) as error:
+            where = content if isinstance(content, Path) else self.name
+            raise FileFormatError(
+                f"the image {where} cannot be decoded ({error}); repair it or skip such files"
+            ) from error
+        return (transform or EvalTransform(resize=None)).pixels(rgb)
+
+
+def _image_set(
+    sources: list[_Source],
+    *,
+    labels: Int64[np.ndarray, " n"] | None,
+    fields: Mapping[str, Sequence[Any]],
+    classes: tuple[str, ...] | None,
+    domain: str,
+    config: dict[str, Any],
+    options: ReadOptions,
+    ids: Int64[np.ndarray, " n"] | None = None,
+) -> ImageSet:
+    if not sources:
+        raise InputError(f"domain {domain!r} has no image; files that end in {sorted(SUFFIXES)} are read")
+    pixels: UInt8[np.ndarray, "_ _ _ 3"] | None = None
+    kept: list[int] = []
+    skipped: list[str] = []
+    rows = draw_rows(len(sources), options.n, seed=options.seed)
+    for row in rows.tolist():
+        try:
+            image = sources[row].decode(options.transform)
+        except FileFormatError:
+            if not options.skip_bad:
+                raise
+            skipped.append(sources[row].name)
+            continue
+        if pixels is None:
+            pixels = np.empty((len(rows), *image.shape), dtype=np.uint8)
+        if image.shape != pixels.shape[1:]:
+            raise ShapeError(
+                f"{sources[row].name} is {image.shape[0]} x {image.shape[1]} and {sources[kept[0]].name} is "
+                f"{pixels.shape[1]} x {pixels.shape[2]}; give a transform that makes those of "
+                f"{domain!r} equal"
+            )
+        pixels[len(kept)] = image
+        kept.append(row)
+    if pixels is None:
+        raise InputError(f"none of the {len(skipped)} images of {domain!r} can be decoded, e.g. {skipped[0]}")
+    transform = options.transform
+    geometry = (
+        None if transform is None else {k: transform.to_dict()[k] for k in ("resize", "crop", "resample")}
+    )
+    return ImageSet(
+        pixels=pixels[: len(kept)],
+        labels=None if labels is None else labels[kept],
+        ids=np.array(kept, dtype=np.int64) if ids is None else ids[kept],
+        domain=domain,
+        fields={name: [values[row] for row in kept] for name, values in fields.items()},
+        classes=classes,
+        name=str(config["source"]),
+        config={**config, "geometry": geometry, "n": options.n, "seed": options.seed},
+        skipped=tuple(skipped),
+    )
+
+
+def _folder(path: str | Path) -> Path:
+    path = Path(path)
+    if not path.is_dir():
+        raise FileFormatError(f"{path} is no folder; give one that holds the images")
+    return path
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
