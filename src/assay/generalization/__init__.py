@@ -8,6 +8,19 @@ from assay.generalization.dependency import (
     layer_sets,
     output_depth_bias,
 )
+from assay.generalization.evaluation import (
+    AlarmCounts,
+    AlarmCurve,
+    CorrelationSummary,
+    TaskCorrelation,
+    Threshold,
+    alarm_counts,
+    alarm_curve,
+    calibrate_threshold,
+    correlate,
+    ratio_ablation,
+    summarize_correlations,
+)
 from assay.generalization.motifs import Motif, motif, universal_motif
 from assay.generalization.shift import (
     DISTANCES,
@@ -23,14 +36,23 @@ from assay.generalization.shift import (
 
 __all__ = [
     "DISTANCES",
+    "AlarmCounts",
+    "AlarmCurve",
     "CircuitView",
+    "CorrelationSummary",
     "Distance",
     "LayerSets",
     "Motif",
+    "TaskCorrelation",
+    "Threshold",
+    "alarm_counts",
+    "alarm_curve",
     "baselines",
+    "calibrate_threshold",
     "check_comparable",
     "circuit_shift",
     "circuit_shifts",
+    "correlate",
     "dependency_depth_bias",
     "dependency_matrix",
     "heat_signature",
@@ -38,5 +60,7 @@ __all__ = [
     "motif",
     "output_depth_bias",
     "rank_shift_map",
+    "ratio_ablation",
+    "summarize_correlations",
     "universal_motif",
 ]
