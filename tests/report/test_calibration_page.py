@@ -23,10 +23,10 @@ from assay.calibration import GATES, ablation_invariance, bootstrap_stability, f
 from assay.calibration.planted import runs
 from assay.errors import InputError, OutputError
 from assay.measurement import Verdict
-from assay.report import calibration_tables, calibration_words, save_report
+from assay.report import calibration_names, calibration_tables, calibration_words, save_report
 from assay.report.calibration import calibration_figure, calibration_view
 from assay.report.calibration_figures import COLOURS, WIDTH, draw_gates, relative, rows, strip
-from assay.report.calibration_headlines import DECISIVE, PARTS, RULES, Headline, headline, part_headline
+from assay.report.calibration_headlines import DECISIVE, PARTS, RULES, Headline, headline, part_headline, side
 from assay.report.html import render
 
 
@@ -296,20 +296,84 @@ def test_the_overview_counts_and_gives_no_score() -> None:
 def test_the_overview_of_one_gate() -> None:
     document = calibration_document({"C11": bootstrap_stability(np.ones(10), np.ones(10))})
     assert calibration_words.overview(document) == (
-        "One check: 1 passes. Of the published rules, which take numbers at face value, 1 passes."
+        "One check: it passes. By the published rule, which takes numbers at face value, it passes."
     )
     document = calibration_document({"C11": bootstrap_stability(np.zeros(0), np.zeros(0))})
-    assert calibration_words.overview(document).endswith("The published rules decide none.")
+    assert calibration_words.overview(document) == (
+        "One check: it is undefined on these data. The published rule does not decide."
+    )
 
 
-def test_few_prompts_and_few_heads_are_said_first(mixed: Document) -> None:
-    mixed["table"]["partial_heads"] = True
-    mixed["warnings"] = ["partial_heads", "something_new"]
-    notes = calibration_words.caveats(mixed)
-    assert notes[:2] == [calibration_words.WARNINGS["partial_heads"], "Something new."]
-    assert notes[2].startswith("The table rests on 40 prompts.")
-    assert len(notes) == 3
-    assert calibration_words.caveats(synthetic_calibration(world=SOUND)) == []
+def test_the_score_that_is_judged_and_of_what_is_said_first(mixed: Document, page_text: str) -> None:
+    verdict = gate_of(mixed, "C11")["verdict"]
+    value, bounds = verdict["values"]["faithfulness"], verdict["details"]["interval"]
+    low, high = (f"{bounds[name]:.2f}" for name in ("low", "high"))
+    mixed["table"]["ablation"] = "mean"
+    assert calibration_words.subject_words(mixed) == (
+        f"Faithfulness {value:.2f} [{low}, {high}] (95\N{NARROW NO-BREAK SPACE}% interval) of 6 of 32 heads, "
+        "the rest under mean ablation. Measured on 40 prompts of ioi, and on a pool of 120 for what other "
+        "prompts would give."
+    )
+    header = said(page_text.partition("All checks at a glance")[0].rpartition("<header>")[2])
+    assert header.index(f"Faithfulness {value:.2f} [{low}, {high}]") < header.index("16 checks:")
+
+
+def test_without_c11_the_score_is_not_said(mixed: Document) -> None:
+    mixed["gates"] = [gate for gate in mixed["gates"] if gate["code"] != "C11"]
+    mixed["table"] |= {"ablation": "zero", "n_pool": 40}
+    assert calibration_words.subject_words(mixed) == (
+        "The circuit is 6 of 32 heads, the rest under zero ablation. Measured on 40 prompts of ioi."
+    )
+    bare = synthetic_calibration(bare=True)
+    assert calibration_words.subject_words(bare).startswith("The circuit is 6 of 32 heads. Measured on 3 ")
+    assert calibration_words.subject_words(mixed | {"table": {}, "circuit": {}, "task": {}}) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_edges", "text"),
+    [
+        ("heads", 78, "6 of 32 heads (78 edges)"),
+        ("edges", 78, "78 edges on 6 of 32 heads"),
+        ("edges", 1, "1 edge on 6 of 32 heads"),
+    ],
+)
+def test_edges_of_the_circuit_are_counted(mixed: Document, kind: str, n_edges: int, text: str) -> None:
+    mixed["circuit"] |= {"kind": kind, "n_edges": n_edges}
+    assert f"interval) of {text}. " in calibration_words.subject_words(mixed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"k": 0}, "The circuit is empty"),
+        ({"k": 0, "kind": "edges", "n_edges": 0}, "The circuit is empty"),
+        ({"k": 0, "kind": "edges", "n_edges": 3}, "The circuit touches no head"),
+        ({"k": 32}, "The circuit holds every head"),
+        ({"k": 32, "kind": "edges", "n_edges": 90}, "The circuit touches every head"),
+    ],
+)
+def test_odd_circuits_are_said_before_all_else(mixed: Document, changes: Document, text: str) -> None:
+    assert not any(note.startswith("The circuit") for note in calibration_words.caveats(mixed))
+    mixed["circuit"] |= changes
+    mixed["warnings"] = ["partial_heads"]
+    assert calibration_words.caveats(mixed)[0].startswith(text)
+    assert f'<p class="caveat">{text}' in render(mixed)
+
+
+def test_a_score_that_may_be_nothing_is_said_first(mixed: Document) -> None:
+    def grave() -> list[str]:
+        return [note for note in calibration_words.caveats(mixed) if note.startswith("The score")]
+
+    assert grave() == []
+    gate_of(mixed, "C30")["verdict"]["warnings"] = ["score_near_zero"]
+    (note,) = grave()
+    assert note.startswith("The score lies within three standard errors of 0: the circuit may keep none")
+    gate_of(mixed, "C11")["verdict"]["details"]["interval"] |= {"low": -0.1}
+    (note,) = grave()
+    assert note.startswith("The score cannot be told from 0: ")
+    assert calibration_words.caveats(mixed)[0] == note
+    gate_of(mixed, "C30")["verdict"]["warnings"] = []
+    assert grave() == [note]
 
 
 # -------------------------------------------------------------------------------------------- the headlines
@@ -472,10 +536,10 @@ def test_findings_point_at_what_stands_out() -> None:
     unsound = synthetic_calibration(world=UNSOUND)
     found = {code: calibration_words.findings(gate_of(unsound, code)) for code in CODES}
     assert re.fullmatch(
-        r"The methods that agree least: C2 and C5 \(rank correlation .0\.\d\d\)\.", found["C12"]
+        r"The methods that agree least: patching and mediation \(rank correlation .0\.\d\d\)\.", found["C12"]
     )
     assert found["C13"].startswith("Furthest apart: template 0 and template 2, with scores")
-    assert found["C14"] == "What stands in the way: d′ \N{MINUS SIGN}0.34 and hits 0.00."
+    assert found["C14"] == "Also in the way: hits 0.00."  # d' is the number shown
     assert found["C16"].startswith("Failing: test-retest, split halves and consistency.")
     assert "Not moving with the others: head 1 of the circuit, head 2 of the circuit" in found["C16"]
     heads = [[0, at] for at in range(6)]
@@ -491,6 +555,151 @@ def test_findings_point_at_what_stands_out() -> None:
     assert found["C11"] == ""
 
 
+@pytest.mark.parametrize(
+    ("code", "published", "value", "bounds", "where"),
+    [
+        ("C14", "pass", 1.37, (0.4, 2.7), "where the check passes"),
+        ("C36", "fail", -0.006, (-0.02, 0.007), "where it fails"),
+        ("C30", "moderate", 0.15, (0.08, 0.19), "between its limits"),
+    ],
+)
+def test_an_open_verdict_beside_a_published_one_is_explained(
+    mixed: Document, code: str, published: str, value: float, bounds: tuple[float, float], where: str
+) -> None:
+    gate = gate_of(mixed, code)
+    verdict = gate["verdict"]["sub_results"]["d_prime"] if code == "C14" else gate["verdict"]
+    name = RULES[code].value if code != "C14" else "value"
+    gate["verdict"] |= {"status": "inconclusive", "published": published}
+    verdict |= {
+        "status": "inconclusive",
+        "values": verdict["values"] | {name: value},
+        "interval": {"low": bounds[0], "high": bounds[1], "level": 0.9, "method": "delta"},
+    }
+    if code == "C14":
+        gate["verdict"]["sub_results"] = {"d_prime": verdict}
+    assert f"the number itself lies {where}." in calibration_words.disagreement(gate, "inconclusive")
+    gate["verdict"]["published"] = "pass" if published == "fail" else "fail"
+    other = calibration_words.disagreement(gate, "inconclusive")
+    assert "the number itself" not in other
+    assert "Here the interval reaches across the limit" in other
+    assert other.endswith(calibration_words.sentence(gate["weakness"]))
+    gate["verdict"]["published"] = published
+    # An interval on one side of the limit does not explain why the verdict is open.
+    verdict["interval"] |= {"low": value, "high": value}
+    assert "the number itself" not in calibration_words.disagreement(gate, "inconclusive")
+
+
+def test_where_a_number_lies_follows_its_limits() -> None:
+    assert [side(blank(), value) for value in (0.4, 0.5, 0.6, None)] == ["fail", "fail", "pass", ""]
+    assert side(blank(reaching=True), 0.5) == "pass"
+    band = blank(
+        higher=False, limits=(0.1, 0.2), passes=((-math.inf, 0.1),), fails=((0.2, math.inf),), scale=0.1
+    )
+    assert [side(band, value) for value in (0.05, 0.1, 0.15, 0.2, 0.3)] == [
+        "pass",
+        "moderate",
+        "moderate",
+        "moderate",
+        "fail",
+    ]
+    assert side(blank(limits=()), 0.4) == ""
+
+
+def test_methods_and_raters_go_by_words(mixed: Document) -> None:
+    rated = gate_of(mixed, "F59")
+    names = {"drop effect": "drop-effect", "direct effect": "dla", "OV norm": "ov-norm"}
+    details = rated["verdict"]["details"]
+    for name in ("pairs", "kappa_pairs"):
+        details[name] = {
+            "/".join(names[each] for each in pair.split("/")): value for pair, value in details[name].items()
+        }
+    details["worst_pair"] = ["dla", "ov-norm"]
+    assert calibration_words.meaning(rated, "pass") == (
+        "These raters order the heads alike. The raters: drop effect, direct effect and weights."
+    )
+    assert calibration_words.meaning(gate_of(mixed, "C12"), "fail").endswith(
+        " The methods: patching, mediation and learning coefficients."
+    )
+    claims = gate_of(mixed, "M93")["verdict"]["details"]
+    claims["results"][0]["name"], claims["lost"] = "C12: C2/C10 order the heads alike", ["C12: C5/C7 differ"]
+    gate_of(mixed, "M93")["verdict"]["status"] = "fail"
+    text = render(mixed)
+    assert "direct effect and weights" in said(row_of(text, "F59"))
+    assert "dla" not in row_of(text, "F59")
+    assert "patching and learning coefficients" in said(row_of(text, "C12"))
+    assert "C12: patching and learning coefficients order the heads alike" in said(row_of(text, "M93"))
+    assert "Lost: C12: mediation and causation entropy differ." in said(row_of(text, "M93"))
+    for code in ("C12", "M93"):
+        assert not re.search(r"\bC(2|5|7|10)\b", said(row_of(text, code).replace("C5 convergent", "")))
+    assert calibration_names.method_name("my-scores") == "my-scores"
+    assert calibration_names.claim_name("C11/C13: C2 alone") == "C11/C13: C2 alone"
+
+
+def test_advice_names_the_heads_of_the_document(mixed: Document) -> None:
+    mixed["circuit"]["heads"] = [[layer, 7] for layer in range(6)]
+    gate = gate_of(mixed, "M3b")
+    gate["verdict"]["status"] = "fail"
+    gate["verdict"]["details"]["labels"] = ["unstable", "contingent", *["certified"] * 4]
+    assert calibration_words.advice(gate, mixed) == ["Contingent a1.h7; unstable a0.h7."]
+
+
+@pytest.mark.parametrize(
+    ("task", "other"), [("ioi", "greater-than"), ("greater-than", "ioi"), ("docstring", "greater-than")]
+)
+def test_another_task_is_named_to_compare_with(task: str, other: str) -> None:
+    bare = synthetic_calibration(bare=True)
+    bare["task"]["name"] = task
+    assert f"--against {other} " in " ".join(calibration_words.advice(gate_of(bare, "C17"), bare))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            ["place", "object"],
+            "Group them by a field of the task: --groups place or --groups object (groups=",
+        ),
+        ([], "No field of the task repeats often enough to group by;"),
+        (
+            None,
+            "Use a task with several templates, or group the prompts by one of its fields: --groups FIELD",
+        ),
+    ],
+)
+def test_the_fields_to_group_by_are_named(fields: list[str] | None, text: str) -> None:
+    bare = synthetic_calibration(bare=True)
+    gate = gate_of(bare, "C13")
+    gate["verdict"] |= {"reason": "not_applicable", "details": {} if fields is None else {"fields": fields}}
+    assert calibration_words.advice(gate, bare)[1].startswith(text)
+
+
+@pytest.mark.parametrize(("by", "words"), [("object", "(by object)"), ("given", "(as given)")])
+def test_the_grouping_is_named_and_no_template_is_spoken_of(mixed: Document, by: str, words: str) -> None:
+    gate = gate_of(mixed, "C13")
+    gate["verdict"]["details"] |= {"groups_from": by}
+    assert headline(gate).label == f"share of the spread that lies between groups {words}"
+    assert f"between groups {words}" in said(row_of(render(mixed), "C13"))
+    assert not re.search("template", " ".join(str(gate[name]) for name in ("question", "on_pass", "on_fail")))
+    del gate["verdict"]["details"]["groups_from"]
+    assert headline(gate).label == RULES["C13"].label
+
+
+def test_the_seed_of_the_prompts_is_told_from_that_of_resampling(mixed: Document) -> None:
+    footer = said(render(mixed).partition("<footer>")[2])
+    assert "resampling seed 42" in footer
+    assert "drawn with seed" not in footer
+    mixed["task"]["config"] = {"seed": 7}
+    assert "task ioi drawn with seed 7 " in said(render(mixed).partition("<footer>")[2])
+
+
+def test_a_verdict_alone_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
+    verdict = bootstrap_stability(np.ones(10), np.ones(10))
+    for given in (verdict, verdict.to_dict()):
+        with pytest.raises(InputError, match=r"one verdict alone \(status 'pass'\).*`assay\.calibrate_all`"):
+            save_report(tmp_path / "a.html", given)
+    assert not (tmp_path / "a.html").exists()
+
+
 def test_a_part_that_fails_alone_does_not_make_the_suite_fail() -> None:
     gate = gate_of(synthetic_calibration(world=UNSOUND), "C16")
     gate["verdict"]["status"] = "inconclusive"
@@ -501,8 +710,17 @@ def test_where_the_verdicts_differ_the_page_says_why(mixed: Document) -> None:
     gate = gate_of(mixed, "C11")
     assert gate["verdict"]["published"] == "pass"
     text = calibration_words.disagreement(gate, "inconclusive")
-    assert text.startswith("The published rule says pass. Percentile intervals under-cover")
+    assert text == (
+        "The published rule says pass, for the number itself lies where the check passes. Its interval does "
+        "not lie there as a whole, so with confidence the check stays open."
+    )
     assert calibration_words.disagreement(gate, "pass") == ""
+    gate["verdict"] |= {"interval": None}
+    text = calibration_words.disagreement(gate, "inconclusive")
+    assert text.startswith("The published rule says pass. Percentile intervals under-cover")
+    gate["verdict"] |= {"values": gate["verdict"]["values"] | {"standard_error": 0.2}}
+    text = calibration_words.disagreement(gate, "fail")
+    assert re.match(r"The published rule says pass, for it judges another number, 0\.09\. Perc", text)
     bare = gate_of(synthetic_calibration(bare=True), "M93")
     assert calibration_words.disagreement(bare, "not applicable").startswith(
         "The published rule says pass all the same. A pass flag turned into"
@@ -519,7 +737,9 @@ def test_where_the_verdicts_differ_the_page_says_why(mixed: Document) -> None:
         (1.0233, 2.483, 41.1, "2.48 [1.02, 41.10]"),
         (29.65, 33.57, 40.61, "34 [30, 41]"),
         (-0.3, -0.00001, 0.4, "0.00 [\N{MINUS SIGN}0.30, 0.40]"),
-        (1.0004, 1.4, 1.9, "1.40 [1.0004, 1.90]"),
+        (1.0004, 1.4, 1.9, "1.4000 [1.0004, 1.9000]"),
+        (0.9961, 1.4, 1.9, "1.400 [0.996, 1.900]"),
+        (1 + 1e-9, 1.4, 1.9, "1.40 [1.00, 1.90]"),
         (0.5, 0.5, 0.5, "0.50"),
         (None, 0.0056, None, "0.0056"),
     ],

@@ -316,8 +316,8 @@ def _disattenuated(
     criterion="M1 reliability",
     needs=("scores",),
     question="Do raters of heads agree on their order and on the best of them?",
-    on_pass="head ranking is a property of the model rather than of one method",
-    on_fail="the circuit is method-dependent; name the dissenting method before interpreting",
+    on_pass="these raters order the heads alike",
+    on_fail="the order of heads depends on the rater; name the dissenting one before interpreting",
     weakness="W is 1/m by chance; with 12 heads random rankings of three raters exceed 0.5 in 9 % of cases",
     source="mechanistic-validity framework; Kendall and Babington Smith (1939), doi:10.1214/aoms/1177732186",
 )

@@ -75,7 +75,7 @@ def _ratio_of(inside: Bool[np.ndarray, " H"], outside: Bool[np.ndarray, " H"]) -
     needs=("attributions", "members"),
     question="Do the circuit's heads stand out in direct effect?",
     on_pass="members stand out in direct effect",
-    on_fail="members act indirectly, or the circuit is noise: check C2/C5 before concluding",
+    on_fail="members act indirectly, or the circuit is noise: check patching and mediation before concluding",
     weakness="direct effects grow with depth, and magnitudes of noisy means are biased upwards",
     source="mechanistic-validity framework",
 )

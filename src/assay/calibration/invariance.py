@@ -76,9 +76,9 @@ def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
     name="Measurement invariance",
     criterion="M2 invariance",
     needs=("y_full", "y_circuit", "groups"),
-    question="Does the score depend on the template of the prompt?",
-    on_pass="One number describes all templates.",
-    on_fail="Report a number per template only, and the pair furthest apart; the aggregate misleads.",
+    question="Does the score depend on the group of prompts that it is taken on?",
+    on_pass="One number describes all groups of prompts.",
+    on_fail="Report a number per group only, and the pair furthest apart; the aggregate misleads.",
     weakness="Eta squared is biased upwards: with three groups and 60 prompts a perfectly invariant circuit "
     "is below 0.01 in a quarter of samples and above 0.06 in a sixth.",
 )

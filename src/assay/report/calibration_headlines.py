@@ -259,6 +259,7 @@ def headline(gate: Record) -> Headline:
     - the entry named in `RULES` for most;
     - C14 and C16 are the worst of several parts: the number of that part (fail, inconclusive, moderate, pass;
       the first of equals). C14's own interval is that of d', one of them;
+    - C13's number is called after the field that groups the prompts;
     - C23 is a test: its p, without an interval, passing below 0.05, failing where the opposite order does;
     - M93 and M3b count claims and heads that were tested one by one: a share without an interval;
     - M98 has the interval of the signed difference of its widest pair, turned so that the difference is
@@ -272,10 +273,25 @@ def headline(gate: Record) -> Headline:
     if code in DECISIVE:
         return _of_part(code, rule, verdict)
     found = _read(rule, verdict)
+    if code == "C13" and (by := (verdict.get("details") or {}).get("groups_from")):
+        return replace(found, label=f"{found.label} ({'as given' if by == 'given' else f'by {by}'})")
     if code == "C23" and found.limits:
         # The opposite order has a p below 0.05 only where this one is above 0.95.
         return replace(found, fails=((1 - found.limits[0], 1.0),))
     return _of_gap(found, verdict, turned=code == "E1b") if code in ("M98", "E1b") else found
+
+
+def side(shown: Headline, value: float | None) -> str:
+    """Where a number lies: `pass` or `fail` beyond a limit, `moderate` between two, else empty."""
+    if value is None or not shown.limits:
+        return ""
+    if any(low < value < high for low, high in shown.passes):
+        return "pass"
+    if any(low < value < high for low, high in shown.fails):
+        return "fail"
+    if value == shown.limits[0]:
+        return "pass" if shown.reaching else "fail" if len(shown.limits) == 1 else "moderate"
+    return "moderate" if len(shown.limits) > 1 else ""
 
 
 def part_headline(name: str, verdict: Record) -> Headline:

@@ -6,9 +6,9 @@ from typing import Any
 
 from assay.report.calibration_figures import strip
 from assay.report.calibration_headlines import Headline, part_headline
+from assay.report.calibration_names import circuit_heads, claim_name, head_name, pair_name
 from assay.report.calibration_words import (
     KINDS,
-    head_name,
     kind,
     number_line,
     sentence,
@@ -172,11 +172,6 @@ def _table(
     }
 
 
-def circuit_heads(document: Record) -> list[list[int]]:
-    """(layer, head) of the circuit's heads where the document lists them."""
-    return list((document.get("circuit") or {}).get("heads") or [])
-
-
 def _of_circuit(document: Record, columns: Sequence[int]) -> list[str]:
     heads = circuit_heads(document)
     return [head_name(int(at), heads) for at in columns]
@@ -199,7 +194,7 @@ def _methods(verdict: Record, details: Record, document: Record) -> list[Table]:
             ("pair", "#rank correlation", "#p", "#among the best heads", "#overlap of the best"),
             [
                 [
-                    name.replace("/", " and "),
+                    pair_name(name),
                     number(rho[name]),
                     _p(p.get(name)),
                     _or_blank(top.get(name)),
@@ -242,7 +237,7 @@ def _raters(verdict: Record, details: Record, document: Record) -> list[Table]:
         _table(
             "Pairs of raters",
             ("pair", "#rank correlation", "#agreement on the best (κ)"),
-            [[name.replace("/", " and "), number(rho[name]), _or_blank(kappa.get(name))] for name in rho],
+            [[pair_name(name), number(rho[name]), _or_blank(kappa.get(name))] for name in rho],
             most=LISTED_PAIRS,
         )
     ]
@@ -275,7 +270,7 @@ def _claims(verdict: Record, details: Record, document: Record) -> list[Table]:
             ),
             [
                 [
-                    str(each["name"]),
+                    claim_name(each["name"]),
                     *((str(each["task"]),) if tasks else ()),
                     "yes" if each["claimed"] else "",
                     *(_p(each.get(name)) for name in ("p", "bh", "by", "holm", "bonferroni")),

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.report.calibration_headlines import DECISIVE, Headline, headline
-from assay.report.words import MINUS, STATUSES, number
+from assay.report.calibration_headlines import DECISIVE, Headline, headline, side
+from assay.report.calibration_names import circuit_heads, claim_name, compared, head_name, method_name
+from assay.report.words import MINUS, STATUSES, number, percent, precision
 
 
 Record = Mapping[str, Any]
@@ -13,6 +14,9 @@ Record = Mapping[str, Any]
 LISTED = 4
 RECOMMENDED, RECOMMENDED_GROUPS = 100, 300
 FAR_TOO_MANY = 100_000
+MOST_DIGITS = 6
+OTHER_TASKS = ("greater-than", "ioi")  # to name as an example
+NEAR_ZERO = "score_near_zero"
 
 JUDGED = ("pass", "fail", "moderate")
 KINDS = {
@@ -114,7 +118,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "too_few_groups": (
         "Fewer than two groups have enough prompts.",
-        "Give prompts of at least two templates, three of each.",
+        "Give prompts of at least two groups, three of each.",
     ),
     "no_target_variance": ("All heads have the same mean, so no order of theirs can be reproduced.", ""),
     "negative_variance": ("The estimated variance is negative, so the ratio has no meaning.", ""),
@@ -163,8 +167,9 @@ SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
         "Measure another family of scores.",
     ),
     ("C13", "not_applicable"): (
-        "All prompts come from one template, so there are no groups to compare.",
-        "Use a task with several templates, or group the prompts yourself.",
+        "These prompts fall into no groups that could be compared.",
+        "Use a task with several templates, or group the prompts by one of its fields: --groups FIELD "
+        "(groups= in Python).",
     ),
     ("C14", "not_applicable"): (
         "It needs a score of every head, inside the circuit and outside.",
@@ -176,7 +181,7 @@ SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("C17", "not_applicable"): (
         "It needs a second task with a circuit of its own.",
-        "Name one, for example --against greater-than.",
+        "Name one with --against (against= in Python).",
     ),
     ("C23", "not_applicable"): (
         "The circuit’s heads have no roles.",
@@ -272,17 +277,43 @@ def named(names: Sequence[object]) -> str:
 def meaning(gate: Record, state: str) -> str:
     """What the verdict of a gate means."""
     on_pass, on_fail = sentence(str(gate["on_pass"])), sentence(str(gate["on_fail"]))
-    if state == "pass":
-        return on_pass
-    if state == "fail":
-        return on_fail
-    if state == "moderate":
-        return "Better than the limit of a fail and short of that of a pass: use the number with care."
-    return f"If it passed: {on_pass} If it failed: {on_fail}"
+    found = {
+        "pass": on_pass,
+        "fail": on_fail,
+        "moderate": "Better than the limit of a fail and short of that of a pass: use the number with care.",
+    }.get(state, f"If it passed: {on_pass} If it failed: {on_fail}")
+    # Both ask whether heads are ordered alike, by other measures of them.
+    who = {"C12": "methods", "F59": "raters"}.get(str(gate["code"]))
+    names = compared(gate["verdict"].get("details") or {}) if who else []
+    return f"{found} The {who}: {named(names)}." if names else found
+
+
+def advice(gate: Record, document: Record) -> list[str]:
+    """What to do about the verdict of a gate, by the names and numbers of the document that holds it.
+
+    Args:
+        gate: One of the document's `gates`.
+        document: Calibrations, as `assay.calibrate_all(...).to_dict()` gives them.
+
+    Returns:
+        Sentences; empty after a plain pass.
+    """
+    return next_steps(
+        gate,
+        kind(gate["verdict"], headline(gate)),
+        (document.get("table") or {}).get("n_prompts"),
+        circuit_heads(document),
+        task=str((document.get("task") or {}).get("name") or ""),
+    )
 
 
 def next_steps(
-    gate: Record, state: str, n_prompts: int | None = None, heads: Sequence[Sequence[int]] = ()
+    gate: Record,
+    state: str,
+    n_prompts: int | None = None,
+    heads: Sequence[Sequence[int]] = (),
+    *,
+    task: str = "",
 ) -> list[str]:
     """What to do about a verdict, in sentences; empty after a plain pass.
 
@@ -291,6 +322,7 @@ def next_steps(
         state: As `kind` names it.
         n_prompts: Prompts of the table, where the verdict itself does not say.
         heads: (layer, head) of the circuit's heads, in the order of the table.
+        task: Its name, so that another one can be named.
     """
     code, verdict = str(gate["code"]), gate["verdict"]
     reason = str(verdict.get("reason") or "")
@@ -298,12 +330,32 @@ def next_steps(
     if state in ("not applicable", "undefined", "inconclusive"):
         because, then = why(code, reason) if reason else ("", "")
         otherwise = "" if reason else OPEN.get(code, "More prompts narrow the interval.")
+        then = _remedy(code, reason, verdict.get("details") or {}, task) or then
         found += [because, _needed(code, verdict, n_prompts) or then or otherwise]
     elif state == "fail" and reason:
         found.append(why(code, reason)[0])
     if state != "pass":
         found.append(findings(gate, heads))
     return [each for each in found if each]
+
+
+def _remedy(code: str, reason: str, details: Record, task: str) -> str:
+    """Advice that names a task or the fields of the prompts, where a gate lacks its input."""
+    if reason != "not_applicable":
+        return ""
+    if code == "C17":
+        other = next(each for each in OTHER_TASKS if each != task)
+        return f"Name one, for example --against {other} (against= in Python)."
+    fields = details.get("fields")
+    if code != "C13" or fields is None:
+        return ""
+    if not fields:
+        return (
+            "No field of the task repeats often enough to group by; give a label of each prompt as groups= "
+            "in Python."
+        )
+    options = " or ".join(f"--groups {name}" for name in fields)
+    return f"Group them by a field of the task: {options} (groups= in Python)."
 
 
 def _needed(code: str, verdict: Record, n_prompts: int | None) -> str:
@@ -338,9 +390,30 @@ def disagreement(gate: Record, state: str) -> str:
     published = str(gate["verdict"].get("published"))
     if published not in JUDGED or published == state:
         return ""
+    shown = headline(gate)
     weakness = sentence(str(gate.get("weakness") or ""))
-    also = " all the same" if state in ("not applicable", "undefined") else ""
-    return f"The published rule says {published}{also}. {weakness}".strip()
+    if state in ("not applicable", "undefined"):
+        return f"The published rule says {published} all the same. {weakness}".strip()
+    judged = shown.value if shown.published is None else shown.published
+    crosses = state == "inconclusive" and _crosses(shown)
+    if crosses and side(shown, shown.value) == published:
+        where = {"pass": "where the check passes", "fail": "where it fails"}.get(
+            published, "between its limits"
+        )
+        return (
+            f"The published rule says {published}, for the number itself lies {where}. Its interval does not "
+            "lie there as a whole, so with confidence the check stays open."
+        )
+    other = ""
+    if judged is not None and shown.value is not None and side(shown, judged) != side(shown, shown.value):
+        other = f", for it judges another number, {number(judged)}"
+    here = " Here the interval reaches across the limit, so with confidence the check stays open."
+    return f"The published rule says {published}{other}.{here if crosses else ''} {weakness}".strip()
+
+
+def _crosses(shown: Headline) -> bool:
+    """Whether the interval has ends on two sides of a limit."""
+    return shown.bounded and side(shown, shown.low) != side(shown, shown.high)
 
 
 def findings(gate: Record, heads: Sequence[Sequence[int]] = ()) -> str:
@@ -351,10 +424,11 @@ def findings(gate: Record, heads: Sequence[Sequence[int]] = ()) -> str:
         return _weak_parts(verdict, heads)
     if code == "M3b":
         return _uncertified(details, heads)
+    if code == "C14":
+        return _weak_rows(verdict, headline(gate).part)
     finder = {
         "C12": _lowest_pair,
         "C13": _furthest_groups,
-        "C14": _weak_rows,
         "C17": _weak_tasks,
         "F59": _worst_raters,
         "M93": _lost_claims,
@@ -362,13 +436,6 @@ def findings(gate: Record, heads: Sequence[Sequence[int]] = ()) -> str:
         "E1b": _widest_pair,
     }.get(code)
     return finder(verdict, details) if finder else ""
-
-
-def head_name(at: int, heads: Sequence[Sequence[int]]) -> str:
-    """A head of the circuit by its place in the table, `a9.h6` where the heads are listed."""
-    if at < len(heads) and len(heads[at]) == 2:
-        return f"a{heads[at][0]}.h{heads[at][1]}"
-    return f"head {at + 1} of the circuit"
 
 
 def _uncertified(details: Record, heads: Sequence[Sequence[int]]) -> str:
@@ -385,7 +452,9 @@ def _lowest_pair(verdict: Record, details: Record) -> str:
     if not pair:
         return ""
     rho = (details.get("pairs") or {}).get("/".join(pair))
-    return f"The methods that agree least: {named(pair)} (rank correlation {number(rho)})."
+    return (
+        f"The methods that agree least: {named([*map(method_name, pair)])} (rank correlation {number(rho)})."
+    )
 
 
 def _furthest_groups(verdict: Record, details: Record) -> str:
@@ -398,7 +467,8 @@ def _furthest_groups(verdict: Record, details: Record) -> str:
     return f"Furthest apart: {named(pair)}, with scores {scores}."
 
 
-def _weak_rows(verdict: Record, details: Record) -> str:
+def _weak_rows(verdict: Record, shown: str | None) -> str:
+    """The rows that stand in the way besides the one whose number is shown."""
     rows = verdict.get("sub_results") or {}
     short = [
         f"{words} {number((rows[name].get('values') or {}).get('value'))}"
@@ -407,9 +477,12 @@ def _weak_rows(verdict: Record, details: Record) -> str:
             ("hit_rate", "hits"),
             ("false_alarm_rate", "false alarms"),
         )
-        if name in rows and rows[name]["status"] in ("fail", "inconclusive") and not rows[name].get("reason")
+        if name in rows
+        and name != shown
+        and rows[name]["status"] in ("fail", "inconclusive")
+        and not rows[name].get("reason")
     ]
-    return f"What stands in the way: {named(short)}." if short else ""
+    return f"Also in the way: {named(short)}." if short else ""
 
 
 def _weak_parts(verdict: Record, heads: Sequence[Sequence[int]]) -> str:
@@ -447,12 +520,14 @@ def _worst_raters(verdict: Record, details: Record) -> str:
     if not pair:
         return ""
     rho = (details.get("pairs") or {}).get("/".join(pair))
-    return f"The raters that agree least: {named(pair)} (rank correlation {number(rho)})."
+    return (
+        f"The raters that agree least: {named([*map(method_name, pair)])} (rank correlation {number(rho)})."
+    )
 
 
 def _lost_claims(verdict: Record, details: Record) -> str:
     lost = details.get("lost")
-    return f"Lost: {named(lost)}." if lost else ""
+    return f"Lost: {named([claim_name(each) for each in lost])}." if lost else ""
 
 
 def _widest_pair(verdict: Record, details: Record) -> str:
@@ -471,15 +546,22 @@ def number_line(shown: Headline) -> tuple[str, str]:
     if width <= 0:
         return number(shown.value), passes_words(shown)
     least = 2 if abs(shown.value) < 10 else 0
-    digits = min(6, max(least, 1 - math.floor(math.log10(width))))
-    value, low, high = (_apart(each, digits, shown.limits) for each in (shown.value, shown.low, shown.high))
+    digits = min(MOST_DIGITS, max(least, 1 - math.floor(math.log10(width))))
+    ends = (shown.value, shown.low, shown.high)
+    digits = next(
+        (each for each in range(digits, MOST_DIGITS + 1) if not _meets(ends, each, shown.limits)), digits
+    )
+    value, low, high = (_fixed(each, digits) for each in ends)
     return f"{value} [{low}, {high}]", passes_words(shown)
 
 
-def _apart(value: float, digits: int, limits: Sequence[float]) -> str:
-    """So many decimals, or two more where the number would else read like a limit that it is not."""
-    meets = any(value != limit and round(value, digits) == round(limit, digits) for limit in limits)
-    return _fixed(value, digits + 2 if meets else digits)
+def _meets(values: Sequence[float], digits: int, limits: Sequence[float]) -> bool:
+    """Whether one of the numbers would read like a limit that it is not."""
+    return any(
+        value != limit and round(value, digits) == round(limit, digits)
+        for value in values
+        for limit in limits
+    )
 
 
 def _fixed(value: float, digits: int) -> str:
@@ -544,24 +626,122 @@ def overview(document: Record) -> str:
     """The counts of both kinds of verdict in two sentences; there is no overall score."""
     gates = document["gates"]
     published = published_counts(gates)
-    total = "One check" if len(gates) == 1 else f"{number(len(gates))} checks"
-    text = f"{total}: {_counted(counts(gates))}."
+    if len(gates) == 1:
+        (state,) = counts(gates)
+        text = f"One check: it {_VERBS[state][0]}."
+        if not published:
+            return f"{text} The published rule does not decide."
+        (state,) = published
+        return f"{text} By the published rule, which takes numbers at face value, it {_VERBS[state][0]}."
+    text = f"{number(len(gates))} checks: {_counted(counts(gates))}."
     if not published:
         return f"{text} The published rules decide none."
     return f"{text} Of the published rules, which take numbers at face value, {_counted(published)}."
 
 
+def subject_words(document: Record) -> str:
+    """What is judged, in two sentences: the score, the circuit, the ablation and the prompts.
+
+    Args:
+        document: Calibrations, as `assay.calibrate_all(...).to_dict()` gives them.
+
+    Returns:
+        The score is that of C11, with its interval, and left out where C11 was not judged; so is whatever
+        the document does not say. Empty where it says nothing.
+    """
+    table, task = document.get("table") or {}, document.get("task") or {}
+    score, found = _score(document)
+    circuit = _circuit_words(document.get("circuit") or {})
+    ablation = table.get("ablation")
+    rest = f", the rest under {ablation} ablation" if ablation else ""
+    what = sentence(f"the circuit is {circuit}{rest}") if circuit else ""
+    if score is not None:
+        low, high = found.get("low"), found.get("high")
+        digits = precision(low, high)
+        shown = _fixed(score, digits)
+        if low is not None and high is not None:
+            level = percent(found.get("level") or 0.95)
+            shown += f" [{_fixed(low, digits)}, {_fixed(high, digits)}] ({level} interval)"
+        what = f"Faithfulness {shown}{f' of {circuit}{rest}' if circuit else ''}."
+    n, pool, name = table.get("n_prompts"), table.get("n_pool"), task.get("name")
+    where = ""
+    if isinstance(n, int):
+        where = f"Measured on {number(n)} prompt{'' if n == 1 else 's'}{f' of {name}' if name else ''}"
+        if isinstance(pool, int) and pool > n:
+            where += f", and on a pool of {number(pool)} for what other prompts would give"
+        where += "."
+    return " ".join(each for each in (what, where) if each)
+
+
+def _score(document: Record) -> tuple[float | None, Record]:
+    """The faithfulness that C11 judges, and its interval; None where C11 was not judged or found none."""
+    verdict: Record = next((gate["verdict"] for gate in document["gates"] if gate["code"] == "C11"), {})
+    value = (verdict.get("values") or {}).get("faithfulness")
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None, {}
+    return float(value), (verdict.get("details") or {}).get("interval") or {}
+
+
+def _circuit_words(circuit: Record) -> str:
+    """Its heads and edges: `4 of 32 heads (78 edges)`, or `78 edges on 4 of 32 heads` of an edge circuit."""
+    k, n_heads, n_edges = (circuit.get(name) for name in ("k", "n_heads", "n_edges"))
+    heads = f"{number(k)} of {number(n_heads)} heads" if k is not None and n_heads is not None else ""
+    edges = "" if n_edges is None else f"{number(n_edges)} edge{'' if n_edges == 1 else 's'}"
+    if circuit.get("kind") == "edges" and edges:
+        return f"{edges} on {heads}" if heads else edges
+    return f"{heads} ({edges})" if heads and edges else heads or edges
+
+
 def caveats(document: Record) -> list[str]:
-    """What to know before trusting any of the verdicts."""
+    """What to know before trusting any of the verdicts, the gravest first."""
     table = document.get("table") or {}
-    notes = [warning(str(code)) for code in document.get("warnings") or ()]
+    notes = [*_odd_circuit(document.get("circuit") or {}), *_near_zero(document)]
+    notes += [warning(str(code)) for code in document.get("warnings") or ()]
     partial = warning("partial_heads")
     if table.get("partial_heads") and partial not in notes:
         notes.append(partial)
     n = table.get("n_prompts")
     if isinstance(n, int) and n < RECOMMENDED:
         notes.append(
-            f"The table rests on {number(n)} prompts. {RECOMMENDED} or more are recommended, and "
-            f"{RECOMMENDED_GROUPS} for the comparison of templates: with fewer, many checks stay open."
+            f"The table rests on {number(n)} prompt{'' if n == 1 else 's'}. {RECOMMENDED} or more are "
+            f"recommended, and {RECOMMENDED_GROUPS} for the comparison of groups: with fewer, many checks "
+            "stay open."
         )
     return notes
+
+
+def _odd_circuit(circuit: Record) -> list[str]:
+    """That a circuit is empty or the whole model, where it is."""
+    k, n_heads = circuit.get("k"), circuit.get("n_heads")
+    edges = circuit.get("kind") == "edges"
+    if k == 0:
+        return [
+            "The circuit touches no head: checks that look at its heads have nothing to judge."
+            if edges and circuit.get("n_edges")
+            else "The circuit is empty: its score is that of a model of which nothing is kept, and says "
+            "nothing about any circuit."
+        ]
+    if k is not None and k == n_heads:
+        return [
+            "The circuit touches every head: checks that compare its heads with others have nothing to "
+            "compare."
+            if edges
+            else "The circuit holds every head: it agrees with the model by construction, so its score and "
+            "the checks that it passes say nothing."
+        ]
+    return []
+
+
+def _near_zero(document: Record) -> list[str]:
+    """That the score may be 0, where its interval holds 0 or a gate warns that it is near."""
+    score, found = _score(document)
+    low, high = found.get("low"), found.get("high")
+    held = score is not None and low is not None and high is not None and low <= 0 <= high
+    warned = any(NEAR_ZERO in (gate["verdict"].get("warnings") or ()) for gate in document["gates"])
+    if not held and not warned:
+        return []
+    where = "cannot be told from 0" if held else "lies within three standard errors of 0"
+    return [
+        f"The score {where}: the circuit may keep none of the behaviour, and passed checks of "
+        "its precision or constancy are no sign that it keeps any."
+    ]

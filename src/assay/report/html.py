@@ -38,6 +38,7 @@ REQUIRED = (
     "per_head",
     "provenance",
 )
+VERDICT = {"status", "published", "values", "thresholds"}
 Document = Mapping[str, Any]
 
 
@@ -201,6 +202,12 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
         raise _refused(result)
     if is_worst_case(document) or is_calibration(document) or is_claim(document):
         return document
+    if "schema" not in document and document.keys() >= VERDICT:
+        raise InputError(
+            "a report is made from calibrations as a whole; got one verdict alone "
+            f"(status {document['status']!r}), which names neither its gate nor the circuit: give what "
+            "`assay.calibrate_all` returns; gates=[...] makes it judge single gates"
+        )
     if document.get("schema") != SCHEMA:
         raise InputError(
             f"this document has schema {document.get('schema')!r}; this version reads {SCHEMA!r}: "

@@ -1,0 +1,52 @@
+"""Names of methods, raters, claims and heads as the words and tables of calibrations use them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+# Methods go by the code of their publication in results, which reads like the code of a gate.
+METHODS = {
+    "C2": "patching",
+    "C5": "mediation",
+    "C7": "causation entropy",
+    "C10": "learning coefficients",
+    "drop-effect": "drop effect",
+    "dla": "direct effect",
+    "ov-norm": "weights",
+}
+_CODE = "C(?:2|5|7|10)"
+_PAIR = re.compile(rf"\b{_CODE}/{_CODE}\b")
+
+
+def method_name(name: object) -> str:
+    """A method or rater in words; one that has no word as it stands."""
+    return METHODS.get(str(name), str(name))
+
+
+def pair_name(pair: str) -> str:
+    """Both of a pair such as `C2/C5`, in words."""
+    return " and ".join(method_name(each) for each in pair.split("/"))
+
+
+def compared(details: Mapping[str, Any]) -> list[str]:
+    """The methods or raters that a verdict compares in pairs, in words, each once."""
+    pairs = details.get("pairs") or {}
+    return list(dict.fromkeys(method_name(name) for pair in pairs for name in str(pair).split("/")))
+
+
+def claim_name(name: object) -> str:
+    """A claim with the methods that it compares in words; the code of its gate stays."""
+    return _PAIR.sub(lambda found: pair_name(found[0]), str(name))
+
+
+def head_name(at: int, heads: Sequence[Sequence[int]]) -> str:
+    """A head of the circuit by its place in the table, `a9.h6` where the heads are listed."""
+    if at < len(heads) and len(heads[at]) == 2:
+        return f"a{heads[at][0]}.h{heads[at][1]}"
+    return f"head {at + 1} of the circuit"
+
+
+def circuit_heads(document: Mapping[str, Any]) -> list[list[int]]:
+    """(layer, head) of the circuit's heads where the document lists them."""
+    return list((document.get("circuit") or {}).get("heads") or [])
