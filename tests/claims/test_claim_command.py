@@ -63,8 +63,8 @@ def test_the_tests_the_checklist_and_the_tier_are_printed(run: Run) -> None:
         "[x]  necessity",
         "[ ]  sufficiency",
         "retains_at_least = SHARE",
-        "tier     causally suggestive",
-        "next     needs sufficiency, specificity",
+        "tier       causally suggestive",
+        "next tier  needs sufficiency and specificity",
         "out/claim.html",
     ):
         assert piece in result.stdout, piece
@@ -83,7 +83,9 @@ def test_a_contradicted_claim_or_a_tier_out_of_reach_exits_with_3_where_asked(ru
     result = run("more.toml", "--gate", "--store", "elsewhere")
     assert result.exit_code == 3
     assert "contradicted: prediction 2" in result.stdout
-    assert "tier     proposed" in result.stdout
+    assert "tier       proposed" in result.stdout
+    assert "next tier  needs sufficiency and that no prediction is contradicted" not in result.stdout
+    assert "next tier  needs that no prediction is contradicted\n" in result.stdout
     assert run("more.toml", "--store", "elsewhere").exit_code == 0
 
 
@@ -101,6 +103,19 @@ def test_registering_measures_nothing(run: Run) -> None:
     assert "predicts 1.lowers_by_at_least was 0.3 and is 0.1" in refused.stderr
     assert run("movers.toml", "--register", "--register-anew").exit_code == 0
     assert len(json.loads(Path("movers.registered.json").read_text())["earlier"]) == 1
+
+
+def test_heads_are_checked_before_they_are_registered_where_that_is_cheap(run: Run) -> None:
+    Path("movers.toml").write_text(TEXT.replace("a3.h4", "a3.h44"))
+    refused = run("movers.toml", "--register")
+    assert refused.exit_code == 2
+    assert "names a3.h44, which mini does not have: it has 4 layers of 8 heads" in refused.stderr
+    assert not Path("movers.registered.json").exists()
+    Path("movers.toml").write_text(TEXT)
+    assert "is checked" not in run("movers.toml", "--register").stdout
+    assert json.loads(run("movers.toml", "--register", "--json").stdout)["heads_checked"] is True
+    Path("far.toml").write_text(TEXT.replace('"mini"', '"some/model"').replace("a3.h4", "a3.h44"))
+    assert "whether some/model has these heads is checked when" in run("far.toml", "--register").stdout
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from assay.claims import TIERS, Claim, Evidence, Outcome, parse_claim
 from assay.claims.evidence import (
     GATE_EVIDENCE,
     KINDS,
+    NO_CONTRADICTION,
     REPLICATION,
     at_least,
     checklist,
@@ -81,7 +82,7 @@ def test_a_tier_is_licensed_by_its_kinds_alone(tier: str) -> None:
 def test_a_contradiction_or_a_late_registration_leaves_it_proposed() -> None:
     evidence = [line(kind, "present") for kind in TIERS["validated"]]
     tier, lacking = licensed(evidence, contradicted=True, registered_before=True)
-    assert (tier, lacking) == ("proposed", ("no contradicted prediction",))
+    assert (tier, lacking) == ("proposed", (NO_CONTRADICTION,))
     tier, lacking = licensed(evidence, contradicted=False, registered_before=False)
     assert (tier, lacking) == ("proposed", ("registration",))
 
@@ -175,10 +176,47 @@ def test_a_test_that_does_not_hold_says_what_would_settle_it() -> None:
         return found.state, found.supply
 
     assert lines(state="open", n_needed=90) == ("undecided", "about 90 prompts")
-    assert lines(state="open")[1].startswith("the other way round")
+    assert lines(state="open")[1] == "a larger size predicted, or other controls: these reach it so far"
     assert lines(state="lost")[1].startswith("more prompts, or fewer predictions")
     assert lines(state="contradicted")[0] == "against"
     assert lines(state="open", reason="no_behaviour", value=math.nan)[1].startswith("a task that the model")
+
+
+@pytest.mark.parametrize(
+    ("what", "relation", "value", "supply"),
+    [
+        ("dropping", "lowers_by_at_least", 0.2, "a smaller size: this one is not reached so far"),
+        ("dropping", "lowers_by_at_least", -0.2, "another claim: the margin goes the other way so far"),
+        ("dropping", "raises_by_at_least", -0.2, "another claim: the margin goes the other way so far"),
+        ("dropping", "changes_at_most", -0.42, "a larger size: this one is exceeded so far"),
+        ("keeping", "changes_at_most", 0.42, "a larger size: this one is exceeded so far"),
+        ("keeping", "retains_at_most", 0.42, "a larger size: this one is exceeded so far"),
+        ("keeping", "retains_at_least", 0.2, "a smaller size: this one is not reached so far"),
+        ("keeping", "retains_at_least", -0.2, "another claim: nothing is retained so far"),
+    ],
+)
+def test_a_prediction_on_the_wrong_side_of_its_size_says_which_way_to_go(
+    what: str, relation: str, value: float, supply: str
+) -> None:
+    said = {"what": what, relation: 0.3}
+    claim = parse_claim({**{key: CONTENT[key] for key in ("schema", "claim", "heads")}, "predicts": [said]})
+    found = outcome("prediction", 0, "open", value=value, p=0.9)
+    (line_of_it,) = [
+        each for each in checklist(claim, [found], {}, replication=FRESH) if each.source == "prediction 1"
+    ]
+    assert (line_of_it.state, line_of_it.supply) == ("undecided", supply)
+
+
+def test_a_rival_has_no_size_and_tests_lost_beside_open_ones_ask_for_no_other() -> None:
+    claim = full_claim()
+    rest = [each for each in all_held(claim) if (each.kind, each.of) not in (("rival", 0), ("prediction", 2))]
+    mixed = [outcome("prediction", 2, "lost"), outcome("prediction", 2, "open", p=0.2, n_needed=90)]
+    evidence = checklist(
+        claim, [*rest, outcome("rival", 0, "open", p=0.9), *mixed], PASSING, replication=FRESH
+    )
+    by_source = {each.source: each.supply for each in evidence}
+    assert by_source["rival 1"] == "other heads: the rival is nearer to the model so far"
+    assert by_source["prediction 3"] == "about 90 prompts"
 
 
 def test_what_no_prediction_speaks_of_is_missing_with_what_to_write() -> None:

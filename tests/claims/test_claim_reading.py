@@ -94,6 +94,7 @@ def test_what_means_the_same_has_the_same_hash() -> None:
         (changed("predicts", 0, "lowers_by_at_least", to=float("nan")), "a number from 0"),
         (changed("predicts", 0, "lowers_by_at_least", to=True), "a number from 0"),
         (changed("predicts", 3, "changes_at_most", to=0), "give a size above 0"),
+        (changed("predicts", 0, "lowers_by_at_least", to=30), r"30 is 3000 % of the model's own mean margin"),
         (
             changed("predicts", 0, "what", to="keeping"),
             "does not speak of keeping; keeping allows changes_at",
@@ -124,6 +125,12 @@ def test_what_means_the_same_has_the_same_hash() -> None:
 def test_the_place_of_a_mistake_is_named(content: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_claim(content)
+
+
+def test_margins_may_be_of_any_size_and_shares_up_to_five() -> None:
+    margin = changed("predicts", 0, to={"what": "dropping", "raises_by_at_least": 30, "unit": "margin"})
+    assert parse_claim({**margin, "controls": []}).predictions[0].size == 30
+    assert parse_claim(changed("predicts", 0, "lowers_by_at_least", to=5)).predictions[0].size == 5
 
 
 def test_unknown_names_are_errors_of_their_own_kind() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from assay.claims import load_claim, read_registration, register_claim
-from assay.claims.registration import difference, note_measured
+from assay.claims.registration import difference, note_measured, registration_path
+from assay.claims.sets import known_shape
 from assay.errors import FileFormatError, InputError
 
 
@@ -44,6 +45,21 @@ def test_a_claim_is_registered_once(path: Path) -> None:
     again = register_claim(path)
     assert (again.time, again.hash) == (first.time, first.hash)
     assert first.path.read_bytes() == written
+
+
+def test_heads_that_a_local_model_does_not_have_are_not_registered(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    small = {"model_type": "gpt2", "n_layer": 2, "n_head": 3, "n_embd": 12}
+    (folder / "config.json").write_text(json.dumps(small))
+    for source, shape in ((str(folder), "2 layers of 3 heads"), ("mini", "4 layers of 8 heads")):
+        path.write_text(TEXT.replace('"mini"', json.dumps(source)).replace("a3.h4", "a3.h8"))
+        with pytest.raises(InputError, match=f"role 'movers' names a3.h8, .* it has {shape}"):
+            register_claim(path)
+        assert not registration_path(path).exists()
+    (folder / "config.json").write_text("{}")
+    assert known_shape(str(folder)) is None
+    assert known_shape("some/model") is None
 
 
 def test_other_predictions_are_refused_and_the_first_difference_is_named(path: Path) -> None:

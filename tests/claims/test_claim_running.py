@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from claim_text import CONTENT, changed
 
-from assay.claims import ClaimResult, parse_claim, read_registration, run_claim
+from assay.claims import ClaimResult, parse_claim, read_registration, register_claim, run_claim
+from assay.claims.evidence import NO_CONTRADICTION
 from assay.errors import InputError
 from assay.heads.interventions import logits_under, outside
 from assay.models import Model, load_model
@@ -114,7 +115,7 @@ def test_what_three_heads_of_mini_do_and_do_not_do(result: ClaimResult) -> None:
     assert result.state_of_prediction(3) == "contradicted"
     assert result.contradicted == (3,)
     assert result.tier == "proposed"
-    assert "no contradicted prediction" in result.lacking
+    assert NO_CONTRADICTION in result.lacking
     assert result.checklist["sufficiency"] == "against"
     assert result.multiplicity.values["m"] == len(result.outcomes) == 3 + 3 + 1 + 1
 
@@ -243,6 +244,35 @@ def test_heads_that_a_model_does_not_have(
     with pytest.raises(InputError, match=message):
         run_claim(parse_claim(changed(*path, to=value)), model, folder=tmp_path / "tables")
     assert not (tmp_path / "tables").exists()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ('"a3.h6"]', '"a3.h66"]', r"names a3\.h66, which mini does not have"),
+        ('task = "ioi"', 'task = "own.jsonl"', r"own\.jsonl has 12 prompts"),
+    ],
+)
+def test_a_mistake_that_only_the_model_shows_can_still_be_corrected(
+    right: str, wrong: str, message: str, model: Model, tmp_path: Path
+) -> None:
+    own_task(tmp_path, model, 12)
+    file = tmp_path / "movers.toml"
+    file.write_text(TEXT.replace(right, wrong))
+    with pytest.raises(InputError, match=message):
+        run_claim(file, model)
+    assert not file.with_suffix(".registered.json").exists()
+    file.write_text(TEXT)
+    assert register_claim(file).earlier == ()
+
+
+def test_another_content_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "movers.toml"
+    file.write_text(TEXT.replace('"mini"', '"no/such-model"'))
+    register_claim(file)
+    file.write_text(file.read_text().replace("0.8", "0.7"))
+    with pytest.raises(InputError, match=r"predicts 4\.retains_at_least was 0\.8 and is 0\.7"):
+        run_claim(file)
 
 
 def own_task(folder: Path, model: Model, n: int) -> Path:

@@ -54,6 +54,8 @@ GATE_EVIDENCE: Mapping[str, tuple[str, bool, str]] = {
     "C16.split_half": ("reliability", False, "split_half"),
     "S3": ("reliability", False, "share_stable"),
 }
+NO_CONTRADICTION = "that no prediction is contradicted"  # what a tier needs beside kinds of evidence
+
 # What to do about a test whose opposite holds.
 _CONTRADICTED: Mapping[str, str] = {
     "prediction": "another claim: this prediction is contradicted",
@@ -146,7 +148,7 @@ def _of_predictions(claim: Claim, outcomes: Sequence[Outcome]) -> Iterable[Evide
             source=f"prediction {number + 1}",
             required=True,
             finding=f"{prediction.text}: {_said(parts)}",
-            **_standing(parts),
+            **_standing(parts, prediction.relation),
         )
 
 
@@ -171,8 +173,8 @@ def _of_others(claim: Claim, outcomes: Sequence[Outcome]) -> Iterable[Evidence]:
         )
 
 
-def _standing(parts: Sequence[Outcome]) -> dict[str, str]:
-    """State and supply of a line that rests on tests."""
+def _standing(parts: Sequence[Outcome], relation: str = "") -> dict[str, str]:
+    """State and supply of a line that rests on tests, of a prediction's `relation` if it is one."""
     state = joint_state(parts)
     if state == HELD:
         return {"state": PRESENT}
@@ -185,10 +187,30 @@ def _standing(parts: Sequence[Outcome]) -> dict[str, str]:
     elif state == LOST:
         supply = "more prompts, or fewer predictions: it does not survive their number"
     else:
-        needed = [each.n_needed for each in parts if each.state != HELD]
-        enough = None if None in needed else max(each or 0 for each in needed)
-        supply = f"about {enough:,} prompts" if enough else "the other way round so far; a smaller size"
+        pending = [each for each in parts if each.state not in (HELD, LOST)]
+        astray = [each for each in pending if each.n_needed is None]
+        supply = (
+            _other_claim(astray, relation)
+            if astray
+            else f"about {max(each.n_needed or 0 for each in pending):,} prompts"
+        )
     return {"state": UNDECIDED, "supply": supply}
+
+
+def _other_claim(astray: Sequence[Outcome], relation: str) -> str:
+    """What to do about tests that no number of prompts settles: so far they are on the wrong side."""
+    kind = astray[0].kind
+    if kind == "rival":
+        return "other heads: the rival is nearer to the model so far"
+    if kind == "control":
+        return "a larger size predicted, or other controls: these reach it so far"
+    if relation in ("changes_at_most", "retains_at_most"):
+        return "a larger size: this one is exceeded so far"
+    if min(each.value for each in astray) > 0:
+        return "a smaller size: this one is not reached so far"
+    if relation == "retains_at_least":
+        return "another claim: nothing is retained so far"
+    return "another claim: the margin goes the other way so far"
 
 
 def _said(parts: Sequence[Outcome]) -> str:
@@ -285,7 +307,7 @@ def state_of(kind: str, evidence: Sequence[Evidence]) -> str:
 def licensed(
     evidence: Sequence[Evidence], *, contradicted: bool, registered_before: bool
 ) -> tuple[str, tuple[str, ...]]:
-    """The tier, and the kinds of evidence (or `registration`) that the next one needs.
+    """The tier, and what the next one needs: kinds of evidence, `registration`, `NO_CONTRADICTION`.
 
     Args:
         evidence: The checklist.
@@ -297,11 +319,7 @@ def licensed(
     for tier, kinds in TIERS.items():
         lacking = [kind for kind in kinds if kind not in present]
         if tier != "proposed":
-            lacking = (
-                ["no contradicted prediction"] * contradicted
-                + [REGISTRATION] * (not registered_before)
-                + lacking
-            )
+            lacking = [REGISTRATION] * (not registered_before) + lacking + [NO_CONTRADICTION] * contradicted
         if lacking:
             return reached, tuple(lacking)
         reached = tier

@@ -33,6 +33,7 @@ from assay.tasks import TASKS
 
 DRAWS = 5  # random sets of a drawn control
 _HEAD = re.compile(r"a(\d+)\.h(\d+)")
+_LARGEST_SHARE = 5  # of the model's margin; more is a percentage or another unit
 _FEWEST_PROMPTS = 5  # below, no sign-flip test can reach 0.05
 
 
@@ -251,6 +252,13 @@ def _prediction(table: _Table, task: str, roles: Mapping[str, ClaimedRole], fold
         raise table.wrong(relation, f"a number from 0 is needed, got {size!r}")
     if relation == "changes_at_most" and size == 0:
         raise table.wrong(relation, "nothing measured changes by exactly nothing; give a size above 0")
+    unit = table.choice("unit", "share", UNITS)
+    if unit == "share" and size > _LARGEST_SHARE:
+        raise table.wrong(
+            relation,
+            f"{size!r} is {100 * size:g} % of the model's own mean margin, the unit of sizes (1 is all of "
+            "it); write 0.3 for 30 %, or unit = 'margin' for a size in the margin's own unit",
+        )
     on = _task(table, "on", table.text("on", task), folder) if "on" in table.content else task
     return Prediction(
         what=what,
@@ -258,7 +266,7 @@ def _prediction(table: _Table, task: str, roles: Mapping[str, ClaimedRole], fold
         on=on,
         relation=relation,
         size=float(size),
-        unit=table.choice("unit", "share", UNITS),
+        unit=unit,
     )
 
 

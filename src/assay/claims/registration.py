@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits import write_atomically
-from assay.claims.claim import content_hash
+from assay.claims.claim import Claim, content_hash
 from assay.claims.reading import load_claim
+from assay.claims.sets import head_sets, known_shape
 from assay.errors import FileFormatError, InputError
 from assay.measurement import library_version
 
@@ -73,35 +74,66 @@ def registration_path(claim_file: str | Path) -> Path:
 def register_claim(claim_file: str | Path, *, anew: bool = False) -> Registration:
     """Register the claim of a file, or find it registered.
 
+    Its heads are compared with the model's where that is the embedded one or a local directory, whose shape
+    is known without its weights; others are compared when the claim is run.
+
     Args:
         claim_file: The claim.
         anew: Replace the registration of another content; it stays listed as an earlier one.
 
     Raises:
-        InputError: If another content is registered and `anew` is not set; the first difference is named.
+        InputError: If another content is registered and `anew` is not set; the first difference is named. For
+            heads that the model does not have.
         FileFormatError: If the registration was changed or cannot be read.
         OutputError: If it cannot be written.
     """
     claim = load_claim(claim_file)
+    found = registered(claim, claim_file, anew=anew)
+    shape = known_shape(claim.model)
+    if found is None and shape is not None:
+        head_sets(claim, shape)
+    return found or register(claim, claim_file, anew=anew)
+
+
+def registered(claim: Claim, claim_file: str | Path, *, anew: bool = False) -> Registration | None:
+    """The registration of this very claim beside its file; None where there is none, or none to be kept.
+
+    Args:
+        claim: What the file says.
+        claim_file: The file.
+        anew: The registration of another content may be replaced.
+
+    Raises:
+        InputError: If another content is registered and `anew` is not set.
+    """
+    path = registration_path(claim_file)
+    found = read_registration(path) if path.exists() else None
+    if found is None or found.hash == claim.hash:
+        return found
+    if not anew:
+        raise InputError(
+            f"{claim_file} no longer says what was registered on {found.time}: "
+            f"{difference(found.content, claim.to_dict())}. Restore it, or register it anew (the earlier "
+            "registration stays listed) and measure on other prompts, e.g. with another seed"
+        )
+    return None
+
+
+def register(claim: Claim, claim_file: str | Path, *, anew: bool = False) -> Registration:
+    """Write the registration of a claim beside its file, or find it; arguments and errors of `registered`."""
+    if found := registered(claim, claim_file, anew=anew):
+        return found
     path = registration_path(claim_file)
     earlier: tuple[Mapping[str, Any], ...] = ()
     measured: tuple[Mapping[str, str], ...] = ()
     if path.exists():
-        found = read_registration(path)
-        if found.hash == claim.hash:
-            return found
-        if not anew:
-            raise InputError(
-                f"{claim_file} no longer says what was registered on {found.time}: "
-                f"{difference(found.content, claim.to_dict())}. Restore it, or register it anew (the earlier "
-                "registration stays listed) and measure on other prompts, e.g. with another seed"
-            )
-        replaced = found.to_dict()
+        replaced = read_registration(path)
+        record = replaced.to_dict()
         earlier = (
-            *found.earlier,
-            {key: replaced[key] for key in ("hash", "registered", "library", "content")},
+            *replaced.earlier,
+            {key: record[key] for key in ("hash", "registered", "library", "content")},
         )
-        measured = found.measured
+        measured = replaced.measured
     made = Registration(
         path=path,
         hash=claim.hash,

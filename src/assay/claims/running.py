@@ -16,7 +16,6 @@ from assay.claims.claim import (
     EACH_HEAD,
     MAGNITUDE,
     Claim,
-    Control,
     Prediction,
     Rival,
     head_name,
@@ -36,9 +35,9 @@ from assay.claims.evidence import (
 from assay.claims.gates import averaged, claim_gates
 from assay.claims.outcomes import CONTRADICTED, HELD, Outcome, joint_state, predicted, rivalled, settle
 from assay.claims.reading import held_against, load_claim
-from assay.claims.registration import Registration, note_measured, now, register_claim
+from assay.claims.registration import Registration, note_measured, now, register, registered
+from assay.claims.sets import head_sets, shape_of
 from assay.errors import InputError
-from assay.heads.interventions import outside
 from assay.heads.shelf import RECORD
 from assay.heads.table import MeasurementTable
 from assay.measurement import Verdict, library_version, plain
@@ -165,7 +164,8 @@ def run_claim(
     """Register a claim, measure it, and say which evidence it has.
 
     Args:
-        claim: A claim file, registered now unless it is; or a claim, which then counts as not registered.
+        claim: A claim file, registered unless it is, once its model has its heads and its tasks their prompts
+            and before anything is measured; or a claim, which then counts as not registered.
         model: The model; default: the one the claim names.
         folder: Where measurement tables are kept and found again, each in a folder named by its hash.
         device: Where to load the model.
@@ -181,16 +181,18 @@ def run_claim(
         FileFormatError: For a file that cannot be read as a claim, a registration or a table.
     """
     began = time.monotonic()
-    registration = None
+    registration = path = None
     if not isinstance(claim, Claim):
         path = Path(claim)
-        registration = register_claim(path, anew=register_anew)
         claim = load_claim(path)
+        registered(claim, path, anew=register_anew)  # another content is refused before a model is loaded
     progress("load", 0, 1)
     model = load_model(claim.model, device=device) if model is None else model
-    sets = _sets(claim, model)
+    sets = head_sets(claim, shape_of(model))
     circuit = Circuit.from_heads(model.graph, claim.heads)
     samples = {name: _sample(claim, name, model) for name in claim.tasks}
+    if path is not None:  # what cannot be measured can still be corrected, so it is not registered
+        registration = register(claim, path, anew=register_anew)
     options = {"batch_size": batch_size, "max_passes": max_passes}
     make = _Tables(claim, model, circuit, None if folder is None else Path(folder), options)
     tables = {name: make(sample.main, more=sample.more) for name, sample in samples.items()}
@@ -353,68 +355,6 @@ def _before(
 
 
 # ------------------------------------------------------------------------------------------------- heads
-
-
-def _sets(claim: Claim, model: Model) -> dict[str, list[tuple[Head, ...]]]:
-    """Heads of each control and rival by its name; drawn ones are drawn.
-
-    Raises:
-        InputError: For heads that the model does not have, or too few heads to draw from.
-    """
-    named = [
-        *((f"role {name!r}", role.heads) for name, role in claim.roles.items()),
-        *((f"[[controls]] {i + 1}", each.heads) for i, each in enumerate(claim.controls)),
-        *((f"[[rivals]] {i + 1}", each.heads) for i, each in enumerate(claim.rivals)),
-    ]
-    for place, heads in named:
-        for layer, head in () if isinstance(heads, str) else heads:
-            if layer >= model.n_layers or head >= model.n_heads:
-                raise InputError(
-                    f"{place} names {head_name((layer, head))}, which {model.id} does not have: it has "
-                    f"{model.n_layers} layers of {model.n_heads} heads, counted from 0"
-                )
-    sets: dict[str, list[tuple[Head, ...]]] = {}
-    for number, control in enumerate(claim.controls):
-        sets[f"control {number + 1}"] = (
-            _draws(claim, control, number, model) if isinstance(control.heads, str) else [control.heads]
-        )
-    for number, rival in enumerate(claim.rivals):
-        if not isinstance(rival.heads, str):
-            sets[f"rival {number + 1}"] = [rival.heads]
-    return sets
-
-
-def _draws(claim: Claim, control: Control, number: int, model: Model) -> list[tuple[Head, ...]]:
-    """Random head sets outside the claim, all of them different where there are enough."""
-    own = claim.heads_of(control.of)
-    others = outside(claim.heads, model)
-    groups = (
-        [(len(own), others)]
-        if control.heads == "random"
-        else [
-            (sum(head[0] == layer for head in own), [head for head in others if head[0] == layer])
-            for layer in sorted({layer for layer, _ in own})
-        ]
-    )
-    for wanted, there in groups:
-        if wanted > len(there):
-            where = "" if control.heads == "random" else " of one layer"
-            raise InputError(
-                f"[[controls]] {number + 1}: {control.heads} needs {wanted} heads{where} outside the claim "
-                f"and there are {len(there)}; list the heads of the control instead"
-            )
-    rng = stream(claim.seed, f"claim/control/{number}")
-    sets: dict[tuple[Head, ...], None] = {}
-    for _ in range(20 * control.draws):  # repeats are drawn again, but not for ever
-        chosen = [
-            there[place]
-            for wanted, there in groups
-            for place in rng.permutation(len(there))[:wanted].tolist()
-        ]
-        sets[tuple(sorted(chosen))] = None
-        if len(sets) == control.draws:
-            break
-    return list(sets)
 
 
 def _of_magnitude(claim: Claim, table: MeasurementTable) -> dict[str, list[tuple[Head, ...]]]:

@@ -67,6 +67,7 @@ def claim(
     from assay import claims
     from assay.circuits import write_atomically
     from assay.claims.evidence import at_least
+    from assay.claims.sets import known_shape
     from assay.report import save_report
     from assay.runner import check_writable
 
@@ -76,7 +77,9 @@ def claim(
             raise InputError("--tier is what --gate asks for; give both")
     check_writable(file.parent)
     if register:
-        show_registration(claims.register_claim(file, anew=register_anew), as_json=as_json)
+        made = claims.register_claim(file, anew=register_anew)
+        source = str(made.content["claim"]["model"])
+        show_registration(made, unchecked=None if known_shape(source) else source, as_json=as_json)
         return
     tables = (store or DEFAULT_STORE) / TABLES
     check_writable(tables)
@@ -102,22 +105,24 @@ def claim(
     else:
         print_claim(found)
         if out is not None:
-            typer.echo(f"report   {out / 'claim.html'}")
+            typer.echo(f"report     {out / 'claim.html'}")
     if gate and (found.contradicted or not at_least(found.tier, tier or "proposed")):
         raise typer.Exit(GATE_FIRED)
 
 
-def show_registration(found: "Registration", *, as_json: bool) -> None:
-    """What `--register` prints."""
+def show_registration(found: "Registration", *, unchecked: str | None, as_json: bool) -> None:
+    """What `--register` prints; `unchecked` is a model whose heads are not known yet."""
     if as_json:
-        print_json({**found.to_dict(), "file": str(found.path)})
+        print_json({**found.to_dict(), "file": str(found.path), "heads_checked": unchecked is None})
         return
     typer.echo(f"registered {_when(found.time)}, hash {found.hash[:16]}, in {found.path}")
+    if unchecked is not None:
+        typer.echo(f"whether {unchecked} has these heads is checked when the claim is run")
 
 
 def print_claim(found: "ClaimResult") -> None:
     """Predictions with their tests, then the checklist, then the tier."""
-    from assay.report.claim_page import p_value
+    from assay.report.claim_page import in_a_row, p_value
     from assay.report.words import rounded
 
     claim = found.claim
@@ -159,9 +164,9 @@ def print_claim(found: "ClaimResult") -> None:
     if found.contradicted:
         listed = ", ".join(str(each + 1) for each in found.contradicted)
         typer.echo(f"contradicted: prediction {listed}")
-    typer.echo(f"tier     {found.tier}")
+    typer.echo(f"tier       {found.tier}")
     if found.lacking:
-        typer.echo(f"next     needs {', '.join(found.lacking)}")
+        typer.echo(f"next tier  needs {in_a_row(found.lacking)}")
 
 
 def _source(line: "Evidence") -> str:

@@ -1,7 +1,7 @@
 """A claim as a page: the tier, the checklist of evidence, the tests behind it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.errors import InputError
@@ -74,7 +74,7 @@ def claim_view(document: Document, key: str) -> dict[str, Any]:
 def _verdict(document: Document) -> str:
     """The tier, and what the next one needs."""
     lacking = document.get("lacking") or []
-    following = f" The next tier needs {', '.join(lacking)}." if lacking else ""
+    following = f" The next tier needs {in_a_row(lacking)}." if lacking else ""
     return f"The evidence licenses the tier “{document['tier']}”.{following}"
 
 
@@ -123,6 +123,11 @@ def _test(test: Document) -> dict[str, Any]:
         "state": test["state"],
         "class": _OUTCOMES.get(test["state"], "inconclusive"),
     }
+
+
+def in_a_row(needs: Sequence[str]) -> str:
+    """What a tier needs, for the end of a sentence: a, b and c."""
+    return " and ".join(part for part in (", ".join(needs[:-1]), *needs[-1:]) if part)
 
 
 def p_value(value: float | None) -> str:
