@@ -369,8 +369,8 @@ def alarm_curve(
     if not 1 <= subset_size <= len(known) or n_subsets < 1 or not len(deltas):
         raise InputError(
             f"subset_size is {subset_size}, n_subsets {n_subsets}, with {len(deltas)} deltas and "
-            f"{len(known)} calibration domains; subset_size reaches from 1 to the number of domains, the others "
-            "start at 1"
+            f"{len(known)} calibration domains; give a subset_size of 1 to the number of domains, and at "
+            "least one of the others"
         )
     rows = []
     for delta in deltas:
