@@ -225,10 +225,17 @@ def print_gates(document: Mapping[str, Any]) -> None:
     """The gates as a table, with what to do about those that do not pass below it."""
     from assay.report.calibration import ordered
     from assay.report.calibration_headlines import headline
-    from assay.report.calibration_words import kind, next_steps, number_line, overview
+    from assay.report.calibration_words import (
+        advice,
+        caveats,
+        kind,
+        number_line,
+        overview,
+        subject_words,
+    )
 
     rows: list[Sequence[str]] = []
-    advice = []
+    steps = []
     for each in ordered(document):
         shown = headline(each)
         state = kind(each["verdict"], shown)
@@ -244,12 +251,14 @@ def print_gates(document: Mapping[str, Any]) -> None:
                 f"{shown.label}; {passes}" if passes else shown.label,
             ]
         )
-        steps = next_steps(each, state, document["table"]["n_prompts"])
-        if steps:
-            advice.append(f"{each['code']:<4} {' '.join(steps)}")
+        if found := advice(each, document):
+            steps.append(f"{each['code']:<4} {' '.join(found)}")
+    for line in (subject_words(document), *caveats(document)):
+        typer.echo(line)
+    typer.echo()
     print_table("", ["code", "check", "with confidence", "published", "number", "of what"], rows)
     typer.echo()
     typer.echo(overview(document))
-    for line in advice:
+    for line in steps:
         typer.echo(line)
     typer.echo()
