@@ -28,6 +28,7 @@ PAGES = {
     "adversarial": ("Worst case", ["assay.adversarial"]),
     "calibration": ("Calibrations", ["assay.calibration"]),
     "claims": ("Claims", ["assay.claims"]),
+    "generalization": ("Generalization", ["assay.generalization"]),
     "stats": ("Statistics", ["assay.stats"]),
     "store": ("Store", ["assay.store", "assay.catalogue"]),
     "runner": ("Audit and report", ["assay.runner", "assay.report"]),
