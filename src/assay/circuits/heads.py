@@ -348,7 +348,7 @@ def check_heads(heads: Iterable[Sequence[int]], n_layers: int, n_heads: int) -> 
     """
     pairs: list[Head] = []
     for entry in heads:
-        if isinstance(entry, str) or len(entry) != 2:
+        if len(entry) != 2:
             raise InputError(f"head {entry!r} is not a pair (layer, head) of whole numbers, e.g. (2, 1)")
         layer, head = entry
         if not all(type(index) is int for index in (layer, head)):  # True is an int, but no layer
