@@ -18,6 +18,7 @@ from assay.errors import GraphMismatchError, InputError, ShapeError, UnknownName
 from assay.heads import MeasurementTable
 from assay.measurement import Verdict, record_id
 from assay.models import Model
+from assay.report.calibration import calibration_document
 from assay.objectives import OBJECTIVES
 from assay.runner.gates import calibrate_stored, plan_calibration
 from assay.store import Store
@@ -81,6 +82,13 @@ def test_all_sixteen_in_the_frameworks_order(report: CalibrationReport) -> None:
         *("E1b", "M3b"),
     ]
     assert set(JUDGES) == set(GATES)
+    assert list(report) == list(report.verdicts)
+    assert len(report) == 16
+    assert "C11" in report
+    assert "seed-variance" in report
+    assert "C99" not in report
+    assert dict(report)["bootstrap-stability"] is report["C11"]
+    assert calibration_document(report)["kind"] == "calibration"
     assert all(verdict.table_hash == report.table.hash for verdict in report.verdicts.values())
     assert all(verdict.reason != "not_applicable" for verdict in report.verdicts.values())
 

@@ -2,7 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +39,10 @@ Against = Sequence[tuple[PairTask, AnyCircuit]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CalibrationReport:
+class CalibrationReport(Mapping[str, Verdict]):
     """Verdicts of the gates on one circuit, and the table they were read off.
+
+    A mapping from gate keys to verdicts in the framework's order; published codes are understood too.
 
     Attributes:
         verdicts: Gate key -> verdict, in the order of the registry.
@@ -62,6 +64,15 @@ class CalibrationReport:
         if key not in self.verdicts:
             raise unknown_name("gate of this report", name, self.verdicts)
         return self.verdicts[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.verdicts)
+
+    def __len__(self) -> int:
+        return len(self.verdicts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.verdicts or name in {GATES[key].code for key in self.verdicts}
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())

@@ -42,7 +42,7 @@ def calibration_document(report: HasRecord | Document) -> Document:
     Raises:
         InputError: Something else, or a document that lacks a part.
     """
-    document = report if isinstance(report, Mapping) else report.to_dict()
+    document = report.to_dict() if isinstance(report, HasRecord) else report
     if not is_calibration(document):
         raise InputError(
             "calibrations are needed, as `assay.calibrate_all` returns them; got kind "
