@@ -18,8 +18,8 @@ from assay.errors import GraphMismatchError, InputError, ShapeError, UnknownName
 from assay.heads import MeasurementTable
 from assay.measurement import Verdict, record_id
 from assay.models import Model
-from assay.report.calibration import calibration_document
 from assay.objectives import OBJECTIVES
+from assay.report.calibration import calibration_document
 from assay.runner.gates import calibrate_stored, plan_calibration
 from assay.store import Store
 from assay.tasks import PairTask, load_task
