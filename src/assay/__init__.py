@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from assay.adversarial import WorstCase, worst_case
     from assay.calibration import calibrate, calibrate_all
-    from assay.catalogue import list_entries as list  # noqa: A004
+    from assay.catalogue import list_entries as list  # noqa: A004 - the name users know
     from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
     from assay.discovery import discover
     from assay.errors import AssayError

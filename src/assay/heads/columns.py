@@ -357,14 +357,12 @@ class Columns:
             self.n_backward += self.task.n
             assert found.flat_examples is not None
             return {name: found.flat_examples}
-        directions = {
-            "dla": ("difference", "frozen"),
-            "dla_correct": ("correct", "none"),
-        }
-        if name in directions:
-            kind, norm = directions[name]
-            toward = margin_directions(self.model, self.task, kind)  # type: ignore[arg-type]  # from the table
-            found = direct_attribution(self.model, self.outputs, toward, norm=norm)  # type: ignore[arg-type]
+        if name == "dla":
+            toward = margin_directions(self.model, self.task, "difference")
+            found = direct_attribution(self.model, self.outputs, toward, norm="frozen")
+        elif name == "dla_correct":
+            toward = margin_directions(self.model, self.task, "correct")
+            found = direct_attribution(self.model, self.outputs, toward, norm="none")
         elif name == "magnitude":
             found = activation_magnitude(self.model, self.outputs)
         else:
