@@ -15,7 +15,14 @@ from scipy import linalg
 
 from assay.circuits import EdgeScores
 from assay.errors import DegenerateDataWarning, GraphMismatchError, InputError, UnknownNameError
-from assay.generalization import DISTANCES, circuit_shift, circuit_shifts, dependency_matrix, rank_shift_map
+from assay.generalization import (
+    DISTANCES,
+    CircuitView,
+    circuit_shift,
+    circuit_shifts,
+    dependency_matrix,
+    rank_shift_map,
+)
 from assay.graph import Graph, build_graph
 
 
@@ -102,6 +109,46 @@ def test_agreements_equal_those_of_the_authors_code(pair: str, weights: str) -> 
 
 
 @pytest.mark.parametrize("pair", GOLDEN)
+@pytest.mark.parametrize("weights", ["abs", "signed"])
+def test_every_number_of_the_authors_code_can_be_had(pair: str, weights: str) -> None:
+    got = circuit_shifts(
+        *golden_pair(pair), extra=True, weights=weights, compat="reference", top_k=GOLDEN[pair]["k"]
+    )
+    prefix = "abs_" if weights == "abs" else ""
+    names = {
+        "binary_jaccard": 1 - got["jaccard"],
+        "weighted_jaccard": got["weighted_jaccard"],
+        "laplacian_spectral_dist_k50": got["laplacian"],
+        "netlsd_dist": got["netlsd"],
+        "spec_L2_k10": got["laplacian_10"],
+        f"{prefix}srcc": 1 - got["spearman"],
+        f"{prefix}cosine": 1 - got["cosine"],
+        f"{prefix}pearson": got["pearson"],
+        f"{prefix}kendall_tau_b": got["kendall_tau"],
+        f"{prefix}kendall_tau_c": got["kendall_tau_c"],
+        f"{prefix}residual_norm_L2": got["l2"],
+        f"{prefix}residual_norm_Linf": got["largest_difference"],
+    }
+    assert set(got) - {"laplacian_10", "largest_difference", "kendall_tau_c"} == set(DISTANCES) | {
+        "kendall_tau",
+        "pearson",
+        "weighted_jaccard",
+    }
+    for name, value in names.items():
+        # the vectors' numbers run in float32 there, and 1e-12 is added to some denominators
+        assert value == pytest.approx(GOLDEN[pair][f"ref|{name}"], rel=2e-5, abs=1e-9), name
+    graphs = {
+        "binary_jaccard",
+        "weighted_jaccard",
+        "laplacian_spectral_dist_k50",
+        "netlsd_dist",
+        "spec_L2_k10",
+    }
+    for name in graphs:
+        assert names[name] == pytest.approx(GOLDEN[pair][f"ref|{name}"], rel=1e-8, abs=1e-12), name
+
+
+@pytest.mark.parametrize("pair", GOLDEN)
 @pytest.mark.parametrize("absolute", [True, False])
 def test_rank_shift_maps_equal_the_golden_ones(pair: str, absolute: bool) -> None:
     got = rank_shift_map(*golden_pair(pair), absolute=absolute)
@@ -172,6 +219,31 @@ def test_rank_shifts_worked_by_hand() -> None:
     expected[0, 1], expected[1, 2] = 1 / n / 4, -1 / n / 2
     torch.testing.assert_close(rank_shift_map(before, after), expected)
     torch.testing.assert_close(rank_shift_map(before, after, absolute=True), expected.abs())
+
+
+def test_one_round_of_pruning_leaves_edges_that_dangle() -> None:
+    """What a dropped node fed keeps its other edges, although nothing leads to it any more."""
+    graph = build_graph(2, 1)
+    values = torch.zeros(graph.n_sources, graph.n_targets)
+    chosen = {"input->a0.h0.q": 4.0, "a1.h0->m1": 3.0, "m1->logits": 2.0, "m0->a1.h0.k": 1.0}
+    for edge, score in chosen.items():
+        values[graph.edge_index(edge)] = score
+    a = EdgeScores(graph, values)
+    views = [CircuitView(scores=a, top_k=4, prune=True), CircuitView(scores=a, top_k=4, reference=True)]
+    # no path from input to logits; the one round drops a0.h0 (nothing behind) and m0 (nothing before)
+    left = [{graph.edge_name(*cell) for cell in view.selected.nonzero().tolist()} for view in views]
+    assert left == [set(), {"a1.h0->m1", "m1->logits"}]
+
+
+def test_reference_graphs_worked_by_hand() -> None:
+    """Two joined nodes against a path of four: the MLP that reads is not the MLP that writes."""
+    before = tiny_scores(input_logits=1.0)  # two edges of score 0 are chosen, too, and end at the head
+    after = tiny_scores(input_mlp=1.0, input_logits=1.0, mlp_logits=1.0)
+    got = circuit_shift(before, after, distance="laplacian", compat="reference", top_k=3)
+    assert got == pytest.approx(math.dist([0, 2, 0, 0], [0, 0.5, 1.5, 2]))
+    assert circuit_shift(before, after, distance="jaccard", compat="reference", top_k=3) == pytest.approx(
+        2 / 3
+    )
 
 
 # ------------------------------------------------------------------------------------ literal versions
@@ -255,6 +327,9 @@ def test_a_missing_number_of_edges_means_200_at_most_all() -> None:
     pair = golden_pair("12x12|far")
     for distance in ("jaccard", "netlsd"):
         assert circuit_shift(*pair, distance=distance) == circuit_shift(*pair, distance=distance, top_k=200)
+    assert circuit_shift(*pair, distance="laplacian", prune=True) == circuit_shift(
+        *pair, distance="laplacian"
+    )
     small = random_scores(TINY, 0), random_scores(TINY, 1)
     assert circuit_shift(*small, distance="jaccard") == 0.0
     assert circuit_shift(*small, distance="laplacian") == circuit_shift(
@@ -346,5 +421,10 @@ def test_unknown_choices_list_the_known_ones() -> None:
     pair = random_scores(VIT, 0), random_scores(VIT, 1)
     with pytest.raises(UnknownNameError, match="unknown distance 'spearmn'; did you mean 'spearman'"):
         circuit_shift(*pair, distance="spearmn")
+    with pytest.raises(UnknownNameError, match="unknown compat 'refrence'; did you mean 'reference'"):
+        circuit_shift(*pair, compat="refrence")
+    for options in ({"prune": True}, {"normalized": False}):
+        with pytest.raises(InputError, match="prunes and scales in its own way"):
+            circuit_shift(*pair, compat="reference", **options)
     with pytest.raises(UnknownNameError, match="unknown weights 'both'; known: abs, signed"):
         circuit_shift(*pair, weights="both")

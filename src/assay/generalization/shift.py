@@ -22,6 +22,7 @@ from assay.stats import kendall_tau, pearson, spearman
 
 
 TOP_K = 200  # edges of the selected graphs, as in the authors' code
+REFERENCE_EIGENVALUES = 50  # of each Laplacian that the authors' code compares
 # Diffusion times of NetLSD, with which its signatures are published.
 TIMES = np.logspace(-2, 2, 250)
 # Scores estimated in different ways differ by more than the data do.
@@ -38,6 +39,7 @@ class CircuitView:
         top_k: Edges of the selected graph; None leaves the choice to the distance.
         prune: Drop selected edges that lie on no path from `input` to `logits` inside the selection.
         normalized: Scale Laplacians by the degrees.
+        reference: Select edges and build graphs as the authors' code does.
     """
 
     scores: EdgeScores
@@ -45,6 +47,7 @@ class CircuitView:
     top_k: int | None = None
     prune: bool = False
     normalized: bool = True
+    reference: bool = False
 
     @property
     def graph(self) -> Graph:
@@ -62,8 +65,15 @@ class CircuitView:
     def selected(self) -> Bool[Tensor, "n_sources n_targets"]:
         """The `top_k` strongest edges; 200, at most all of them, where no number was given."""
         k = min(TOP_K, self.graph.n_edges) if self.top_k is None else self.top_k
+        if self.reference:
+            return _pruned_once(self.graph, self.scores.top(k, absolute=False).mask)
         mask = self.scores.top(k, absolute=not self.signed).mask
         return prune(self.graph, mask) if self.prune else mask
+
+    @cached_property
+    def selected_spectrum(self) -> Float64[np.ndarray, " n"]:
+        """Eigenvalues of the graph that the selected edges span."""
+        return self.spectrum(self.selected, touched=True)
 
     def spectrum(
         self, mask: Bool[Tensor, "n_sources n_targets"], *, touched: bool
@@ -74,21 +84,40 @@ class CircuitView:
             mask: The edges that count, each with the magnitude of its score.
             touched: Leave out the nodes without such an edge.
         """
-        to_node = _node_of_target(self.graph)
-        weights = self.scores.values.detach().cpu().double().abs().where(mask, 0) @ to_node
-        present = (mask.double() @ to_node) > 0
-        n = len(to_node.T)
-        adjacency = np.zeros((n, n))
-        adjacency[:-1] = weights.numpy()
+        weights = self.scores.values.detach().cpu().double().abs().where(mask, 0)
+        present = mask.double()
+        n_sources = self.graph.n_sources
+        if self.reference:  # what reads are nodes of their own, behind those that write
+            first, n = n_sources, n_sources + self.graph.n_targets
+        else:
+            to_node = _node_of_target(self.graph)
+            weights, present = weights @ to_node, present @ to_node
+            first, n = 0, n_sources + 1
+        adjacency, joined = np.zeros((n, n)), np.zeros((n, n), dtype=bool)
+        adjacency[:n_sources, first:] = weights.numpy()
         adjacency += adjacency.T
         if touched:
-            joined = np.zeros((n, n), dtype=bool)
-            joined[:-1] = present.numpy()
+            joined[:n_sources, first:] = present.numpy() > 0
             kept = joined.any(0) | joined.any(1)
             adjacency = adjacency[np.ix_(kept, kept)]
         if not len(adjacency):
             return np.zeros(0)
         return np.asarray(linalg.eigvalsh(laplacian(adjacency, normalized=self.normalized)), dtype=np.float64)
+
+
+def _pruned_once(
+    graph: Graph, mask: Bool[Tensor, "n_sources n_targets"]
+) -> Bool[Tensor, "n_sources n_targets"]:
+    """Edges between nodes that have a selected edge on either side.
+
+    The authors' loop compares its nodes with those of the same selection and so ends after one round: edges
+    into or out of a node that this round has emptied stay.
+    """
+    alive = mask.any(1) & (graph.feeds & mask.any(0)[:, None]).any(0)
+    alive[0] = bool(mask[0].any())  # nothing reads for the input
+    reads = (graph.feeds & alive).any(1)
+    reads[-1] = True
+    return mask & alive[:, None] & reads
 
 
 def laplacian(adjacency: Float64[np.ndarray, "n n"], *, normalized: bool) -> Float64[np.ndarray, "n n"]:
@@ -171,18 +200,27 @@ def _l2(a: CircuitView, b: CircuitView) -> float:
     "laplacian", summary="distance of the Laplacian spectra", published="CSS_g", bounds=(0.0, math.inf)
 )
 def _laplacian(a: CircuitView, b: CircuitView) -> float:
+    if a.reference:
+        return _distance_of_smallest(a, b, REFERENCE_EIGENVALUES)
     spectra = [
-        view.spectrum(
-            view.graph.valid if view.top_k is None and not view.prune else view.selected, touched=False
-        )
+        view.spectrum(view.graph.valid if view.top_k is None else view.selected, touched=False)
         for view in (a, b)
     ]
     return float(np.linalg.norm(spectra[0] - spectra[1]))
 
 
+def _distance_of_smallest(a: CircuitView, b: CircuitView, n: int) -> float:
+    """Euclidean distance of the n smallest eigenvalues of the selected graphs; 0 stands for missing ones."""
+    padded = np.zeros((2, n))
+    for row, view in zip(padded, (a, b), strict=True):
+        smallest = view.selected_spectrum[:n]
+        row[: len(smallest)] = smallest
+    return float(np.linalg.norm(padded[0] - padded[1]))
+
+
 @_distance("netlsd", summary="distance of the heat signatures", published="CSS_g", bounds=(0.0, math.inf))
 def _netlsd(a: CircuitView, b: CircuitView) -> float:
-    spectra = [view.spectrum(view.selected, touched=True) for view in (a, b)]
+    spectra = [view.selected_spectrum for view in (a, b)]
     if not all(map(len, spectra)):
         warnings.warn(
             "NetLSD is undefined: no selected edge lies on a path from input to logits; raise top_k or leave "
@@ -218,6 +256,7 @@ def circuit_shift(
     weights: str = "abs",
     prune: bool = False,
     normalized: bool = True,
+    compat: str | None = None,
 ) -> float:
     """Distance of a model's circuit on new data from its circuit on known data (CSS).
 
@@ -241,6 +280,10 @@ def circuit_shift(
             into account. Graphs always carry magnitudes.
         prune: Drop chosen edges that lie on no path from input to logits inside the choice.
         normalized: Scale Laplacians by the degrees: I - D^(-1/2) W D^(-1/2) rather than D - W.
+        compat: `"reference"` makes the graphs of `"laplacian"`, `"netlsd"` and `"jaccard"` as the authors'
+            code does, to compare with published numbers: the strongest edges by sign, pruned in one round,
+            queries, keys and values as nodes of their own, and of the Laplacians the 50 smallest
+            eigenvalues, filled up with 0.
 
     Returns:
         >= 0; larger means more shift. 0 for equal circuits.
@@ -248,8 +291,8 @@ def circuit_shift(
     Raises:
         GraphMismatchError: For circuits of different graphs or models.
         InputError: For scores made in different ways, `top_k` outside the graph, or scores that are all 0
-            under `"cosine"`.
-        UnknownNameError: For another `distance` or `weights`.
+            under `"cosine"`, or `prune` or unscaled Laplacians together with `compat`.
+        UnknownNameError: For another `distance`, `weights` or `compat`.
 
     Notes:
         `"spearman"` is NaN with a `DegenerateDataWarning` where the scores are constant, `"netlsd"` where
@@ -274,6 +317,7 @@ def circuit_shift(
         top_k=top_k,
         prune=prune,
         normalized=normalized,
+        compat=compat,
     )
     return DISTANCES[distance].compare(a, b)
 
@@ -287,6 +331,7 @@ def circuit_shifts(
     weights: str = "abs",
     prune: bool = False,
     normalized: bool = True,
+    compat: str | None = None,
 ) -> dict[str, float]:
     """The shift under every registered distance.
 
@@ -294,11 +339,15 @@ def circuit_shifts(
         reference_scores: As in `circuit_shift`, like all further arguments.
         shifted_scores: Scores on other data.
         extra: Add three agreements, which fall as circuits differ: `"kendall_tau"` (tau-b), `"pearson"` and
-            `"weighted_jaccard"` (sum of the smaller over sum of the larger magnitudes, in [0, 1]).
+            `"weighted_jaccard"` (sum of the smaller over sum of the larger magnitudes, in [0, 1]; under
+            `compat` of the selected edges only). Under `compat` also what else the authors' code prints:
+            `"kendall_tau_c"`, `"largest_difference"` of two scores and `"laplacian_10"`, the distance of the
+            10 smallest eigenvalues.
         top_k: Number of strongest edges.
         weights: `"abs"` or `"signed"`.
         prune: Drop chosen edges off the paths from input to logits.
         normalized: Scale Laplacians by the degrees.
+        compat: None or `"reference"`.
 
     Returns:
         Key of the distance (or agreement) -> value.
@@ -313,17 +362,32 @@ def circuit_shifts(
         top_k=top_k,
         prune=prune,
         normalized=normalized,
+        compat=compat,
     )
     shifts = {key: each.compare(a, b) for key, each in DISTANCES.items()}
-    if extra:
-        magnitudes = np.abs(a.weights), np.abs(b.weights)
-        larger = float(np.maximum(*magnitudes).sum())
-        shifts |= {
-            "kendall_tau": kendall_tau(a.weights, b.weights),
-            "pearson": pearson(a.weights, b.weights),
-            "weighted_jaccard": float(np.minimum(*magnitudes).sum()) / larger if larger else math.nan,
+    return shifts | _agreements(a, b) if extra else shifts
+
+
+def _agreements(a: CircuitView, b: CircuitView) -> dict[str, float]:
+    magnitudes = [np.abs(view.weights) for view in (a, b)]
+    if a.reference:
+        magnitudes = [
+            np.where(view.selected[view.graph.valid].numpy(), size, 0.0)
+            for view, size in zip((a, b), magnitudes, strict=True)
+        ]
+    larger = float(np.maximum(*magnitudes).sum())
+    found = {
+        "kendall_tau": kendall_tau(a.weights, b.weights),
+        "pearson": pearson(a.weights, b.weights),
+        "weighted_jaccard": float(np.minimum(*magnitudes).sum()) / larger if larger else math.nan,
+    }
+    if a.reference:
+        found |= {
+            "kendall_tau_c": float(scipy_stats.kendalltau(a.weights, b.weights, variant="c").statistic),
+            "largest_difference": float(np.abs(a.weights - b.weights).max()),
+            "laplacian_10": _distance_of_smallest(a, b, 10),
         }
-    return shifts
+    return found
 
 
 def rank_shift_map(
@@ -396,8 +460,15 @@ def _views(
     top_k: int | None = None,
     prune: bool = False,
     normalized: bool = True,
+    compat: str | None = None,
 ) -> tuple[CircuitView, CircuitView]:
     check_comparable(reference, shifted)
+    if compat not in (None, "reference"):
+        raise unknown_name("compat", compat, ("reference",))
+    if compat and (prune or not normalized):
+        raise InputError(
+            "compat='reference' prunes and scales in its own way; leave prune=False and normalized=True"
+        )
     if weights not in ("abs", "signed"):
         raise unknown_name("weights", weights, ("abs", "signed"))
     if top_k is not None and not 1 <= top_k <= reference.graph.n_edges:
@@ -405,7 +476,14 @@ def _views(
             f"top_k is {top_k}; this graph has {reference.graph.n_edges} edges, choose from 1 to that"
         )
     views = [
-        CircuitView(scores=each, signed=weights == "signed", top_k=top_k, prune=prune, normalized=normalized)
+        CircuitView(
+            scores=each,
+            signed=weights == "signed",
+            top_k=top_k,
+            prune=prune,
+            normalized=normalized,
+            reference=compat == "reference",
+        )
         for each in (reference, shifted)
     ]
     return views[0], views[1]
