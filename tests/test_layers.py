@@ -36,7 +36,7 @@ RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row}
 
 # A slow import stands at module level only at home; elsewhere inside the function that needs it.
 HEAVY_HOMES: dict[str, tuple[str, ...]] = {
-    "transformers": ("models/decoders.py",),
+    "transformers": ("models/loading.py",),
     "matplotlib": ("report/",),
     "jinja2": ("report/",),
     "sqlalchemy": ("store.py",),

@@ -8,7 +8,7 @@ from assay.circuits.heads import Head
 from assay.claims.claim import Claim, Control, head_name
 from assay.errors import InputError
 from assay.models import Model
-from assay.models.decoders import MINI
+from assay.models.loading import MINI
 from assay.rng import stream
 
 

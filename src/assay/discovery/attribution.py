@@ -14,7 +14,7 @@ from assay.errors import InputError
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
-from assay.tasks import PairBatch
+from assay.tasks import Batch
 
 
 class _Passes:
@@ -26,7 +26,7 @@ class _Passes:
     """
 
     def __init__(
-        self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings, alphas: set[float]
+        self, model: Model, batch: Batch, prepared: Prepared, settings: Settings, alphas: set[float]
     ) -> None:
         self.model, self.batch, self.settings = model, batch, settings
         self.forward = self.backward = 0
@@ -113,7 +113,7 @@ class _PathGradient(EdgeMethod):
                 "objective='logit_diff' or 'ce', or method='eap-ig-inputs' with more steps"
             )
 
-    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
         nodes = self.nodes(settings)
         middle = [node for node in nodes if node.alpha == 0.5] if settings.steps == "auto" else []
         sums, centre = GradientSums(model), GradientSums(model)
@@ -220,7 +220,7 @@ class EapIgActivations(EdgeMethod):
     def most_passes(self, model: Model, nodes: int) -> int:
         return 3 + 2 * nodes * (2 * model.n_layers + 1)
 
-    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph
         with model.frozen():
             passes = _Passes(model, batch, prepared, settings, set())
@@ -272,7 +272,7 @@ class EapIgActivations(EdgeMethod):
             if kind == "heads":
                 handle = block.out.register_forward_pre_hook(lambda module, args: (leaf, *args[1:]))
             else:
-                handle = block.mlp.register_forward_hook(lambda module, args, output: leaf)
+                handle = block.mlp_out.register_forward_hook(lambda module, args, output: leaf)
             try:
                 hidden = model.resume(passes.clean.block_in[layer], passes.clean, layer=layer)
                 passes._finish(trace, hidden, alpha, leaf)

@@ -115,13 +115,10 @@ class GradientSums:
                 self.mlp[layer] = change if before is None else before + change
         gradient = trace.gradients.get(("logits", 0, 0))
         if gradient is not None:
-            assert trace.final_in is not None
+            # What the logits do not read has no gradient, so one position is enough unless they pool.
             index = torch.arange(len(positions), device=positions.device)
-            change = _norm_backward(
-                self.model.final_norm,
-                trace.final_in[index, positions],
-                gradient[index, positions].to(wide) * weight,
-            )
+            read = gradient if self.model.pools else gradient[index, positions][:, None]
+            change = read.to(wide) * weight
             self.logits = change if self.logits is None else self.logits + change
 
     def _add_attention(self, layer: int, place: int, trace: Trace, weight: float, wide: torch.dtype) -> None:
@@ -198,9 +195,9 @@ class GradientSums:
                     _multiply(into, expanded, mlp[chunk][None], sources, slice(last, last + 1), per_example)
             if self.logits is not None:
                 index = torch.arange(chunk.stop - chunk.start, device=positions.device)
-                at_read = expanded[:, index, positions[chunk]][:, :, None]
+                read = expanded if self.model.pools else expanded[:, index, positions[chunk]][:, :, None]
                 column = slice(graph.n_targets - 1, graph.n_targets)
-                _multiply(into, at_read, self.logits[chunk][None, :, None], wanted, column, per_example)
+                _multiply(into, read, self.logits[chunk][None], wanted, column, per_example)
         return scores
 
 

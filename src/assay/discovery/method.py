@@ -21,7 +21,7 @@ from assay.measurement import library_version
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.registry import Registry
-from assay.tasks import PairBatch, PairTask
+from assay.tasks import Batch, Task, map_tensors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,7 +83,7 @@ class EdgeMethod(abc.ABC):
         return
 
     @abc.abstractmethod
-    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
         """Damage of ablating each edge, for the examples of one batch."""
 
     def most_passes(self, model: Model, nodes: int) -> int:
@@ -113,7 +113,7 @@ class Sweep:
 
 def discover(
     model: Model,
-    task: PairTask,
+    task: Task,
     method: str = "eap-ig-inputs",
     *,
     objective: str | Objective | Loss | None = None,
@@ -164,7 +164,7 @@ def discover(
         seed=seed,
     )
     chosen.check(settings)
-    task.validate(model.n_vocab, model.n_positions)
+    task = model.bind(task)
     extra = chosen.bytes_per_example(model, task.length, settings)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     started = time.perf_counter()
@@ -185,7 +185,7 @@ def discover(
     )
 
 
-def _drift(method: EdgeMethod, model: Model, task: PairTask, settings: Settings, size: int) -> float:
+def _drift(method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int) -> float:
     """Relative L2 distance of half-precision scores from those of a float32 copy, on a few examples."""
     few = task.subset(torch.arange(min(task.n, size, 8)))
     wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
@@ -203,7 +203,7 @@ def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect:
 
 
 def _sweeps(
-    method: EdgeMethod, model: Model, task: PairTask, settings: Settings, size: int
+    method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int
 ) -> tuple[Sweep, dict[str, Any]]:
     """One sweep over the data, or the nested ones of steps="auto".
 
@@ -254,7 +254,7 @@ def _moved(model: Model, before: Tensor, after: Tensor) -> float:
     return 1 - int((first & second).sum()) / k
 
 
-def _sweep(method: EdgeMethod, model: Model, task: PairTask, settings: Settings, size: int) -> Sweep:
+def _sweep(method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
     prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed)
     shape = (model.graph.n_sources, model.graph.n_targets)
     # float64 sums: the mean must not depend on how examples fall into batches.
@@ -291,19 +291,18 @@ def _sweep(method: EdgeMethod, model: Model, task: PairTask, settings: Settings,
     return sweep
 
 
-def _first_bad(
-    method: EdgeMethod, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings
-) -> int:
+def _first_bad(method: EdgeMethod, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> int:
     """Row of the first example whose own scores are not finite."""
     for row in range(len(batch.indices)):
-        tensors = {name: value[row : row + 1] for name, value in vars(batch).items() if value is not None}
-        alone = method.score(model, replace(batch, **tensors), prepared, settings).scores
+        here = slice(row, row + 1)
+        one = map_tensors(batch, lambda tensor: tensor[here])  # noqa: B023 - called within this round
+        alone = method.score(model, one, prepared, settings).scores
         if not bool(torch.isfinite(alone).all()):
             break
     return int(batch.indices[row])
 
 
-def _provenance(model: Model, task: PairTask, method: EdgeMethod, settings: Settings) -> Mapping[str, Any]:
+def _provenance(model: Model, task: Task, method: EdgeMethod, settings: Settings) -> Mapping[str, Any]:
     return {
         "library": library_version(),
         "model": model.describe(),

@@ -8,7 +8,7 @@ from assay.execution import CircuitRunner, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model
 from assay.rng import torch_stream
-from assay.tasks import PairBatch
+from assay.tasks import Batch
 
 
 class Exact(EdgeMethod):
@@ -22,7 +22,7 @@ class Exact(EdgeMethod):
         return model.graph.n_edges + 3
 
     @torch.no_grad()
-    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph
         with model.tracing() as clean:
             hidden = model.forward(batch.clean)
@@ -52,7 +52,7 @@ class Random(EdgeMethod):
     def most_passes(self, model: Model, nodes: int) -> int:
         return 1  # the pass that measures the means, where the ablation has some
 
-    def score(self, model: Model, batch: PairBatch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph
         draw = (
             torch.rand(

@@ -18,7 +18,7 @@ from assay.errors import InputError
 from assay.models import Model, Trace
 from assay.registry import Registry
 from assay.rng import stream
-from assay.tasks import PairBatch, PairTask
+from assay.tasks import Batch, Task
 
 
 @dataclass(kw_only=True, eq=False)
@@ -118,7 +118,7 @@ class BaselineShelf:
             self._prepared = make()
         return self._prepared
 
-    def baseline(self, prepared: "Prepared", batch: PairBatch) -> Baseline:
+    def baseline(self, prepared: "Prepared", batch: Batch) -> Baseline:
         """The baseline of a batch, from the shelf if it is there."""
         key = (int(batch.indices[0]), len(batch.indices))
         if key not in self._baselines:
@@ -137,7 +137,7 @@ class Ablation(abc.ABC):
     paired: bool = False  # whether the corrupted input of each example is used
 
     @abc.abstractmethod
-    def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> "Prepared":
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> "Prepared":
         """Measure on `task` whatever the replacement needs; forward passes happen here or in `baseline`."""
 
 
@@ -145,7 +145,7 @@ class Prepared(abc.ABC):
     """Serves baselines for batches of the task it was prepared on."""
 
     @abc.abstractmethod
-    def baseline(self, batch: PairBatch, trace: Trace | None = None) -> Baseline:
+    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
         """Baseline of a batch; `trace` is a pass over `batch.corrupted` if the caller has one already."""
 
 
@@ -166,7 +166,7 @@ class Resample(Ablation):
     key = "resample"
     paired = True
 
-    def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> Prepared:
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
         return _Resampled(model)
 
 
@@ -174,7 +174,7 @@ class _Resampled(Prepared):
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def baseline(self, batch: PairBatch, trace: Trace | None = None) -> Baseline:
+    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
         if trace is None:
             with torch.no_grad(), self.model.tracing(streams=True) as trace:
                 self.model.forward(batch.corrupted)
@@ -193,8 +193,8 @@ class _Shared(Prepared):
     def __init__(self, model: Model, stream: Tensor, z: list[Tensor], mlp: list[Tensor]) -> None:
         self.model, self.input, self.z, self.mlp = model, stream, z, mlp
 
-    def baseline(self, batch: PairBatch, trace: Trace | None = None) -> Baseline:
-        length = batch.clean.shape[1]
+    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
+        length = batch.width
 
         def spread(value: Tensor) -> Tensor:
             return value.expand(1, length, -1) if value.shape[1] == 1 else value[:, :length]
@@ -212,7 +212,7 @@ class Zero(Ablation):
 
     key = "zero"
 
-    def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> Prepared:
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
         heads = torch.zeros(1, 1, model.n_heads * model.d_head, dtype=model.dtype, device=model.device)
         stream = torch.zeros(1, 1, model.d_model, dtype=model.dtype, device=model.device)
         return _Shared(model, stream, [heads] * model.n_layers, [stream] * model.n_layers)
@@ -233,7 +233,7 @@ class Mean(Ablation):
     def key(self) -> str:  # type: ignore[override]  # the two forms are two keys
         return "mean-positional" if self.per_position else "mean"
 
-    def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> Prepared:
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
         if task.n < 2 and self.per_position:
             raise InputError(
                 f"{self.key} ablation of {task.n} example would replace every activation by itself; "
@@ -266,7 +266,7 @@ class Noise(Ablation):
 
     key = "noise"
 
-    def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> Prepared:
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
         def moments(value: Tensor, weight: Tensor) -> Tensor:
             value = value * weight
             return torch.stack([value.sum((0, 1, 3)), value.square().sum((0, 1, 3))])
@@ -284,8 +284,8 @@ class _Noisy(Prepared):
     def __init__(self, model: Model, deviations: list[Tensor], seed: int) -> None:
         self.model, self.deviations, self.seed = model, deviations, seed
 
-    def baseline(self, batch: PairBatch, trace: Trace | None = None) -> Baseline:
-        length = batch.clean.shape[1]
+    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
+        length = batch.width
         widths = [
             width * deviation.numel()
             for width, deviation in zip(_widths(self.model), self.deviations, strict=True)
@@ -315,7 +315,7 @@ class NoiseAdditive(Ablation):
 
     key = "noise-additive"
 
-    def prepare(self, model: Model, task: PairTask, *, batch_size: int, seed: int) -> Prepared:
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
         return _AddedNoise(model, seed)
 
 
@@ -323,10 +323,10 @@ class _AddedNoise(Prepared):
     def __init__(self, model: Model, seed: int) -> None:
         self.model, self.seed = model, seed
 
-    def baseline(self, batch: PairBatch, trace: Trace | None = None) -> Baseline:
+    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
         with torch.no_grad(), self.model.tracing() as clean:
             self.model.forward(batch.clean)
-        real = torch.arange(batch.clean.shape[1], device=self.model.device) < batch.lengths[:, None]
+        real = torch.arange(batch.width, device=self.model.device) < batch.lengths[:, None]
         sources = [
             (clean.input, 1),
             *((z, self.model.n_heads) for z in clean.z),
@@ -357,7 +357,7 @@ def _split(values: list[Tensor], n_layers: int) -> tuple[Tensor, list[Tensor], l
 
 
 def _over_data(
-    model: Model, task: PairTask, batch_size: int, reduce: Callable[[Tensor, Tensor], Tensor]
+    model: Model, task: Task, batch_size: int, reduce: Callable[[Tensor, Tensor], Tensor]
 ) -> list[Tensor]:
     """Sum `reduce(values [batch, pos, nodes, width], weights of real positions)` over the clean inputs.
 
@@ -368,7 +368,7 @@ def _over_data(
         batch = batch.to(model.device)
         with torch.no_grad(), model.tracing() as trace:
             model.forward(batch.clean)
-        positions = torch.arange(batch.clean.shape[1], device=model.device)
+        positions = torch.arange(batch.width, device=model.device)
         weight = (positions < batch.lengths[:, None])[..., None, None].double()
         values = [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, 1) for mlp in trace.mlp)]
         parts = [reduce(value.double().unflatten(-1, (nodes, -1)), weight) for value, nodes in values]

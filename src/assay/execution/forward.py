@@ -13,7 +13,7 @@ from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
 from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner
 from assay.models import Model, Trace
-from assay.tasks import PairTask
+from assay.tasks import PairTask, Task
 
 
 # Tokens per pass on a CPU: large enough for full matrix products, small enough for the cache.
@@ -22,7 +22,7 @@ TOKENS_PER_PASS = 2048
 
 def choose_batch_size(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     n: int | None = None,
     asked: int | None = None,
@@ -101,7 +101,7 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
 
 def run_model(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     corrupted: bool = False,
     batch_size: int | None = None,
@@ -121,7 +121,7 @@ def run_model(
     Raises:
         NonFiniteError: If a logit is NaN or infinite; the message names the example.
     """
-    task.validate(model.n_vocab, model.n_positions)
+    task = model.bind(task)
     results = []
     for batch in task.batches(choose_batch_size(model, task, asked=batch_size, memory=memory)):
         batch = batch.to(model.device)
@@ -138,7 +138,7 @@ def run_model(
 
 def run_circuit(
     model: Model,
-    task: PairTask,
+    task: Task,
     circuit: Circuit,
     *,
     ablation: str | Ablation | None = None,
@@ -178,13 +178,16 @@ def run_circuit(
     """
     chosen = get_ablation(ablation or task.ablation)
     check_circuit(model, circuit)
-    task.validate(model.n_vocab, model.n_positions)
+    task = model.bind(task)
     runner = CircuitRunner(model, circuit, resample=chosen.paired)
     extra = runner.bytes_per_pair(task.length)
     n = task.n if pairs is None else len(pairs)
     size = choose_batch_size(model, task, n=n, asked=batch_size, bytes_per_example=extra, memory=memory)
     if pairs is not None:
-        return _run_pairs(model, task, circuit, chosen, pairs, size)
+        _check_pairs(task, chosen, pairs)
+        if isinstance(task, PairTask):
+            return _run_pairs(model, task, circuit, pairs, size)
+        task = task.paired(pairs)
     if runner.plan.everything:
         return run_model(model, task, batch_size=size, check=check)
     shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf
@@ -201,13 +204,13 @@ def run_circuit(
     return torch.cat(results)
 
 
-def clean_pass(model: Model, runner: CircuitRunner, tokens: Int[Tensor, "batch pos"]) -> Trace:
+def clean_pass(model: Model, runner: CircuitRunner, inputs: Tensor) -> Trace:
     """As much of a plain pass over the clean input as the circuit reads directly."""
     with (
         torch.no_grad(),
         model.tracing(until=runner.clean_depth if runner.clean_depth != model.n_layers else None) as trace,
     ):
-        model.forward(tokens)
+        model.forward(inputs)
     return trace
 
 
@@ -215,12 +218,10 @@ def _run_pairs(
     model: Model,
     task: PairTask,
     circuit: Circuit,
-    ablation: Ablation,
     pairs: Int[Tensor, "pairs 2"],
     size: int,
 ) -> Tensor:
     """Tile by tile: a clean input is prepared once, a corrupted one once per block of clean inputs."""
-    _check_pairs(task, ablation, pairs)
     runner = PairRunner(model, circuit)
     logits: Tensor | None = None
     read = task.positions[pairs[:, 0]]
@@ -263,7 +264,7 @@ def _pair_tiles(
         yield pairs[in_block, 0].unique(), tiles
 
 
-def _check_pairs(task: PairTask, ablation: Ablation, pairs: Tensor) -> None:
+def _check_pairs(task: Task, ablation: Ablation, pairs: Tensor) -> None:
     if not ablation.paired:
         raise InputError(
             f"pairs= chooses corrupted inputs, but {ablation.key!r} ablation uses none; use "

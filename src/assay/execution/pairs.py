@@ -32,7 +32,7 @@ from assay.circuits import Circuit
 from assay.errors import InputError
 from assay.execution.feeds import Feed, Projection, bind, lay_out, slots_of
 from assay.execution.plan import Plan, compile_plan
-from assay.execution.runner import channel_column, rotate
+from assay.execution.runner import channel_column, check_causal, rotate
 from assay.models import Block, Model, Trace
 
 
@@ -98,6 +98,7 @@ class PairRunner:
     def __init__(
         self, model: Model, circuit: Circuit, *, prefix: Int[Tensor, " shared"] | None = None
     ) -> None:
+        check_causal(model)
         self.model = model
         self.dtype = model.result_dtype
         self.plan: Plan = compile_plan(model.graph, circuit.mask, resample=True)
@@ -496,7 +497,7 @@ class _Tile:
         if feed is None:
             return None
         block = self.model.blocks[layer]
-        output: Tensor = block.mlp(block.mlp_norm.module(self.stream(feed).to(self.model.dtype)))
+        output: Tensor = block.run_mlp(self.stream(feed).to(self.model.dtype))
         return output.to(self.runner.dtype)
 
     def deposit(self, row: int, value: Tensor) -> None:

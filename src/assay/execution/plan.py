@@ -176,7 +176,9 @@ def _nodes(graph: Graph) -> list[tuple[slice, slice]]:
     return stages
 
 
-def compile_plan(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, resample: bool) -> Plan:
+def compile_plan(
+    graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, resample: bool, pools: bool = False
+) -> Plan:
     """Work out what an ablated run of `mask` has to compute.
 
     Args:
@@ -184,10 +186,11 @@ def compile_plan(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, res
         mask: True = keep.
         resample: True where the ablated value of a source is its output in one consistent run, so that
             a source fed by ablated values only equals its own ablated value.
+        pools: True where `logits` reads all positions (mean pooling), not one.
     """
     clean, ablated = source_types(graph, mask)
     kept = mask & ~ablated[:, None] if resample else mask.clone()
-    everywhere, somewhere = _liveness(graph, kept, clean)
+    everywhere, somewhere = _liveness(graph, kept, clean, pools=pools)
     kept = kept & somewhere[:, None]
     upstream_clean = (~graph.valid | (mask & clean[:, None])).all(0)
     plan = Plan(
@@ -198,7 +201,7 @@ def compile_plan(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, res
         somewhere=somewhere,
         attention=[],
         mlp=[],
-        logits=_inlet(graph, kept, somewhere, graph.n_targets - 1, everywhere=False),
+        logits=_inlet(graph, kept, somewhere, graph.n_targets - 1, everywhere=pools),
     )
     computed = somewhere & ~clean
     for layer in range(graph.n_layers):
@@ -218,14 +221,18 @@ def compile_plan(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, res
 
 
 def _liveness(
-    graph: Graph, kept: Bool[Tensor, "n_sources n_targets"], clean: Bool[Tensor, " n_sources"]
+    graph: Graph,
+    kept: Bool[Tensor, "n_sources n_targets"],
+    clean: Bool[Tensor, " n_sources"],
+    *,
+    pools: bool,
 ) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
     """Sources needed at all positions, and sources needed at all, walking back from `logits`.
 
     Clean sources are read from a plain pass, so they ask for nothing upstream.
     """
     somewhere = kept[:, -1].clone()
-    everywhere = torch.zeros_like(somewhere)
+    everywhere = somewhere.clone() if pools else torch.zeros_like(somewhere)
     for rows, columns in reversed(_nodes(graph)):
         feeds = graph.feeds[columns, rows]
         active = somewhere[rows] & ~clean[rows]

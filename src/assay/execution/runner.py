@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.circuits import Circuit
+from assay.errors import UnsupportedModelError
 from assay.execution.ablation import Baseline
 from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
 from assay.models import Block, Model, Trace
@@ -45,7 +46,7 @@ class CircuitRunner:
 
     def __init__(self, model: Model, circuit: Circuit, *, resample: bool) -> None:
         self.model = model
-        self.plan: Plan = compile_plan(model.graph, circuit.mask, resample=resample)
+        self.plan: Plan = compile_plan(model.graph, circuit.mask, resample=resample, pools=model.pools)
         self.dtype = model.result_dtype
         self._slots_everywhere = _slots(self.plan.single_everywhere)
         self._slots_read = _slots(self.plan.single_read)
@@ -131,6 +132,16 @@ def channel_column(block: Block, channel: str, head: int) -> int:
     return {"q": 0, "k": block.n_heads, "v": block.n_heads + block.n_kv_heads}[channel] + head
 
 
+def check_causal(model: Model) -> None:
+    """Refuse image classifiers where a run is cut off behind the read position."""
+    if not model.causal:
+        raise UnsupportedModelError(
+            f"{model.id} is an image classifier, whose positions all see each other; runs over tables of "
+            "pairs and under real-valued masks serve language models; run_circuit, measure and discover serve "
+            "both"
+        )
+
+
 def rotate(
     x: Float[Tensor, "pairs heads pos d_head"], cos: Float[Tensor, "..."], sin: Float[Tensor, "..."]
 ) -> Float[Tensor, "pairs heads pos d_head"]:
@@ -190,9 +201,9 @@ class _Run:
                 self.deposit_heads(layer, *attention)
             if mlp is not None:
                 self.deposit([graph.mlp_source(layer)], mlp)
-        start = self.at_read(self.wide(self.baseline.final_in()))
-        stream = self.inputs([self.plan.logits], start)[0]
-        return model.unembed(model.final_norm.module(stream.to(model.dtype)))
+        start = self.wide(self.baseline.final_in())
+        stream = self.inputs([self.plan.logits], start if model.pools else self.at_read(start))[0]
+        return model.finish(stream)
 
     def inputs(self, inlets: Sequence[Inlet], start: Tensor) -> Tensor:
         """Input of each inlet (all with the same positions): `[inlet, pairs, (pos,) d_model]`."""
@@ -338,8 +349,13 @@ class _Run:
             cos, sin = cos[self.index, self.read][:, None], sin[self.index, self.read][:, None]
         return rotate(x, cos[:, None], sin[:, None])
 
-    def mask(self, block: Block, *, everywhere: bool) -> Tensor:
-        """True where a query may attend: causal, inside the sliding window if the block has one."""
+    def mask(self, block: Block, *, everywhere: bool) -> Tensor | None:
+        """True where a query may attend: causal, inside the sliding window if the block has one.
+
+        None where every position attends to all.
+        """
+        if not self.model.causal:
+            return None
         keys = torch.arange(self.length, device=self.read.device)
         queries = keys[:, None] if everywhere else self.read[:, None, None, None]
         allowed = keys <= queries
@@ -362,7 +378,7 @@ class _Run:
         if not step.inlet.everywhere:
             start, ablated = self.at_read(start), self.at_read(ablated)
         stream = self.inputs([step.inlet], start)[0]
-        output: Tensor = block.mlp(block.mlp_norm.module(stream.to(self.model.dtype)))
+        output: Tensor = block.run_mlp(stream.to(self.model.dtype))
         return output.to(self.runner.dtype) - ablated
 
     # ---- keeping differences --------------------------------------------------------------------

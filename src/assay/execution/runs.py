@@ -17,7 +17,7 @@ from assay.execution.forward import check_circuit, run_circuit, run_model
 from assay.measurement import library_version
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
-from assay.tasks import PairTask
+from assay.tasks import Task
 
 
 Which = Literal["full", "keep", "drop", "empty"]
@@ -44,7 +44,7 @@ class CircuitRuns:
     def __init__(
         self,
         model: Model,
-        task: PairTask,
+        task: Task,
         circuit: Circuit,
         *,
         ablation: str | Ablation | None = None,
@@ -54,7 +54,7 @@ class CircuitRuns:
     ) -> None:
         check_circuit(model, circuit)
         self.model = model
-        self.task = task
+        self.task = model.bind(task)
         self.circuit = circuit
         self.ablation_object = get_ablation(ablation or task.ablation)
         self.objective_object = get_objective(objective or task.objective)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.errors import InputError, ShapeError
-from assay.execution.runner import rotate
+from assay.execution.runner import check_causal, rotate
 from assay.models import Block, Model, Trace
 
 
@@ -60,6 +60,7 @@ class SoftRunner:
     """
 
     def __init__(self, model: Model) -> None:
+        check_causal(model)
         self.model = model
         self.dtype = model.result_dtype
         self._qkv = [_projection(block, self.dtype) for block in model.blocks]
@@ -273,5 +274,5 @@ class _Walk:
             differences = self.at_read
             start, ablated = self._read(start[None])[0], self._read(ablated[None])[0]
         stream = self.mix(differences, slice(column, column + 1), start)[0]
-        output: Tensor = block.mlp(block.mlp_norm.module(stream.to(self.model.dtype)))
+        output: Tensor = block.run_mlp(stream.to(self.model.dtype))
         return output.to(self.runner.dtype) - ablated.to(self.runner.dtype)

@@ -11,12 +11,12 @@ from assay.heads.scores import HeadScores
 from assay.measurement import library_version
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
-from assay.tasks import PairTask
+from assay.tasks import Task
 
 
 def attribution_patching(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     objective: str | Objective | Loss = "logit_diff",
     batch_size: int | None = None,
@@ -50,7 +50,7 @@ def attribution_patching(
         Nanda (2023), Attribution Patching; Syed et al. (2023), arXiv:2310.10348.
     """
     chosen = get_objective(objective)
-    task.validate(model.n_vocab, model.n_positions)
+    task = model.bind(task)
     extra = 30 * model.n_layers * model.d_model * task.length * 4
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     rows = []
@@ -62,7 +62,7 @@ def attribution_patching(
             logits = model.read(model.forward(batch.clean), batch.positions).to(model.result_dtype)
             margin = -chosen(logits, logits.detach(), batch)
             gradients = torch.autograd.grad(margin.sum(), clean.z)
-        real = torch.arange(batch.clean.shape[1], device=model.device) < batch.lengths[:, None]
+        real = torch.arange(batch.width, device=model.device) < batch.lengths[:, None]
         layers = [
             _effect(model, after - before.detach(), gradient, real)
             for before, after, gradient in zip(clean.z, corrupted.z, gradients, strict=True)

@@ -21,7 +21,7 @@ from assay.heads.scores import HeadScores
 from assay.heads.weights import unembedding_rows
 from assay.measurement import library_version
 from assay.models import Model
-from assay.tasks import PairTask
+from assay.tasks import Task
 
 
 ADDITIVITY = 1e-4  # largest gap between a margin and the sum of its parts, as a share of their size
@@ -50,7 +50,7 @@ class HeadOutputs:
 
 def head_outputs(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     positions: Int[Tensor, " P"] | Int[Tensor, "P n_read"] | None = None,
     batch_size: int | None = None,
@@ -74,7 +74,7 @@ def head_outputs(
         InputError: If a position lies outside its example.
     """
     where = _read_positions(task, positions)
-    task.validate(model.n_vocab, model.n_positions)
+    task = model.bind(task)
     extra = 12 * model.n_layers * model.d_model * task.length * 4
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     parts: dict[str, list[Tensor]] = {name: [] for name in ("z", "input", "mlp", "final", "normed")}
@@ -111,7 +111,7 @@ def head_outputs(
     return HeadOutputs(**joined, provenance=provenance)
 
 
-def _read_positions(task: PairTask, positions: Tensor | None) -> Int[Tensor, "P n_read"]:
+def _read_positions(task: Task, positions: Tensor | None) -> Int[Tensor, "P n_read"]:
     where = task.positions if positions is None else positions.cpu()
     where = where[:, None] if where.ndim == 1 else where
     if where.ndim != 2 or len(where) != task.n or where.shape[1] == 0:
@@ -128,7 +128,7 @@ def _read_positions(task: PairTask, positions: Tensor | None) -> Int[Tensor, "P 
 
 
 def margin_directions(
-    model: Model, task: PairTask, kind: Literal["difference", "correct"] = "difference"
+    model: Model, task: Task, kind: Literal["difference", "correct"] = "difference"
 ) -> Float64[Tensor, "P d_model"]:
     """Per example, the direction of the stream after the final norm that the margin reads.
 

@@ -4,8 +4,6 @@ Edges take those interventions that are an ablation of edges as well, and donors
 donor's prompt is known from a plain run.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -38,7 +36,7 @@ def run_with_edges_replaced(
     if isinstance(intervention, Donor):
         donors = intervention.donors_of(setting)
         rows = torch.from_numpy(np.where(donors < 0, np.arange(len(donors)), donors))
-        prompts = replace(prompts, corrupted=prompts.clean[rows], corrupted_texts=None)
+        prompts = prompts.with_donors(rows)
         ablation = "resample"
     if ablation not in ABLATIONS:
         have = ", ".join(sorted({*ABLATIONS} & {*INTERVENTIONS}))

@@ -5,7 +5,7 @@ so a stored table of columns gives the same scores without a model.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from assay.heads.scores import HeadScores, defined_examples, mean_over_examples,
 from assay.measurement import library_version, plain
 from assay.models import Model, Trace
 from assay.objectives import Loss, Objective, get_objective
-from assay.tasks import PairBatch, PairTask
+from assay.tasks import Batch, Task, map_tensors
 
 
 SMALLEST = 1e-8  # margins closer than this, per prompt, are no scale to compare an effect with
@@ -309,7 +309,7 @@ def circuit_effect(
 
 def activation_patching(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     heads: Heads | None = None,
     aggregate: str = "ratio_of_sums",
@@ -351,7 +351,7 @@ def activation_patching(
 
 def mediation(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     heads: Heads | None = None,
     positions: str = "last",
@@ -395,11 +395,11 @@ def mediation(
 
 def drop_effect(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     heads: Heads | None = None,
     ablation: str | Intervention = "mean",
-    reference: PairTask | None = None,
+    reference: Task | None = None,
     draws: int | None = None,
     objective: str | Objective | Loss | None = None,
     batch_size: int | None = None,
@@ -478,7 +478,7 @@ class _Prompts:
     """A batch with the runs that single-head runs start from; `corrupted` where it was asked for."""
 
     model: Model
-    batch: PairBatch
+    batch: Batch
     clean: Trace
     corrupted: Trace
     reading: Reading
@@ -517,7 +517,7 @@ def _dropped(replacement: Replacement) -> _Run:
 
 def _measured(
     model: Model,
-    task: PairTask,
+    task: Task,
     run: _Run,
     *,
     heads: Heads | None,
@@ -526,7 +526,7 @@ def _measured(
     corrupted: bool = True,
 ) -> _Columns:
     """Margins of the whole runs and of those with one head replaced; heads not asked for are NaN."""
-    task.validate(model.n_vocab, model.n_positions)
+    task = model.bind(task)
     every = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
     chosen = check_heads(every if heads is None else heads, model.n_layers, model.n_heads)
     places = [layer * model.n_heads + head for layer, head in chosen]
@@ -562,19 +562,19 @@ def _measured(
 
 
 def margin_reading(
-    objective: Objective, batch: PairBatch, clean_logits: Tensor
+    objective: Objective, batch: Batch, clean_logits: Tensor
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """From logits of some runs, and the prompts of a batch they belong to, to their margins (-loss)."""
 
     def reading(logits: Tensor, rows: Tensor) -> Tensor:
-        tensors = {name: value[rows] for name, value in vars(batch).items() if isinstance(value, Tensor)}
-        return -objective(logits.double(), clean_logits[rows].double(), replace(batch, **tensors))
+        chosen = map_tensors(batch, lambda tensor: tensor[rows])
+        return -objective(logits.double(), clean_logits[rows].double(), chosen)
 
     return reading
 
 
 @torch.no_grad()
-def _read(model: Model, base: Trace, batch: PairBatch) -> Tensor:
+def _read(model: Model, base: Trace, batch: Batch) -> Tensor:
     """Logits at the read position of a finished run."""
     assert base.final_in is not None
     return model.read(model.final_norm.module(base.final_in), batch.positions).to(model.result_dtype)
@@ -585,7 +585,7 @@ def _float64(parts: Sequence[Tensor]) -> Float64[np.ndarray, " P"]:
 
 
 def _provenance(
-    model: Model, task: PairTask, score: str, objective: str | Objective | Loss | None, **settings: Any
+    model: Model, task: Task, score: str, objective: str | Objective | Loss | None, **settings: Any
 ) -> Mapping[str, Any]:
     return {
         "library": library_version(),

@@ -9,7 +9,7 @@ import abc
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from assay.execution.forward import check_finite, choose_batch_size
 from assay.models import Block, Model, Trace
 from assay.registry import Registry
 from assay.rng import stream
-from assay.tasks import PairBatch, PairTask
+from assay.tasks import Batch, Task, map_tensors
 
 
 Heads = Collection[tuple[int, int]]
@@ -43,7 +43,7 @@ class Site:
     block: Block
     z: Float[Tensor, "batch pos n_heads d_head"]
     values: Float[Tensor, "batch pos n_kv_heads d_head"]
-    batch: PairBatch
+    batch: Batch
 
 
 # The replacement for the outputs of all heads of a block, [batch or 1, pos or 1, n_heads, d_head].
@@ -86,8 +86,8 @@ class Setting:
     """
 
     model: Model
-    task: PairTask
-    reference: PairTask
+    task: Task
+    reference: Task
     batch_size: int
     seed: int = 0
     draw: int = 0
@@ -95,9 +95,7 @@ class Setting:
     _outputs: dict[tuple[int, bool], list[Tensor]] = field(default_factory=dict)
     _logits: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
 
-    def outputs(
-        self, task: PairTask, *, corrupted: bool = False
-    ) -> list[Float[Tensor, "n pos n_heads d_head"]]:
+    def outputs(self, task: Task, *, corrupted: bool = False) -> list[Float[Tensor, "n pos n_heads d_head"]]:
         """Outputs of the heads in a plain pass over a task, per block; kept for the next intervention."""
         key = (id(task), corrupted)
         if key not in self._outputs:
@@ -115,12 +113,12 @@ class Setting:
             self._logits[key] = torch.cat(logits)
         return self._outputs[key]
 
-    def logits(self, task: PairTask, *, corrupted: bool = False) -> Float[Tensor, "n d_vocab"]:
+    def logits(self, task: Task, *, corrupted: bool = False) -> Float[Tensor, "n d_vocab"]:
         """Logits of the same plain pass at the read positions, on the CPU."""
         self.outputs(task, corrupted=corrupted)
         return self._logits[id(task), corrupted]
 
-    def finite(self, task: PairTask) -> Bool[Tensor, " n"]:
+    def finite(self, task: Task) -> Bool[Tensor, " n"]:
         """Prompts of a task that means and deviations are taken over: those on which all outputs are finite.
 
         All of them where there is none, so that the replacement is as undefined as they are.
@@ -136,7 +134,7 @@ class Setting:
 
 def run_with_heads_replaced(
     model: Model,
-    task: PairTask,
+    task: Task,
     heads: Heads,
     replacement: Replacement,
     *,
@@ -166,7 +164,7 @@ def run_with_heads_replaced(
 
 
 def replaced_outputs(
-    model: Model, trace: Trace, replacement: Replacement, batch: PairBatch
+    model: Model, trace: Trace, replacement: Replacement, batch: Batch
 ) -> list[Float[Tensor, "n pos width"]]:
     """What the heads of each block are replaced by where everything below them is as in a finished run.
 
@@ -186,7 +184,7 @@ def replaced_outputs(
 
 
 @contextmanager
-def heads_replaced(model: Model, heads: Heads, replacement: Replacement, batch: PairBatch) -> Iterator[None]:
+def heads_replaced(model: Model, heads: Heads, replacement: Replacement, batch: Batch) -> Iterator[None]:
     """Replace some heads in every pass made inside, from whichever block on.
 
     Args:
@@ -211,7 +209,7 @@ def heads_replaced(model: Model, heads: Heads, replacement: Replacement, batch: 
 
 
 def _hook(
-    model: Model, layer: int, heads: Sequence[int], replacement: Replacement, batch: PairBatch
+    model: Model, layer: int, heads: Sequence[int], replacement: Replacement, batch: Batch
 ) -> Iterator[torch.utils.hooks.RemovableHandle]:
     """Hooks of one block: keep the projections, then change the input of the output projection."""
     block = model.blocks[layer]
@@ -236,14 +234,11 @@ def _hook(
     yield block.out.register_forward_pre_hook(change)
 
 
-def _copies(batch: PairBatch, count: int) -> PairBatch:
+def _copies(batch: Batch, count: int) -> Batch:
     """A batch as often as given."""
     if count == 1:
         return batch
-    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    return replace(
-        batch, **{name: value.repeat(count, *[1] * (value.ndim - 1)) for name, value in tensors.items()}
-    )
+    return map_tensors(batch, lambda value: value.repeat(count, *[1] * (value.ndim - 1)))
 
 
 # ------------------------------------------------------------------------------------- interventions
@@ -282,7 +277,7 @@ class Mean(Intervention):
         means = [self._mean(z, reference, used) for z in setting.outputs(reference)]
         return self._everywhere(means) if not self.only_last else self._at_read(means)
 
-    def _mean(self, z: Tensor, reference: PairTask, used: Tensor) -> Tensor:
+    def _mean(self, z: Tensor, reference: Task, used: Tensor) -> Tensor:
         z = z.double()
         if self.over == "last":
             rows = torch.arange(reference.n, device=z.device)
@@ -455,13 +450,13 @@ class AttentionUniform(Intervention):
         return replaced
 
 
-def _real(task: PairTask, used: Bool[Tensor, " n"]) -> Bool[Tensor, "n pos"]:
+def _real(task: Task, used: Bool[Tensor, " n"]) -> Bool[Tensor, "n pos"]:
     """True at the tokens of the prompts that are used, False at padding."""
     place = torch.arange(task.length, device=used.device)
     return (place < task.lengths.to(used.device)[:, None]) & used[:, None]
 
 
-def check_aligned(key: str, reference: PairTask, task: PairTask) -> None:
+def check_aligned(key: str, reference: Task, task: Task) -> None:
     """Refuse prompts of different lengths where each position has a mean of its own."""
     lengths = sorted({*reference.lengths.tolist(), *task.lengths.tolist()})
     if len(lengths) > 1:
@@ -471,7 +466,7 @@ def check_aligned(key: str, reference: PairTask, task: PairTask) -> None:
         )
 
 
-def _checked_donors(donors: Int[np.ndarray, " n"], task: PairTask) -> Int64[np.ndarray, " n"]:
+def _checked_donors(donors: Int[np.ndarray, " n"], task: Task) -> Int64[np.ndarray, " n"]:
     if donors.shape != (task.n,) or donors.min() < 0 or donors.max() >= task.n:
         raise InputError(
             f"donors are {donors.shape[0]} rows from {donors.min()} to {donors.max()}; the task has {task.n} "
@@ -507,12 +502,12 @@ for _intervention in (
 
 def logits_under(
     model: Model,
-    task: PairTask,
+    task: Task,
     intervention: str | Intervention,
     heads: Heads,
     *,
     setting: Setting | None = None,
-    reference: PairTask | None = None,
+    reference: Task | None = None,
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Float[Tensor, "n d_vocab"]:

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from assay.measurement import library_version
 from assay.models import Block, Model, Separate, Trace
 from assay.objectives import Objective, get_objective
 from assay.rng import torch_stream
-from assay.tasks import PairBatch, PairTask
+from assay.tasks import Batch, Task, map_tensors
 
 
 NOT_CONVERGED = "llc_not_converged"
@@ -183,7 +183,7 @@ def _split_r_hat(traces: Float64[np.ndarray, "chains draws"]) -> float:
 
 def learning_coefficients(
     model: Model,
-    task: PairTask,
+    task: Task,
     heads: Iterable[Sequence[int]] | None = None,
     *,
     n: int = 20,
@@ -265,18 +265,17 @@ def learning_coefficients(
 class _Start:
     """A batch of examples, once per chain (chain-major), as it enters each block."""
 
-    batch: PairBatch
+    batch: Batch
     trace: Trace
 
 
-def _starts(model: Model, task: PairTask, chains: int, asked: int | None) -> list[_Start]:
+def _starts(model: Model, task: Task, chains: int, asked: int | None) -> list[_Start]:
     extra = 40 * model.n_layers * model.d_model * task.length * 4
     size = choose_batch_size(model, task, asked=asked, bytes_per_example=chains * extra)
     starts = []
     for batch in task.batches(size):
-        tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
-        repeated = {name: value.repeat(chains, *[1] * (value.ndim - 1)) for name, value in tensors.items()}
-        batch = replace(batch, **repeated).to(model.device)
+        batch = map_tensors(batch, lambda value: value.repeat(chains, *[1] * (value.ndim - 1)))
+        batch = batch.to(model.device)
         with torch.no_grad(), model.tracing() as trace:
             model.forward(batch.clean)
         trace.z, trace.mlp = [], []
@@ -357,7 +356,7 @@ def _value_columns(block: Block) -> tuple[int, Tensor]:
 
 def fisher_count(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     n: int = 20,
     objective: str | Objective = "ce",
@@ -440,7 +439,7 @@ def _finite(sites: Sequence[_Site]) -> list[_Site]:
     return [_Site(**{name: value[rows] for name, value in vars(site).items()}) for site in sites]
 
 
-def _gradient_sites(model: Model, task: PairTask, loss: Objective, asked: int | None) -> list[_Site]:
+def _gradient_sites(model: Model, task: Task, loss: Objective, asked: int | None) -> list[_Site]:
     extra = 40 * model.n_layers * model.d_model * task.length * 4
     size = choose_batch_size(model, task, asked=asked, bytes_per_example=extra)
     found: list[list[_Site]] = [[] for _ in range(model.n_layers)]
@@ -479,15 +478,15 @@ def _active(site: _Site, block: Block, head: int) -> int:
     return int((variance > _ACTIVE * variance.max()).sum())
 
 
-def _first_examples(model: Model, task: PairTask, n: int) -> PairTask:
+def _first_examples(model: Model, task: Task, n: int) -> Task:
     if n < 1:
         raise InputError(f"n is {n}; give at least 1 example, 20 by default")
-    task.validate(model.n_vocab, model.n_positions)
+    task = model.bind(task)
     return task.subset(torch.arange(min(n, task.n)))
 
 
 def _scores(
-    model: Model, task: PairTask, name: str, values: np.ndarray, *, settings: dict[str, Any], **more: Any
+    model: Model, task: Task, name: str, values: np.ndarray, *, settings: dict[str, Any], **more: Any
 ) -> HeadScores:
     return HeadScores.from_flat(
         name,

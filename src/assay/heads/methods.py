@@ -27,7 +27,7 @@ from assay.heads.weights import answer_directions, ov_norm, weight_scores
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.registry import Registry
-from assay.tasks import PairTask
+from assay.tasks import Task
 
 
 Objectives = str | Objective | Loss | None
@@ -116,7 +116,7 @@ def find_head_method(name: str) -> HeadMethod:
 
 
 def discover_heads(
-    model: Model, task: PairTask, method: str = "activation-patching", **options: Any
+    model: Model, task: Task, method: str = "activation-patching", **options: Any
 ) -> HeadScores:
     """Score every head of a model on a task.
 
@@ -169,7 +169,7 @@ def discover_heads(
 )
 def _activation_patching(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     heads: Heads | None = None,
     aggregate: str = "ratio_of_sums",
@@ -195,7 +195,7 @@ def _activation_patching(
 )
 def _mediation(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     heads: Heads | None = None,
     positions: str = "last",
@@ -221,11 +221,11 @@ def _mediation(
 )
 def _drop_effect(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     heads: Heads | None = None,
     ablation: str | Intervention = "mean",
-    reference: PairTask | None = None,
+    reference: Task | None = None,
     draws: int | None = None,
     objective: Objectives = None,
     batch_size: int | None = None,
@@ -261,7 +261,7 @@ def _drop_effect(
 )
 def _direct(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     direction: str = "difference",
     norm: str = "frozen",
@@ -289,7 +289,7 @@ def _direct(
     reference="Nanda 2023; Syed et al. 2023, arXiv:2310.10348",
 )
 def _attribution(
-    model: Model, task: PairTask, *, objective: Objectives = None, batch_size: int | None = None
+    model: Model, task: Task, *, objective: Objectives = None, batch_size: int | None = None
 ) -> HeadScores:
     return attribution_patching(
         model, task, objective=task.objective if objective is None else objective, batch_size=batch_size
@@ -311,7 +311,7 @@ def _attribution(
 )
 def _causation(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     max_parents: int = 20,
     permutations: int = 100,
@@ -332,7 +332,7 @@ def _causation(
 
 @torch.no_grad()
 def _margins(
-    model: Model, task: PairTask, outputs: HeadOutputs, objective: Objective
+    model: Model, task: Task, outputs: HeadOutputs, objective: Objective
 ) -> Float64[np.ndarray, " P"]:
     """Margins of the pass that the outputs are of."""
     found = []
@@ -355,7 +355,7 @@ def _margins(
     counts={"whole": (1, 0)},
     reference="mechanistic-validity framework, C36",
 )
-def _magnitude(model: Model, task: PairTask, *, batch_size: int | None = None) -> HeadScores:
+def _magnitude(model: Model, task: Task, *, batch_size: int | None = None) -> HeadScores:
     return activation_magnitude(model, head_outputs(model, task, batch_size=batch_size))
 
 
@@ -377,7 +377,7 @@ def _magnitude(model: Model, task: PairTask, *, batch_size: int | None = None) -
 )
 def _learning_coefficient(
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     estimator: str = "fisher_count",
     n: int = 20,
@@ -409,7 +409,7 @@ def _learning_coefficient(
     counts={},
     reference="mechanistic-validity framework, F59",
 )
-def _ov_norm(model: Model, task: PairTask, *, max_pairs: int | None = 10) -> HeadScores:
+def _ov_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> HeadScores:
     if task.wrong is None:
         raise InputError(
             f"ov-norm compares right with wrong outputs, and task {task.name!r} names no wrong ones; "
@@ -431,7 +431,7 @@ def _ov_norm(model: Model, task: PairTask, *, max_pairs: int | None = 10) -> Hea
     counts={},
     reference="mechanistic-validity framework",
 )
-def _spectral_norm(model: Model, task: PairTask, *, matrix: str = "ov") -> HeadScores:
+def _spectral_norm(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
     return _weight_score(model, matrix, "spectral-norm")
 
 
@@ -448,7 +448,7 @@ def _spectral_norm(model: Model, task: PairTask, *, matrix: str = "ov") -> HeadS
     counts={},
     reference="Roy and Vetterli 2007",
 )
-def _sv_entropy(model: Model, task: PairTask, *, matrix: str = "ov") -> HeadScores:
+def _sv_entropy(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
     return _weight_score(model, matrix, "sv-entropy")
 
 

@@ -179,7 +179,7 @@ def _after_block_at(
 
 def _through_mlp(model: Model, block: Block, middle: Tensor) -> Tensor:
     middle = middle.to(model.dtype)
-    stream: Tensor = middle + block.mlp(block.mlp_norm.module(middle))
+    stream: Tensor = middle + block.run_mlp(middle)
     return stream
 
 
@@ -257,6 +257,6 @@ class _Past:
         mixed = mixed + pattern[:, :, -1:] * value[:, place].squeeze(2)
         attention = block.out(mixed.flatten(1).to(model.dtype))
         if model.graph.parallel:
-            parallel: Tensor = stream + attention + block.mlp(block.mlp_norm.module(stream))
+            parallel: Tensor = stream + attention + block.run_mlp(stream)
             return parallel
         return _through_mlp(model, block, stream + attention)

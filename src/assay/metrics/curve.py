@@ -19,7 +19,7 @@ from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.rng import stream
 from assay.stats import FunctionOfSums, RatioOfSums, recovery_of
-from assay.tasks import PairTask
+from assay.tasks import Task
 
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -184,7 +184,7 @@ def trapezoid_weights(
 def faithfulness_curve(
     scores: EdgeScores,
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     fractions: Sequence[float] | None = None,
     absolute: bool = True,

@@ -18,19 +18,19 @@ from assay.metrics.metric import MetricSpec, Runs, find_metric
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.rng import stream
-from assay.tasks import PairTask
+from assay.tasks import Task
 
 
 @overload
-def measure(circuit: Circuit, model: Model, task: PairTask, metric: str, **keywords: Any) -> Measurement: ...
+def measure(circuit: Circuit, model: Model, task: Task, metric: str, **keywords: Any) -> Measurement: ...
 @overload
 def measure(
-    circuit: Circuit, model: Model, task: Sequence[PairTask], metric: str, **keywords: Any
+    circuit: Circuit, model: Model, task: Sequence[Task], metric: str, **keywords: Any
 ) -> list[Measurement]: ...
 def measure(
     circuit: Circuit,
     model: Model,
-    task: PairTask | Sequence[PairTask],
+    task: Task | Sequence[Task],
     metric: str,
     *,
     ablation: str | Ablation | None = None,
@@ -65,7 +65,7 @@ def measure(
     Raises:
         InputError: For unknown metrics or options, `runs` of something else, a negative count.
     """
-    if not isinstance(task, PairTask):
+    if not isinstance(task, Task):
         if runs is not None:
             raise InputError(
                 "runs= belongs to one task, but several tasks were given; measure them one by one"
@@ -165,7 +165,7 @@ class RunsOfAnother:
         return self.base.model
 
     @property
-    def task(self) -> PairTask:
+    def task(self) -> Task:
         """The task of `base`."""
         return self.base.task
 

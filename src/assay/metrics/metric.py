@@ -17,7 +17,7 @@ from assay.measurement import Measurement, Rule, Statistic
 from assay.models import Model
 from assay.registry import Registry
 from assay.stats import RatioOfSums
-from assay.tasks import PairTask
+from assay.tasks import Task
 
 
 MANY_EXCLUDED = 0.05  # share of examples left out above which the number carries a warning
@@ -35,7 +35,7 @@ class Runs(Protocol):
         """The model."""
 
     @property
-    def task(self) -> PairTask:
+    def task(self) -> Task:
         """The examples."""
 
     @property

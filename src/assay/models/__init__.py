@@ -1,7 +1,7 @@
 """Native transformers behind one interface."""
 
-from assay.models.adapter import Block, Family, Fused, Model, Norm, Separate
-from assay.models.decoders import FAMILIES, family_of, load_model
+from assay.models.adapter import FAMILIES, Block, Family, Fused, Model, Norm, Separate, Sizes, Vision
+from assay.models.loading import family_of, load_model
 from assay.models.tracing import Trace
 
 
@@ -13,7 +13,9 @@ __all__ = [
     "Model",
     "Norm",
     "Separate",
+    "Sizes",
     "Trace",
+    "Vision",
     "family_of",
     "load_model",
 ]

@@ -7,10 +7,11 @@ respect to activations only.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -18,13 +19,68 @@ from torch import Tensor, nn
 
 from assay.errors import InputError, NonFiniteError, UnsupportedModelError
 from assay.graph import Graph, build_graph
-from assay.models.tracing import BlockCall, FinalOutput, ProjectionOutput, StopForward, Trace
+from assay.models.tracing import BlockCall, FinalInput, ProjectionOutput, StopForward, Trace
+from assay.registry import Registry
 
 
 # Entries of a configuration that change no number the model computes.
 _NOT_IDENTITY = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 
 Config = Any  # a Hugging Face configuration: attributes differ per family
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Numbers that shape the graph of one model."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_model: int
+    d_head: int
+
+
+def config_sizes(module: nn.Module) -> Sizes:
+    """Sizes as a Hugging Face configuration states them."""
+    config: Config = module.config
+    n_heads, d_model = int(config.num_attention_heads), int(config.hidden_size)
+    return Sizes(
+        n_heads=n_heads,
+        n_kv_heads=int(getattr(config, "num_key_value_heads", None) or n_heads),
+        d_model=d_model,
+        d_head=int(getattr(config, "head_dim", None) or d_model // n_heads),
+    )
+
+
+def config_facts(module: nn.Module) -> dict[str, Any]:
+    """Configuration entries that change what the model computes; part of its hash."""
+    config: Config = module.config
+    return {key: value for key, value in config.to_dict().items() if key not in _NOT_IDENTITY}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vision:
+    """How an image classifier is run and read; every entry is a function of the native module.
+
+    Attributes:
+        hidden: Images `[batch, 3, h, w]` to the final norm's output at every position.
+        logits: That output, `[batch, pos, d_model]`, to logits. A model that reads position 0 alone is also
+            given that one position.
+        features: That output to what the classifier reads, `[batch, d_features]`.
+        pools: Whether more positions than the first are read (mean pooling, distillation token).
+        image_size: Height and width it takes.
+        n_tokens: Positions of the stream: patches and prefix tokens.
+        n_classes: Width of the logits.
+        classes: Names of the classes, label 0 first; None if the model does not know them.
+    """
+
+    hidden: Callable[[nn.Module, Tensor], Tensor]
+    logits: Callable[[nn.Module, Tensor], Tensor]
+    features: Callable[[nn.Module, Tensor], Tensor]
+    pools: Callable[[nn.Module], bool]
+    image_size: Callable[[nn.Module], tuple[int, int]]
+    n_tokens: Callable[[nn.Module], int]
+    n_classes: Callable[[nn.Module], int]
+    classes: Callable[[nn.Module], tuple[str, ...] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +123,25 @@ class Family:
     Attributes:
         key: Name of the description.
         model_types: `config.model_type` values it serves.
-        backbone: The module whose call runs embeddings, blocks and the final norm.
+        backbone: The module whose call runs embeddings, blocks and the final norm (text).
         blocks: The list of blocks.
         attention_norm, mlp_norm: Norms before attention and MLP.
         final_norm: Norm before the unembedding.
-        unembed: Module from the normalised stream to logits.
-        attention: The attention module; it holds `scaling`.
+        unembed: Module from the normalised stream (for images: from the features) to logits.
+        attention: The attention module.
         qkv: Layout of the query/key/value projections.
         out: Output projection of the attention.
         mlp: The MLP module.
         norm: Kind of the norms.
         learned_positions: Whether positions are rows of a table, so that longer prompts cannot be read.
         q_norm, k_norm: Per-head norms after the projections, if any.
-        parallel: Whether attention and MLP read the same stream, from the configuration.
-        refuse: Reason why a configuration of this family is not served, or None.
+        attention_scale, mlp_scale: Modules that scale a branch before it is added (LayerScale), if any.
+        scaling: Attribute of the attention module: what query-key products are multiplied by.
+        parallel: Whether attention and MLP read the same stream.
+        refuse: Reason why a module of this family is not served, or None.
+        sizes: Heads and widths of a module.
+        facts: What, besides the weights, decides a module's numbers; JSON values.
+        vision: How to run and read an image classifier; None for language models.
     """
 
     key: str
@@ -99,8 +160,19 @@ class Family:
     learned_positions: bool = False
     q_norm: str | None = None
     k_norm: str | None = None
-    parallel: Callable[[Config], bool] = lambda config: False
-    refuse: Callable[[Config], str | None] = lambda config: None
+    attention_scale: str | None = None
+    mlp_scale: str | None = None
+    scaling: str = "scaling"
+    parallel: Callable[[nn.Module], bool] = lambda module: False
+    refuse: Callable[[nn.Module], str | None] = lambda module: None
+    sizes: Callable[[nn.Module], Sizes] = config_sizes
+    facts: Callable[[nn.Module], dict[str, Any]] = config_facts
+    vision: Vision | None = None
+
+
+T = TypeVar("T")  # a task, whose types live beside this package
+
+FAMILIES: Registry[Family] = Registry("family", plural="families")
 
 
 def submodule(root: nn.Module, path: str) -> nn.Module:
@@ -119,6 +191,13 @@ def _matrix(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
     weight = projection.weight
     assert isinstance(weight, Tensor)
     return weight.T if isinstance(projection, nn.Linear) else weight
+
+
+def _gamma(scale: nn.Module) -> Float[Tensor, " d_model"]:
+    """The factors of a LayerScale module."""
+    gamma = scale.gamma
+    assert isinstance(gamma, Tensor)
+    return gamma.detach()
 
 
 def _bias(projection: nn.Module) -> Tensor | None:
@@ -185,6 +264,8 @@ class Block:
     mlp: nn.Module
     q_norm: nn.Module | None
     k_norm: nn.Module | None
+    attention_scale: nn.Module | None
+    mlp_scale: nn.Module | None
     scaling: float
     window: int | None
 
@@ -219,14 +300,26 @@ class Block:
         return self.channels(filled)
 
     def out_weight(self) -> Float[Tensor, "n_heads d_head d_model"]:
-        """Output projection per head."""
+        """Output projection per head, the scale of the branch included."""
         weight: Tensor = _matrix(self.out).detach().unflatten(0, (self.n_heads, self.d_head))
-        return weight
+        return weight if self.attention_scale is None else weight * _gamma(self.attention_scale)
 
     def out_bias(self) -> Float[Tensor, " d_model"] | None:
-        """Output projection bias: part of the stream, of no source."""
+        """Output projection bias (scaled as the branch is): part of the stream, of no source."""
         bias = _bias(self.out)
-        return None if bias is None else bias.detach()
+        if bias is None:
+            return None
+        return bias.detach() if self.attention_scale is None else bias.detach() * _gamma(self.attention_scale)
+
+    @property
+    def mlp_out(self) -> nn.Module:
+        """The module whose output the MLP adds to the stream."""
+        return self.mlp if self.mlp_scale is None else self.mlp_scale
+
+    def run_mlp(self, stream: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """What the MLP adds to the stream it reads: norm, MLP, scale."""
+        output: Tensor = self.mlp(self.mlp_norm.module(stream))
+        return output if self.mlp_scale is None else self.mlp_scale(output)
 
     def kv_head(self, head: int) -> int:
         """The key/value head that serves a query head."""
@@ -242,27 +335,36 @@ class Model:
         family: The description that fits it.
         graph: Its residual-stream graph.
         id: Hub id, directory name, `mini`, or the class name of a live module.
+        preprocessing: For an image classifier, what was stored with it about resizing and normalising
+            (`preprocessor_config.json`, or timm's `pretrained_cfg`); None if nothing was.
     """
 
-    def __init__(self, module: nn.Module, family: Family, *, tokenizer: Any = None, name: str) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        family: Family,
+        *,
+        tokenizer: Any = None,
+        name: str,
+        preprocessing: Mapping[str, Any] | None = None,
+    ) -> None:
         self.module = module
         self.family = family
         self.tokenizer = tokenizer
         self.id = name
-        config: Config = module.config
-        reason = family.refuse(config)
+        self.preprocessing = preprocessing
+        reason = family.refuse(module)
         if reason is not None:
             raise UnsupportedModelError(f"{type(module).__name__}: {reason}")
-        self.n_heads = int(config.num_attention_heads)
-        self.n_kv_heads = int(getattr(config, "num_key_value_heads", None) or self.n_heads)
-        self.d_model = int(config.hidden_size)
-        self.d_head = int(getattr(config, "head_dim", None) or self.d_model // self.n_heads)
+        sizes = family.sizes(module)
+        self.n_heads, self.n_kv_heads = sizes.n_heads, sizes.n_kv_heads
+        self.d_model, self.d_head = sizes.d_model, sizes.d_head
         self.blocks = tuple(self._block(block) for block in _children(submodule(module, family.blocks)))
         self.n_layers = len(self.blocks)
         self.final_norm = Norm(module=submodule(module, family.final_norm), kind=family.norm)
         self.unembed_module = submodule(module, family.unembed)
         self.graph: Graph = build_graph(
-            self.n_layers, self.n_heads, self.n_kv_heads, parallel=family.parallel(config)
+            self.n_layers, self.n_heads, self.n_kv_heads, parallel=family.parallel(module)
         )
         self._hashed: tuple[tuple[tuple[int, int], ...], str] | None = None
         self.n_parameters = sum(parameter.numel() for parameter in module.parameters())
@@ -276,8 +378,8 @@ class Model:
         family = self.family
         attention = submodule(block, family.attention)
         window = getattr(attention, "sliding_window", None)
-        config: Config = self.module.config
-        if window is None and config.model_type == "mistral":
+        config: Config = getattr(self.module, "config", None)
+        if window is None and getattr(config, "model_type", None) == "mistral":
             window = getattr(config, "sliding_window", None)
         return Block(
             module=block,
@@ -292,7 +394,9 @@ class Model:
             mlp=submodule(block, family.mlp),
             q_norm=_optional(block, family.q_norm),
             k_norm=_optional(block, family.k_norm),
-            scaling=float(attention.scaling),  # type: ignore[arg-type]  # a float on every attention class served
+            attention_scale=_optional(block, family.attention_scale),
+            mlp_scale=_optional(block, family.mlp_scale),
+            scaling=float(getattr(attention, family.scaling)),
             window=window,
         )
 
@@ -312,16 +416,60 @@ class Model:
         return next(self.module.parameters()).device
 
     @property
+    def vision(self) -> Vision | None:
+        """How images are run and read; None for a language model."""
+        return self.family.vision
+
+    @property
+    def causal(self) -> bool:
+        """Whether a position attends only to itself and earlier ones."""
+        return self.vision is None
+
+    @cached_property
+    def pools(self) -> bool:
+        """Whether the logits read the final stream at more positions than one."""
+        return self.vision is not None and self.vision.pools(self.module)
+
+    def _sees(self) -> Vision:
+        if self.vision is None:
+            raise InputError(f"{self.id} is a language model: it has no images, tokens of images or classes")
+        return self.vision
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images an image classifier takes."""
+        return self._sees().image_size(self.module)
+
+    @property
+    def n_tokens(self) -> int:
+        """Positions an image classifier makes of an image: patches and prefix tokens."""
+        return self._sees().n_tokens(self.module)
+
+    @property
+    def n_classes(self) -> int:
+        """Classes an image classifier tells apart."""
+        return self._sees().n_classes(self.module)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, label 0 first; None if the model does not know them."""
+        return self._sees().classes(self.module)
+
+    @property
     def n_vocab(self) -> int:
-        """Rows of the token embedding."""
+        """Width of the logits: rows of the token embedding, or classes."""
+        if self.vision is not None:
+            return self.n_classes
         embedding = self.module.get_input_embeddings()  # type: ignore[operator]  # every pre-trained model class has it
         return int(embedding.weight.shape[0])
 
     @property
     def n_positions(self) -> int | None:
         """Longest prompt that can be read, for models with a table of positions; else None."""
+        if not self.family.learned_positions:
+            return None
         config: Config = self.module.config
-        return int(config.max_position_embeddings) if self.family.learned_positions else None
+        return int(config.max_position_embeddings)
 
     @property
     def weight_hash(self) -> str:
@@ -332,8 +480,7 @@ class Model:
         parameters = sorted(self.module.named_parameters())
         state = tuple((parameter.data_ptr(), parameter._version) for _, parameter in parameters)
         if self._hashed is None or self._hashed[0] != state:
-            config: Config = self.module.config
-            facts = {key: value for key, value in config.to_dict().items() if key not in _NOT_IDENTITY}
+            facts = self.family.facts(self.module)
             digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
             for name, parameter in parameters:
                 digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
@@ -359,31 +506,87 @@ class Model:
 
     # ---- running ------------------------------------------------------------------------------
 
+    def bind(self, task: T) -> T:
+        """The task as this model reads it, after checking that it can; for images, cut into its positions.
+
+        Raises:
+            InputError: If the task holds prompts and the model reads images, or the other way round, or if
+                labels or class names do not fit the model.
+            ShapeError: If the images have another size.
+            TokenizationError: If a token id or the length does not fit the vocabulary.
+        """
+        known: Any = task
+        has_images = hasattr(task, "images")
+        if has_images is (self.vision is None):
+            reads, holds = ("prompts", "images") if self.vision is None else ("images", "prompts")
+            raise InputError(
+                f"{self.id} reads {reads}, and the task {known.name!r} holds {holds}; give a model and a "
+                "task of one kind"
+            )
+        if self.vision is None:
+            known.validate(self.n_vocab, self.n_positions)
+            return task
+        known.validate(self.image_size, self.classes, n_classes=self.n_classes)
+        bound: T = known.bound(self.n_tokens)
+        return bound
+
     def unembed(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
-        """Logits of final-norm outputs."""
+        """Logits of final-norm outputs at single positions.
+
+        An image classifier that pools is read with `read`, from all positions.
+        """
+        if self.vision is not None:
+            if self.pools:
+                raise InputError(f"{self.id} pools positions; its logits cannot be read from one")
+            single = self.vision.logits(self.module, hidden.reshape(-1, 1, self.d_model))
+            return single.reshape(*hidden.shape[:-1], -1)
         logits: Tensor = self.unembed_module(hidden)
         return logits
 
     def read(
         self, hidden: Float[Tensor, "batch pos d_model"], positions: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch d_vocab"]:
-        """Logits at one position per example."""
+        """Logits from final-norm outputs: at one position per example, or pooled."""
+        if self.vision is not None and self.pools:
+            return self.vision.logits(self.module, hidden)
         return self.unembed(hidden[torch.arange(len(hidden), device=hidden.device), positions])
 
-    def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+    def finish(
+        self, stream: Float[Tensor, "batch d_model"] | Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch d_vocab"]:
+        """Logits of the stream leaving the last block: at the read position, all of it where pooled."""
+        normed: Tensor = self.final_norm.module(stream.to(self.dtype))
+        if self.vision is not None and self.pools:
+            return self.vision.logits(self.module, normed)
+        return self.unembed(normed)
+
+    def features(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch d_features"]:
+        """What the classifier of an image model reads: the final-norm CLS token, or the pooled tokens."""
+        vision = self._sees()
+        with torch.no_grad():
+            return vision.features(self.module, self.forward(images))
+
+    def forward(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
         """Output of the final norm, by the native modules.
 
-        Right padding needs no mask: a causal position never attends to later ones.
+        Args:
+            inputs: Token ids `[batch, pos]`, or images `[batch, 3, h, w]` for an image classifier. Right
+                padding of tokens needs no mask: a causal position never attends to later ones.
+
+        Raises:
+            InputError: If the module is in training mode.
         """
         if self.module.training:
             raise InputError(
                 f"{self.id} is in training mode, so dropout would change its numbers; call "
                 "module.eval() first"
             )
+        if self.vision is not None:
+            return self.vision.hidden(self.module, inputs.to(self.dtype))
         # A plain nn.Module to the type checker; every pre-trained model class has these.
         embedding = self.module.get_input_embeddings()  # type: ignore[operator]
         backbone = submodule(self.module, self.family.backbone)
-        return backbone(inputs_embeds=embedding(tokens), use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+        return backbone(inputs_embeds=embedding(inputs), use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def resume(
         self, hidden: Float[Tensor, "batch pos d_model"], trace: Trace, *, layer: int = 0
@@ -421,7 +624,7 @@ class Model:
         Args:
             sources: Keep what each source writes (`input`, `z`, `mlp`) and the block arguments.
             gradients: Keep what closed-form gradients need: norm inputs, projection outputs, and the
-                gradients at projection and norm outputs once `backward` has run.
+                gradients at projection and norm outputs and at the final stream once `backward` has run.
             streams: Keep the norm inputs and projection outputs.
             until: End the pass before this block; what lies behind it is not computed.
         """
@@ -451,7 +654,7 @@ class Model:
                 if sources:
                     on_input(block.module, BlockCall(trace, layer, leaf=gradients and layer == 0))
                     on_input(block.out, lambda module, args, kwargs: trace.z.append(args[0].detach()))
-                    on_output(block.mlp, lambda module, args, output: trace.mlp.append(output.detach()))
+                    on_output(block.mlp_out, lambda module, args, output: trace.mlp.append(output.detach()))
                 if streams:
                     on_input(
                         block.attention_norm.module,
@@ -468,7 +671,7 @@ class Model:
                         lambda module, args, output, layer=layer: catch("mlp", layer, 0, output),
                     )
             if streams and until is None:
-                on_output(self.final_norm.module, FinalOutput(trace, catch))
+                on_input(self.final_norm.module, FinalInput(trace, catch))
             try:
                 yield trace
             except StopForward:
@@ -480,6 +683,6 @@ def _children(blocks: nn.Module) -> list[nn.Module]:
 
 
 def _optional(block: nn.Module, path: str | None) -> nn.Module | None:
-    if path is None:
-        return None
-    return dict(block.named_modules()).get(path)
+    """The module at a path; None without a path, and where nothing or a placeholder stands there."""
+    module = None if path is None else dict(block.named_modules()).get(path)
+    return None if isinstance(module, nn.Identity) else module

@@ -85,12 +85,12 @@ class ProjectionOutput:
         self.catch("qkv", self.layer, self.part, output)
 
 
-class FinalOutput:
-    """Forward hook of the final norm."""
+class FinalInput:
+    """Forward pre-hook of the final norm: the stream leaving the last block."""
 
     def __init__(self, trace: Trace, catch: Callable[[str, int, int, Tensor], None]) -> None:
         self.trace, self.catch = trace, catch
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.trace.final_in = args[0].detach()
-        self.catch("logits", 0, 0, output)
+        self.catch("logits", 0, 0, args[0])

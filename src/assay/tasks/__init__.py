@@ -20,10 +20,14 @@ from assay.tasks.images import ImageBatch, ImageSet, ImageTask
 from assay.tasks.induction import Induction
 from assay.tasks.load import draw_task, load_task, read_pairs
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
-from assay.tasks.task import PairBatch, PairTask, Split
+from assay.tasks.task import PairBatch, PairTask, Split, map_tensors
 from assay.tasks.text import GenderedPronoun, GreaterThan, IndirectObject, SubjectVerbAgreement
 from assay.tasks.tokens import Tokens
 
+
+# What a model may be run on, and the parts it is run in.
+Task = PairTask | ImageTask
+Batch = PairBatch | ImageBatch
 
 __all__ = [
     "CORRUPTIONS",
@@ -31,6 +35,7 @@ __all__ = [
     "SHAPE_DOMAINS",
     "TASKS",
     "WILDS_LAYOUTS",
+    "Batch",
     "Corruption",
     "Docstring",
     "EncodedPrompts",
@@ -50,12 +55,14 @@ __all__ = [
     "Split",
     "SubjectVerbAgreement",
     "TableLayout",
+    "Task",
     "Tokens",
     "corrupt",
     "draw_shapes",
     "draw_task",
     "encode_prompts",
     "load_task",
+    "map_tensors",
     "pair_task",
     "read_domains",
     "read_image_folder",

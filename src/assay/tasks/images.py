@@ -1,5 +1,6 @@
 """Images as data: `ImageSet`, 8-bit pixels that can be corrupted, and `ImageTask`, what a model is given."""
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,13 @@ from torch import Tensor
 from assay.errors import InputError, NonFiniteError, ShapeError, unknown_name
 from assay.rng import stream
 from assay.tasks.image_transform import EvalTransform
+from assay.tasks.task import map_tensors
+
+
+_NO_LABELS = (
+    "the images have no labels, which this objective or metric compares with; give ImageTask(labels=...), or "
+    "use objective='kl', 'js' or 'pseudo_margin', which need none"
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,20 +30,68 @@ class ImageBatch:
 
     Attributes:
         images: Normalised images `[batch, 3, height, width]`.
-        corrupted: Their counterparts, same shape; None if the task has none.
+        counterparts: Their counterparts, same shape; None if the task has none.
         labels: Class of each image `[batch]`; None if unknown.
+        foils: Classes to compare with `[batch, n_foils]`; None if the task has none.
         indices: Row numbers in the task.
+        lengths: Positions a model makes of each image `[batch]`; 0 before the task is bound to one.
     """
 
     images: Float[Tensor, "batch 3 h w"]
-    corrupted: Float[Tensor, "batch 3 h w"] | None
+    counterparts: Float[Tensor, "batch 3 h w"] | None
     labels: Int[Tensor, " batch"] | None
+    foils: Int[Tensor, "batch n_foils"] | None
     indices: Int[Tensor, " batch"]
+    lengths: Int[Tensor, " batch"]
+
+    @property
+    def clean(self) -> Float[Tensor, "batch 3 h w"]:
+        """What a clean pass reads: the images."""
+        return self.images
+
+    @property
+    def corrupted(self) -> Float[Tensor, "batch 3 h w"]:
+        """What a corrupted pass reads: the counterparts.
+
+        Raises:
+            InputError: If the images have none.
+        """
+        if self.counterparts is None:
+            raise InputError(
+                "the images have no counterparts to take ablated activations from; give "
+                "ImageTask(corrupted=...), or use ablation='mean-positional', which needs none"
+            )
+        return self.counterparts
+
+    @property
+    def answers(self) -> Int[Tensor, "batch 1"]:
+        """The right class of each image.
+
+        Raises:
+            InputError: If the labels are unknown.
+        """
+        if self.labels is None:
+            raise InputError(_NO_LABELS)
+        return self.labels[:, None]
+
+    @property
+    def wrong(self) -> Int[Tensor, "batch n_foils"] | None:
+        """The classes the right one is compared with."""
+        return self.foils
+
+    @property
+    def width(self) -> int:
+        """Positions a model makes of an image."""
+        return int(self.lengths[0])
+
+    @property
+    def positions(self) -> Int[Tensor, " batch"]:
+        """The position whose stream is read: the first, where models keep their CLS token."""
+        return torch.zeros_like(self.lengths)
 
     def to(self, device: torch.device | str) -> "ImageBatch":
         """The same batch with every tensor on `device`."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -47,6 +103,8 @@ class ImageTask:
         corrupted: Counterpart of each image, same shape, for patching and resample ablation; None if the task
             has none, as the mean ablations need none.
         labels: Class of each image `[N]`, 0 or more; None if unknown.
+        foils: Classes that the label is compared with `[N, F]`, for differences of logits; see
+            `with_runner_up`. None if the task has none.
         ids: Number of each image in its data set `[N]`; seeds and pairings follow it and so survive taking
             a subset. Default: 0 .. N - 1.
         domain: Where the images come from, e.g. `"photo"`.
@@ -71,6 +129,7 @@ class ImageTask:
     images: Float[Tensor, "n 3 h w"]
     corrupted: Float[Tensor, "n 3 h w"] | None = None
     labels: Int[Tensor, " n"] | None = None
+    foils: Int[Tensor, "n n_foils"] | None = None
     # Left out, these two are filled in by `__post_init__`, so that readers never meet None.
     ids: Int[Tensor, " n"] = None  # type: ignore[assignment]
     domain: str = ""
@@ -80,18 +139,20 @@ class ImageTask:
     objective: str = "kl"
     ablation: str = "mean-positional"
     config: Mapping[str, Any] = field(default_factory=dict)
+    _n_tokens: int = field(default=0, init=False)  # set by `bound`
 
     def __post_init__(self) -> None:
         for name in ("images", "corrupted"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _floats(name, value))
-        for name in ("labels", "ids"):
+        for name in ("labels", "ids", "foils"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _integers(name, value))
         _check_images(self)
         _fill(self, ids=torch.arange(self.n))
         object.__setattr__(self, "fields", dict(self.fields or {}))
         _check_per_image(self.n, self.labels, self.ids, self.fields, self.classes)
+        _check_foils(self)
         _check_finite(self)
 
     def describe(self) -> dict[str, Any]:
@@ -118,11 +179,75 @@ class ImageTask:
         """Height and width in pixels."""
         return self.images.shape[2], self.images.shape[3]
 
+    @property
+    def length(self) -> int:
+        """Positions a model makes of an image.
+
+        Raises:
+            InputError: Before the task is bound to a model, which decides it.
+        """
+        if self._n_tokens == 0:
+            raise InputError(
+                f"{self!r} is not bound to a model, which decides into how many positions an image is cut; "
+                "use model.bind(task)"
+            )
+        return self._n_tokens
+
+    @property
+    def answers(self) -> Int[Tensor, "n 1"]:
+        """The right class of each image.
+
+        Raises:
+            InputError: If the labels are unknown.
+        """
+        if self.labels is None:
+            raise InputError(_NO_LABELS)
+        return self.labels[:, None]
+
+    @property
+    def wrong(self) -> Int[Tensor, "n n_foils"] | None:
+        """The classes the right one is compared with."""
+        return self.foils
+
+    @property
+    def lengths(self) -> Int[Tensor, " n"]:
+        """`length` of each image; all images have the same."""
+        return torch.full((self.n,), self.length)
+
+    @property
+    def positions(self) -> Int[Tensor, " n"]:
+        """The position read in each image: the first."""
+        return torch.zeros(self.n, dtype=torch.long)
+
+    def bound(self, n_tokens: int) -> "ImageTask":
+        """The same images, cut into `n_tokens` positions by some model; see `Model.bind`."""
+        if self._n_tokens == n_tokens:
+            return self
+        task = copy.copy(self)  # not `replace`, which would check every pixel again
+        object.__setattr__(task, "_n_tokens", n_tokens)
+        return task
+
+    def with_runner_up(self, logits: Float[Tensor, "n n_classes"]) -> "ImageTask":
+        """The task with, as foil, the best class but the label of each image by a model's logits.
+
+        With labels unknown, the model's own prediction stands for the label.
+
+        Args:
+            logits: Of the unablated model on these images.
+        """
+        if logits.ndim != 2 or len(logits) != self.n or logits.shape[1] < 2:
+            raise ShapeError(
+                f"logits have shape {tuple(logits.shape)}; expected [{self.n}, at least 2 classes]"
+            )
+        labels = logits.argmax(1) if self.labels is None else self.labels
+        others = logits.scatter(1, labels[:, None], -torch.inf)
+        return replace(self, labels=labels, foils=others.argmax(1, keepdim=True)).bound(self._n_tokens)
+
     @cached_property
     def data_hash(self) -> str:
         """SHA-256 over types, shapes and values of every tensor that a result depends on, 64 hex digits."""
         digest = hashlib.sha256()
-        for name in ("images", "corrupted", "labels"):
+        for name in ("images", "corrupted", "labels", *(("foils",) if self.foils is not None else ())):
             value = getattr(self, name)
             digest.update(f"{name}{'none' if value is None else (value.dtype, tuple(value.shape))}".encode())
             if value is not None:
@@ -144,10 +269,27 @@ class ImageTask:
         rows = torch.from_numpy(_rows(torch.as_tensor(indices).numpy(), self.n))
         changed: dict[str, Any] = {
             name: None if (value := getattr(self, name)) is None else value[rows]
-            for name in ("images", "corrupted", "labels", "ids")
+            for name in ("images", "corrupted", "labels", "foils", "ids")
         }
         changed["fields"] = {name: [values[i] for i in rows.tolist()] for name, values in self.fields.items()}
-        return replace(self, **changed)
+        return replace(self, **changed).bound(self._n_tokens)
+
+    def with_donors(self, rows: Int[Tensor, " n"]) -> "ImageTask":
+        """The same images with, as counterparts, the images of the given rows."""
+        return replace(self, corrupted=self.images[rows]).bound(self._n_tokens)
+
+    def paired(self, pairs: Int[Tensor, "n_pairs 2"]) -> "ImageTask":
+        """One row per pair: the image of the first row number with the counterpart of the second.
+
+        Raises:
+            InputError: If the images have no counterparts.
+        """
+        if self.corrupted is None:
+            raise InputError(
+                "pairs choose counterparts, and the images have none; give ImageTask(corrupted=...)"
+            )
+        rows = self.subset(pairs[:, 0])
+        return replace(rows, corrupted=self.corrupted[pairs[:, 1]]).bound(self._n_tokens)
 
     def batches(self, batch_size: int) -> Iterator[ImageBatch]:
         """The images in order, `batch_size` at a time (the last batch may be smaller)."""
@@ -156,22 +298,39 @@ class ImageTask:
         for rows in torch.arange(self.n).split(batch_size):
             yield ImageBatch(
                 images=self.images[rows],
-                corrupted=None if self.corrupted is None else self.corrupted[rows],
+                counterparts=None if self.corrupted is None else self.corrupted[rows],
                 labels=None if self.labels is None else self.labels[rows],
+                foils=None if self.foils is None else self.foils[rows],
                 indices=rows,
+                lengths=torch.full((len(rows),), self._n_tokens),
             )
 
-    def validate(self, image_size: tuple[int, int], classes: Sequence[str] | None = None) -> None:
+    def validate(
+        self,
+        image_size: tuple[int, int],
+        classes: Sequence[str] | None = None,
+        *,
+        n_classes: int | None = None,
+    ) -> None:
         """Check the images against what a model reads and tells apart.
 
         Args:
             image_size: Height and width the model takes.
             classes: The model's class names, label 0 first; None to leave them unchecked.
+            n_classes: How many classes the model has; None to leave labels unchecked.
 
         Raises:
             ShapeError: If the size differs.
-            InputError: If both have class names and they are not the same, in the same order.
+            InputError: If both have class names and they are not the same, in the same order, or a label is
+                not one of the model's classes.
         """
+        for name, values in (("labels", self.labels), ("foils", self.foils)):
+            if n_classes is not None and values is not None and int(values.max()) >= n_classes:
+                row = int((values.reshape(self.n, -1) >= n_classes).any(1).nonzero()[0])
+                raise InputError(
+                    f"{name} hold class {int(values.max())} (image {row}), and the model has classes 0 to "
+                    f"{n_classes - 1}; label the data with the model's own classes"
+                )
         if self.image_size != tuple(image_size):
             raise ShapeError(
                 f"the images of {self.domain or self.name!r} are {_by(self.image_size)} and the model reads "
@@ -189,6 +348,21 @@ class ImageTask:
                 f"model and data do not have the same classes; {difference}. Read the data with "
                 "classes= set to the model's list"
             )
+
+
+def _check_foils(task: ImageTask) -> None:
+    """Foils are classes, one row per image, none of them the label."""
+    foils = task.foils
+    if foils is None:
+        return
+    if foils.ndim != 2 or len(foils) != task.n or foils.shape[1] == 0:
+        raise ShapeError(f"foils have shape {tuple(foils.shape)}; expected [{task.n}, at least 1]")
+    if int(foils.min()) < 0:
+        raise InputError("foils hold a negative class; classes count from 0")
+    if task.labels is not None and bool((same := (foils == task.labels[:, None]).any(1)).any()):
+        raise InputError(
+            f"a foil of image {int(same.nonzero()[0])} is its label; a class can be only one of them"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -20,6 +20,8 @@ from assay.rng import stream
 if TYPE_CHECKING:
     from assay.tasks.grammar import Grammar
 
+
+T = TypeVar("T")
 
 NO_TOKEN = -1  # fills `answers` and `wrong` where a row has fewer than the longest
 
@@ -46,10 +48,20 @@ class PairBatch:
     positions: Int[Tensor, " batch"]
     indices: Int[Tensor, " batch"]
 
+    @property
+    def width(self) -> int:
+        """Positions of the widest prompt, padding included."""
+        return self.clean.shape[1]
+
     def to(self, device: torch.device | str) -> "PairBatch":
         """The same batch with every tensor on `device`."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        return map_tensors(self, lambda tensor: tensor.to(device))
+
+
+def map_tensors(batch: T, change: Callable[[Tensor], Tensor]) -> T:
+    """A batch (of any kind) with `change` applied to each of its tensors."""
+    changed: Any = {name: change(value) for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    return replace(batch, **changed)  # type: ignore[type-var]  # a dataclass instance, which T cannot say
 
 
 class Split(NamedTuple):
@@ -190,6 +202,10 @@ class PairTask:
             lines = getattr(self, name)
             changed[name] = None if lines is None else tuple(lines[i] for i in chosen)
         return replace(self, **changed)
+
+    def with_donors(self, rows: Int[Tensor, " n"]) -> "PairTask":
+        """The same prompts with, as counterparts, the clean prompts of the given rows."""
+        return replace(self, corrupted=self.clean[rows], corrupted_texts=None)
 
     def split(self, fraction: float, *, seed: int = 0) -> Split:
         """Two disjoint random parts; rows keep their order.

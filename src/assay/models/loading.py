@@ -1,0 +1,294 @@
+"""Loading models by hub id, directory, live module, timm name or `mini`."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from assay.errors import (
+    FileFormatError,
+    InputError,
+    MissingExtraError,
+    UnsafeFileError,
+    UnsupportedModelError,
+)
+from assay.models import decoders, vits  # noqa: F401 - decoders registers the families of text
+from assay.models.adapter import FAMILIES, Config, Family, Model
+
+
+# Layouts that are not additive pre-norm streams: the module that shows it, and why it matters.
+_REFUSED = {
+    "bert": ("attention.output.LayerNorm", "normalises after the addition (post-norm)"),
+    "roberta": ("attention.output.LayerNorm", "normalises after the addition (post-norm)"),
+    "distilbert": ("sa_layer_norm", "normalises after the addition (post-norm)"),
+    "openai-gpt": ("ln_1", "normalises after the addition (post-norm)"),
+    "opt": ("self_attn_layer_norm", "may normalise after the addition (OPT-350m) and is not described yet"),
+    "gemma2": ("post_attention_layernorm", "normalises the branch output before adding it"),
+    "gemma3_text": ("post_attention_layernorm", "normalises the branch output before adding it"),
+    "olmo2": ("post_attention_layernorm", "normalises the branch output before adding it"),
+}
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+MINI = Path(__file__).parent / "mini"
+
+
+def family_of(module: nn.Module) -> Family:
+    """The description that fits a live module.
+
+    Raises:
+        UnsupportedModelError: Naming the module found and why it is not served.
+    """
+    if vits.is_timm_vit(module):
+        return FAMILIES["timm-vit"]
+    config: Config = getattr(module, "config", None)
+    model_type = getattr(config, "model_type", None)
+    for family in FAMILIES.values():
+        if model_type in family.model_types:
+            return family
+    if model_type in _REFUSED:
+        suffix, why = _REFUSED[model_type]
+        found = next((name for name, _ in module.named_modules() if name.endswith(suffix)), suffix)
+        raise UnsupportedModelError(
+            f"{type(module).__name__}: module {found!r} {why}, so the residual stream is not a sum of "
+            "node outputs; "
+            "only pre-norm models are supported"
+        )
+    served = ", ".join(sorted(name for _, family in FAMILIES.items() for name in family.model_types))
+    raise UnsupportedModelError(
+        f"{type(module).__name__} (model type {model_type!r}) belongs to no described family; served "
+        f"model types: {served}"
+    )
+
+
+def load_model(
+    source: str | Path | nn.Module,
+    *,
+    tokenizer: Any = None,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    allow_pickle: bool = False,
+) -> Model:
+    """Load a transformer and describe it as a residual-stream graph.
+
+    Args:
+        source: `"mini"` (the embedded model, no network); a hub id; a directory written by
+            `save_pretrained`, or by timm's `save_for_hf(..., safe_serialization=True)`; `"timm:NAME"`, or
+            `"timm:NAME@checkpoint.safetensors"` for weights of your own; or a live module of a known family,
+            which is used as it is.
+        tokenizer: Tokenizer to use; default: the one stored with the weights, if any.
+        dtype: Number type of the weights. Default: float32 when loading, unchanged for a module.
+        device: Where to put the weights. Default: where they are (CPU when loading).
+        allow_pickle: Accept checkpoints that are pickles, which can run any code when opened.
+
+    Raises:
+        UnsupportedModelError: If the layout is not a pre-norm residual stream of a known family.
+        UnsafeFileError: If the checkpoint is a pickle and `allow_pickle` is false.
+        FileFormatError: If the files cannot be read as a checkpoint.
+        MissingExtraError: If the model is timm's and timm is not installed.
+        NonFiniteError: If a weight is NaN or infinite.
+
+    Example:
+        >>> load_model("mini").graph.n_layers
+        4
+    """
+    if isinstance(source, nn.Module):
+        if dtype is not None or device is not None:
+            raise InputError(
+                "a live module is used as it is; convert or move it yourself instead of passing "
+                "dtype= or device="
+            )
+        stored = vits.timm_preprocessing(source) if vits.is_timm_vit(source) else None
+        return _bound(source, tokenizer=tokenizer, name=type(source).__name__, preprocessing=stored)
+    path = MINI if str(source) == "mini" else Path(source)
+    name = path.name if path.is_dir() else str(source)
+    location = str(path) if path.is_dir() else str(source)
+    if path.is_dir():
+        _check_directory(path, allow_pickle=allow_pickle)
+    preprocessing: Mapping[str, Any] | None
+    if location.startswith("timm:") or (path.is_dir() and _is_timm_directory(path)):
+        module = _from_timm(location, allow_pickle=allow_pickle).to(dtype or torch.float32)
+        preprocessing = vits.timm_preprocessing(module)
+    else:
+        module = _from_pretrained(location, dtype=dtype or torch.float32, allow_pickle=allow_pickle)
+        preprocessing = _image_processor(location) if family_of(module).vision is not None else None
+    if device is not None:
+        module.to(device)
+    if tokenizer is None and family_of(module).vision is None:
+        tokenizer = _load_tokenizer(location)
+    return _bound(module.eval(), tokenizer=tokenizer, name=name, preprocessing=preprocessing)
+
+
+def _bound(module: nn.Module, *, tokenizer: Any, name: str, preprocessing: Mapping[str, Any] | None) -> Model:
+    family = family_of(module)
+    if family.vision is not None:
+        vits.check_vision_weights(module, name)
+    return Model(module, family, tokenizer=tokenizer, name=name, preprocessing=preprocessing)
+
+
+# --------------------------------------------------------------------------------------------------- timm
+
+
+def _is_timm_directory(path: Path) -> bool:
+    """Whether `config.json` is timm's: it names an architecture and no model type."""
+    config = _json(path / "config.json")
+    return "architecture" in config and "model_type" not in config
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path} holds {type(content).__name__}; expected a JSON object")
+    return content
+
+
+def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{location!r} is a timm model and timm cannot be imported ({error}); install it with "
+            "pip install 'assay[vision]'"
+        ) from error
+    name, _, checkpoint = location.removeprefix("timm:").partition("@")
+    try:
+        module: nn.Module
+        if not location.startswith("timm:"):
+            module = timm.create_model(f"local-dir:{location}", pretrained=True)
+        elif checkpoint:
+            module = _timm_checkpoint(name, Path(checkpoint), allow_pickle=allow_pickle)
+        else:
+            module = timm.create_model(name, pretrained=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise FileFormatError(
+            f"cannot load {location!r} with timm: {error}. Expected 'timm:NAME', "
+            "'timm:NAME@checkpoint.safetensors', or a directory with timm's config.json and model.safetensors"
+        ) from error
+    return module
+
+
+def _timm_checkpoint(name: str, path: Path, *, allow_pickle: bool) -> nn.Module:
+    """A timm architecture with weights of the user's own; class count and image size follow the weights."""
+    import timm
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise FileFormatError(f"there is no file {path}; expected timm:{name}@checkpoint.safetensors")
+    if path.suffix == ".safetensors":
+        weights = load_file(path)
+    elif allow_pickle:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+        weights = weights.get("state_dict", weights)
+    else:
+        raise UnsafeFileError(
+            f"{path} is not a safetensors file, and opening a pickle can run any code; convert it, or pass "
+            "allow_pickle=True if you trust its origin"
+        )
+    arguments = vits.head_shape(weights)
+    module: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+    if vits.is_timm_vit(module) and (side := vits.image_side(weights, module)) is not None:
+        module = timm.create_model(name, pretrained=False, img_size=side, **arguments)
+    module.load_state_dict(weights)
+    return module
+
+
+# ------------------------------------------------------------------------------------------- Hugging Face
+
+
+def _image_processor(location: str) -> dict[str, Any] | None:
+    """The stored `preprocessor_config.json`; None if there is none."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        location,
+        "preprocessor_config.json",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else _json(Path(found))
+
+
+def _check_directory(path: Path, *, allow_pickle: bool) -> None:
+    if not (path / "config.json").is_file():
+        raise FileFormatError(f"{path} holds no config.json; expected a directory written by save_pretrained")
+    if any(path.glob("*.safetensors")):
+        return
+    pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
+    if not pickles:
+        raise FileFormatError(f"{path} holds no weights; expected model.safetensors beside config.json")
+    if not allow_pickle:
+        raise UnsafeFileError(
+            f"{path} holds only pickled weights ({', '.join(pickles)}), and opening a pickle can run "
+            "any code; convert them "
+            "to safetensors, or pass allow_pickle=True if you trust their origin"
+        )
+
+
+def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -> nn.Module:
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+
+    what = "causal language model or image classifier"
+    try:
+        config = AutoConfig.from_pretrained(location)
+        _refuse_early(config, location)
+        family = next((each for each in FAMILIES.values() if config.model_type in each.model_types), None)
+        sees = family is not None and family.vision is not None
+        what = "image classifier" if sees else "causal language model"
+        loaded: Any = (AutoModelForImageClassification if sees else AutoModelForCausalLM).from_pretrained(
+            location,
+            config=config,
+            dtype=dtype,
+            use_safetensors=None if allow_pickle else True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise FileFormatError(
+            f"cannot load {location!r} as a {what}: {error}. Expected 'mini', a hub id, or a "
+            "directory with config.json and model.safetensors"
+        ) from error
+    # transformers fills missing weights with random numbers; a measurement of those would mean nothing.
+    module: nn.Module
+    module, info = loaded
+    for problem in ("missing_keys", "mismatched_keys"):
+        if info[problem]:
+            names = sorted(str(key) for key in info[problem])
+            raise FileFormatError(
+                f"{location!r} is not a complete checkpoint: {problem.replace('_', ' ')} "
+                f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}; save the model again with "
+                "save_pretrained"
+            )
+    return module
+
+
+def _refuse_early(config: Config, location: str) -> None:
+    """Refuse a post-norm configuration before its weights are read."""
+    if config.model_type in _REFUSED:
+        suffix, why = _REFUSED[config.model_type]
+        raise UnsupportedModelError(
+            f"{location}: a {config.model_type!r} block has {suffix!r}, which {why}, so the residual "
+            "stream is not a sum of "
+            "node outputs; only pre-norm models are supported"
+        )
+
+
+def _load_tokenizer(location: str) -> Any:
+    from transformers import AutoTokenizer
+
+    directory = Path(location)
+    if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        return None  # transformers would make up an empty tokenizer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return AutoTokenizer.from_pretrained(location)
+        except (OSError, ValueError, KeyError):  # the checkpoint carries no tokenizer; tasks of ids need none
+            return None

@@ -1,0 +1,299 @@
+"""Vision transformer families: ViT and DeiT of Hugging Face transformers, `VisionTransformer` of timm."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from assay.errors import UnsupportedModelError
+from assay.models.adapter import FAMILIES, Config, Family, Fused, Separate, Sizes, Vision, config_facts
+
+
+# ------------------------------------------------------------------------------- Hugging Face transformers
+
+# Class of the whole model -> attribute of its backbone, attributes of its classifiers in token order.
+_HEADS = {
+    "ViTForImageClassification": ("vit", ("classifier",)),
+    "DeiTForImageClassification": ("deit", ("classifier",)),
+    "DeiTForImageClassificationWithTeacher": ("deit", ("cls_classifier", "distillation_classifier")),
+}
+
+
+def _classifiers(module: nn.Module) -> list[nn.Module]:
+    _, heads = _HEADS[_kind(module)]
+    return [module.get_submodule(name) for name in heads]
+
+
+def _kind(module: nn.Module) -> str:
+    """Which of the served classes a module is, or inherits from."""
+    return next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _HEADS), "")
+
+
+def _refuse_headless(module: nn.Module) -> str | None:
+    if not _kind(module):
+        return f"it is no image classifier; served classes: {', '.join(_HEADS)}"
+    if any(isinstance(head, nn.Identity) for head in _classifiers(module)):
+        return "it has no classification head (num_labels is 0); save it with one"
+    return None
+
+
+def _hf_hidden(module: nn.Module, images: Tensor) -> Tensor:
+    backbone = module.get_submodule(_HEADS[_kind(module)][0])
+    hidden: Tensor = backbone(images).last_hidden_state
+    return hidden
+
+
+def _hf_logits(module: nn.Module, hidden: Tensor) -> Tensor:
+    """Mean over the heads, each of which reads its own token (one head: the CLS token)."""
+    heads = _classifiers(module)
+    total: Tensor = heads[0](hidden[:, 0])
+    for token, head in enumerate(heads[1:], start=1):
+        total = total + head(hidden[:, token])
+    return total if len(heads) == 1 else total / len(heads)
+
+
+def _hf_features(module: nn.Module, hidden: Tensor) -> Tensor:
+    return hidden[:, : len(_classifiers(module))].mean(1)
+
+
+def _hf_image_size(module: nn.Module) -> tuple[int, int]:
+    config: Config = module.config
+    return _pair(config.image_size)
+
+
+def _hf_tokens(module: nn.Module) -> int:
+    config: Config = module.config
+    height, width = _hf_image_size(module)
+    down, across = _pair(config.patch_size)
+    prefix = 2 if config.model_type == "deit" else 1  # CLS; DeiT has a distillation token in either class
+    return (height // down) * (width // across) + prefix
+
+
+def _hf_n_classes(module: nn.Module) -> int:
+    config: Config = module.config
+    return int(config.num_labels)
+
+
+def _hf_classes(module: nn.Module) -> tuple[str, ...] | None:
+    config: Config = module.config
+    names = tuple(str(config.id2label[index]) for index in range(int(config.num_labels)))
+    made_up = all(name == f"LABEL_{index}" for index, name in enumerate(names))
+    return None if made_up else names
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(height), int(width)
+
+
+def _hf_facts(module: nn.Module) -> dict[str, Any]:
+    """The configuration without class names, which change no number."""
+    return {key: v for key, v in config_facts(module).items() if key not in ("id2label", "label2id")}
+
+
+def _hugging_face(key: str, backbone: str, unembed: str) -> Family:
+    return Family(
+        key=key,
+        model_types=(key,),
+        backbone=backbone,
+        blocks=f"{backbone}.layers",
+        attention_norm="layernorm_before",
+        mlp_norm="layernorm_after",
+        final_norm=f"{backbone}.layernorm",
+        unembed=unembed,
+        attention="attention",
+        qkv=Separate(q="attention.q_proj", k="attention.k_proj", v="attention.v_proj"),
+        out="attention.o_proj",
+        mlp="mlp",
+        norm="layer",
+        refuse=_refuse_headless,
+        facts=_hf_facts,
+        vision=Vision(
+            hidden=_hf_hidden,
+            logits=_hf_logits,
+            features=_hf_features,
+            pools=lambda module: len(_classifiers(module)) > 1,
+            image_size=_hf_image_size,
+            n_tokens=_hf_tokens,
+            n_classes=_hf_n_classes,
+            classes=_hf_classes,
+        ),
+    )
+
+
+FAMILIES.add("vit", _hugging_face("vit", "vit", "classifier"))
+FAMILIES.add("deit", _hugging_face("deit", "deit", "classifier"))
+
+
+# --------------------------------------------------------------------------------------------------- timm
+
+
+def is_timm_vit(module: nn.Module) -> bool:
+    """Whether a module is timm's `VisionTransformer` or inherits from it; timm need not be importable."""
+    return any(
+        cls.__name__ == "VisionTransformer" and cls.__module__.startswith("timm.")
+        for cls in type(module).__mro__
+    )
+
+
+def _refuse_timm(module: nn.Module) -> str | None:
+    """The first thing that makes the stream something else than a sum of node outputs, or unreadable."""
+    part: Any = module
+    if getattr(part, "attn_pool", None) is not None:
+        return "it pools with attention (attn_pool), a reader that the graph does not have"
+    if part.global_pool not in ("token", "avg", "max", "avgmax"):
+        return f"global_pool is {part.global_pool!r}; served are 'token', 'avg', 'max' and 'avgmax'"
+    if isinstance(part.head, nn.Identity):
+        return "it has no classification head (num_classes is 0); create it with one"
+    if part.patch_embed.img_size is None or part.dynamic_img_size:
+        return "it takes images of any size; create it with a fixed img_size"
+    if type(part.patch_drop).__name__ != "Identity":
+        return "it drops patches (patch_drop); create it with patch_drop_rate=0"
+    for number, block in enumerate(part.blocks):
+        reason = _refuse_block(block)
+        if reason is not None:
+            return f"blocks.{number} {reason}"
+    return None
+
+
+def _refuse_block(block: Any) -> str | None:
+    if type(block).__name__ != "Block":
+        return f"is a {type(block).__name__}; served are blocks that normalise before attention and MLP"
+    attention = block.attn
+    if type(attention).__name__ != "Attention":
+        return f"has a {type(attention).__name__}; served is plain multi-head attention"
+    if not isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity):
+        return "normalises all heads together before the output projection (attn.norm)"
+    if getattr(attention, "gate", None) is not None:
+        return "gates its attention output (attn.gate)"
+    if not isinstance(block.norm1, nn.LayerNorm):
+        return f"has norm {type(block.norm1).__name__}; served is LayerNorm"
+    return None
+
+
+def _timm_sizes(module: nn.Module) -> Sizes:
+    attention: Any = module.get_submodule("blocks.0.attn")
+    return Sizes(
+        n_heads=int(attention.num_heads),
+        n_kv_heads=int(attention.num_heads),
+        d_model=int(attention.qkv.in_features),
+        d_head=int(attention.head_dim),
+    )
+
+
+def _timm_facts(module: nn.Module) -> dict[str, Any]:
+    part: Any = module
+    kind: Literal["VisionTransformerDistilled", "VisionTransformer"] = (
+        "VisionTransformerDistilled" if hasattr(module, "head_dist") else "VisionTransformer"
+    )
+    first = part.blocks[0]
+    return {
+        "class": kind,
+        "depth": len(part.blocks),
+        "heads": int(first.attn.num_heads),
+        "activation": str(first.mlp.act),
+        "pool": part.global_pool,
+        "eps": float(first.norm1.eps),
+        "image_size": list(_timm_image_size(module)),
+        "patch": list(part.patch_embed.patch_size),
+        "prefix": int(part.num_prefix_tokens),
+        "no_embed_class": bool(part.no_embed_class),
+        "pool_include_prefix": bool(getattr(part, "pool_include_prefix", False)),
+    }
+
+
+def _timm_image_size(module: nn.Module) -> tuple[int, int]:
+    part: Any = module
+    return _pair(part.patch_embed.img_size)
+
+
+def _timm_tokens(module: nn.Module) -> int:
+    part: Any = module
+    return int(part.patch_embed.num_patches) + int(part.num_prefix_tokens)
+
+
+def _timm_classes(module: nn.Module) -> tuple[str, ...] | None:
+    stored = getattr(module, "pretrained_cfg", None)
+    names = stored.get("label_names") if isinstance(stored, Mapping) else None
+    n_classes = int(module.num_classes)  # type: ignore[arg-type]  # an int on every VisionTransformer
+    return tuple(str(name) for name in names) if names and len(names) == n_classes else None
+
+
+def timm_preprocessing(module: nn.Module) -> dict[str, Any] | None:
+    """What a timm model knows about its images, with the size it takes now; None if it knows nothing."""
+    stored = getattr(module, "pretrained_cfg", None)
+    if not isinstance(stored, Mapping) or not stored:
+        return None
+    return {**stored, "input_size": [3, *_timm_image_size(module)]}
+
+
+FAMILIES.add(
+    "timm-vit",
+    Family(
+        key="timm-vit",
+        model_types=(),
+        backbone="",
+        blocks="blocks",
+        attention_norm="norm1",
+        mlp_norm="norm2",
+        final_norm="norm",
+        unembed="head",
+        attention="attn",
+        qkv=Fused(path="attn.qkv"),
+        out="attn.proj",
+        mlp="mlp",
+        norm="layer",
+        q_norm="attn.q_norm",
+        k_norm="attn.k_norm",
+        attention_scale="ls1",
+        mlp_scale="ls2",
+        scaling="scale",
+        refuse=_refuse_timm,
+        sizes=_timm_sizes,
+        facts=_timm_facts,
+        vision=Vision(
+            hidden=lambda module, images: module.forward_features(images),  # type: ignore[operator]  # a method of timm's
+            logits=lambda module, hidden: module.forward_head(hidden),  # type: ignore[operator]  # likewise
+            features=lambda module, hidden: module.forward_head(hidden, pre_logits=True),  # type: ignore[operator]  # likewise
+            pools=lambda module: module.global_pool != "token" or hasattr(module, "head_dist"),
+            image_size=_timm_image_size,
+            n_tokens=_timm_tokens,
+            n_classes=lambda module: int(module.num_classes),  # type: ignore[arg-type]  # an int there
+            classes=_timm_classes,
+        ),
+    ),
+)
+
+
+def check_vision_weights(module: nn.Module, name: str) -> None:
+    """Refuse images of another number of channels than three."""
+    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    channels = convolutions[0].in_channels if convolutions else 3
+    if channels != 3:
+        raise UnsupportedModelError(
+            f"{name} reads images of {channels} channels; image tasks are RGB, 3 channels"
+        )
+
+
+def head_shape(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments of `timm.create_model` that the weights of a plain `VisionTransformer` decide."""
+    arguments: dict[str, Any] = {}
+    if "head.weight" in weights:
+        arguments["num_classes"] = int(weights["head.weight"].shape[0])
+    if "fc_norm.weight" in weights and "norm.weight" not in weights:
+        arguments["global_pool"] = "avg"
+    return arguments
+
+
+def image_side(weights: Mapping[str, Tensor], template: nn.Module) -> int | None:
+    """Side of square images that the position table in `weights` is for; None where it fits the template."""
+    mine: Any = template
+    table = weights.get("pos_embed")
+    if table is None or mine.pos_embed is None or table.shape == mine.pos_embed.shape:
+        return None
+    prefix = 0 if mine.no_embed_class else int(mine.num_prefix_tokens)
+    side = round((table.shape[1] - prefix) ** 0.5)
+    if side * side + prefix != table.shape[1]:
+        return None
+    down, _ = _pair(mine.patch_embed.patch_size)
+    return side * down
