@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
@@ -187,6 +187,28 @@ def test_transport_equals_an_assignment_of_labels(seed: int) -> None:
     estimate = baselines.cot(labels, logits)
     assert estimate == pytest.approx(p[rows, labels[columns]].mean())
     assert estimate <= baselines.average_confidence(logits) + 1e-12
+
+
+def whole_programme(labels: np.ndarray, p: np.ndarray) -> float:
+    """Every cell of the plan at once."""
+    m, n_classes = p.shape
+    rows = np.kron(np.eye(m), np.ones(n_classes))
+    columns = np.kron(np.ones(m), np.eye(n_classes))
+    shares = np.bincount(labels, minlength=n_classes) / len(labels)
+    found = optimize.linprog(
+        -p.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.concatenate([np.full(m, 1 / m), shares])
+    )
+    return -float(found.fun)
+
+
+@given(st.integers(0, 1000), st.integers(2, 12), st.integers(1, 20))
+@settings(max_examples=25)
+def test_transport_is_the_best_plan_of_all(seed: int, n_classes: int, n_labels: int) -> None:
+    """The shares need not be multiples of 1 / m, and most classes may lack a label."""
+    generator = np.random.default_rng(seed)
+    logits, labels = 3 * generator.normal(size=(17, n_classes)), generator.integers(0, n_classes, n_labels)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert baselines.cot(labels, logits) == pytest.approx(whole_programme(labels, p), abs=1e-8)
 
 
 @pytest.mark.parametrize("method", ["S", "D"])

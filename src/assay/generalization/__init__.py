@@ -8,6 +8,7 @@ from assay.generalization.dependency import (
     layer_sets,
     output_depth_bias,
 )
+from assay.generalization.depth_interval import depth_bias_interval
 from assay.generalization.evaluation import (
     AlarmCounts,
     AlarmCurve,
@@ -55,6 +56,7 @@ __all__ = [
     "correlate",
     "dependency_depth_bias",
     "dependency_matrix",
+    "depth_bias_interval",
     "heat_signature",
     "layer_sets",
     "motif",

@@ -15,7 +15,14 @@ from scipy import stats as scipy_stats
 from scipy.special import log_softmax, logsumexp
 from torch import Tensor
 
-from assay.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, unknown_name
+from assay.errors import (
+    DegenerateDataWarning,
+    InconsistentRunError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    unknown_name,
+)
 from assay.generalization.sharpness import sharpness
 
 
@@ -358,24 +365,54 @@ def cot(id_labels: Labels, logits: NewTable) -> float:
 
     Notes:
         Assumes that the target has the label shares of the labelled data. A linear programme of m x n_classes
-        unknowns.
+        unknowns, of which the solver gets those that can matter: a second for 10,000 examples of 7 classes,
+        a quarter of a minute for 2,000 of 1,000.
 
     References:
         Lu et al. (2023), "Characterizing out-of-distribution error via optimal transport", arXiv:2305.15640.
     """
     p = np.exp(_log_probabilities(logits))
-    m, n_classes = p.shape
+    n_classes = p.shape[1]
     labels = _label_array(id_labels, n_classes)
     shares = np.bincount(labels, minlength=n_classes) / len(labels)
-    per_example = sparse.kron(sparse.eye_array(m), np.ones((1, n_classes)))
-    per_class = sparse.kron(np.ones((1, m)), sparse.eye_array(n_classes))
-    found = optimize.linprog(  # type: ignore[call-overload]  # the stubs know no sparse constraints
-        -p.ravel(),
-        A_eq=sparse.vstack([per_example, per_class]).tocsr(),
-        b_eq=np.concatenate([np.full(m, 1 / m), shares]),
-        method="highs",
-    )
-    return float(np.clip(-found.fun, 0.0, 1.0))
+    return float(np.clip(_transported(p, shares), 0.0, 1.0))
+
+
+def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, " c"]) -> float:
+    """Largest sum of x * gain over plans x >= 0 with row sums 1 / m and column sums `shares`.
+
+    By column generation: solved with few cells, then again with those that would raise the sum, as the prices
+    of the solution say, until there is none; the plan is then the best of all.
+    """
+    m, n_classes = gain.shape
+    used = np.zeros(gain.shape, dtype=bool)
+    likely = np.argsort(-gain, axis=1, kind="stable")[:, :2]
+    np.put_along_axis(used, likely, True, axis=1)
+    # A plan that exists: examples in order of their class fill the shares one after the other.
+    order, ends = np.argsort(likely[:, 0], kind="stable"), np.concatenate([[0.0], np.cumsum(shares)]) * m
+    for column in range(n_classes):
+        first, last = math.floor(ends[column] - 1e-6), math.ceil(ends[column + 1] + 1e-6)
+        used[order[max(first, 0) : last], column] = True
+    totals = np.concatenate([np.full(m, 1 / m), shares])
+    while True:
+        rows, columns = used.nonzero()
+        n = len(rows)
+        cells = (np.concatenate([rows, m + columns]), np.tile(np.arange(n), 2))
+        found = optimize.linprog(  # type: ignore[call-overload]  # the stubs know no sparse constraints
+            -gain[rows, columns],
+            A_eq=sparse.csr_array((np.ones(2 * n), cells), shape=(m + n_classes, n)),
+            b_eq=totals,
+            method="highs",
+        )
+        if not found.success:
+            raise InconsistentRunError(f"optimal transport did not solve: {found.message}")
+        prices = found.eqlin.marginals
+        missed = np.where(used, 0.0, gain + prices[:m, None] + prices[m:])
+        best = missed.argmax(1)
+        better = missed[np.arange(m), best] > 1e-9
+        if not better.any():
+            return -float(found.fun)
+        used[better, best[better]] = True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

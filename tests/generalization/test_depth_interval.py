@@ -1,0 +1,100 @@
+"""Intervals of the depth bias: a slow literal bootstrap, coverage, degenerate cases, refusals."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from assay.circuits import EdgeScores
+from assay.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.generalization import dependency_depth_bias, depth_bias_interval, output_depth_bias
+from assay.graph import build_graph
+from assay.rng import stream
+
+
+GRAPH = build_graph(4, 2)
+
+
+def scores_of(n: int, seed: int = 0, noise: float = 0.5) -> torch.Tensor:
+    """Scores of `n` examples around one circuit."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (GRAPH.n_sources, GRAPH.n_targets)
+    centre = torch.randn(shape, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    return centre + noise * torch.randn((n, *shape), generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("targets", ["output", "deep", "global"])
+@pytest.mark.parametrize("include_input", [False, True])
+def test_percentiles_are_those_of_a_slow_bootstrap(targets: str, include_input: bool) -> None:
+    per_example = scores_of(12)
+    options = {"targets": targets, "include_input": include_input}
+    found = depth_bias_interval(
+        GRAPH, per_example, **options, method="percentile", n_resamples=200, level=0.9, seed=3
+    )
+    draws = stream(3, "depth-bias/bootstrap").integers(0, 12, (200, 12))
+    slow = [dependency_depth_bias(EdgeScores(GRAPH, per_example[rows].mean(0)), **options) for rows in draws]
+    np.testing.assert_allclose((found.low, found.high), np.quantile(slow, [0.05, 0.95]), rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["bca", "percentile"])
+def test_the_edges_into_the_logits_suffice_for_the_output(method: str) -> None:
+    per_example = scores_of(30)
+    whole = depth_bias_interval(GRAPH, per_example, method=method)
+    alone = depth_bias_interval(GRAPH, per_example[:, :, -1], method=method)
+    assert whole == alone
+    point = output_depth_bias(GRAPH, per_example[:, :, -1].mean(0))
+    assert whole.low < point < whole.high
+    assert (whole.method, whole.reason) == (method, None)
+
+
+def test_the_seed_decides_and_more_examples_narrow_it() -> None:
+    wide, narrow = (depth_bias_interval(GRAPH, scores_of(n)) for n in (20, 320))
+    assert narrow.half_width < wide.half_width / 2
+    assert depth_bias_interval(GRAPH, scores_of(20)) == wide
+    assert depth_bias_interval(GRAPH, scores_of(20), seed=1) != wide
+
+
+def test_nominal_intervals_hold_the_bias_of_many_examples() -> None:
+    truth = output_depth_bias(GRAPH, scores_of(20000, seed=1000)[:, :, -1].mean(0))
+    inside = 0
+    for seed in range(60):
+        found = depth_bias_interval(GRAPH, scores_of(40, seed)[:, :, -1], n_resamples=500)
+        inside += found.low <= truth <= found.high
+    assert inside >= 50  # 57 of 60 expected at 95 %; fewer than 50 is a chance of one in 5000
+
+
+def test_equal_examples_have_an_interval_of_one_point() -> None:
+    same = scores_of(1).expand(5, -1, -1)
+    found = depth_bias_interval(GRAPH, same)
+    assert found.low == found.high == pytest.approx(output_depth_bias(GRAPH, same[0, :, -1]))
+    assert found.reason == "degenerate"
+
+
+def test_undefined_intervals_say_why() -> None:
+    alone = depth_bias_interval(GRAPH, scores_of(1))
+    assert math.isnan(alone.low)
+    assert alone.reason == "too_few"
+    nothing = depth_bias_interval(GRAPH, torch.zeros(6, GRAPH.n_sources))
+    assert math.isnan(nothing.high)
+    assert nothing.reason == "undefined_replicates"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_does_not_fit_is_refused() -> None:
+    per_example = scores_of(6)
+    with pytest.raises(InputError, match="discover with per_example=True"):
+        depth_bias_interval(GRAPH, None)
+    with pytest.raises(ShapeError, match=r"shape \(6, 3\).*\[n, 13, 29\] or.*\[n, 13\]"):
+        depth_bias_interval(GRAPH, torch.zeros(6, 3))
+    with pytest.raises(ShapeError, match="targets='deep' reads others"):
+        depth_bias_interval(GRAPH, per_example[:, :, -1], targets="deep")
+    with pytest.raises(UnknownNameError, match="did you mean 'output'"):
+        depth_bias_interval(GRAPH, per_example, targets="out")
+    with pytest.raises(InputError, match=r"ratio is 0.7"):
+        depth_bias_interval(GRAPH, per_example, ratio=0.7)
+    with pytest.raises(InputError, match="bootstrap method 'bayes'"):
+        depth_bias_interval(GRAPH, per_example, method="bayes")
+    per_example[4, 1, -1] = math.nan
+    with pytest.raises(NonFiniteError, match="example 4"):
+        depth_bias_interval(GRAPH, per_example)
