@@ -1,0 +1,159 @@
+"""Conformal p-values and the sequential test: exact on small cases, at the stated rate by simulation."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from assay.errors import InputError, NonFiniteError
+from assay.generalization.alarms import (
+    JUMP,
+    POWERS,
+    ConformalAlarm,
+    SequentialTest,
+    batches_for,
+    conformal_p_value,
+)
+
+
+def test_the_p_value_counts_the_scores_that_are_at_least_as_large() -> None:
+    assert conformal_p_value([1.0, 2.0, 3.0], 2.5) == 0.5
+    assert conformal_p_value([1.0, 2.0, 3.0], 2.0) == 0.75  # ties count
+    assert conformal_p_value([1.0, 2.0, 3.0], 9.0) == 0.25
+    assert conformal_p_value([1.0, 2.0, 3.0], 0.0) == 1.0
+
+
+def test_over_all_orders_the_p_value_is_at_most_a_in_at_most_a_share_a() -> None:
+    """The guarantee itself: every order of five exchangeable scores, ties included."""
+    for scores in ([0.1, 0.2, 0.3, 0.4, 0.5], [0.1, 0.2, 0.2, 0.4, 0.4]):
+        found = [conformal_p_value(order[:-1], order[-1]) for order in itertools.permutations(scores)]
+        for alpha in (0.2, 0.4, 0.6, 0.8):
+            assert np.mean(np.array(found) <= alpha + 1e-12) <= alpha + 1e-12
+    untied = [conformal_p_value(o[:-1], o[-1]) for o in itertools.permutations([1.0, 2.0, 3.0, 4.0, 5.0])]
+    assert np.mean(np.array(untied) <= 0.2 + 1e-12) == pytest.approx(0.2)
+
+
+def test_the_alarm_is_the_p_value_at_most_alpha() -> None:
+    rng = np.random.default_rng(3)
+    alarm = ConformalAlarm(known=tuple(rng.integers(0, 12, 39).astype(float).tolist()), alpha=0.1)
+    for score in np.arange(-1, 14, 0.5).tolist():
+        assert alarm.alarm(score) == (alarm.p_value(score) <= 0.1 + 1e-12)
+
+
+@pytest.mark.parametrize(("alpha", "needed"), [(0.05, 19), (0.1, 9), (0.5, 1), (0.01, 99), (0.03, 33)])
+def test_the_smallest_alpha_and_the_batches_for_it_agree(alpha: float, needed: int) -> None:
+    assert batches_for(alpha) == needed
+    known = tuple(float(each) for each in range(needed))
+    assert ConformalAlarm(known=known, alpha=alpha).smallest_alpha <= alpha + 1e-12
+    if needed > 1:
+        with pytest.raises(InputError, match=f"give at least {needed} batches"):
+            ConformalAlarm(known=known[1:], alpha=alpha)
+
+
+def test_the_rate_given_the_known_batches_keeps_its_bound() -> None:
+    """Scores are uniform, so the rate given the known ones is 1 - limit."""
+    rng = np.random.default_rng(5)
+    alarms = [ConformalAlarm(known=tuple(rng.random(39).tolist()), alpha=0.1) for _ in range(2000)]
+    rates = np.array([1 - each.limit for each in alarms])
+    bound = alarms[0].rate_bound(0.95)
+    assert rates.mean() == pytest.approx(0.1, abs=0.005)  # k / (m + 1) = 4 / 40
+    assert 0.935 < np.mean(rates <= bound) < 0.965
+    assert 0.1 < bound < 0.2
+
+
+def test_the_capital_by_hand() -> None:
+    test = SequentialTest.start([1.0, 2.0, 3.0]).observe(2.5, 0.5)
+    p = (1 + 0.5 * 1) / 4
+    assert test.p_value == pytest.approx(p)
+    bets = [each * p ** (each - 1) for each in POWERS]
+    assert math.exp(test.log_capital) == pytest.approx(np.mean(bets))
+    again = test.observe(9.0, 0.25)
+    q = (0 + 0.25 * 1) / 5
+    shares = (1 - JUMP) * np.array(bets) / len(POWERS) + JUMP * np.mean(bets) / len(POWERS)
+    expected = sum(share * each * q ** (each - 1) for share, each in zip(shares, POWERS, strict=True))
+    assert math.exp(again.log_capital) == pytest.approx(expected)
+    assert again.n == 2
+    assert again.scores == (1.0, 2.0, 2.5, 3.0, 9.0)
+
+
+def test_bets_are_fair() -> None:
+    """The capital after one batch has mean 1 over a uniform p-value: the integral of k p^(k - 1)."""
+    start = SequentialTest.start(np.arange(9.0).tolist())
+    v = (np.arange(80) + 0.5) / 80
+    u, weights = v**4, 4 * v**3  # a change of variable that takes the pole at p = 0 away
+    capital = [
+        [math.exp(start.observe(gap - 0.5, float(draw)).log_capital) for draw in u] for gap in range(10)
+    ]
+    assert np.mean(np.array(capital) * weights) == pytest.approx(1, abs=1e-3)
+
+
+def first_alarm(scores: np.ndarray, known: int, rng: np.random.Generator, alpha: float) -> int | None:
+    test = SequentialTest.start(scores[:known].tolist())
+    for place, score in enumerate(scores[known:].tolist()):
+        test = test.observe(score, 1 - rng.random())
+        if test.alarm(alpha):
+            return place
+    return None
+
+
+@pytest.mark.parametrize("known", [0, 10])
+def test_without_change_the_alarm_ever_goes_off_at_most_at_its_rate(known: int) -> None:
+    rng = np.random.default_rng(11 + known)
+    runs = 250
+    raised = sum(first_alarm(rng.gamma(3, 1, known + 40), known, rng, 0.2) is not None for _ in range(runs))
+    # Ville's bound is 0.2; 3 standard errors of 250 runs above it would be 0.28.
+    assert 0.02 < raised / runs <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / runs)
+
+
+def test_p_values_against_a_fixed_set_would_break_the_rate() -> None:
+    """Why each score joins the bag: against ten fixed scores the p-values depend on each other."""
+    rng = np.random.default_rng(2)
+    runs, powers = 1000, np.array(POWERS)
+    known = rng.random((runs, 10))
+    shares = np.full((runs, len(POWERS)), 1 / len(POWERS))
+    peak = np.ones(runs)
+    for _ in range(400):
+        score = rng.random((runs, 1))
+        p = ((known > score).sum(1, keepdims=True) + 1 - rng.random((runs, 1))) / 11
+        shares = (1 - JUMP) * shares + JUMP * shares.mean(1, keepdims=True)
+        shares = shares * powers * p ** (powers - 1)
+        peak = np.maximum(peak, shares.sum(1))
+    assert np.mean(peak >= 20) > 0.15  # three times the 0.05 that Ville's bound would allow
+
+
+def test_a_change_raises_the_alarm_soon_also_after_a_long_quiet_time() -> None:
+    rng = np.random.default_rng(1)
+    for quiet in (0, 60):
+        delays = []
+        for _ in range(20):
+            scores = rng.gamma(3, 1, 20 + quiet + 25)
+            scores[20 + quiet :] += 20
+            found = first_alarm(scores, 20, rng, 0.05)
+            assert found is not None
+            delays.append(found - quiet)
+        assert np.median(delays) <= 8
+
+
+def test_an_alarm_stays_on() -> None:
+    test = SequentialTest.start([0.1 * each for each in range(20)])
+    for each in range(6):
+        test = test.observe(100.0 + each, 0.5)
+    assert test.alarm(0.05)
+    for _ in range(60):
+        test = test.observe(-1.0, 0.9)
+    assert test.log_capital < math.log(20)
+    assert test.alarm(0.05)
+
+
+def test_what_cannot_be_used_is_refused() -> None:
+    with pytest.raises(NonFiniteError, match="shift of batch 1 is nan"):
+        ConformalAlarm(known=(0.1, math.nan), alpha=0.5)
+    with pytest.raises(InputError, match="alpha is 1.5"):
+        ConformalAlarm(known=(0.1,), alpha=1.5)
+    with pytest.raises(InputError, match="0 known batches"):
+        conformal_p_value([], 0.1)
+    with pytest.raises(InputError, match="u is 0"):
+        SequentialTest.start([]).observe(0.5, 0.0)
+    with pytest.raises(NonFiniteError):
+        SequentialTest.start([]).observe(math.inf, 0.5)
