@@ -1,0 +1,100 @@
+"""What training shows a model of its images: seeded crops, flips and colours of 8-bit pixels."""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch.nn.functional import affine_grid, grid_sample
+
+from assay.errors import InputError
+
+
+# Rec. 601, what Pillow and torchvision call grey.
+_GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """A random resized crop, a mirror image, and a change of brightness, contrast and saturation.
+
+    The crop covers a share of the image drawn from `[min_area, 1]`, with an aspect drawn log-uniformly from
+    `[1 / max_aspect, max_aspect]`, and is scaled back to the size of the image (bilinear). Brightness,
+    contrast and saturation, in this order, are multiplied by factors drawn from `[1 - jitter, 1 + jitter]`.
+
+    Args:
+        min_area: Smallest share of the image that a crop covers, above 0, at most 1; 1 crops nothing.
+        max_aspect: Widest aspect of a crop relative to the image, 1 or more.
+        flip: Probability of the mirror image, 0 .. 1.
+        jitter: Half-width of the colour factors, 0 .. 1; 0 leaves the colours.
+
+    Raises:
+        InputError: If a value is out of range.
+
+    Notes:
+        `Augmentation(min_area=0.08, jitter=0.4)` has timm's default ranges (crop scale, aspect 4/3, flip,
+        colour jitter); timm also draws the order of the colour changes and each image's interpolation.
+
+    Example:
+        >>> Augmentation(min_area=1.0, max_aspect=1.0, flip=0.0).changes_nothing
+        True
+    """
+
+    min_area: float | int = 0.6
+    max_aspect: float | int = 4 / 3
+    flip: float | int = 0.5
+    jitter: float | int = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.min_area <= 1 and 1 <= self.max_aspect < np.inf):
+            raise InputError(
+                f"min_area is {self.min_area} and max_aspect {self.max_aspect}; the first lies above 0, at "
+                "most at 1, the second is 1 or more"
+            )
+        if not (0 <= self.flip <= 1 and 0 <= self.jitter <= 1):
+            raise InputError(f"flip is {self.flip} and jitter {self.jitter}; both lie between 0 and 1")
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether every image stays as it is."""
+        return self.min_area == self.max_aspect == 1 and self.flip == self.jitter == 0
+
+    def to_dict(self) -> dict[str, float]:
+        """Every setting, for records."""
+        return {name: float(value) for name, value in asdict(self).items()}
+
+    def apply(
+        self, pixels: UInt8[np.ndarray, "n h w 3"], rng: np.random.Generator
+    ) -> UInt8[np.ndarray, "n h w 3"]:
+        """The images, each with draws of its own; the arguments stay as they are.
+
+        Args:
+            pixels: 8-bit RGB images.
+            rng: Source of the draws: the same state and images give the same result.
+        """
+        if self.changes_nothing:
+            return pixels
+        n = len(pixels)
+        area = rng.uniform(self.min_area, 1, n)
+        aspect = np.exp(rng.uniform(-1, 1, n) * np.log(self.max_aspect))
+        width, height = np.minimum(np.sqrt(area * aspect), 1), np.minimum(np.sqrt(area / aspect), 1)
+        across, down = rng.uniform(-1, 1, n) * (1 - width), rng.uniform(-1, 1, n) * (1 - height)
+        mirrored = np.where(rng.random(n) < self.flip, -1.0, 1.0)
+        factors = rng.uniform(1 - self.jitter, 1 + self.jitter, (3, n, 1, 1, 1)).astype(np.float32)
+
+        boxes = np.zeros((n, 2, 3), dtype=np.float32)
+        boxes[:, 0, 0], boxes[:, 0, 2] = mirrored * width, across
+        boxes[:, 1, 1], boxes[:, 1, 2] = height, down
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
+        grid = affine_grid(torch.from_numpy(boxes), list(images.shape), align_corners=False)
+        cropped = grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+        values = cropped.permute(0, 2, 3, 1).numpy()
+        if self.jitter:
+            values = values * factors[0]
+            grey = (values @ _GREY)[..., None]
+            level = grey.mean(axis=(1, 2), keepdims=True)
+            values = level + factors[1] * (values - level)
+            grey = (values @ _GREY)[..., None]
+            values = grey + factors[2] * (values - grey)
+        changed: UInt8[np.ndarray, "n h w 3"] = np.rint(np.clip(values, 0, 255)).astype(np.uint8)
+        return changed

@@ -1,0 +1,663 @@
+"""Training one image classifier, so that a run that was killed goes on to the same weights.
+
+All chance of a step comes from streams named after the seed and the step's number: the order of the images,
+the augmentation, dropout. A state file therefore holds only tensors and the history, no state of a generator.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int64
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, dropout
+
+from assay.circuits import write_atomically
+from assay.errors import FileFormatError, InputError, NonFiniteError, ShapeError, UnsupportedModelError
+from assay.rng import stream
+from assay.tasks import EvalTransform, ImageSet
+from assay.zoo.folders import load_weights, save_model
+from assay.zoo.recipe import Recipe
+
+
+SCHEMA = "assay-training/1"
+EVALUATION_BATCH = 256
+# Where the two libraries keep what turns features into logits.
+_HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head", "head_dist")
+
+Progress = Callable[[str, int, int], None]
+
+
+class LossTerm(ABC):
+    """A quantity added to the cross entropy of every batch, e.g. a penalty on the circuit.
+
+    A term with a memory hands it over in `state` and takes it back in `restore`, so that a killed run goes on
+    as if nothing had happened.
+    """
+
+    @abstractmethod
+    def __call__(
+        self,
+        module: nn.Module,
+        images: Float[Tensor, "batch 3 h w"],
+        labels: Int[Tensor, " batch"],
+        logits: Float[Tensor, "batch n_classes"],
+    ) -> Float[Tensor, ""]:
+        """The term of a batch, weighted as it is to be added to the mean cross entropy."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Every setting as JSON values: part of the identity of the run."""
+
+    def readings(self) -> dict[str, float]:
+        """Numbers of the last call to keep in the history of the run; the same names at every step."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next call depends on."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `state` handed over."""
+        del state
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingRun:
+    """A finished run.
+
+    Attributes:
+        module: The model at its best step, on the CPU, in evaluation mode.
+        folder: Where it lies, as `load_model` reads it.
+        recipe: How it was trained.
+        best_step: Number of steps after which the validation score was best (the first of equals).
+        best_score: That score, 0 .. 1.
+        curve: A row per validation: `step`, `score`, `loss` (mean cross entropy, nats), and the score of each
+            watched set under `watch`.
+        history: A value per step of `loss` (cross entropy of the batch, nats) and, with a loss term, of
+            `term` and each of its readings.
+        checkpoints: Step to directory of the models kept on the way.
+        record: The content of `training.json`.
+    """
+
+    module: nn.Module
+    folder: Path
+    recipe: Recipe
+    best_step: int
+    best_score: float
+    curve: tuple[Mapping[str, Any], ...]
+    history: Mapping[str, tuple[float, ...]]
+    checkpoints: Mapping[int, Path]
+    record: Mapping[str, Any]
+
+
+def train(
+    module: nn.Module,
+    train_set: ImageSet,
+    validation_set: ImageSet,
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    transform: EvalTransform | None = None,
+    loss_term: LossTerm | None = None,
+    checkpoints: Sequence[int] = (),
+    watch: Mapping[str, ImageSet] | None = None,
+    save_every: int | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> TrainingRun:
+    """Train an image classifier and keep the step with the best validation score.
+
+    SGD with momentum or AdamW on the mean cross entropy, linear warm-up and cosine decay, the gradient
+    clipped by its norm. The same call continues a run that was stopped, to weights that are equal bit by bit
+    on the same CPU and number of threads; a finished run is read from its folder.
+
+    Args:
+        module: A classifier of transformers or timm with as many outputs as there are classes. It is copied,
+            not changed.
+        train_set: Labelled 8-bit images of the size that the model reads.
+        validation_set: More of them, of the same classes, none of which is trained on.
+        recipe: Learning rate, batch size and the rest.
+        folder: Directory of this run. Ends with the model (`config.json`, `model.safetensors`,
+            `preprocessor_config.json`), `training.json` and `checkpoints/STEP/`.
+        transform: Normalisation of the images. Default: pixels to [-1, 1].
+        loss_term: Added to the cross entropy of every step.
+        checkpoints: Numbers of steps after which the model is kept as well, 0 (untrained) .. steps.
+        watch: Further labelled sets whose score is written down at each validation; they choose nothing.
+        save_every: Steps between state files. Default: at each validation.
+        device: Where to train. Default: the CPU.
+        progress: Called with the stage, the steps done and all steps.
+
+    Returns:
+        The run, with the best model.
+
+    Raises:
+        InputError: If labels are missing, class lists differ, sets overlap, a checkpoint lies outside the
+            run, or the folder holds another run.
+        ShapeError: If the model does not take images of this size.
+        NonFiniteError: If a weight or the loss is NaN or infinite.
+        FileFormatError: If the state file is damaged.
+
+    Notes:
+        On an accelerator two runs agree only as far as its kernels are deterministic.
+
+    References:
+        Peng et al. (CVPR 2026), appendix and code: the defaults of `Recipe`.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from assay.tasks import draw_shapes
+        >>> config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        ...                    intermediate_size=32, image_size=32, patch_size=16, num_labels=6)
+        >>> images = draw_shapes("flat", 24), draw_shapes("flat", 12, start=24)
+        >>> recipe = Recipe(steps=2, warmup=1, batch_size=12)
+        >>> run = train(ViTForImageClassification(config), *images, recipe, mkdtemp() + "/run")
+        >>> run.best_step, len(run.history["loss"])
+        (2, 2)
+    """
+    folder = Path(folder)
+    transform = transform or EvalTransform(resize=train_set.pixels.shape[1:3])
+    sets = {"training": train_set, "validation": validation_set, **(watch or {})}
+    _check(module, sets, recipe, checkpoints, save_every)
+    run = _Run(module, sets, recipe, folder, transform, loss_term, tuple(sorted(set(checkpoints))), device)
+    identity = run.identity(module)
+    if (finished := _finished(folder, identity)) is not None:
+        return _as_run(finished, module, recipe, folder)
+    run.resume(identity)
+    while run.step < recipe.steps:
+        if run.step in run.checkpoints:
+            run.keep_checkpoint()
+        run.advance()
+        if run.step % recipe.validate_every == 0 or run.step == recipe.steps:
+            run.validate()
+        if run.step % (save_every or recipe.validate_every) == 0 and run.step < recipe.steps:
+            run.save(identity)
+        if progress is not None:
+            progress("train", run.step, recipe.steps)
+    if recipe.steps in run.checkpoints:
+        run.keep_checkpoint()
+    return _as_run(run.finish(identity), module, recipe, folder)
+
+
+def score_of(
+    module: nn.Module,
+    images: ImageSet,
+    transform: EvalTransform,
+    *,
+    score: str = "accuracy",
+    device: str | None = None,
+) -> tuple[float, float]:
+    """Score and mean cross entropy (nats) of a classifier on labelled images.
+
+    Args:
+        module: In evaluation mode.
+        images: Labelled, of the size that the model reads.
+        transform: Normalisation of the images.
+        score: `accuracy`, or `macro-f1`: the mean F1 over the classes that occur, as in WILDS.
+        device: Where the module is. Default: the CPU.
+    """
+    from sklearn.metrics import f1_score
+
+    if images.labels is None:
+        raise InputError(f"the images of {images.domain!r} have no labels; a score needs them")
+    logits = logits_of(module, images, transform, device=device)
+    labels = torch.from_numpy(images.labels)
+    loss = float(cross_entropy(logits.double(), labels))
+    if not np.isfinite(loss):
+        raise NonFiniteError(f"logits on {images.domain!r} are NaN or infinite; the model has diverged")
+    predicted = logits.argmax(dim=1).numpy()
+    if score == "accuracy":
+        return float((predicted == images.labels).mean()), loss
+    present = np.unique(images.labels)
+    return float(f1_score(images.labels, predicted, labels=present, average="macro", zero_division=0)), loss
+
+
+def logits_of(
+    module: nn.Module, images: ImageSet, transform: EvalTransform, *, device: str | None = None
+) -> Float[Tensor, "n n_classes"]:
+    """Logits of every image, float32 on the CPU, from a native module in evaluation mode."""
+    batches = []
+    with torch.inference_mode():
+        for start in range(0, images.n, EVALUATION_BATCH):
+            batch = transform.normalised(images.pixels[start : start + EVALUATION_BATCH])
+            batches.append(_logits(module, batch.to(device or "cpu")).float().cpu())
+    return torch.cat(batches)
+
+
+def head_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the submodules that turn features into logits.
+
+    Raises:
+        UnsupportedModelError: If there is none under a name that transformers or timm use.
+    """
+    found = tuple(
+        name
+        for name, child in module.named_children()
+        if name in _HEADS and any(True for _ in child.parameters())
+    )
+    if not found:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} has no head among {', '.join(_HEADS)}; build it with as many outputs "
+            "as there are classes"
+        )
+    return found
+
+
+def weights_hash(module: nn.Module) -> str:
+    """SHA-256 over names, types and bytes of all parameters and buffers, 16 hex digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def images_hash(images: ImageSet) -> str:
+    """SHA-256 over pixels, labels and ids of a set, 16 hex digits."""
+    digest = hashlib.sha256()
+    for array in (images.pixels, images.labels, images.ids):
+        if array is not None:
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
+
+
+def _logits(module: nn.Module, images: Tensor) -> Tensor:
+    output = module(images)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+# ------------------------------------------------------------------------------------------------ checks
+
+
+def _check(
+    module: nn.Module,
+    sets: Mapping[str, ImageSet],
+    recipe: Recipe,
+    checkpoints: Sequence[int],
+    save_every: int | None,
+) -> None:
+    training = sets["training"]
+    for name, images in sets.items():
+        if images.labels is None:
+            raise InputError(f"the {name} images ({images.domain!r}) have no labels; training needs them")
+        if images.classes != training.classes:
+            raise InputError(
+                f"the {name} images have the classes {images.classes} and the training images "
+                f"{training.classes}; read both with the same classes="
+            )
+        if images.pixels.shape[1:] != training.pixels.shape[1:]:
+            raise InputError(
+                f"the {name} images are {images.pixels.shape[1:3]} and the training images "
+                f"{training.pixels.shape[1:3]} pixels large; read both with one transform"
+            )
+    validation = sets["validation"]
+    seen = {image.tobytes() for image in training.pixels}
+    shared = [number for number, image in enumerate(validation.pixels) if image.tobytes() in seen]
+    if shared:
+        raise InputError(
+            f"{len(shared)} validation images are in the training set too, e.g. image {shared[0]}; give "
+            "disjoint sets"
+        )
+    size = _image_size(module)
+    if size is not None and size != training.pixels.shape[1:3]:
+        raise ShapeError(
+            f"the model reads images of {size[0]} x {size[1]} and these are {training.pixels.shape[1]} x "
+            f"{training.pixels.shape[2]}; read them with an EvalTransform of that size"
+        )
+    for step in checkpoints:
+        if not 0 <= step <= recipe.steps:
+            raise InputError(f"a checkpoint after step {step} of {recipe.steps} does not exist")
+    if save_every is not None and save_every < 1:
+        raise InputError(f"save_every is {save_every}; give at least 1")
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise NonFiniteError(f"{name} holds NaN or infinite values before the first step")
+    n_outputs = _n_outputs(module)
+    n_classes = (
+        int(max(images.labels.max() for images in sets.values() if images.labels is not None)) + 1
+        if training.classes is None
+        else len(training.classes)
+    )
+    if n_outputs < n_classes or (training.classes is not None and n_outputs != n_classes):
+        raise InputError(
+            f"the model has {n_outputs} outputs and the data {n_classes} classes; make its head anew with "
+            "`initial_module`"
+        )
+
+
+def _n_outputs(module: nn.Module) -> int:
+    head = module.get_submodule(head_names(module)[0])
+    layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UnsupportedModelError(f"the head of {type(module).__name__} is no linear layer")
+    return layers[-1].out_features
+
+
+def _image_size(module: nn.Module) -> tuple[int, int] | None:
+    """Height and width that a model is built for, where it says so."""
+    for name in ("config.image_size", "patch_embed.img_size"):
+        size: Any = module
+        for part in name.split("."):
+            size = getattr(size, part, None)
+        if size is not None:
+            return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    return None
+
+
+# --------------------------------------------------------------------------------------------------- a run
+
+
+class _Run:
+    """The changing part of a run: weights, optimiser, history, and the number of steps done."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        sets: Mapping[str, ImageSet],
+        recipe: Recipe,
+        folder: Path,
+        transform: EvalTransform,
+        term: LossTerm | None,
+        checkpoints: tuple[int, ...],
+        device: str | None,
+    ) -> None:
+        self.module = copy.deepcopy(module).to(device or "cpu")
+        self.sets, self.recipe, self.folder, self.transform = sets, recipe, folder, transform
+        self.term, self.checkpoints, self.device = term, checkpoints, device or "cpu"
+        self.heads = head_names(self.module)
+        if recipe.mode == "linear":
+            prefixes = tuple(f"{name}." for name in self.heads)
+            for name, parameter in self.module.named_parameters():
+                parameter.requires_grad_(name.startswith(prefixes))
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.optimiser = _optimiser(recipe, self.parameters)
+        self.step = 0
+        self.best: dict[str, Tensor] = {}
+        self.best_step, self.best_score = 0, -1.0
+        self.curve: list[dict[str, Any]] = []
+        self.history: dict[str, list[float]] = {"loss": []}
+        self.seconds = 0.0
+
+    def identity(self, module: nn.Module) -> dict[str, Any]:
+        """What the result depends on, as JSON values."""
+        return {
+            "recipe": self.recipe.to_dict(),
+            "initial_weights": weights_hash(module),
+            "data": {
+                name: {"domain": images.domain, "n": images.n, "hash": images_hash(images)}
+                for name, images in self.sets.items()
+            },
+            "classes": None if self.sets["training"].classes is None else list(self.sets["training"].classes),
+            "transform": self.transform.to_dict(),
+            "loss_term": None if self.term is None else self.term.describe(),
+            "checkpoints": list(self.checkpoints),
+        }
+
+    # ------------------------------------------------------------------------------------------ steps
+
+    def advance(self) -> None:
+        """One step of the optimiser."""
+        started = time.monotonic()
+        recipe, training = self.recipe, self.sets["training"]
+        rows = batch_rows(training.n, recipe.batch_size, self.step, seed=recipe.seed)
+        rng = stream(recipe.seed, f"zoo/augment/{self.step}")
+        pixels = recipe.augmentation.apply(training.pixels[rows], rng)
+        images = self.transform.normalised(pixels).to(self.device)
+        assert training.labels is not None
+        labels = torch.from_numpy(training.labels[rows]).to(self.device)
+        for group in self.optimiser.param_groups:
+            group["lr"] = recipe.learning_rate(self.step)
+        with self._training_mode():
+            logits = _logits(self.module, images)
+            loss = cross_entropy(logits, labels)
+            added = None if self.term is None else self.term(self.module, images, labels, logits)
+            total = loss if added is None else loss + added
+            if not torch.isfinite(total):
+                raise NonFiniteError(
+                    f"the loss of step {self.step + 1} is {float(total.detach())} with lr {recipe.lr:g}; "
+                    "lower lr, lengthen the warm-up, or clip the gradient"
+                )
+            self.optimiser.zero_grad(set_to_none=True)
+            total.backward()
+        if recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, recipe.clip)
+        self.optimiser.step()
+        readings = {"loss": float(loss.detach())}
+        if self.term is not None and added is not None:
+            readings |= {"term": float(added.detach()), **self.term.readings()}
+        for name, value in readings.items():
+            self.history.setdefault(name, []).append(value)
+        self.step += 1
+        self.seconds += time.monotonic() - started
+
+    @contextmanager
+    def _training_mode(self) -> Iterator[None]:
+        """Dropout on, its draws fixed by the number of the step; evaluation mode and generators come back."""
+        share = self.recipe.head_dropout
+
+        def drop(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (dropout(inputs[0], share), *inputs[1:])
+
+        seed = int(stream(self.recipe.seed, f"zoo/dropout/{self.step}").integers(2**63 - 1))
+        devices = [self.device] if str(self.device).startswith("cuda") else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            hooks = [
+                self.module.get_submodule(name).register_forward_pre_hook(drop)
+                for name in self.heads
+                if share > 0
+            ]
+            if self.recipe.mode == "full":
+                self.module.train()
+            try:
+                yield
+            finally:
+                self.module.eval()
+                for hook in hooks:
+                    hook.remove()
+
+    def validate(self) -> None:
+        """Score the current weights; keep them if they are the best so far."""
+        score, loss = self._score("validation")
+        row: dict[str, Any] = {"step": self.step, "score": score, "loss": loss}
+        if watched := [name for name in self.sets if name not in ("training", "validation")]:
+            row["watch"] = {name: self._score(name)[0] for name in watched}
+        self.curve.append(row)
+        if score > self.best_score:
+            self.best_step, self.best_score = self.step, score
+            self.best = _tensors(self.module)
+
+    def _score(self, name: str) -> tuple[float, float]:
+        self.module.eval()
+        return score_of(
+            self.module, self.sets[name], self.transform, score=self.recipe.score, device=self.device
+        )
+
+    def keep_checkpoint(self) -> None:
+        place = self.folder / "checkpoints" / str(self.step)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self.module.eval()
+        save_model(self.module, place, transform=self.transform, classes=self.sets["training"].classes)
+
+    # --------------------------------------------------------------------------------------- the state
+
+    def save(self, identity: Mapping[str, Any]) -> None:
+        """Everything the next step depends on, in one file that is whole or not there."""
+        arrays = {f"model/{name}": tensor for name, tensor in _tensors(self.module).items()}
+        arrays |= {f"best/{name}": tensor for name, tensor in self.best.items()}
+        for number, state in self.optimiser.state_dict()["state"].items():
+            for name, value in state.items():
+                if value is not None:
+                    arrays[f"optimiser/{number}/{name}"] = _plain(value)
+        if self.term is not None:
+            arrays |= {f"term/{name}": _plain(value) for name, value in self.term.state().items()}
+        facts = {
+            "schema": SCHEMA,
+            "identity": identity,
+            "step": self.step,
+            "best_step": self.best_step,
+            "best_score": self.best_score,
+            "curve": self.curve,
+            "history": self.history,
+            "seconds": self.seconds,
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(_state_file(self.folder), save(arrays, {"training": json.dumps(facts)}))
+
+    def resume(self, identity: Mapping[str, Any]) -> None:
+        """Take the state of an interrupted run of the same identity, if there is one."""
+        path = _state_file(self.folder)
+        if not path.exists():
+            return
+        try:
+            with safe_open(path, "pt") as file:
+                facts = json.loads((file.metadata() or {})["training"])
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise FileFormatError(
+                f"{path} is no state of a training run ({error}); remove it to start over"
+            ) from error
+        _check_same(self.folder, facts["identity"], identity)
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimiser": {}, "term": {}}
+        for name, tensor in arrays.items():
+            group, _, rest = name.partition("/")
+            groups[group][rest] = tensor
+        self.module.load_state_dict(groups["model"])
+        self.best = groups["best"]
+        packed = self.optimiser.state_dict()
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in groups["optimiser"].items():
+            number, _, rest = name.partition("/")
+            states.setdefault(int(number), {})[rest] = tensor
+        self.optimiser.load_state_dict({**packed, "state": states})
+        if self.term is not None:
+            self.term.restore({name: value.to(self.device) for name, value in groups["term"].items()})
+        self.step, self.best_step, self.best_score = facts["step"], facts["best_step"], facts["best_score"]
+        self.curve, self.history, self.seconds = facts["curve"], facts["history"], facts["seconds"]
+
+    def finish(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the best model and the record; the record comes last and marks the run as done."""
+        self.module.load_state_dict(self.best)
+        self.module.eval().requires_grad_(True)
+        staged = self.folder / ".best"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_model(self.module, staged, transform=self.transform, classes=self.sets["training"].classes)
+        for file in sorted(staged.iterdir()):
+            os.replace(file, self.folder / file.name)
+        staged.rmdir()
+        record = {
+            "schema": SCHEMA,
+            **identity,
+            "best_step": self.best_step,
+            "best_score": self.best_score,
+            "weights": weights_hash(self.module),
+            "seconds": round(self.seconds, 1),
+            "curve": self.curve,
+            "history": self.history,
+        }
+        content = json.dumps(record, indent=1, allow_nan=False)
+        write_atomically(self.folder / "training.json", content.encode())
+        _state_file(self.folder).unlink(missing_ok=True)
+        return record
+
+
+def batch_rows(n: int, batch_size: int, step: int, *, seed: int) -> Int64[np.ndarray, " batch"]:
+    """Rows of the training set in the batch of a step; every epoch has its own order, its rest is left out.
+
+    Args:
+        n: Images of the training set.
+        batch_size: Images per step; `n` if that is smaller.
+        step: Number of the step, from 0.
+        seed: Seed of the streams `zoo/epoch/NUMBER`.
+    """
+    size = min(batch_size, n)
+    epoch, place = divmod(step, n // size)
+    order = stream(seed, f"zoo/epoch/{epoch}").permutation(n)
+    return order[place * size : (place + 1) * size]
+
+
+def _optimiser(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if recipe.optimiser == "adamw":
+        return torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    return torch.optim.SGD(
+        parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+    )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().clone()
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {name: _plain(tensor) for name, tensor in module.state_dict().items()}
+
+
+# ----------------------------------------------------------------------------------------- what was there
+
+
+def _state_file(folder: Path) -> Path:
+    return folder / "state.safetensors"
+
+
+def _finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record of a finished run in this folder, None if there is none."""
+    path = folder / "training.json"
+    if not path.exists():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} cannot be read ({error}); remove the folder to train again") from error
+    _check_same(folder, {name: record.get(name) for name in identity}, identity)
+    return record
+
+
+def _check_same(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name, value in json.loads(json.dumps(wanted)).items():
+        if there.get(name) != value:
+            old, new = there.get(name), value
+            if isinstance(old, dict) and isinstance(new, dict):
+                changed = next(key for key in {**old, **new} if old.get(key) != new.get(key))
+                name, old, new = f"{name}.{changed}", old.get(changed), new.get(changed)
+            raise InputError(
+                f"{folder} holds another training run: {name} is {old} there and {new} here; give another "
+                "folder"
+            )
+
+
+def _as_run(record: Mapping[str, Any], module: nn.Module, recipe: Recipe, folder: Path) -> TrainingRun:
+    best = load_weights(module, folder)
+    if weights_hash(best) != record["weights"]:
+        raise FileFormatError(
+            f"the weights in {folder} are not those that {folder / 'training.json'} describes; remove the "
+            "folder to train again"
+        )
+    return TrainingRun(
+        module=best.eval(),
+        folder=folder,
+        recipe=recipe,
+        best_step=record["best_step"],
+        best_score=record["best_score"],
+        curve=tuple(record["curve"]),
+        history={name: tuple(values) for name, values in record["history"].items()},
+        checkpoints={step: folder / "checkpoints" / str(step) for step in record["checkpoints"]},
+        record=record,
+    )
+
+
+__all__ = ["LossTerm", "TrainingRun", "train"]
