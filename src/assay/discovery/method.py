@@ -3,7 +3,6 @@
 import abc
 import time
 import warnings
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -180,7 +179,7 @@ def discover(
         model.graph,
         values,
         per_example=sweep.per_example,
-        provenance=_provenance(model, task, chosen, settings),
+        provenance=provenance_of(model, task, chosen, settings),
         details=details,
     )
 
@@ -302,7 +301,8 @@ def _first_bad(method: EdgeMethod, model: Model, batch: Batch, prepared: Prepare
     return int(batch.indices[row])
 
 
-def _provenance(model: Model, task: Task, method: EdgeMethod, settings: Settings) -> Mapping[str, Any]:
+def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Settings) -> dict[str, Any]:
+    """How scores come to be, JSON-able; equal records mean equal numbers."""
     return {
         "library": library_version(),
         "model": model.describe(),

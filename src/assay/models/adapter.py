@@ -362,7 +362,6 @@ class Model:
         self.blocks = tuple(self._block(block) for block in _children(submodule(module, family.blocks)))
         self.n_layers = len(self.blocks)
         self.final_norm = Norm(module=submodule(module, family.final_norm), kind=family.norm)
-        self.unembed_module = submodule(module, family.unembed)
         self.graph: Graph = build_graph(
             self.n_layers, self.n_heads, self.n_kv_heads, parallel=family.parallel(module)
         )
@@ -414,6 +413,15 @@ class Model:
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.module.parameters()).device
+
+    @cached_property
+    def unembed_module(self) -> nn.Module:
+        """The module from the normalised stream to logits.
+
+        Raises:
+            UnsupportedModelError: If several modules share that work (a distilled classifier).
+        """
+        return submodule(self.module, self.family.unembed)
 
     @property
     def vision(self) -> Vision | None:
@@ -591,12 +599,18 @@ class Model:
     def resume(
         self, hidden: Float[Tensor, "batch pos d_model"], trace: Trace, *, layer: int = 0
     ) -> Float[Tensor, "batch pos d_model"]:
+        """Run the native blocks from `layer` on and the final norm, with the arguments of a traced pass."""
+        final: Tensor = self.final_norm.module(self.through(hidden, trace, layer=layer))
+        return final
+
+    def through(
+        self, hidden: Float[Tensor, "batch pos d_model"], trace: Trace, *, layer: int = 0
+    ) -> Float[Tensor, "batch pos d_model"]:
         """Run the native blocks from `layer` on, with the arguments a traced pass gave them."""
         for block, (args, kwargs) in zip(self.blocks[layer:], trace.calls[layer:], strict=True):
             output = block.module(hidden, *args, **kwargs)
             hidden = output[0] if isinstance(output, tuple) else output
-        final: Tensor = self.final_norm.module(hidden)
-        return final
+        return hidden
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

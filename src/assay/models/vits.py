@@ -296,4 +296,5 @@ def image_side(weights: Mapping[str, Tensor], template: nn.Module) -> int | None
     if side * side + prefix != table.shape[1]:
         return None
     down, _ = _pair(mine.patch_embed.patch_size)
-    return side * down
+    pixels: int = side * down
+    return pixels
