@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,6 +125,42 @@ def test_a_truncated_jpeg_is_broken(tmp_path: Path) -> None:
         read_image_folder(tmp_path)
     with pytest.raises(InputError, match="none of the 1 images"):
         read_image_folder(tmp_path, options=ReadOptions(skip_bad=True))
+
+
+def test_a_tiff_whose_offset_is_a_fraction_is_broken(pacs: Path) -> None:
+    """Its first strip is said to lie at a floating-point place, at which Pillow's reader trips."""
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4), (9, 9, 9)).save(file, "TIFF")
+    content = bytearray(file.getvalue())
+    entry = content.index(struct.pack("<HH", 273, 4))  # StripOffsets, a long number
+    content[entry + 2 : entry + 4] = struct.pack("<H", 11)  # a float
+    (pacs / "art" / "dog" / "8.tiff").write_bytes(content)
+    with pytest.raises(FileFormatError, match=r"dog/8\.tiff cannot be decoded"):
+        read_image_folder(pacs / "art")
+
+
+def test_more_than_8_bits_are_refused_rather_than_cut_off(pacs: Path) -> None:
+    deep = np.linspace(0, 65535, 24).astype(np.uint16).reshape(4, 6)
+    Image.fromarray(deep).save(pacs / "art" / "dog" / "9.png")
+    with pytest.raises(FileFormatError, match=r"dog/9\.png cannot be decoded .*beyond 8 bits; scale it"):
+        read_image_folder(pacs / "art")
+    assert read_image_folder(pacs / "art", options=ReadOptions(skip_bad=True)).skipped == ("dog/9.png",)
+    with pytest.raises(InputError, match="mode F, numbers beyond 8 bits"):
+        EvalTransform().pixels(Image.fromarray(np.ones((4, 6), dtype=np.float32)))
+
+
+def test_an_image_that_does_not_fit_the_transform_is_named(pacs: Path) -> None:
+    options = ReadOptions(transform=EvalTransform(resize=None, crop=(5, 5)))
+    with pytest.raises(InputError, match=r"\.png: an image of 4 x 6 is smaller than the crop"):
+        read_image_folder(pacs / "art", options=options)
+
+
+def test_skipped_files_are_counted_in_the_record(pacs: Path) -> None:
+    (pacs / "art" / "dog" / "7.png").write_bytes(b"")
+    images = read_image_folder(pacs / "art", options=ReadOptions(skip_bad=True))
+    assert images.skipped == ("dog/7.png",)
+    assert images.task().config["skipped"] == 1
+    assert images.subset([0]).skipped == ("dog/7.png",)
 
 
 def test_images_of_different_sizes_need_a_transform(pacs: Path) -> None:

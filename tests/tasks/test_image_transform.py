@@ -1,12 +1,15 @@
 """The evaluation transform against the image processors of transformers, and its own rules."""
 
+import json
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from assay.errors import InputError, ShapeError, UnknownNameError
+from assay.errors import AssayWarning, InputError, ShapeError, UnknownNameError
 from assay.tasks import EvalTransform
 
 
@@ -68,6 +71,63 @@ def test_a_number_as_size_means_what_it_means_in_transformers() -> None:
     assert EvalTransform.from_config({"size": [20, 30]}).resize == (20, 30)
 
 
+def model_of(size: tuple[int, int], preprocessing: dict[str, Any] | None) -> SimpleNamespace:
+    return SimpleNamespace(image_size=size, preprocessing=preprocessing)
+
+
+@pytest.mark.parametrize("name", ["vit", "clip", "deit"])
+def test_a_model_with_an_image_processor_gets_its_transform(name: str) -> None:
+    stored = json.loads(processors()[name].to_json_string())
+    expected = EvalTransform.from_config(stored)
+    size = expected.crop or expected.resize
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert EvalTransform.for_model(model_of(size, stored)) == expected
+
+
+def test_a_model_of_timm_gets_the_transform_of_its_config() -> None:
+    stored = {
+        "architecture": "vit_tiny_patch16_224",
+        "input_size": [3, 32, 32],
+        "crop_pct": 0.8,
+        "interpolation": "bilinear",
+        "mean": [0.1, 0.2, 0.3],
+        "std": [0.4, 0.5, 0.6],
+    }
+    found = EvalTransform.for_model(model_of((32, 32), stored))
+    assert (found.resize, found.crop, found.resample) == (40, (32, 32), "bilinear")
+    assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+def test_a_model_that_knows_nothing_of_its_images_gets_the_defaults_and_a_warning() -> None:
+    with pytest.warns(AssayWarning, match=r"nothing is stored.*resized to 24 x 32 and scaled to \[-1, 1\]"):
+        found = EvalTransform.for_model(model_of((24, 32), None))
+    assert found == EvalTransform(resize=(24, 32))
+    values = found.normalised(found.pixels(Image.new("RGB", (50, 50), (255, 0, 51)))[None])
+    assert values.shape == (1, 3, 24, 32)
+    np.testing.assert_allclose(values[0, :, 0, 0].numpy(), [1, -1, -0.6], atol=1e-6)
+
+
+def test_the_size_of_the_model_counts_more_than_the_stored_one() -> None:
+    stored = {"size": {"height": 40, "width": 40}, "image_mean": [0.1, 0.2, 0.3], "resample": 3}
+    with pytest.warns(AssayWarning, match=r"takes 32 x 32 pixels and what is stored with it makes 40 x 40"):
+        found = EvalTransform.for_model(model_of((32, 32), stored))
+    assert found == EvalTransform(resize=(32, 32), mean=(0.1, 0.2, 0.3), resample="bicubic")
+
+
+def test_stored_descriptions_of_other_kinds_are_refused() -> None:
+    with pytest.raises(InputError, match=r"has the keys \['sample_rate'\]; expected those of"):
+        EvalTransform.for_model(model_of((32, 32), {"sample_rate": 16000}))
+
+
+def test_timm_covers_sides_that_are_not_equal() -> None:
+    """22 x 33 pixels for a crop of 10 x 20: as wide as needed, and the height sticks out."""
+    transform = EvalTransform.from_timm({"input_size": (3, 10, 20), "crop_pct": 1.0})
+    image = picture(22, 33)
+    resized = np.asarray(image.resize((20, 13), Image.Resampling.BICUBIC))
+    np.testing.assert_array_equal(transform.pixels(image), resized[2:12])
+
+
 def test_grey_and_transparent_images_become_rgb() -> None:
     transform = EvalTransform(resize=None)
     grey = Image.fromarray(np.full((4, 5), 77, dtype=np.uint8))
@@ -105,6 +165,8 @@ def test_bad_settings_are_refused(arguments: dict, error: type[Exception], messa
     [
         ({"size": {"longest_edge": 30}}, "height and width, or shortest_edge"),
         ({"do_pad": True}, "write an EvalTransform"),
+        ({"crop_pct": 0.9}, "by a share; write an EvalTransform"),
+        ({"do_center_crop": True, "crop_size": {"shortest_edge": 9}}, "a height and a width are needed"),
         ({"resample": 9}, "codes are 0 to 5"),
         ({"image_mean": [0.5, 0.5]}, "image_mean has 2 values"),
     ],

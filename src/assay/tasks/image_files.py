@@ -29,10 +29,23 @@ from assay.errors import (
     UnsafeFileError,
     unknown_name,
 )
-from assay.tasks.image_transform import EvalTransform
+from assay.tasks.image_transform import EvalTransform, as_rgb
 from assay.tasks.images import ImageSet, draw_rows
 
 
+# Broken files make Pillow's decoders fail in all these ways; InputError is a ValueError.
+BROKEN = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 
 
@@ -453,24 +466,23 @@ class _Source:
     def decode(self, transform: EvalTransform | None) -> UInt8[np.ndarray, "h w 3"]:
         content = self.content
         if isinstance(content, np.ndarray):
-            return content if transform is None else transform.pixels(Image.fromarray(content))
+            return content if transform is None else self._transformed(Image.fromarray(content), transform)
+        where = content if isinstance(content, Path) else self.name
         try:
             with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
-                rgb = image.convert("RGB")
-        # Broken files make Pillow's decoders fail in all these ways.
-        except (
-            OSError,
-            ValueError,
-            SyntaxError,
-            EOFError,
-            struct.error,
-            Image.DecompressionBombError,
-        ) as error:
-            where = content if isinstance(content, Path) else self.name
+                image.load()
+                rgb = as_rgb(image)
+        except BROKEN as error:
             raise FileFormatError(
                 f"the image {where} cannot be decoded ({error}); repair it or skip such files"
             ) from error
-        return (transform or EvalTransform(resize=None)).pixels(rgb)
+        return self._transformed(rgb, transform or EvalTransform(resize=None))
+
+    def _transformed(self, image: Image.Image, transform: EvalTransform) -> UInt8[np.ndarray, "h w 3"]:
+        try:
+            return transform.pixels(image)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error}") from error
 
 
 def _image_set(

@@ -1,8 +1,9 @@
 """From an image file to what a model reads: resize, centre crop, normalise; never anything random."""
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from assay.errors import InputError, ShapeError, unknown_name
+from assay.errors import AssayWarning, InputError, ShapeError, unknown_name
 
 
 RESAMPLE = {
@@ -23,6 +24,26 @@ RESAMPLE = {
 }
 
 
+# Keys of which a stored description has one at least, and by which the two kinds are told apart.
+PROCESSOR_KEYS = frozenset(
+    ("image_processor_type", "feature_extractor_type", "image_mean", "size", "do_resize", "do_normalize")
+)
+TIMM_KEYS = frozenset(("input_size", "crop_pct", "interpolation", "mean", "std"))
+
+
+@runtime_checkable
+class ReadsImages(Protocol):
+    """A loaded image classifier, as far as its images are concerned."""
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width that it takes."""
+
+    @property
+    def preprocessing(self) -> Mapping[str, Any] | None:
+        """What was stored with it: a `preprocessor_config.json`, a timm `pretrained_cfg`, or nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvalTransform:
     """How a model wants its images: the geometry in 8 bits, then the arithmetic.
@@ -31,12 +52,14 @@ class EvalTransform:
     applied in between. The defaults are those of ViT in transformers.
 
     Args:
-        resize: `(height, width)` exactly; one number for the shorter side, keeping the aspect; or None.
+        resize: `(height, width)`; one number for the shorter side, keeping the aspect; or None.
         crop: `(height, width)` cut from the centre, or None.
         resample: `nearest`, `lanczos`, `bilinear`, `bicubic`, `box` or `hamming`.
         rescale: Factor that takes 0..255 to the range of `mean` and `std`, usually 1/255.
         mean: Subtracted from red, green, blue after rescaling.
         std: Divided by, per channel, above 0.
+        fit: What a `resize` to two sides does with another aspect: `squash` it, or `cover` both sides and
+            stick out over one (timm's centre crop of images that are not square).
         centre: Where an odd margin goes: `floor` puts the smaller half above and left (transformers),
             `round` rounds halves to even (torchvision, timm).
 
@@ -57,6 +80,7 @@ class EvalTransform:
     rescale: float = 1 / 255
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    fit: Literal["squash", "cover"] = "squash"
     centre: Literal["floor", "round"] = "floor"
 
     def __post_init__(self) -> None:
@@ -81,6 +105,56 @@ class EvalTransform:
             )
 
     @classmethod
+    def for_model(cls, model: ReadsImages) -> "EvalTransform":
+        """The transform that was stored with a model.
+
+        Args:
+            model: What `assay.load_model` returns for an image classifier.
+
+        Returns:
+            From its image processor (Hugging Face) or its `pretrained_cfg` (timm). With neither, images are
+            resized to the model's size and scaled to [-1, 1], the defaults of ViT, with a warning; so they
+            are if the model takes another size than the stored one, which then gives the numbers alone.
+
+        Raises:
+            InputError: For a language model, and as `from_config` and `from_timm`.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> stored = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+            >>> EvalTransform.for_model(SimpleNamespace(image_size=(32, 32), preprocessing=stored)).resize
+            (32, 32)
+        """
+        stored, size = model.preprocessing, model.image_size
+        if not stored:
+            warnings.warn(
+                f"nothing is stored about this model's images; they are resized to {size[0]} x {size[1]} and "
+                "scaled to [-1, 1]. Give an EvalTransform if it was trained otherwise",
+                AssayWarning,
+                stacklevel=2,
+            )
+            return cls(resize=size)
+        if PROCESSOR_KEYS & stored.keys():
+            found = cls.from_config(stored)
+        elif TIMM_KEYS & stored.keys():
+            found = cls.from_timm(stored)
+        else:
+            raise InputError(
+                f"what is stored about this model's images has the keys {sorted(stored)}; expected those of "
+                "a Hugging Face image processor or a timm pretrained_cfg. Write an EvalTransform"
+            )
+        made = found.crop or found.resize
+        if isinstance(made, tuple) and made != size:
+            warnings.warn(
+                f"the model takes {size[0]} x {size[1]} pixels and what is stored with it makes {made[0]} x "
+                f"{made[1]}; images are resized to the model's size",
+                AssayWarning,
+                stacklevel=2,
+            )
+            return replace(found, resize=size, crop=None)
+        return found
+
+    @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "EvalTransform":
         """The transform of a Hugging Face image processor, from its `preprocessor_config.json`.
 
@@ -88,7 +162,7 @@ class EvalTransform:
             config: The processor's `to_dict()`, or the file's content: `size`, `crop_size`, `resample`,
                 `image_mean`, `image_std`, `rescale_factor` and the switches `do_resize`, `do_center_crop`,
                 `do_rescale`, `do_normalize`. A plain number as `size` is the shorter side for CLIP
-                processors and a square for others, as in transformers.
+                and BiT processors and a square for others, as in transformers.
 
         Raises:
             InputError: If the config asks for something else than resize, centre crop and normalise.
@@ -98,16 +172,21 @@ class EvalTransform:
             'bicubic'
         """
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-        if config.get("do_pad") or config.get("do_random_crop"):
+        if config.get("do_pad") or config.get("do_random_crop") or config.get("crop_pct"):
             raise InputError(
-                f"the image processor {kind or 'config'} pads or crops at random; write an EvalTransform"
+                f"the image processor {kind or 'config'} pads, crops at random or by a share; write an "
+                "EvalTransform"
             )
         resize = None
         if config.get("do_resize", True):
-            resize = _size(config.get("size", 224), square="CLIP" not in kind)
+            shortest_edge = any(name in kind for name in ("CLIP", "BitImage"))
+            resize = _size(config.get("size", 224), square=not shortest_edge)
         crop = None
         if config.get("do_center_crop", False):
-            crop = _size(config.get("crop_size", 224), square=True)
+            cut = _size(config.get("crop_size", 224), square=True)
+            if isinstance(cut, int):
+                raise InputError(f"crop_size is {config['crop_size']}; a height and a width are needed")
+            crop = cut
         code = config.get("resample", 2)
         resample = code if isinstance(code, str) else {int(v): k for k, v in RESAMPLE.items()}.get(int(code))
         if resample is None:
@@ -115,7 +194,7 @@ class EvalTransform:
         normalize = config.get("do_normalize", True)
         return cls(
             resize=resize,
-            crop=crop if isinstance(crop, tuple) else None,
+            crop=crop,
             resample=resample,
             rescale=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
             mean=_channels("image_mean", config.get("image_mean", 0.5)) if normalize else (0.0, 0.0, 0.0),
@@ -149,6 +228,7 @@ class EvalTransform:
         return cls(
             resize=scaled[0] if mode == "center" and height == width else scaled,
             crop=(height, width),
+            fit="squash" if mode == "squash" else "cover",
             resample=str(config.get("interpolation") or "bicubic"),
             mean=_channels("mean", config.get("mean", (0.485, 0.456, 0.406))),
             std=_channels("std", config.get("std", (0.229, 0.224, 0.225))),
@@ -163,16 +243,19 @@ class EvalTransform:
         """An image after resize and crop, 8 bits, RGB.
 
         Raises:
-            InputError: If the image is smaller than the crop.
+            InputError: If the image is smaller than the crop, or has more than 8 bits per channel.
         """
-        image = image.convert("RGB")
+        image = as_rgb(image)
         if self.resize is not None:
             width, height = image.size
             if isinstance(self.resize, int):
                 short = min(width, height)
                 height, width = (int(self.resize * side / short) for side in (height, width))
-            else:
+            elif self.fit == "squash":
                 height, width = self.resize
+            else:
+                ratio = min(height / self.resize[0], width / self.resize[1])
+                height, width = round(height / ratio), round(width / ratio)
             if image.size != (width, height):
                 image = image.resize((width, height), RESAMPLE[self.resample])
         if self.crop is not None:
@@ -203,6 +286,19 @@ class EvalTransform:
         for channel in range(3):
             out[:, channel] = table[:, channel][pixels[..., channel]]
         return torch.from_numpy(out)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The image in three channels of 8 bits.
+
+    Raises:
+        InputError: For whole numbers above 8 bits and for fractions, which Pillow would cut off at 255.
+    """
+    if image.mode.startswith("I") or image.mode == "F":
+        raise InputError(
+            f"the image has mode {image.mode}, numbers beyond 8 bits; scale it to 0..255 and save it again"
+        )
+    return image.convert("RGB")
 
 
 def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
