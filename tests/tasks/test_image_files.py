@@ -343,7 +343,7 @@ def test_pickles_and_broken_archives_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed")
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(MissingExtraError, match="pip install pyarrow"):
+    with pytest.raises(MissingExtraError, match=r"needs pyarrow; run: pip install 'assay\[vision\]'"):
         read_parquet(tmp_path / "a.parquet")
 
 

@@ -404,7 +404,7 @@ def _array_sources(path: Path, arrays: dict[str, np.ndarray]) -> list["_Source"]
 
 
 def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOptions = DEFAULTS) -> ImageSet:
-    """One domain from a parquet file as the `datasets` library writes it; needs pyarrow.
+    """One domain from a parquet file as the `datasets` library writes it; needs the extra `vision`.
 
     Args:
         path: Column `image` holds encoded files (`bytes`, or a struct with `bytes`), column `label` integers
@@ -421,7 +421,7 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise MissingExtraError("reading parquet needs pyarrow; run: pip install pyarrow") from error
+        raise MissingExtraError("reading parquet needs pyarrow; run: pip install 'assay[vision]'") from error
     try:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
