@@ -1,9 +1,29 @@
 """Zoos of image classifiers: trained from a grid of recipes or found on disk, with what each predicts."""
 
+from assay.zoo.archive import Zoo, ZooEntry
 from assay.zoo.augmentation import Augmentation
+from assay.zoo.building import split, train_zoo
 from assay.zoo.folders import save_model
+from assay.zoo.grid import PRESETS, Grid, Initialisation
+from assay.zoo.initial import Initial, initial_module
 from assay.zoo.recipe import Recipe
 from assay.zoo.training import LossTerm, TrainingRun, train
 
 
-__all__ = ["Augmentation", "LossTerm", "Recipe", "TrainingRun", "save_model", "train"]
+__all__ = [
+    "PRESETS",
+    "Augmentation",
+    "Grid",
+    "Initial",
+    "Initialisation",
+    "LossTerm",
+    "Recipe",
+    "TrainingRun",
+    "Zoo",
+    "ZooEntry",
+    "initial_module",
+    "save_model",
+    "split",
+    "train",
+    "train_zoo",
+]

@@ -1,0 +1,214 @@
+"""`Zoo`: models on disk with how they were made; read from `zoo.json`, or found in a plain directory."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, final
+
+from assay.circuits import write_atomically
+from assay.errors import AssayError, FileFormatError, InputError, unknown_name
+from assay.models import Model, load_model
+
+
+SCHEMA = "assay-zoo/1"
+STATES = ("pending", "done", "failed")
+EMBEDDED = Path(__file__).parent / "embedded"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ZooEntry:
+    """One model of a zoo.
+
+    Attributes:
+        key: Its name, unique in the zoo.
+        path: Its directory, relative to the zoo.
+        status: `done`, `failed` or `pending`.
+        recipe: How it was trained; empty if unknown.
+        id_accuracy: Share of the held-out in-distribution images it gets right, 0 .. 1; None if unknown.
+        best_step: Training step it was kept at; None if unknown.
+        weight_hash: `Model.weight_hash`; None if unknown.
+        checkpoints: Training step to directory, relative to the zoo.
+        reason: Why training failed.
+    """
+
+    key: str
+    path: str
+    status: str = "done"
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    id_accuracy: float | None = None
+    best_step: int | None = None
+    weight_hash: str | None = None
+    checkpoints: Mapping[int, str] = field(default_factory=dict)
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry as it stands in `zoo.json`."""
+        listed = [{"step": step, "path": path} for step, path in self.checkpoints.items()]
+        found = {name: getattr(self, name) for name in ("key", "path", "status", "id_accuracy", "best_step")}
+        found |= {"recipe": dict(self.recipe), "weight_hash": self.weight_hash, "checkpoints": listed}
+        return found | ({"reason": self.reason} if self.reason else {})
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "ZooEntry":
+        """The entry of a `zoo.json`."""
+        checkpoints = {each["step"]: each["path"] for each in content.get("checkpoints", ())}
+        given = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
+        return cls(**{**given, "checkpoints": checkpoints})
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Zoo:
+    """Models that are compared with each other.
+
+    Attributes:
+        path: Directory of the zoo.
+        name: What it is called.
+        entries: The models, failed and pending ones included.
+        id_domain: Domain the models were trained on; None if unknown.
+        classes: Names of the classes, label 0 first; None if unknown.
+        data: Facts about the training images.
+        selection: How its configurations were chosen; None if they were not.
+
+    Example:
+        >>> zoo = Zoo.embedded()
+        >>> zoo.id_domain, zoo.load(zoo.keys[0]).n_classes
+        ('flat', 6)
+    """
+
+    path: Path
+    name: str
+    entries: tuple[ZooEntry, ...]
+    id_domain: str | None = None
+    classes: tuple[str, ...] | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    selection: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Zoo({self.name!r}, {len(self.keys)} models, id_domain={self.id_domain!r})"
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Zoo":
+        """A zoo that `train_zoo` wrote, or a plain directory with a directory per model.
+
+        Args:
+            path: Holds `zoo.json`; otherwise every directory in it that has a `config.json` is a model, in
+                the order of names, in-distribution accuracy unknown.
+
+        Raises:
+            FileFormatError: If there is no such directory, `zoo.json` is damaged or of a newer kind, or no
+                directory holds a model.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise FileFormatError(f"{path} is no directory; give a zoo, or a directory of model directories")
+        if not (path / "zoo.json").exists():
+            return cls._plain(path)
+        try:
+            content = json.loads((path / "zoo.json").read_text(encoding="utf-8"))
+            if content["schema"] != SCHEMA:
+                raise FileFormatError(f"{path / 'zoo.json'} is {content['schema']!r}; {SCHEMA!r} can be read")
+            return cls(
+                path=path,
+                name=content["name"],
+                entries=tuple(ZooEntry.from_dict(each) for each in content["models"]),
+                id_domain=content["id_domain"],
+                classes=None if content["classes"] is None else tuple(content["classes"]),
+                data=content["data"],
+                selection=content["selection"],
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, AssayError):
+                raise
+            raise FileFormatError(f"{path / 'zoo.json'} is no description of a zoo: {error!r}") from error
+
+    @classmethod
+    def _plain(cls, path: Path) -> "Zoo":
+        folders = sorted(each.name for each in path.iterdir() if (each / "config.json").is_file())
+        if not folders:
+            raise FileFormatError(
+                f"{path} holds neither zoo.json nor directories with a config.json; give a zoo, or a "
+                "directory of model directories"
+            )
+        return cls(path=path, name=path.name, entries=tuple(ZooEntry(key=f, path=f) for f in folders))
+
+    @classmethod
+    def embedded(cls) -> "Zoo":
+        """The small ViTs on `shapes` that come with the package; no download."""
+        return cls.open(EMBEDDED)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the models that are done."""
+        return tuple(entry.key for entry in self.entries if entry.status == "done")
+
+    def entry(self, key: str) -> ZooEntry:
+        """The entry of a name.
+
+        Raises:
+            UnknownNameError: If the zoo has no such model.
+        """
+        for entry in self.entries:
+            if entry.key == key:
+                return entry
+        raise unknown_name("model of the zoo", key, [entry.key for entry in self.entries])
+
+    def folder(self, key: str, step: int | None = None) -> Path:
+        """Directory of a model, or of its checkpoint after a training step.
+
+        Raises:
+            UnknownNameError: If the zoo has no such model.
+            InputError: If it has no such checkpoint, or its training is not done.
+        """
+        entry = self.entry(key)
+        if step is not None:
+            if step not in entry.checkpoints:
+                steps = sorted(entry.checkpoints)
+                raise InputError(f"{key} has checkpoints after the steps {steps}, none after {step}")
+            return self.path / entry.checkpoints[step]
+        if entry.status != "done":
+            why = f" ({entry.reason})" if entry.reason else ""
+            raise InputError(f"the training of {key} is {entry.status}{why}; it has no model")
+        return self.path / entry.path
+
+    def load(self, key: str, *, step: int | None = None, device: str | None = None) -> Model:
+        """A model, or its checkpoint after a training step.
+
+        Raises:
+            UnknownNameError: If the zoo has no such model.
+            AssayError: Of `load_model`, with the name of the model in front.
+        """
+        folder = self.folder(key, step)
+        try:
+            model = load_model(folder, device=device)
+        except AssayError as error:
+            # OSError and ImportError among the leaves take other arguments, a single text suits all.
+            raise type(error)(f"model {key!r} of the zoo {self.name!r}: {error}") from error
+        if model.vision is None:
+            raise InputError(f"model {key!r} of the zoo {self.name!r} reads text; remove it from the zoo")
+        return model
+
+    def save(self) -> Path:
+        """Write `zoo.json`; an older one is replaced once the new one is complete."""
+        content = {
+            "schema": SCHEMA,
+            "name": self.name,
+            "id_domain": self.id_domain,
+            "classes": None if self.classes is None else list(self.classes),
+            "data": dict(self.data),
+            "selection": None if self.selection is None else dict(self.selection),
+            "models": [entry.to_dict() for entry in self.entries],
+        }
+        return write_atomically(
+            self.path / "zoo.json", json.dumps(content, indent=1, allow_nan=False).encode()
+        )
+
+    def with_entry(self, entry: ZooEntry) -> "Zoo":
+        """The zoo with this entry instead of the one of the same name, or added."""
+        if entry.key in [each.key for each in self.entries]:
+            kept = tuple(entry if each.key == entry.key else each for each in self.entries)
+        else:
+            kept = (*self.entries, entry)
+        return replace(self, entries=kept)

@@ -1,0 +1,198 @@
+"""Building a zoo: one training run per recipe of a grid, each kept as soon as it is done."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.errors import InputError, NonFiniteError
+from assay.models import load_model
+from assay.rng import stream
+from assay.tasks import EvalTransform, ImageSet
+from assay.zoo.archive import Zoo, ZooEntry
+from assay.zoo.grid import Grid
+from assay.zoo.initial import initial_module
+from assay.zoo.recipe import Recipe
+from assay.zoo.training import Progress, images_hash, score_of, train
+
+
+def split(images: ImageSet, share: float, *, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+    """Images to train on and images to validate on, drawn at random within each class.
+
+    Args:
+        images: Labelled images of one domain.
+        share: Share of every class that is held out, rounded, at least one image; between 0 and 1.
+        seed: Seed of the stream `zoo/split`.
+
+    Raises:
+        InputError: If labels are missing, the share is out of range, or a class has a single image.
+    """
+    if images.labels is None:
+        raise InputError(f"the images of {images.domain!r} have no labels; training needs them")
+    if not 0 < share < 1:
+        raise InputError(f"the held-out share is {share}; it lies between 0 and 1")
+    rng = stream(seed, "zoo/split")
+    held = []
+    for label in np.unique(images.labels):
+        rows = rng.permutation(np.flatnonzero(images.labels == label))
+        if len(rows) < 2:
+            raise InputError(
+                f"class {label} of {images.domain!r} has one image, which cannot be trained on and held out; "
+                "add images or leave the class out"
+            )
+        held.append(rows[: max(1, min(len(rows) - 1, round(share * len(rows))))])
+    held_out = np.sort(np.concatenate(held))
+    kept = np.setdiff1d(np.arange(images.n), held_out)
+    return images.subset(kept), images.subset(held_out)
+
+
+def train_zoo(
+    grid: Grid,
+    images: ImageSet,
+    folder: str | Path,
+    *,
+    validation: ImageSet | None = None,
+    holdout: float = 0.2,
+    split_seed: int = 0,
+    transform: EvalTransform | None = None,
+    checkpoints: Sequence[int] = (),
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> Zoo:
+    """Train a model for every recipe of a grid on one domain.
+
+    The same call goes on where an earlier one stopped, also in the middle of a model. Recipes of another grid
+    are added to a zoo of the same images. A model that diverges is written down as failed, and the rest is
+    trained.
+
+    Args:
+        grid: The recipes and what they start from.
+        images: Labelled images of the in-distribution domain with class names, of the size the models read.
+        folder: Directory of the zoo; made if it does not exist.
+        validation: Images to validate on. Default: held out from `images`.
+        holdout: Share of each class to hold out, if `validation` is not given.
+        split_seed: Seed of that draw.
+        transform: Normalisation of the images. Default: what a checkpoint was stored with, else to [-1, 1].
+        checkpoints: Training steps after which every model is kept as well.
+        device: Where to train. Default: the CPU.
+        progress: Called with the key of a model, the steps done and all steps.
+
+    Returns:
+        The zoo.
+
+    Raises:
+        InputError: If class names or labels are missing, or the folder holds a zoo of other images.
+        AssayError: Of `initial_module` and `train`.
+    """
+    folder = Path(folder)
+    classes = images.classes
+    if classes is None:
+        raise InputError(f"the images of {images.domain!r} name no classes; give classes= when reading them")
+    if validation is None:
+        images, validation = split(images, holdout, seed=split_seed)
+    data = {
+        "name": images.name,
+        "config": dict(images.config),
+        "n_train": images.n,
+        "n_validation": validation.n,
+        "train_hash": images_hash(images),
+        "validation_hash": images_hash(validation),
+        "image_size": list(images.pixels.shape[1:3]),
+    }
+    zoo = _opened(folder, grid, images, data)
+    recipes = {recipe: _pending(recipe, grid) for recipe in grid.recipes()}
+    for entry in recipes.values():
+        zoo = _enrolled(zoo, entry)
+    folder.mkdir(parents=True, exist_ok=True)
+    zoo.save()
+    for recipe, entry in recipes.items():
+        if zoo.entry(entry.key).status == "done" and (folder / entry.path / "training.json").exists():
+            continue
+        start = initial_module(
+            grid.initialisations[recipe.init].source,
+            classes,
+            architecture=grid.initialisations[recipe.init].architecture,
+            image_size=(images.pixels.shape[1], images.pixels.shape[2]),
+            seed=recipe.seed,
+        )
+        normalise = transform or start.transform or EvalTransform(resize=images.pixels.shape[1:3])
+        try:
+            run = train(
+                start.module,
+                images,
+                validation,
+                recipe,
+                folder / entry.path,
+                transform=normalise,
+                checkpoints=checkpoints,
+                device=device,
+                progress=_named(progress, entry.key),
+            )
+        except NonFiniteError as error:
+            zoo = zoo.with_entry(replace(entry, status="failed", reason=str(error)))
+            zoo.save()
+            continue
+        done = replace(
+            entry,
+            status="done",
+            id_accuracy=score_of(run.module, validation, normalise)[0],
+            best_step=run.best_step,
+            weight_hash=load_model(run.folder).weight_hash,
+            checkpoints={
+                step: place.relative_to(folder).as_posix() for step, place in run.checkpoints.items()
+            },
+        )
+        zoo = zoo.with_entry(done)
+        zoo.save()
+    return zoo
+
+
+def _pending(recipe: Recipe, grid: Grid) -> ZooEntry:
+    facts = {**recipe.to_dict(), "start": grid.initialisations[recipe.init].to_dict()}
+    return ZooEntry(key=recipe.key, path=f"models/{recipe.key}", status="pending", recipe=facts)
+
+
+def _enrolled(zoo: Zoo, entry: ZooEntry) -> Zoo:
+    """The zoo with an entry for this recipe; one that is there already must start from the same."""
+    known = next((each for each in zoo.entries if each.key == entry.key), None)
+    if known is None:
+        return zoo.with_entry(entry)
+    if known.recipe.get("start") != entry.recipe["start"]:
+        raise InputError(
+            f"{zoo.path} holds {entry.key} started from {known.recipe.get('start')}, and this grid starts it "
+            f"from {entry.recipe['start']}; name the initialisation differently or give another folder"
+        )
+    return zoo
+
+
+def _opened(folder: Path, grid: Grid, images: ImageSet, data: dict[str, Any]) -> Zoo:
+    """The zoo of this folder if it is one of the same images, or a new one."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return Zoo(
+            path=folder,
+            name=grid.name,
+            entries=(),
+            id_domain=images.domain,
+            classes=images.classes,
+            data=data,
+        )
+    if not (folder / "zoo.json").exists():
+        raise InputError(f"{folder} is not empty and holds no zoo; give a new directory")
+    zoo = Zoo.open(folder)
+    there = {"id_domain": zoo.id_domain, "classes": zoo.classes, **zoo.data}
+    here = {"id_domain": images.domain, "classes": images.classes, **data}
+    for name in ("id_domain", "classes", "train_hash", "validation_hash"):
+        if there.get(name) != here[name]:
+            raise InputError(
+                f"{folder} holds another zoo, {zoo.name!r}: {name} is {there.get(name)} there and "
+                f"{here[name]} here; give another directory"
+            )
+    return zoo
+
+
+def _named(progress: Progress | None, key: str) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda stage, done, total: progress(f"{stage} {key}", done, total)
