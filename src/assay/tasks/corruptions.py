@@ -320,21 +320,21 @@ def _bilateral(x: Pixels, *, diameter: int, sigma: float) -> Pixels:
     """Mean of a disk of neighbours, weighted by distance and by summed absolute colour difference."""
     reach = diameter // 2
     height, width = x.shape[:2]
-    padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), mode="reflect").astype(np.int64)
-    centre = x.astype(np.int64)
-    total, weights = np.zeros(x.shape), np.zeros((height, width, 1))
+    planes = np.ascontiguousarray(np.moveaxis(x, -1, 0)).astype(np.int16)
+    padded = np.pad(planes, ((0, 0), (reach, reach), (reach, reach)), mode="reflect")
+    total, weights = np.zeros(planes.shape), np.zeros((height, width))
     closeness = np.exp(-(np.arange(3 * 255 + 1) ** 2) / (2 * sigma**2))
     for down in range(-reach, reach + 1):
         for right in range(-reach, reach + 1):
             squared = down**2 + right**2
             if squared > reach**2:
                 continue
-            neighbour = padded[reach + down :, reach + right :][:height, :width]
-            difference = np.abs(neighbour - centre).sum(-1, keepdims=True)
-            weight = np.exp(-squared / (2 * sigma**2)) * closeness[difference]
+            neighbour = padded[:, reach + down :, reach + right :][:, :height, :width]
+            difference = np.abs(neighbour - planes).sum(0, dtype=np.int16)
+            weight = (np.exp(-squared / (2 * sigma**2)) * closeness)[difference]
             total += weight * neighbour
             weights += weight
-    return np.rint(total / weights).astype(np.uint8)
+    return np.moveaxis(np.rint(total / weights), 0, -1).astype(np.uint8)
 
 
 def _canny(x: Pixels, *, low: int, high: int) -> Bool[np.ndarray, "h w"]:
