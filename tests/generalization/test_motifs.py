@@ -10,8 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.circuits import EdgeScores
 from assay.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
-from assay.generalization import motif, universal_motif
+from assay.generalization import dependency_matrix, motif, universal_motif
+from assay.graph import build_graph
 
 
 FOLDER = Path(__file__).parent.parent / "golden" / "generalization"
@@ -114,6 +116,25 @@ def test_arrays_tensors_and_lists_are_one() -> None:
     assert torch.equal(motif(list(matrices), performance.tolist()).loadings, expected)
 
 
+def test_rows_may_be_domains_of_one_model() -> None:
+    """A model that leans on its last layer where it fails: the entry into the logits is negative."""
+    graph = build_graph(2, 1)
+    generator = torch.Generator().manual_seed(0)
+    matrices, performance = [], []
+    for _ in range(39):
+        share = float(torch.rand((), generator=generator))
+        values = 0.1 * torch.rand(graph.n_sources, graph.n_targets, generator=generator)
+        values[graph.edge_index("m1->logits")] = 5 * share
+        matrices.append(dependency_matrix(EdgeScores(graph, values)))
+        performance.append(0.9 - 0.5 * share)
+    found = motif(matrices, performance)
+    assert found.n == 39
+    assert found.loadings[2, 3] == pytest.approx(-1, abs=1e-3)
+    others = found.loadings.clone()
+    others[2, 3] = 0
+    assert float(others.abs().max()) < 0.6
+
+
 def test_performance_that_goes_with_nothing_has_no_loadings() -> None:
     matrices = torch.zeros(4, 3, 3, dtype=torch.float64)
     matrices[:, 0, 1] = torch.tensor([0.0, 1.0, 0.0, 1.0])
@@ -132,13 +153,13 @@ def test_the_euclidean_norm_is_the_other_scale() -> None:
 
 def test_bad_input_is_refused() -> None:
     matrices, performance = zoo(0)
-    with pytest.raises(InputError, match="at least 3 models; got 2"):
+    with pytest.raises(InputError, match="at least 3 models or domains; got 2"):
         motif(matrices[:2], performance[:2])
     with pytest.raises(InputError, match=r"12 dependency matrices and performances of shape \(11,\)"):
         motif(list(matrices), performance[:11].tolist())
-    with pytest.raises(InputError, match="every model has performance 0.5"):
+    with pytest.raises(InputError, match="every performance is 0.5"):
         motif(matrices, torch.full((12,), 0.5))
-    with pytest.raises(InputError, match="all models are equal"):
+    with pytest.raises(InputError, match="all dependency matrices are equal"):
         motif(matrices[:1].expand(12, 3, 3), performance)
     with pytest.raises(InputError, match="ridge is -1.0"):
         motif(matrices, performance, ridge=-1.0)
@@ -146,9 +167,9 @@ def test_bad_input_is_refused() -> None:
         motif(matrices, performance, kind="loading")
     bad = matrices.clone()
     bad[4, 0, 1] = math.nan
-    with pytest.raises(NonFiniteError, match="dependency matrix of model 4"):
+    with pytest.raises(NonFiniteError, match="dependency matrix 4 is not finite; leave that model"):
         motif(bad, performance)
-    with pytest.raises(NonFiniteError, match="performance of model 0"):
+    with pytest.raises(NonFiniteError, match="performance 0 is not finite"):
         motif(matrices, [math.inf, *performance.tolist()[1:]])
 
 

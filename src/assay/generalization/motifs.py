@@ -1,4 +1,4 @@
-"""Which dependencies between layers go with performance over a zoo of models (generalization motif)."""
+"""Which dependencies between layers go with performance, over models or domains (generalization motif)."""
 
 import math
 import warnings
@@ -27,7 +27,7 @@ class Motif:
         correlation: Canonical correlation of variate and performance, in [0, 1]. 1 says nothing where there
             are no more models than used entries and no ridge.
         used: True where the entry varies over the models.
-        n: Number of models.
+        n: Number of models (or domains).
         kind: Which of the two `values` gives.
         ridge: Penalty on the weights.
     """
@@ -57,21 +57,25 @@ def motif(
 ) -> Motif:
     """The generalization motif of one task: dependency matrices of its models against their performance.
 
+    Or of one model: its matrices on several domains against its performance there, which need not look like
+    the motif over models (the paper's contradictory patterns after deployment).
+
     With Z the standardised entries that vary and y the standardised performance: a = pinv(Z) y, or
     (Z'Z/n + ridge I)^-1 Z'y/n. The weights are a; the loading of entry j is Pearson(X_j, Z a).
 
     Args:
-        matrices: Dependency matrix of each model, all of one size.
-        performance: True performance of each model, in the same order; any unit, larger is better.
+        matrices: Dependency matrix of each model, or of one model on each domain, all of one size.
+        performance: True performance of each, in the same order; any unit, larger is better.
         kind: What `Motif.values` gives: `"loadings"` (stable under collinear entries) or `"weights"`.
         ridge: Penalty, >= 0, on standardised columns.
 
     Returns:
-        The motif; positive entries: models that depend on this pair of layers more perform better.
+        The motif; positive entries: models that depend on this pair of layers more perform better, or the
+        model performs better where it depends on it more.
 
     Raises:
-        InputError: For fewer than 3 models, constant performance, a negative ridge, matrices that do not
-            vary, or not one performance per model.
+        InputError: For fewer than 3 matrices, constant performance, a negative ridge, matrices that do not
+            vary, or not one performance per matrix.
         NonFiniteError: For NaN or infinite numbers.
         UnknownNameError: For another `kind`.
 
@@ -102,7 +106,7 @@ def motif(
     spread = x.std(0)
     used = spread > CONSTANT * np.abs(x).max()
     if not used.any():
-        raise InputError("the dependency matrices of all models are equal; nothing goes with performance")
+        raise InputError("all dependency matrices are equal; nothing goes with performance")
     z = (x[:, used] - x[:, used].mean(0)) / spread[used]
     target = (y - y.mean()) / y.std()
     if ridge:
@@ -187,7 +191,7 @@ def _stacked(
             else np.zeros((0, 1, 1))
         )
     if x.ndim != 3 or x.shape[1] != x.shape[2]:
-        raise ShapeError(f"dependency matrices are square, one per model; got shape {x.shape}")
+        raise ShapeError(f"dependency matrices are square, one per model or domain; got shape {x.shape}")
     return x
 
 
@@ -197,13 +201,13 @@ def _check(x: Float[np.ndarray, "n entries"], y: np.ndarray) -> None:
             f"{len(x)} dependency matrices and performances of shape {y.shape}; give one per matrix"
         )
     if len(y) < 3:
-        raise InputError(f"a motif needs at least 3 models; got {len(y)}")
+        raise InputError(f"a motif needs at least 3 models or domains; got {len(y)}")
     for name, array in (("dependency matrix", x), ("performance", y)):
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(y), -1)).all(1))
         if len(bad):
-            raise NonFiniteError(f"the {name} of model {bad[0]} is not finite; leave it out")
+            raise NonFiniteError(f"{name} {bad[0]} is not finite; leave that model or domain out")
     if np.ptp(y) <= CONSTANT * np.abs(y).max():
-        raise InputError(f"every model has performance {y[0]}; nothing goes with a constant")
+        raise InputError(f"every performance is {y[0]}; nothing goes with a constant")
 
 
 def _placed(
