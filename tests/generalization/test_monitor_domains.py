@@ -1,0 +1,150 @@
+"""Domains with known performance: numbers as by hand, thresholds, curves, records."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from small_vits import untrained_vit
+
+from assay.circuits import EdgeScores
+from assay.discovery import discover
+from assay.errors import FileFormatError, InputError, UnknownNameError
+from assay.execution import run_model
+from assay.generalization import DISTANCES, alarm_curve, baselines, circuit_shifts
+from assay.generalization.domain_shifts import (
+    DomainCalibration,
+    DomainShift,
+    calibrate_on_corruptions,
+    measure_domains,
+)
+from assay.generalization.monitoring import Monitor
+from assay.models import Model, load_model
+from assay.tasks import EvalTransform, corrupt, draw_shapes
+
+
+KEYS = ("gaussian-noise-5", "solarize", "fog-1")
+TRANSFORM = EvalTransform()
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model(untrained_vit())
+
+
+@pytest.fixture(scope="module")
+def reference(model: Model) -> EdgeScores:
+    return discover(model, draw_shapes("flat", 12).task(), steps=2)
+
+
+@pytest.fixture(scope="module")
+def calibration(model: Model, reference: EdgeScores) -> DomainCalibration:
+    return calibrate_on_corruptions(
+        model, reference, draw_shapes("flat", 18, start=100), corruptions=KEYS, transform=TRANSFORM, seed=3
+    )
+
+
+def test_a_domain_has_the_numbers_of_its_images(
+    model: Model, reference: EdgeScores, calibration: DomainCalibration
+) -> None:
+    pool = draw_shapes("flat", 18, start=100)
+    task = corrupt(pool.sample(12, seed=3), "solarize", seed=3).task(TRANSFORM)
+    assert [each.domain for each in calibration.known] == list(KEYS)
+    found = calibration.known[1]
+    assert found.n == 12  # as many as the reference rests on
+    assert found.shifts == circuit_shifts(reference, discover(model, task, steps=2))
+    logits = run_model(model, task)
+    assert task.labels is not None
+    assert pool.labels is not None
+    assert found.performance == baselines.id_accuracy(logits, task.labels)
+    known = run_model(model, pool.task(TRANSFORM))
+    assert found.baselines["atc"] == baselines.atc(known, pool.labels, logits)
+    assert calibration.metrics == (*DISTANCES, "ac", "ane", "atc", "doc")
+
+
+def test_the_threshold_is_what_a_monitor_takes(
+    model: Model, reference: EdgeScores, calibration: DomainCalibration
+) -> None:
+    nearest = min(calibration.known, key=lambda each: abs(each.performance - 0.5))
+    threshold = calibration.threshold(0.5)
+    assert (threshold.domain, threshold.value) == (nearest.domain, nearest.shifts["spearman"])
+    assert Monitor(model, reference, threshold).rule == "threshold"
+    assert calibration.threshold(0.5, metric="ac").higher_is_shift is False
+    with pytest.raises(UnknownNameError, match="spearman"):
+        calibration.threshold(0.5, metric="spear")
+
+
+def test_a_record_brings_everything_back(calibration: DomainCalibration) -> None:
+    record = json.loads(json.dumps(calibration.to_dict(), allow_nan=False))
+    again = DomainCalibration.from_dict(record)
+    assert again.known == calibration.known
+    assert again.provenance["images"]["seed"] == 3
+    with pytest.raises(FileFormatError, match="assay-domain-shifts/1"):
+        DomainCalibration.from_dict({"schema": "other"})
+
+
+def planted(n: int, seed: int, *, slope: float) -> tuple[DomainShift, ...]:
+    """Domains whose shift falls with performance exactly and whose confidence knows nothing."""
+    rng = np.random.default_rng(seed)
+    return tuple(
+        DomainShift(
+            domain=f"{seed}/{place}",
+            n=10,
+            performance=performance,
+            shifts={"spearman": slope * (1 - performance)},
+            baselines={"ac": float(rng.random())},
+        )
+        for place, performance in enumerate(rng.uniform(0.4, 1.0, n).tolist())
+    )
+
+
+def test_the_curve_of_a_perfect_shift_is_near_one_and_of_noise_is_not() -> None:
+    domains = DomainCalibration(known=planted(39, 0, slope=2.0), test=planted(12, 1, slope=2.0))
+    found = domains.curves(deltas=(0.6, 0.7, 0.8), n_subsets=40, subset_size=20)
+    assert found.keys() == {"spearman", "ac"}
+    assert np.nanmean(found["spearman"].mean) > 0.9
+    assert np.nanmean(found["ac"].mean) < 0.75
+    literal = alarm_curve(
+        [each.score("ac") for each in domains.known],
+        [each.performance for each in domains.known],
+        [each.score("ac") for each in domains.test],
+        [each.performance for each in domains.test],
+        deltas=(0.6, 0.7, 0.8),
+        n_subsets=40,
+        subset_size=20,
+        higher_is_shift=False,
+    )
+    np.testing.assert_array_equal(found["ac"].f1, literal.f1)
+    assert domains.correlations()["spearman"].srcc == pytest.approx(-1)
+
+
+def test_curves_need_test_domains() -> None:
+    with pytest.raises(InputError, match="no test domain"):
+        DomainCalibration(known=planted(5, 0, slope=1.0)).curves()
+
+
+def test_what_cannot_be_measured_is_refused(model: Model, reference: EdgeScores) -> None:
+    flat = draw_shapes("flat", 12, start=50).task(TRANSFORM)
+    with pytest.raises(InputError, match="no domain"):
+        measure_domains(model, reference, {})
+    with pytest.raises(InputError, match="comes twice"):
+        measure_domains(model, reference, [("a", flat), ("a", flat)])
+    from dataclasses import replace
+
+    with pytest.raises(InputError, match="no labels"):
+        measure_domains(model, reference, {"a": replace(flat, labels=None)})
+    with pytest.raises(UnknownNameError, match="fog"):
+        calibrate_on_corruptions(model, reference, draw_shapes("flat", 12), corruptions=["fog"])
+
+
+def test_progress_names_each_domain(model: Model, reference: EdgeScores) -> None:
+    seen: list[tuple[str, int, int]] = []
+    found = measure_domains(
+        model,
+        reference,
+        {"a": draw_shapes("flat", 6, start=50).task(), "b": draw_shapes("neon", 6, start=50).task()},
+        progress=lambda *each: seen.append(each),
+    )
+    assert seen == [("a", 0, 0), ("b", 1, 0)]
+    assert found[0].baselines.keys() == {"ac", "ane"}
+    assert not math.isnan(found[1].performance)
