@@ -1,0 +1,57 @@
+"""Inspections of models that never ran: arrays with a planted quality, for tests of rankings."""
+
+import numpy as np
+
+from assay.generalization.inspection import Inspection, InspectionSettings
+from assay.graph import build_graph
+
+
+N_CLASSES = 4
+GRAPH = build_graph(4, 2)
+
+
+def planted(
+    quality: float,
+    *,
+    n: int = 60,
+    seed: int = 0,
+    labelled: bool = True,
+    draws: int = 30,
+    width: int = 24,
+    n_batches: int = 3,
+) -> Inspection:
+    """A model that is right more often, and leans more on deep layers, the higher its quality (0 to 1).
+
+    Images and labels depend on `n` only, the model's numbers on quality and seed.
+    """
+    labels = np.arange(n) % N_CLASSES
+    rng = np.random.default_rng([seed, round(1000 * quality)])
+    logits = rng.normal(size=(n, N_CLASSES))
+    logits[np.arange(n), labels] += 4 * quality
+    layers = GRAPH.source_layer.numpy()
+    scale = np.where(layers > 2, np.exp(2 * quality), 1.0)
+    scores = (rng.normal(1.0, 0.3, size=(n, GRAPH.n_sources)) * scale).astype(np.float32)
+    matrix = np.triu(rng.uniform(0.5, 1.5, size=(6, 6)), 1)
+    matrix[3:] *= np.exp(quality)
+    spread = 1 + 0.05 * rng.normal(size=(draws, 6, 6))
+    return Inspection(
+        graph=GRAPH,
+        logits=logits,
+        labels=labels.astype(np.int64) if labelled else None,
+        ids=np.arange(n),
+        classes=None,
+        features=(rng.normal(size=(n, width)) * np.exp(-0.1 * np.arange(width))).astype(np.float32),
+        output_scores=scores,
+        dependency=matrix,
+        dependency_draws=(matrix * spread).astype(np.float32),
+        sharpness=rng.uniform(0.14, 0.16, size=n_batches) * (1.5 - quality),
+        provenance={
+            "model": {"id": f"planted-{quality:g}", "weight_hash": f"{seed:04d}{round(1000 * quality):04d}"},
+            "task": {"name": "planted", "domain": "target", "data_hash": "0" * 64, "n": n, "config": {}},
+            "settings": SETTINGS.record(),
+        },
+        cost={"forward": {"seconds": 0.5, "passes": {"forward": 1}}},
+    )
+
+
+SETTINGS = InspectionSettings(draws=30)

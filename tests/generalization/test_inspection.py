@@ -1,0 +1,264 @@
+"""What inspections hold, against the functions they stand for; their cache; rankings of models that run."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import assay
+from assay.discovery import output_scores
+from assay.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
+from assay.generalization import dependency_matrix, output_depth_bias
+from assay.generalization.inspection import (
+    Inspection,
+    InspectionSettings,
+    inspect_model,
+    load_inspection,
+    resampled_matrices,
+    resamples,
+)
+from assay.generalization.predictors import ORDER
+from assay.generalization.ranking import named_loaders, rank_models
+from assay.generalization.sharpness import sharpness
+from assay.models import Model
+from assay.tasks import EvalTransform, ImageTask, draw_shapes
+
+
+FEW = InspectionSettings(draws=12, steps=2, sharpness_batch=8)
+STORED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+IMAGES = draw_shapes("sketch", 18, seed=3)
+KNOWN = draw_shapes("flat", 24, seed=3, start=100)
+
+
+@functools.cache
+def vit(seed: int = 0, *, layers: int = 4, classes: int = 6) -> Model:
+    """An untrained classifier of 32-pixel images; shared, not to be changed."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = ViTConfig(
+            hidden_size=24,
+            num_hidden_layers=layers,
+            num_attention_heads=3,
+            intermediate_size=48,
+            image_size=32,
+            patch_size=8,
+            num_labels=classes,
+            initializer_range=0.2,
+        )
+        found = assay.load_model(ViTForImageClassification(config).eval())
+    return Model(found.module, found.family, name=f"vit-{seed}", preprocessing=STORED)
+
+
+def task_of(model: Model) -> ImageTask:
+    return IMAGES.task(EvalTransform.for_model(model))
+
+
+def test_logits_and_features_come_from_one_pass_and_equal_the_models_own() -> None:
+    model = vit()
+    task = task_of(model)
+    found = inspect_model(model, task, ["features"], settings=FEW)
+    np.testing.assert_allclose(found.logits, assay.run_model(model, task).double().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(found.features, model.features(task.images).numpy(), rtol=1e-5)
+    assert found.cost["forward"]["passes"] == {"forward": 1}
+    assert found.output_scores is None
+    np.testing.assert_array_equal(found.labels, IMAGES.labels)
+
+
+def test_output_scores_are_those_of_the_fast_path() -> None:
+    model = vit()
+    task = task_of(model)
+    found = inspect_model(model, task, ["output-scores"], settings=FEW)
+    expected = output_scores(model, task, steps=2)
+    np.testing.assert_allclose(found.output_scores.mean(0), expected.values.numpy(), rtol=1e-4, atol=1e-7)
+
+
+def test_edge_scores_give_the_matrix_its_replicates_and_the_same_output_scores() -> None:
+    model = vit()
+    task = task_of(model)
+    found = inspect_model(model, task, ["edge-scores", "output-scores"], settings=FEW)
+    full = assay.discover(model, task, "eap-ig-inputs", steps=2, per_example=True)
+    np.testing.assert_allclose(found.dependency, dependency_matrix(full).numpy(), rtol=1e-4)
+    assert found.provenance["parts"] == ["edge-scores"]
+    fast = inspect_model(model, task, ["output-scores"], settings=FEW)
+    largest = np.abs(fast.output_scores).max()
+    np.testing.assert_allclose(found.output_scores, fast.output_scores, atol=1e-5 * largest)
+    bias = [
+        output_depth_bias(model.graph, torch.from_numpy(each.output_scores.mean(0))) for each in (found, fast)
+    ]
+    assert bias[0] == pytest.approx(bias[1], rel=1e-5)
+
+
+def test_resampled_matrices_equal_those_of_repeated_images() -> None:
+    model = vit()
+    full = assay.discover(model, task_of(model), "eap-ig-inputs", steps=2, per_example=True)
+    counts = resamples(18, FEW)
+    found = resampled_matrices(model.graph, full.per_example, counts)
+    for draw in (0, 7):
+        rows = np.repeat(np.arange(18), counts[draw].astype(int))
+        scores = assay.EdgeScores(model.graph, full.per_example[rows].mean(0))
+        np.testing.assert_allclose(found[draw], dependency_matrix(scores).numpy(), rtol=1e-4)
+
+
+def test_sharpness_is_kept_per_whole_batch() -> None:
+    model = vit()
+    task = KNOWN.task(EvalTransform.for_model(model))
+    found = inspect_model(model, task, ["sharpness"], settings=InspectionSettings(sharpness_batch=10))
+    assert found.sharpness.shape == (2,)  # of 24 images; the last 4 make no batch
+    expected = sharpness(model, [(task.images[:10], task.labels[:10])])
+    assert found.sharpness[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_inspection_is_read_from_the_cache_and_made_again_for_other_settings(tmp_path: Path) -> None:
+    model = vit()
+    task = task_of(model)
+    folder = tmp_path / "made" / "here"
+    first = inspect_model(model, task, ["edge-scores", "features"], settings=FEW, cache=folder)
+    (path,) = folder.iterdir()
+    before = path.stat().st_mtime_ns
+    again = inspect_model(model, task, ["features", "edge-scores"], settings=FEW, cache=folder)
+    assert path.stat().st_mtime_ns == before
+    assert _equal(first, again)
+    assert again.graph == model.graph
+    inspect_model(model, task, ["features"], settings=FEW, cache=folder)
+    inspect_model(vit(1), task, ["features"], settings=FEW, cache=folder)
+    inspect_model(model, task.subset(range(12)), ["features"], settings=FEW, cache=folder)
+    assert len(list(folder.iterdir())) == 4
+
+
+def _equal(one: Inspection, other: Inspection) -> bool:
+    names = ("logits", "labels", "ids", "features", "output_scores", "dependency", "dependency_draws")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
+def test_a_truncated_file_of_the_cache_is_an_error_that_names_it(tmp_path: Path) -> None:
+    model = vit()
+    inspect_model(model, task_of(model), settings=FEW, cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(FileFormatError, match=path.name):
+        inspect_model(model, task_of(model), settings=FEW, cache=tmp_path)
+    with pytest.raises(FileFormatError, match="no inspection file"):
+        load_inspection(tmp_path / "absent.safetensors")
+
+
+def test_the_batch_size_changes_nothing(tmp_path: Path) -> None:
+    model = vit()
+    found = [
+        inspect_model(
+            model,
+            task_of(model),
+            ["edge-scores", "features"],
+            settings=InspectionSettings(draws=5, steps=2, batch_size=size),
+        )
+        for size in (5, 18)
+    ]
+    np.testing.assert_allclose(found[0].logits, found[1].logits, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found[0].dependency, found[1].dependency, rtol=1e-4)
+
+
+def test_bad_requests_are_refused_before_anything_runs() -> None:
+    model = vit()
+    task = task_of(model)
+    with pytest.raises(UnknownNameError, match="did you mean 'features'"):
+        inspect_model(model, task, ["feature"], settings=FEW)
+    with pytest.raises(InputError, match=r"'sketch' has 1 image; mean ablation and intervals need 2"):
+        inspect_model(model, task.subset([0]), settings=FEW)
+    with pytest.raises(InputError, match="sharpness needs labels"):
+        inspect_model(model, ImageTask(images=task.images), ["sharpness"], settings=FEW)
+    with pytest.raises(InputError, match="reads prompts"):
+        inspect_model(assay.load_model("mini"), task, settings=FEW)
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    module = _copy(vit().module)
+    module.train()
+    with pytest.raises(InputError, match="training mode"):
+        inspect_model(assay.load_model(module), task_of(vit()), settings=FEW)
+
+
+def test_a_broken_model_is_named_with_the_image() -> None:
+    module = _copy(vit().module)
+    with torch.no_grad():
+        module.classifier.weight.fill_(3e38)
+    with pytest.raises(NonFiniteError, match="NaN or infinite logits for image 0 of 'sketch'"):
+        inspect_model(assay.load_model(module), task_of(vit()), settings=FEW)
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(module)
+
+
+# ------------------------------------------------------------------------------------------- rankings
+
+
+def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    found = rank_models(
+        {"a": vit(0), "b": lambda: vit(1), "c": vit(2)},
+        IMAGES,
+        id_data=KNOWN,
+        metrics=ORDER,
+        settings=FEW,
+        cache=tmp_path,
+        progress=lambda *each: seen.append(each),
+    )
+    assert found.names == ("a", "b", "c")
+    assert found.absent.keys() <= {"alpha-req"}  # 18 images have too few eigenvalues for it
+    assert found.known["domain"] == "flat"
+    truth = [
+        (assay.run_model(vit(seed), task_of(vit(seed))).argmax(1).numpy() == IMAGES.labels).mean()
+        for seed in range(3)
+    ]
+    np.testing.assert_allclose(found.performance.values, truth)
+    assert seen == [("inspect models", done, 3) for done in range(4)]
+    assert len(list(tmp_path.iterdir())) == 6
+    again = rank_models(
+        {"a": vit(0), "b": vit(1), "c": vit(2)},
+        IMAGES,
+        id_data=KNOWN,
+        metrics=ORDER,
+        settings=FEW,
+        cache=tmp_path,
+    )
+    assert again.to_dict() == found.to_dict()
+
+
+def test_labels_may_be_required_or_left_unused() -> None:
+    models = [vit(0), vit(1)]
+    unused = rank_models(models, IMAGES, metrics=["average-confidence"], labels=False, settings=FEW)
+    assert unused.performance is None
+    assert unused.target["labelled"] is False
+    bare = ImageTask(images=task_of(vit()).images, domain="bare")
+    with pytest.raises(InputError, match="labels of 'bare' were asked for and there are none"):
+        rank_models(models, bare, metrics=["average-confidence"], labels=True, settings=FEW)
+
+
+def test_images_may_come_from_a_function_of_the_model() -> None:
+    found = rank_models([vit(0), vit(1)], task_of, metrics=["average-confidence"], settings=FEW)
+    assert found.target["domain"] == "sketch"
+
+
+def test_only_circuits_need_equal_graphs() -> None:
+    models = {"deep": vit(0), "flat": vit(3, layers=2)}
+    with pytest.raises(InputError, match="deep and flat have different graphs"):
+        rank_models(models, IMAGES, metrics=["ddb-output"], settings=FEW)
+    assert rank_models(models, IMAGES, metrics=["rankme"], settings=FEW).names == ("deep", "flat")
+
+
+def test_labels_beyond_the_classes_of_a_model_are_refused() -> None:
+    with pytest.raises(InputError, match="labels hold class 5"):
+        rank_models([vit(0, classes=4), vit(1, classes=4)], IMAGES.task(), metrics=["rankme"], settings=FEW)
+
+
+def test_models_of_one_id_are_numbered_and_one_alone_is_refused() -> None:
+    names = [name for name, _ in named_loaders([vit(0), vit(1), vit(0)])]
+    assert names == ["vit-0 (1)", "vit-1", "vit-0 (2)"]
+    with pytest.raises(InputError, match=r"1 model\(s\) to rank"):
+        named_loaders([vit(0)])

@@ -1,0 +1,111 @@
+"""Ranks, chances, regret and correlation against small cases worked by hand and literal loops."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from assay.generalization import correlate
+from assay.generalization.picking import (
+    best_chances,
+    bias_corrected_interval,
+    correlation_with_intervals,
+    ranks,
+    regret_of_picking,
+)
+
+
+def test_ranks_start_at_the_best_and_leave_out_what_is_undefined() -> None:
+    np.testing.assert_array_equal(ranks(np.array([0.1, 0.9, math.nan, 0.9])), [3, 1, math.nan, 1])
+
+
+def test_chances_share_ties_and_sum_to_one() -> None:
+    draws = np.array([[1.0, 2.0, 2.0], [5.0, 1.0, math.nan], [math.nan, math.nan, 1.0]])
+    np.testing.assert_allclose(best_chances(draws), [1 / 3, 1 / 6, 1 / 2])
+
+
+def test_regret_of_a_hand_made_case() -> None:
+    performance = np.array([0.9, 0.6])
+    performance_draws = np.array([[0.9, 0.6], [0.8, 0.7]])
+    oriented = np.array([1.0, 2.0])  # picks the worse model
+    oriented_draws = np.array([[1.0, 2.0], [2.0, 1.0]])  # and the better one in the second resample
+    found = regret_of_picking(oriented, oriented_draws, performance, performance_draws)
+    assert found.observed == pytest.approx(0.3)
+    assert found.expected == pytest.approx(0.15)
+    assert found.random == pytest.approx((0.15 + 0.05) / 2)
+
+
+def test_picking_by_performance_itself_has_no_regret() -> None:
+    rng = np.random.default_rng(0)
+    draws = rng.uniform(size=(50, 4))
+    found = regret_of_picking(draws[0], draws, draws[0], draws)
+    assert found.observed == 0
+    assert found.expected == 0
+    assert found.random > 0
+
+
+def test_a_model_without_a_value_is_never_picked() -> None:
+    performance = np.array([0.9, 0.6])
+    draws = np.tile(performance, (3, 1))
+    found = regret_of_picking(
+        np.array([math.nan, 1.0]), np.tile(np.array([math.nan, 1.0]), (3, 1)), performance, draws
+    )
+    assert found.observed == pytest.approx(0.3)
+
+
+def test_interval_moves_with_the_bias_of_the_replicates() -> None:
+    draws = np.random.default_rng(1).normal(1.0, 1.0, size=20_000)
+    plain = bias_corrected_interval(1.0, draws, level=0.95)
+    moved = bias_corrected_interval(0.0, draws, level=0.95)  # the replicates lie one sd too high
+    assert plain.low == pytest.approx(-0.96, abs=0.1)
+    assert moved.low == pytest.approx(-2.96, abs=0.35)
+    assert moved.high == pytest.approx(0.96, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("value", "draws", "reason"),
+    [
+        (math.nan, np.zeros(10), "no_replicates"),
+        (1.0, None, "no_replicates"),
+        (1.0, np.array([math.nan] * 2 + [1.0] * 8), "undefined_replicates"),
+    ],
+)
+def test_intervals_that_the_data_do_not_determine_are_nan(value: float, draws, reason: str) -> None:
+    found = bias_corrected_interval(value, draws, level=0.95)
+    assert not found.defined
+    assert found.reason == reason
+
+
+def test_replicates_on_one_side_give_percentiles_and_say_so() -> None:
+    found = bias_corrected_interval(5.0, np.arange(4.0), level=0.95)
+    assert (found.method, found.reason) == ("percentile", "bc_undefined")
+
+
+def test_correlations_of_resampled_models_equal_those_of_scipy() -> None:
+    rng = np.random.default_rng(2)
+    metric = rng.normal(size=(40, 8)).round(1)  # with ties
+    performance = metric + rng.normal(size=(40, 8)).round(1)
+    found = correlation_with_intervals(
+        correlate(metric[0], performance[0]), metric, performance, level=0.9, seed=3
+    )
+    from assay.rng import stream
+
+    chosen = stream(3, "rank/models").integers(0, 8, (40, 8))
+    x, y = (np.take_along_axis(each, chosen, axis=1) for each in (metric, performance))
+    literal = {
+        "r2": [scipy_stats.pearsonr(a, b)[0] ** 2 for a, b in zip(x, y, strict=True)],
+        "srcc": [scipy_stats.spearmanr(a, b)[0] for a, b in zip(x, y, strict=True)],
+        "krcc": [scipy_stats.kendalltau(a, b)[0] for a, b in zip(x, y, strict=True)],
+    }
+    for name, values in literal.items():
+        low, high = np.quantile(values, [0.05, 0.95])
+        assert found.intervals[name].low == pytest.approx(low)
+        assert found.intervals[name].high == pytest.approx(high)
+
+
+def test_four_models_have_no_interval_of_a_correlation() -> None:
+    draws = np.random.default_rng(4).normal(size=(20, 4))
+    found = correlation_with_intervals(correlate(draws[0], draws[1]), draws, draws)
+    assert found.intervals["srcc"].reason == "too_few"
+    assert found.to_dict()["srcc"]["interval"]["low"] is None

@@ -1,0 +1,229 @@
+"""Rankings of planted models: what leads, what is absent, what is refused."""
+
+import functools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from planted_zoo import SETTINGS, planted
+
+from assay.errors import GraphMismatchError, InputError, UnknownNameError
+from assay.generalization import motif
+from assay.generalization.inspection import InspectionSettings
+from assay.generalization.predictors import ORDER
+from assay.generalization.ranking import rank_inspections
+from assay.generalization.ranking_table import Ranking
+from assay.graph import build_graph
+
+
+QUALITIES = (0.1, 0.5, 0.9, 0.3, 0.7)
+
+
+def zoo(**more: object) -> dict:
+    return {f"q{quality:g}": planted(quality, **more) for quality in QUALITIES}
+
+
+@functools.cache
+def ranked(**more: object) -> Ranking:
+    """All metrics of the planted zoo with labelled known images; made once, for tests that only read it."""
+    given = {"metrics": ORDER, "settings": SETTINGS, **more}
+    return rank_inspections(zoo(), zoo(n=80, seed=1), **given)
+
+
+def test_better_models_lead_by_every_metric_that_sees_the_quality() -> None:
+    found = ranked()
+    assert list(found.columns) == list(ORDER)
+    assert found.absent == {}
+    for key in ("ddb-output", "sharpness", "average-confidence", "atc", "agreement-line"):
+        assert found.best(key) == "q0.9", key
+        assert found.column(key).chances[2] == found.column(key).chances.max() > 0.5
+    assert found.order("ddb-output") == ("q0.9", "q0.7", "q0.5", "q0.3", "q0.1")
+    np.testing.assert_array_equal(found.column("ddb-output").ranks, [5, 3, 1, 4, 2])
+
+
+def test_performance_is_true_accuracy_with_intervals_around_it() -> None:
+    found = ranked()
+    targets = zoo()
+    truth = [(each.predictions == each.labels).mean() for each in targets.values()]
+    np.testing.assert_allclose(found.performance.values, truth)
+    for value, interval in zip(truth, found.performance.intervals, strict=True):
+        assert interval.low <= value <= interval.high
+
+
+def test_regret_is_small_for_what_finds_the_best_and_compared_with_a_blind_pick() -> None:
+    regret = ranked().column("ddb-output").regret
+    assert regret.observed == 0
+    assert 0 <= regret.expected < 0.05 < regret.random
+    assert regret.interval.low <= regret.expected <= regret.interval.high
+
+
+def test_correlations_have_the_sign_of_the_metric() -> None:
+    found = ranked()
+    assert found.column("ddb-output").correlation.point.srcc == pytest.approx(1.0)
+    assert found.column("sharpness").correlation.point.srcc < 0
+    assert found.column("sharpness").ranks[2] == 1  # low is good
+
+
+def test_a_metric_without_direction_ranks_nothing_and_keeps_its_correlation() -> None:
+    energy = ranked().column("energy")
+    assert energy.ranks is None
+    assert energy.chances is None
+    assert energy.regret is None
+    assert math.isfinite(energy.correlation.point.srcc)
+    with pytest.raises(InputError, match="states no direction"):
+        ranked().best("energy")
+
+
+def test_without_labels_there_is_neither_performance_nor_regret() -> None:
+    found = rank_inspections(zoo(labelled=False), settings=SETTINGS)
+    assert found.performance is None
+    assert found.column("ddb-output").regret is None
+    assert found.column("ddb-output").correlation is None
+    with pytest.raises(InputError, match="no labels"):
+        found.motif()
+    with pytest.raises(InputError, match="no labels"):
+        found.ratios()
+
+
+def test_rankings_elsewhere_tell_the_regret_of_picking_there() -> None:
+    labelled = ranked()
+    found = rank_inspections(zoo(labelled=False), settings=SETTINGS, elsewhere=[labelled, labelled])
+    column = found.column("ddb-output")
+    assert column.regret is None
+    assert column.elsewhere == pytest.approx(labelled.column("ddb-output").regret.expected)
+
+
+def test_metrics_without_their_data_are_absent_with_the_reason() -> None:
+    found = rank_inspections(zoo(), metrics=ORDER, settings=SETTINGS)
+    assert set(found.absent) == {"id-accuracy", "sharpness", "atc", "doc", "cot", "agreement-line"}
+    assert "id_data" in found.absent["atc"]
+    with pytest.raises(InputError, match="atc is not in this ranking: needs labelled images"):
+        found.column("atc")
+
+
+def test_known_images_without_labels_are_said_to_be_so() -> None:
+    found = rank_inspections(zoo(), zoo(labelled=False), metrics=["atc", "doc"], settings=SETTINGS)
+    assert found.absent["doc"] == "the images of the models' own domain have no labels"
+
+
+def test_inspections_without_a_part_leave_its_metrics_absent() -> None:
+    bare = {name: replace(each, dependency_draws=None, features=None) for name, each in zoo().items()}
+    found = rank_inspections(bare, metrics=["ddb-deep", "rankme", "average-confidence"], settings=SETTINGS)
+    assert list(found.columns) == ["average-confidence"]
+    assert found.absent["rankme"] == "the models were inspected without features"
+
+
+def test_the_motif_of_a_ranking_is_that_of_its_matrices() -> None:
+    found = ranked()
+    matrices = np.stack([each.dependency for each in zoo().values()])
+    expected = motif(matrices, found.performance.values)
+    np.testing.assert_allclose(found.motif().values, expected.values)
+
+
+def test_ratios_cover_the_published_grid() -> None:
+    table = ranked().ratios()
+    assert list(table) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert table[0.3].srcc == pytest.approx(1.0)
+    assert set(ranked().ratios("global", ratios=[0.5])) == {0.5}
+    with pytest.raises(UnknownNameError, match="targets 'outptu'"):
+        ranked().ratios("outptu")
+
+
+def test_the_table_is_a_frame_of_models_by_metrics() -> None:
+    frame = ranked().table()
+    assert frame.index.tolist() == [f"q{quality:g}" for quality in QUALITIES]
+    assert frame.columns.tolist() == ["accuracy", *ORDER]
+
+
+def test_macro_f1_is_used_for_target_and_known_images() -> None:
+    found = ranked(measure="macro-f1")
+    assert found.measure == "macro-f1"
+    assert not np.allclose(found.performance.values, ranked().performance.values)
+
+
+def test_the_document_is_finite_json_and_says_what_was_resampled() -> None:
+    document = ranked().to_dict()
+    text = json.dumps(document, allow_nan=False)
+    assert document["kind"] == "ranking"
+    assert "held fixed are the models" in document["resampled"]
+    assert "30 times" in document["resampled"]
+    assert [each["name"] for each in document["models"]] == [f"q{quality:g}" for quality in QUALITIES]
+    assert document["metrics"][0]["rows"][2]["rank"] == 1
+    assert document["motif"]["n"] == 5
+    assert len(document["layers"]) == len(document["motif"]["values"]) == 6
+    assert [each["name"] for each in document["dependency"]] == ["q0.9", "q0.1"]
+    assert set(document["ratios"]) == {"output", "deep", "global"}
+    assert document["costs"]["forward"]["seconds"] == pytest.approx(10 * 0.5)
+    assert json.loads(text) == document
+
+
+def test_the_same_ranking_has_the_same_identity_and_another_seed_another() -> None:
+    one, two = ranked().to_dict(), ranked().to_dict()
+    assert one == two
+    other = replace(SETTINGS, steps=7)
+    shown = {
+        name: replace(each, provenance={**each.provenance, "settings": other.record()})
+        for name, each in zoo().items()
+    }
+    assert rank_inspections(shown, settings=other).to_dict()["id"] != one["id"]
+
+
+def test_models_of_different_graphs_are_refused_where_circuits_are_read() -> None:
+    shown = zoo()
+    shown["q0.5"] = replace(shown["q0.5"], graph=build_graph(4, 3))
+    with pytest.raises(GraphMismatchError, match=r"q0\.1 and q0\.5 have different graphs"):
+        rank_inspections(shown, settings=SETTINGS)
+    assert (
+        rank_inspections(shown, metrics=["average-confidence"], settings=SETTINGS).best("average-confidence")
+        == "q0.9"
+    )
+
+
+def test_models_of_different_classes_are_refused() -> None:
+    shown = zoo()
+    shown["q0.9"] = replace(shown["q0.9"], classes=("a", "b", "c", "d"))
+    with pytest.raises(InputError, match=r"different classes apart \(4 unnamed and 4: a, b, c, d\)"):
+        rank_inspections(shown, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("change", [{"ids": np.arange(1, 61)}, {"labels": np.zeros(60, dtype=np.int64)}])
+def test_models_that_saw_different_images_are_refused(change: dict) -> None:
+    shown = zoo()
+    shown["q0.3"] = replace(shown["q0.3"], **change)
+    with pytest.raises(InputError, match="were given different target images"):
+        rank_inspections(shown, settings=SETTINGS)
+
+
+def test_inspections_of_other_settings_are_refused() -> None:
+    with pytest.raises(InputError, match=r"measured with steps=5, and this ranking uses 3"):
+        rank_inspections(zoo(), settings=InspectionSettings(draws=30, steps=3))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"metrics": ["ddb-outptu"]}, "did you mean 'ddb-output'"),
+        ({"metrics": []}, "no metric to rank by"),
+        ({"measure": "auc"}, "unknown measure 'auc'"),
+        ({"ratio": 0.6}, r"ratio is 0\.6"),
+        ({"ratio": 0.0}, "ratio is 0"),
+    ],
+)
+def test_bad_arguments_are_named(more: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rank_inspections(zoo(), **{"settings": SETTINGS, **more})
+
+
+def test_one_model_is_no_ranking() -> None:
+    with pytest.raises(InputError, match="1 model"):
+        rank_inspections({"only": planted(0.5)}, settings=SETTINGS)
+    with pytest.raises(InputError, match="only one has a, q0"):
+        rank_inspections(zoo(), {"a": planted(0.1)}, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("field", ["steps", "draws", "sharpness_batch"])
+def test_settings_below_one_are_refused(field: str) -> None:
+    with pytest.raises(InputError, match=f"{field}=0"):
+        InspectionSettings(**{field: 0})
