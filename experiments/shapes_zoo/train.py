@@ -1,9 +1,10 @@
 """Train the embedded zoo: twelve small ViTs on the flat shapes, and what they get right elsewhere.
 
 Three starting points, four recipes each: random weights; weights that reconstructed masked patches of
-unlabelled images (flat, stripes, relief); weights that learnt the classes of labelled stripes and reliefs. So two
-domains are new to every model (sketch, neon), and two are known to a third of them with labels and to another
-third without. The recipes were written down before any of these models was trained; none was left out.
+unlabelled images (flat, stripes, relief); weights that learnt the classes of labelled stripes and reliefs. So
+two domains are new to every model (sketch, neon), and two are known to a third of them with labels and to
+another third without. The recipes were written down before any of these models was trained, after one trial
+run on flat that showed how many steps are needed; no model was left out.
 
     python experiments/shapes_zoo/train.py OUT     # about half an hour on a CPU; resumes where it stopped
 

@@ -10,7 +10,8 @@ import os
 import assay.cli.attack
 import assay.cli.calibrate
 import assay.cli.claim
-import assay.cli.repair  # noqa: F401 - each registers its commands
+import assay.cli.repair
+import assay.cli.zoo  # noqa: F401 - each registers its commands
 from assay.cli.commands import app
 
 

@@ -7,22 +7,31 @@ from assay.zoo.folders import save_model
 from assay.zoo.grid import PRESETS, Grid, Initialisation
 from assay.zoo.initial import Initial, initial_module
 from assay.zoo.recipe import Recipe
+from assay.zoo.records import Correctness, Predictions, correctness, edge_scores, predict
+from assay.zoo.selection import Selection, select_configurations
 from assay.zoo.training import LossTerm, TrainingRun, train
 
 
 __all__ = [
     "PRESETS",
     "Augmentation",
+    "Correctness",
     "Grid",
     "Initial",
     "Initialisation",
     "LossTerm",
+    "Predictions",
     "Recipe",
+    "Selection",
     "TrainingRun",
     "Zoo",
     "ZooEntry",
+    "correctness",
+    "edge_scores",
     "initial_module",
+    "predict",
     "save_model",
+    "select_configurations",
     "split",
     "train",
     "train_zoo",

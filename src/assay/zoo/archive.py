@@ -4,12 +4,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from assay.circuits import write_atomically
 from assay.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.models import Model, load_model
+from assay.tasks import ImageSet
 
+
+if TYPE_CHECKING:
+    from assay.zoo.records import Correctness
 
 SCHEMA = "assay-zoo/1"
 STATES = ("pending", "done", "failed")
@@ -189,6 +193,12 @@ class Zoo:
         if model.vision is None:
             raise InputError(f"model {key!r} of the zoo {self.name!r} reads text; remove it from the zoo")
         return model
+
+    def correctness(self, images: ImageSet, **options: Any) -> "Correctness":
+        """Which model gets which image right; see `assay.zoo.correctness` for the options."""
+        from assay.zoo.records import correctness
+
+        return correctness(self, images, **options)
 
     def save(self) -> Path:
         """Write `zoo.json`; an older one is replaced once the new one is complete."""

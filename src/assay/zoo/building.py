@@ -15,6 +15,7 @@ from assay.zoo.archive import Zoo, ZooEntry
 from assay.zoo.grid import Grid
 from assay.zoo.initial import initial_module
 from assay.zoo.recipe import Recipe
+from assay.zoo.selection import Selection
 from assay.zoo.training import Progress, images_hash, score_of, train
 
 
@@ -58,6 +59,7 @@ def train_zoo(
     split_seed: int = 0,
     transform: EvalTransform | None = None,
     checkpoints: Sequence[int] = (),
+    selection: Selection | None = None,
     device: str | None = None,
     progress: Progress | None = None,
 ) -> Zoo:
@@ -76,6 +78,7 @@ def train_zoo(
         split_seed: Seed of that draw.
         transform: Normalisation of the images. Default: what a checkpoint was stored with, else to [-1, 1].
         checkpoints: Training steps after which every model is kept as well.
+        selection: How the configurations of the grid were chosen, to be written down.
         device: Where to train. Default: the CPU.
         progress: Called with the key of a model, the steps done and all steps.
 
@@ -105,6 +108,8 @@ def train_zoo(
     recipes = {recipe: _pending(recipe, grid) for recipe in grid.recipes()}
     for entry in recipes.values():
         zoo = _enrolled(zoo, entry)
+    if selection is not None:
+        zoo = replace(zoo, selection=selection.to_dict())
     folder.mkdir(parents=True, exist_ok=True)
     zoo.save()
     for recipe, entry in recipes.items():

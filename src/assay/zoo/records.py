@@ -1,0 +1,392 @@
+"""What the models of a zoo say about images: logits, right answers, circuits; each made once and kept.
+
+A file on disk carries the hash of the weights and of the images it was made with. One made with others, or
+cut off half-way, is made again.
+"""
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64, UInt8
+
+from assay.circuits import EdgeScores, load_scores, write_atomically
+from assay.discovery import discover
+from assay.errors import AssayError, FileFormatError, InputError, OutputError
+from assay.execution import run_model
+from assay.models import Model
+from assay.tasks import EvalTransform, ImageSet, ImageTask
+from assay.zoo.archive import EMBEDDED, Zoo
+from assay.zoo.training import Progress, images_hash
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictions:
+    """Logits of one model on one set of images.
+
+    Attributes:
+        key: Name of the model.
+        logits: `[N, n_classes]`, float32.
+        labels: Class of each image `[N]`; -1 where unknown.
+        ids: Number of each image in its data set `[N]`.
+        weight_hash: Of the model.
+        data_hash: Of the images.
+    """
+
+    key: str
+    logits: Float32[np.ndarray, "n n_classes"]
+    labels: Int64[np.ndarray, " n"]
+    ids: Int64[np.ndarray, " n"]
+    weight_hash: str
+    data_hash: str
+
+    @property
+    def correct(self) -> UInt8[np.ndarray, " n"]:
+        """1 where the largest logit (the first of equals) is that of the label, else 0.
+
+        Raises:
+            InputError: If a label is unknown.
+        """
+        if (self.labels < 0).any():
+            raise InputError(
+                f"{int((self.labels < 0).sum())} of {len(self.labels)} images have no label; whether an "
+                "answer is right needs labels"
+            )
+        right: UInt8[np.ndarray, " n"] = (self.logits.argmax(axis=1) == self.labels).astype(np.uint8)
+        return right
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the images that the model gets right, 0 .. 1."""
+        return float(self.correct.mean())
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Correctness:
+    """Which model gets which image right: the matrix that OODSelect reads.
+
+    Attributes:
+        correct: 1 where model i (row) classifies image j rightly `[M, N]`.
+        id_accuracy: Accuracy of each model in distribution, 0 .. 1 `[M]`; NaN where unknown.
+        keys: Names of the models.
+        families: What each model started from; its own name where unknown.
+        ids: Number of each image in its data set `[N]`.
+        labels: Class of each image `[N]`.
+        domain: Where the images come from.
+        n_id: Images behind each in-distribution accuracy; 0 if unknown.
+    """
+
+    correct: UInt8[np.ndarray, "m n"]
+    id_accuracy: Float64[np.ndarray, " m"]
+    keys: tuple[str, ...]
+    families: tuple[str, ...]
+    ids: Int64[np.ndarray, " n"]
+    labels: Int64[np.ndarray, " n"]
+    domain: str
+    n_id: int
+
+    @property
+    def accuracy(self) -> Float64[np.ndarray, " m"]:
+        """Accuracy of each model on these images, 0 .. 1."""
+        shares: Float64[np.ndarray, " m"] = self.correct.mean(axis=1)
+        return shares
+
+    def save(self, path: str | Path) -> Path:
+        """Write the archive that OODSelect reads.
+
+        It holds `X`, `y`, `n_id`, `model_id`, `group` (the model: one per training run), `family`,
+        `example_id`, `label`, and the columns `meta_id` and `meta_domain`; no pickles.
+
+        Raises:
+            InputError: If an in-distribution accuracy is unknown, or two images have one id.
+            OutputError: If the file cannot be written.
+        """
+        if unknown := [k for k, y in zip(self.keys, self.id_accuracy, strict=True) if np.isnan(y)]:
+            raise InputError(
+                f"the in-distribution accuracy of {len(unknown)} models is unknown, e.g. of {unknown[0]}; "
+                "give labelled in-distribution images to measure it on"
+            )
+        examples = np.array([f"{self.domain}/{number}" for number in self.ids])
+        if len(np.unique(examples)) < len(examples):
+            raise InputError(f"two images of {self.domain!r} have the same id; ids must be unique")
+        content = _archive(
+            X=self.correct,
+            y=self.id_accuracy,
+            n_id=np.array(self.n_id),
+            model_id=np.array(self.keys),
+            group=np.array(self.keys),
+            family=np.array(self.families),
+            example_id=examples,
+            label=self.labels,
+            meta_id=self.ids,
+            meta_domain=np.array([self.domain] * len(self.ids)),
+        )
+        return write_atomically(Path(path), content)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Correctness":
+        """The matrix of a file that `save` wrote.
+
+        Raises:
+            FileFormatError: If the file is no such archive.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                domains = file["meta_domain"]
+                return cls(
+                    correct=file["X"],
+                    id_accuracy=file["y"],
+                    keys=tuple(map(str, file["model_id"])),
+                    families=tuple(map(str, file["family"])),
+                    ids=file["meta_id"],
+                    labels=file["label"],
+                    domain=str(domains[0]),
+                    n_id=int(file["n_id"]),
+                )
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise FileFormatError(f"{path} holds no correctness matrix of a zoo: {error}") from error
+
+
+def predict(
+    zoo: Zoo,
+    key: str,
+    images: ImageSet,
+    *,
+    batch_size: int | None = None,
+    device: str | None = None,
+    keep: bool | None = None,
+) -> Predictions:
+    """Logits of one model on images, from the zoo's records if they are there.
+
+    Args:
+        zoo: The zoo.
+        key: Name of a model in it.
+        images: Of the size that the model reads; the model's own normalisation is applied.
+        batch_size: Images per pass. Default: by free memory.
+        device: Where to run. Default: the CPU.
+        keep: Read and write `records/DATASET/KEY.npz` below the zoo. Default: unless it is the embedded one.
+
+    Raises:
+        InputError: If model and images do not have the same classes.
+        ShapeError: If the model takes another size.
+        NonFiniteError: If a logit is NaN or infinite.
+        OutputError: If the record cannot be written.
+    """
+    keep = zoo.path != EMBEDDED if keep is None else keep
+    with _named(zoo, key):
+        model = zoo.load(key, device=device)
+        task = task_for(model, images)
+        hashes = {"weight_hash": model.weight_hash, "data_hash": _record_hash(task)}
+        place = zoo.path / "records" / data_key(images) / f"{key}.npz"
+        if keep and (kept := _read_record(place, hashes)) is not None:
+            return _predictions(key, kept, hashes)
+        logits = run_model(model, task, batch_size=batch_size).float().cpu().numpy()
+    labels = np.full(images.n, -1, dtype=np.int64) if images.labels is None else images.labels
+    found = {"logits": logits, "labels": labels, "ids": images.ids}
+    if keep:
+        _make_folder(place.parent)
+        facts = {name: np.array(value) for name, value in hashes.items()}
+        write_atomically(place, _archive(**found, **facts))
+    return _predictions(key, found, hashes)
+
+
+def _predictions(key: str, arrays: Mapping[str, np.ndarray], hashes: Mapping[str, str]) -> Predictions:
+    return Predictions(
+        key=key,
+        logits=arrays["logits"],
+        labels=arrays["labels"],
+        ids=arrays["ids"],
+        weight_hash=hashes["weight_hash"],
+        data_hash=hashes["data_hash"],
+    )
+
+
+def correctness(
+    zoo: Zoo,
+    images: ImageSet,
+    *,
+    id_images: ImageSet | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+    keep: bool | None = None,
+    progress: Progress | None = None,
+) -> Correctness:
+    """Which model of a zoo gets which image right.
+
+    Args:
+        zoo: The zoo; its models that are done are asked, in their order.
+        images: Labelled images, in or out of distribution.
+        id_images: Labelled in-distribution images to measure `id_accuracy` on. Default: what the zoo knows
+            from the validation of its training.
+        batch_size: Images per pass. Default: by free memory.
+        device: Where to run. Default: the CPU.
+        keep: Read and write the zoo's records. Default: unless it is the embedded one.
+        progress: Called with the stage, the models done and all models.
+
+    Raises:
+        InputError: If labels are missing, the zoo has no model that is done, or classes differ.
+        AssayError: As `predict`, with the name of the model in front.
+    """
+    if not zoo.keys:
+        raise InputError(f"the zoo {zoo.name!r} has no trained model yet; train one first")
+    for given in (images, id_images):
+        if given is not None and given.labels is None:
+            raise InputError(f"the images of {given.domain!r} have no labels; correctness needs them")
+    rows, within = [], []
+    for number, key in enumerate(zoo.keys):
+        if progress is not None:
+            progress("predict", number, len(zoo.keys))
+        options: dict[str, Any] = {"batch_size": batch_size, "device": device, "keep": keep}
+        rows.append(predict(zoo, key, images, **options).correct)
+        if id_images is not None:
+            within.append(predict(zoo, key, id_images, **options).accuracy)
+        else:
+            known = zoo.entry(key).id_accuracy
+            within.append(np.nan if known is None else known)
+    if progress is not None:
+        progress("predict", len(zoo.keys), len(zoo.keys))
+    assert images.labels is not None
+    return Correctness(
+        correct=np.stack(rows),
+        id_accuracy=np.array(within, dtype=np.float64),
+        keys=zoo.keys,
+        families=tuple(str(zoo.entry(key).recipe.get("init", key)) for key in zoo.keys),
+        ids=images.ids,
+        labels=images.labels,
+        domain=images.domain,
+        n_id=id_images.n if id_images is not None else int(zoo.data.get("n_validation", 0)),
+    )
+
+
+def edge_scores(
+    zoo: Zoo,
+    key: str,
+    images: ImageSet,
+    *,
+    method: str = "eap-ig-inputs",
+    objective: str | None = None,
+    ablation: str | None = None,
+    steps: int = 5,
+    seed: int = 0,
+    batch_size: int | None = None,
+    device: str | None = None,
+    keep: bool | None = None,
+) -> EdgeScores:
+    """Edge scores of one model on images, from `circuits/` below the zoo if they are there.
+
+    Args:
+        zoo: The zoo.
+        key: Name of a model in it.
+        images: Of the size that the model reads; labels are used only by an objective that needs them.
+        method: As for `assay.discover`, like the five that follow.
+        objective: Loss to attribute.
+        ablation: What a cut edge carries.
+        steps: Quadrature nodes.
+        seed: Root seed.
+        batch_size: Images per pass.
+        device: Where to run. Default: the CPU.
+        keep: Read and write `circuits/DATASET/KEY.safetensors` below the zoo. Default: unless it is the
+            embedded one.
+
+    Raises:
+        AssayError: Of `discover`, with the name of the model in front.
+        OutputError: If the file cannot be written.
+    """
+    options: dict[str, Any] = {
+        "method": method,
+        "objective": objective,
+        "ablation": ablation,
+        "steps": steps,
+        "seed": seed,
+    }
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:6]
+    keep = zoo.path != EMBEDDED if keep is None else keep
+    place = zoo.path / "circuits" / f"{data_key(images)}-{digest}" / f"{key}.safetensors"
+    with _named(zoo, key):
+        model = zoo.load(key, device=device)
+        task = task_for(model, images)
+        if keep and (kept := _read_circuit(place, model, task)) is not None:
+            return kept
+        found = discover(model, task, batch_size=batch_size, **options)
+    if keep:
+        _make_folder(place.parent)
+        found.save(place)
+    return found
+
+
+def task_for(model: Model, images: ImageSet) -> ImageTask:
+    """The images as a model reads them, checked for their size and classes."""
+    task = images.task(EvalTransform.for_model(model))
+    task.validate(model.image_size, model.classes)
+    return task
+
+
+def data_key(images: ImageSet) -> str:
+    """Name of a set of images in folders: its domain and the start of its hash."""
+    domain = re.sub(r"[^A-Za-z0-9]+", "-", images.domain or images.name).strip("-").lower()
+    return f"{domain}-{images_hash(images)[:8]}"
+
+
+def _record_hash(task: ImageTask) -> str:
+    """Of images after normalisation, labels and ids."""
+    ids = hashlib.sha256(task.ids.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(f"{task.data_hash} {ids}".encode()).hexdigest()[:16]
+
+
+def _archive(**arrays: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def _read_record(path: Path, hashes: Mapping[str, str]) -> dict[str, Any] | None:
+    """The arrays of a record made with the same weights and images, else None."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if any(str(file[name]) != value for name, value in hashes.items()):
+                return None
+            return {name: file[name] for name in ("logits", "labels", "ids")}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _read_circuit(path: Path, model: Model, task: ImageTask) -> EdgeScores | None:
+    if not path.exists():
+        return None
+    try:
+        scores = load_scores(path, model.graph)
+    except AssayError:  # cut off, or of another model: it is made again
+        return None
+    made = scores.provenance
+    same = made["model"]["weight_hash"] == model.weight_hash and made["task"]["data_hash"] == task.data_hash
+    return scores if same else None
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot make {folder}: {error.strerror}; copy the zoo to a writable place"
+        ) from error
+
+
+@contextmanager
+def _named(zoo: Zoo, key: str) -> Iterator[None]:
+    """Errors about one model say which it is."""
+    try:
+        yield
+    except AssayError as error:
+        if str(error).startswith(f"model {key!r}"):
+            raise
+        raise type(error)(f"model {key!r} of the zoo {zoo.name!r}: {error}") from error
