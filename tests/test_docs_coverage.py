@@ -44,6 +44,8 @@ NOT_SYMBOLS = {
             "tasks",
             "head-methods",
             "interventions",
+            "corruptions",
+            "distances",
         )
         for key in assay.list(kind).keys
     ],

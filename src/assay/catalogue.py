@@ -15,6 +15,8 @@ from assay.registry import Registry
 # Kind -> where its registry lives; imported when the kind is asked for.
 KINDS: dict[str, tuple[str, str]] = {
     "ablations": ("assay.execution", "ABLATIONS"),
+    "corruptions": ("assay.tasks", "CORRUPTIONS"),
+    "distances": ("assay.generalization", "DISTANCES"),
     "divergences": ("assay.adversarial", "DIVERGENCES"),
     "gates": ("assay.calibration", "GATES"),
     "head-methods": ("assay.heads", "HEAD_METHODS"),
@@ -68,8 +70,9 @@ def list_entries(kind: str) -> Listing:
 
     Args:
         kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives`, `divergences`, `gates`,
-            `head-methods` (scores of heads), `interventions` (what a head's output is replaced by) or
-            `models` (families that can be loaded, after the embedded model).
+            `head-methods` (scores of heads), `interventions` (what a head's output is replaced by),
+            `corruptions` (of images), `distances` (of circuits) or `models` (families that can be loaded,
+            after the embedded model).
 
     Raises:
         UnknownNameError: Another kind.
