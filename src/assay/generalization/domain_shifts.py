@@ -144,9 +144,24 @@ class DomainCalibration:
             for key in self.metrics
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON: the domains with their numbers."""
+    def to_dict(self, curves: Mapping[str, AlarmCurve] | None = None) -> dict[str, Any]:
+        """Finite JSON: the domains with their numbers.
+
+        Args:
+            curves: What `curves` gave, to go with them into a report.
+        """
+        shown = ("deltas", "mean", "std", "low", "high")
         return {
+            **(
+                {}
+                if curves is None
+                else {
+                    "curves": {
+                        key: plain({name: getattr(each, name) for name in shown})
+                        for key, each in curves.items()
+                    }
+                }
+            ),
             "schema": SCHEMA,
             "kind": "domain-shifts",
             "measure": self.measure,

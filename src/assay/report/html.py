@@ -18,6 +18,7 @@ from assay.report.adversarial import HasRecord, is_worst_case, worst_case_view
 from assay.report.calibration import calibration_view, is_calibration
 from assay.report.claim_page import claim_view, is_claim
 from assay.report.layout import circuit_layout
+from assay.report.monitor_page import is_monitor, monitor_view
 
 
 SCHEMA = "assay-audit/1"
@@ -156,6 +157,8 @@ def _views(result: HasDocument | HasRecord | Document | list[Measurement], key: 
         return [calibration_view(document, key)]
     if is_claim(document):
         return [claim_view(document, key)]
+    if is_monitor(document):
+        return [monitor_view(document, key)]
     views = [_audit_view(document, key)]
     if worst := document.get("worst_case"):
         views.append(worst_case_view(worst, f"{key}-worst"))
@@ -200,7 +203,7 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
         document = result.document
     if not isinstance(document, Mapping):
         raise _refused(result)
-    if is_worst_case(document) or is_calibration(document) or is_claim(document):
+    if any(known(document) for known in (is_worst_case, is_calibration, is_claim, is_monitor)):
         return document
     if "schema" not in document and document.keys() >= VERDICT:
         raise InputError(

@@ -1,0 +1,224 @@
+"""The page of a monitor: data of its pictures, its words, and that it is one self-contained document."""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.errors import InputError
+from assay.report import monitor_figures, monitor_page
+from assay.report.html import render
+
+
+def reading(index: int, shift: float, *, alarm: bool | None = False, **more: Any) -> dict[str, Any]:
+    layers = np.zeros((5, 5))
+    layers[0, 2], layers[2, 3], layers[1, 1] = 0.125, -0.25, 0.0625
+    return {
+        "index": index,
+        "time": f"2026-03-0{index + 1}T10:00:00.000+00:00",
+        "n": 24,
+        "shift": shift,
+        "interval": {"low": shift - 0.05, "high": shift + 0.05, "level": 0.9, "method": "jackknife"},
+        "alarm": alarm,
+        "alarms": {} if alarm is None else {"conformal": alarm, "sequential": index > 2},
+        "p_value": 0.05 if alarm else 0.5,
+        "e_value": 10.0**index,
+        "baselines": {"ac": 0.9 - 0.1 * index, "ane": -0.5},
+        "layers": layers.tolist(),
+        "domain": "photo" if index < 2 else "sketch",
+        "data_hash": f"{index}",
+        "sources": [f"{index}.png"],
+        "skipped": [],
+        "seconds": 1.0,
+        **more,
+    }
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return {
+        "schema": "assay-monitor/1",
+        "kind": "monitor",
+        "id": "0123456789abcdef",
+        "model": {"id": "a <b>model</b>", "weight_hash": "abc"},
+        "graph": {"n_layers": 3, "n_heads": 2, "n_kv_heads": 2, "parallel": False, "mlps": True},
+        "reference": {"task": {"name": "pacs", "domain": "photo", "n": 24}},
+        "settings": {
+            "method": "eap-ig-inputs",
+            "objective": "kl",
+            "ablation": "mean-positional",
+            "steps": 5,
+            "quadrature": "midpoint",
+            "seed": 0,
+        },
+        "distance": {"key": "spearman", "summary": "1 - rank correlation", "published": "CSS_v,SRCC"},
+        "rule": "conformal",
+        "alpha": 0.05,
+        "level": 0.9,
+        "threshold": None,
+        "seed": 0,
+        "calibration": {"shifts": [0.1, 0.2, 0.15], "n": 24, "domain": "photo"},
+        "conformal": {"limit": 0.2, "smallest_alpha": 0.25, "rate_bound": 0.3},
+        "guarantee": {"rule": "conformal", "rate": 0.05, "statement": "At most 0.05 false alarms."},
+        "readings": [
+            reading(0, 0.15),
+            reading(1, 0.12),
+            reading(2, 0.5, alarm=True),
+            reading(3, 0.4, alarm=True, interval={"low": None, "high": None, "level": 0.9, "method": "x"}),
+        ],
+    }
+
+
+@pytest.fixture
+def domains() -> dict[str, Any]:
+    def row(name: str, performance: float, shift: float) -> dict[str, Any]:
+        return {
+            "domain": name,
+            "n": 24,
+            "performance": performance,
+            "shifts": {"spearman": shift, "l2": 1.0},
+            "baselines": {"ac": performance},
+        }
+
+    def curve(top: float | None) -> dict[str, Any]:
+        return {
+            "deltas": [0.5, 0.6],
+            "mean": [top, 0.5],
+            "std": [0.1, 0.1],
+            "low": [0.2, 0.2],
+            "high": [1, 1],
+        }
+
+    return {
+        "schema": "assay-domain-shifts/1",
+        "measure": "accuracy",
+        "known": [row("fog-1", 0.8, 0.2), row("fog-5", 0.5, 0.6)],
+        "test": [row("sketch", 0.55, 0.5)],
+        "provenance": {},
+        "curves": {"spearman": curve(0.9), "ac": curve(None)},
+    }
+
+
+def test_the_data_of_the_shift_are_those_of_the_readings(document: dict[str, Any]) -> None:
+    data = monitor_figures.shift_data(document)
+    assert data.index == (1, 2, 3, 4)
+    assert data.values == (0.15, 0.12, 0.5, 0.4)
+    assert data.low[0] == pytest.approx(0.1)
+    assert math.isnan(data.high[3])
+    assert data.alarm == (False, False, True, True)
+    assert data.known == (0.1, 0.2, 0.15)
+    assert (data.threshold, data.limit) == (None, 0.2)
+    assert data.runs == ((1, "photo"), (3, "sketch"))
+
+
+def test_alarms_are_drawn_as_diamonds_on_their_batches(document: dict[str, Any]) -> None:
+    ax = monitor_figures.plot_shift(monitor_figures.shift_data(document))
+    diamonds = [line for line in ax.lines if line.get_marker() == "D"]
+    assert [list(line.get_xdata()) for line in diamonds] == [[3, 4]]  # type: ignore[arg-type]
+    assert ax.get_ylabel() == "circuit shift (spearman)"
+
+
+def test_the_evidence_needs_a_sequential_test(document: dict[str, Any]) -> None:
+    data = monitor_figures.evidence_data(document)
+    assert data is not None
+    assert data.values == (1.0, 10.0, 100.0, 1000.0)
+    assert data.needed == pytest.approx(20)
+    for each in document["readings"]:
+        each["e_value"] = None
+    assert monitor_figures.evidence_data(document) is None
+
+
+def test_the_map_has_a_cell_where_edges_join_two_layers(document: dict[str, Any]) -> None:
+    data = monitor_figures.layers_data(document, document["readings"][0])
+    assert data is not None
+    assert data.rows == ("input", "0", "1", "2")
+    assert data.columns == ("0", "1", "2", "logits")
+    assert data.values[0, 1] == 0.125
+    assert data.values[2, 2] == -0.25
+    assert data.values[1, 0] == 0.0625  # heads of a block to its own MLP
+    assert np.isnan(data.values[2, 0])
+    assert np.isfinite(data.values).sum() == 4 + 4 + 3 + 2
+    document["graph"]["parallel"] = True
+    data = monitor_figures.layers_data(document, document["readings"][0])
+    assert data is not None
+    assert np.isnan(data.values[1, 0])
+
+
+def test_the_verdict_says_what_happened(document: dict[str, Any]) -> None:
+    said = monitor_page.verdict(document)
+    assert "2 of 4 batches raised the alarm; it first went off at batch 3, 2026-03-03 10:00 UTC" in said
+    assert "3 batches in distribution have 0.100 to 0.200" in said
+    for each in document["readings"]:
+        each["alarm"] = False
+    assert monitor_page.verdict(document).startswith("No alarm in 4 batches.")
+    document["rule"] = None
+    assert monitor_page.verdict(document).endswith("No alarm is set.")
+
+
+def test_caveats_name_sizes_far_thresholds_and_files_left_out(document: dict[str, Any]) -> None:
+    assert monitor_page.caveats(document) == []
+    document["calibration"] = None
+    document["reference"]["task"]["n"] = 400
+    document["threshold"] = {"value": 0.3, "domain": "fog-1", "performance": 0.9, "target": 0.5}
+    document["readings"][1]["skipped"] = ["bad.png"]
+    sizes, threshold, skipped = monitor_page.caveats(document)
+    assert "rests on 400 images, the batches on 24" in sizes
+    assert "read off fog-1, where performance is 0.90" in threshold
+    assert "1 image file could not be read and was left out" in skipped
+
+
+def test_the_page_is_whole_and_escapes_what_it_is_given(
+    document: dict[str, Any], domains: dict[str, Any]
+) -> None:
+    text = render({**document, "domains": domains})
+    assert "<b>model</b>" not in text
+    assert "a &lt;b&gt;model&lt;/b&gt;" in text
+    for piece in (
+        "Shift over time",
+        "Where in the network",
+        "What a shift stands for",
+        "At most 0.05 false alarms.",
+    ):
+        assert piece in text
+    assert text.count('<svg class="plot"') == 6
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "<td>sketch</td>" in text
+    assert "conformal p-value" in text
+
+
+def test_the_page_does_without_what_is_not_there(document: dict[str, Any]) -> None:
+    document |= {"calibration": None, "conformal": None, "rule": None}
+    document["readings"] = [
+        reading(0, 0.2, alarm=None, p_value=None, e_value=None, layers=[], baselines={}),
+    ]
+    text = render(document)
+    assert text.count('<svg class="plot"') == 1
+    assert "Where in the network" not in text
+    assert "What a shift stands for" not in text
+
+
+def test_one_map_where_the_last_reading_is_the_worst(document: dict[str, Any]) -> None:
+    document["readings"] = document["readings"][:3]
+    view = monitor_page.monitor_view(document, "r1")
+    assert [each["batch"] for each in view["maps"]] == [3]
+    assert view["maps"][0]["strongest"][0] == {"value": "−0.250", "from": "1", "to": "2"}
+
+
+def test_the_curve_lists_shift_first(document: dict[str, Any], domains: dict[str, Any]) -> None:
+    domains["curves"] = {"ac": domains["curves"]["ac"], "spearman": domains["curves"]["spearman"]}
+    view = monitor_page.monitor_view({**document, "domains": domains}, "r1")
+    assert view["domains"]["curve_names"] == ("shift (spearman)", "average confidence")
+    assert view["domains"]["curve_rows"][0] == ("0.50", ["0.90", "n/a"])
+
+
+def test_other_documents_are_refused(document: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="schema 'old'"):
+        render({**document, "schema": "old"})
+    lacking = copy.deepcopy(document)
+    del lacking["guarantee"]
+    with pytest.raises(InputError, match="lacks guarantee"):
+        render(lacking)
+    with pytest.raises(InputError, match="no reading yet"):
+        render({**document, "readings": []})
