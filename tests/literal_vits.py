@@ -1,0 +1,290 @@
+"""Slow, literal vision transformers: node by node, one copy of the stream per reader.
+
+Written from the classifiers' own modules (Hugging Face or timm) and nothing of the engine; graphs only lend
+the order of node names.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.graph import Graph, build_graph
+
+
+Outputs = dict[str, Tensor]  # node -> what it writes to the stream, [batch, pos, d_model]
+Edge = tuple[str, str]  # (source, target)
+Loss = Callable[[Tensor], Tensor]  # logits [batch, classes] -> [batch]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One block, written as functions of the stream.
+
+    Attributes:
+        norm: Norm before attention.
+        project: Channel (q, k, v) -> weight `[heads, d_head, d_model]` and bias `[heads, d_head]`.
+        adjust: Channel (q, k) -> norm of a head after the projection.
+        scale: Of the query-key products.
+        out: Output weight `[heads, d_model, d_head]`, LayerScale included.
+        constant: Output bias `[d_model]`, LayerScale included.
+        mlp: What the MLP adds to the stream it reads.
+    """
+
+    norm: Callable[[Tensor], Tensor]
+    project: dict[str, tuple[Tensor, Tensor]]
+    adjust: dict[str, Callable[[Tensor], Tensor]]
+    scale: float
+    out: Tensor
+    constant: Tensor
+    mlp: Callable[[Tensor], Tensor]
+
+    def head(self, number: int, streams: dict[str, Tensor]) -> Tensor:
+        """What one head writes, given its own stream for each channel."""
+        parts = {}
+        for channel, (weight, bias) in self.project.items():
+            parts[channel] = self.norm(streams[channel]) @ weight[number].T + bias[number]
+        for channel, adjust in self.adjust.items():
+            parts[channel] = adjust(parts[channel])
+        pattern = (parts["q"] @ parts["k"].transpose(1, 2) * self.scale).softmax(-1)
+        return pattern @ parts["v"] @ self.out[number].T
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiteralVit:
+    """A classifier: images to the stream entering block 0, blocks, final stream to logits."""
+
+    embed: Callable[[Tensor], Tensor]
+    layers: tuple[Layer, ...]
+    read: Callable[[Tensor], Tensor]
+
+    @property
+    def n_heads(self) -> int:
+        return len(self.layers[0].out)
+
+    @property
+    def graph(self) -> Graph:
+        return build_graph(len(self.layers), self.n_heads)
+
+
+def literal(module: nn.Module) -> LiteralVit:
+    """The literal form of a Hugging Face or timm classifier."""
+    native: Any = module
+    return _timm(native) if hasattr(native, "patch_embed") else _hugging_face(native)
+
+
+# ------------------------------------------------------------------------------------------ reading modules
+
+
+def _rows(projection: nn.Linear, first: int, n_heads: int, d_head: int) -> tuple[Tensor, Tensor]:
+    """Weight and bias of `n_heads` heads whose rows begin at `first`."""
+    rows = slice(first, first + n_heads * d_head)
+    weight = projection.weight.detach()[rows].reshape(n_heads, d_head, -1)
+    bias = torch.zeros_like(projection.weight[:, 0]) if projection.bias is None else projection.bias
+    return weight, bias.detach()[rows].reshape(n_heads, d_head)
+
+
+def _out(projection: nn.Linear, gamma: Tensor, n_heads: int) -> tuple[Tensor, Tensor]:
+    weight = projection.weight.detach() * gamma[:, None]
+    constant = torch.zeros_like(gamma) if projection.bias is None else projection.bias.detach() * gamma
+    return weight.reshape(len(gamma), n_heads, -1).transpose(0, 1), constant
+
+
+def _timm(module: Any) -> LiteralVit:
+    layers = []
+    for block in module.blocks:
+        attention = block.attn
+        heads, width = attention.num_heads, attention.head_dim
+        ones = torch.ones_like(module.patch_embed.proj.weight[:, 0, 0, 0].detach())
+        gamma = block.ls1.gamma.detach() if hasattr(block.ls1, "gamma") else ones
+        out, constant = _out(attention.proj, gamma, heads)
+        normed = not isinstance(attention.q_norm, nn.Identity)
+        layers.append(
+            Layer(
+                norm=block.norm1,
+                project={
+                    channel: _rows(attention.qkv, third * heads * width, heads, width)
+                    for third, channel in enumerate("qkv")
+                },
+                adjust={"q": attention.q_norm, "k": attention.k_norm} if normed else {},
+                scale=width**-0.5,
+                out=out,
+                constant=constant,
+                mlp=lambda x, block=block: block.ls2(block.mlp(block.norm2(x))),
+            )
+        )
+
+    def embed(images: Tensor) -> Tensor:
+        return module.norm_pre(module._pos_embed(module.patch_embed(images)))
+
+    def read(stream: Tensor) -> Tensor:
+        x = module.norm(stream)
+        if hasattr(module, "head_dist"):
+            return (module.head(x[:, 0]) + module.head_dist(x[:, 1])) / 2
+        patches = x if module.pool_include_prefix else x[:, module.num_prefix_tokens :]
+        pooled = {
+            "token": lambda: x[:, 0],
+            "avg": lambda: patches.mean(1),
+            "max": lambda: patches.amax(1),
+            "avgmax": lambda: (patches.mean(1) + patches.amax(1)) / 2,
+        }[module.global_pool]()
+        return module.head(module.fc_norm(pooled))
+
+    return LiteralVit(embed=embed, layers=tuple(layers), read=read)
+
+
+def _hugging_face(module: Any) -> LiteralVit:
+    backbone = module.vit if hasattr(module, "vit") else module.deit
+    heads = module.config.num_attention_heads
+    width = module.config.hidden_size // heads
+    layers = []
+    for block in backbone.layers:
+        attention = block.attention
+        out, constant = _out(attention.o_proj, torch.ones_like(attention.o_proj.weight[:, 0]), heads)
+        layers.append(
+            Layer(
+                norm=block.layernorm_before,
+                project={
+                    "q": _rows(attention.q_proj, 0, heads, width),
+                    "k": _rows(attention.k_proj, 0, heads, width),
+                    "v": _rows(attention.v_proj, 0, heads, width),
+                },
+                adjust={},
+                scale=width**-0.5,
+                out=out.detach(),
+                constant=constant,
+                mlp=lambda x, block=block: block.mlp(block.layernorm_after(x)),
+            )
+        )
+
+    def read(stream: Tensor) -> Tensor:
+        x = backbone.layernorm(stream)
+        if hasattr(module, "distillation_classifier"):
+            return (module.cls_classifier(x[:, 0]) + module.distillation_classifier(x[:, 1])) / 2
+        return module.classifier(x[:, 0])
+
+    return LiteralVit(embed=backbone.embeddings, layers=tuple(layers), read=read)
+
+
+# ------------------------------------------------------------------------------------------------- running
+
+
+def run(
+    vit: LiteralVit, embed: Tensor, stream_of: Callable[[str, Outputs, Tensor], Tensor]
+) -> tuple[Tensor, Outputs]:
+    """Run node by node; `stream_of(target, outputs so far, biases so far)` is what a target reads."""
+    outputs: Outputs = {"input": embed}
+    biases = torch.zeros_like(embed[0, 0])
+    for number, layer in enumerate(vit.layers):
+        heads = {}
+        for head in range(vit.n_heads):
+            name = f"a{number}.h{head}"
+            streams = {channel: stream_of(f"{name}.{channel}", outputs, biases) for channel in "qkv"}
+            heads[name] = layer.head(head, streams)
+        outputs.update(heads)
+        biases = biases + layer.constant
+        outputs[f"m{number}"] = layer.mlp(stream_of(f"m{number}", outputs, biases))
+    return vit.read(stream_of("logits", outputs, biases)), outputs
+
+
+def _everything(target: str, outputs: Outputs, biases: Tensor) -> Tensor:
+    return torch.stack([*outputs.values()]).sum(0) + biases
+
+
+def whole(vit: LiteralVit, embed: Tensor) -> tuple[Tensor, Outputs]:
+    """The unablated model."""
+    with torch.no_grad():
+        return run(vit, embed, _everything)
+
+
+def with_edges(vit: LiteralVit, embed: Tensor, kept: Collection[Edge], ablated: Outputs) -> Tensor:
+    """Logits where each target reads kept sources of this run and ablated values of all others."""
+
+    def stream_of(target: str, outputs: Outputs, biases: Tensor) -> Tensor:
+        total = torch.zeros_like(embed) + biases
+        for source, value in outputs.items():
+            total = total + (value if (source, target) in kept else ablated[source])
+        return total
+
+    with torch.no_grad():
+        return run(vit, embed, stream_of)[0]
+
+
+def gradients(vit: LiteralVit, embed: Tensor, loss: Loss) -> Outputs:
+    """Gradient of the summed loss at every target's own copy of the stream."""
+    copies: dict[str, Tensor] = {}
+
+    def stream_of(target: str, outputs: Outputs, biases: Tensor) -> Tensor:
+        copies[target] = torch.zeros_like(embed, requires_grad=True)
+        return _everything(target, outputs, biases) + copies[target]
+
+    with torch.enable_grad():
+        logits, _ = run(vit, embed, stream_of)
+        found = torch.autograd.grad(loss(logits).sum(), list(copies.values()), allow_unused=True)
+    # Nothing depends on the last block's queries and MLP outside the tokens that are read.
+    return {
+        target: torch.zeros_like(embed) if gradient is None else gradient
+        for target, gradient in zip(copies, found, strict=True)
+    }
+
+
+# ------------------------------------------------------------------------------------------------- scoring
+
+
+def edges(graph: Graph) -> list[Edge]:
+    """All edges, in order."""
+    return [(graph.sources[row], graph.targets[column]) for row, column in graph.valid.nonzero().tolist()]
+
+
+def path_scores(
+    vit: LiteralVit, embed: Tensor, ablated: Outputs, loss: Loss, alphas: Sequence[float]
+) -> Tensor:
+    """sum_t (ablated - clean source) . mean over alphas of the gradient, per example: `[batch, S, R]`.
+
+    The gradients are those of runs whose input is ablated + alpha (clean - ablated); alphas of (1,) are EAP.
+    """
+    graph = vit.graph
+    _, clean = whole(vit, embed)
+    start = ablated["input"].expand_as(embed)
+    along = [gradients(vit, start + alpha * (embed - start), loss) for alpha in alphas]
+    scores = embed.new_zeros(len(embed), graph.n_sources, graph.n_targets)
+    for source, target in edges(graph):
+        mean = torch.stack([found[target] for found in along]).mean(0)
+        value = ((ablated[source] - clean[source]) * mean).sum((1, 2))
+        scores[:, graph.source_index(source), graph.target_index(target)] = value
+    return scores
+
+
+def exact_scores(vit: LiteralVit, embed: Tensor, ablated: Outputs, loss: Loss) -> Tensor:
+    """Rise of the loss when one edge is cut, per example: `[batch, S, R]`."""
+    graph = vit.graph
+    everything = edges(graph)
+    before = loss(whole(vit, embed)[0])
+    scores = embed.new_zeros(len(embed), graph.n_sources, graph.n_targets)
+    for edge in everything:
+        kept = set(everything) - {edge}
+        row, column = graph.source_index(edge[0]), graph.target_index(edge[1])
+        scores[:, row, column] = loss(with_edges(vit, embed, kept, ablated)) - before
+    return scores
+
+
+def kl_from(clean_logits: Tensor) -> Loss:
+    """KL(clean || run) in nats."""
+    clean = clean_logits.detach().log_softmax(-1)
+    return lambda logits: (clean.exp() * (clean - logits.log_softmax(-1))).sum(-1)
+
+
+def cross_entropy(labels: Tensor) -> Loss:
+    """-log p(label)."""
+    return lambda logits: -logits.log_softmax(-1)[torch.arange(len(labels)), labels]
+
+
+def means(outputs: Outputs) -> Outputs:
+    """Mean over examples at each position."""
+    return {name: value.mean(0, keepdim=True) for name, value in outputs.items()}
