@@ -100,6 +100,7 @@ def worst_case(
         >>> worst.divergence.shape, bool(worst.divergence.max() < 1e-6)
         ((4, 3), True)
     """
+    model.check_text("worst_case")
     check_circuit(model, circuit)
     if not isinstance(task, PairTask):
         named = Path(task).suffix != ".jsonl"

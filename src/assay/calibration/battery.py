@@ -200,6 +200,7 @@ def calibrate_all(
     References:
         The mechanistic-validity framework's calibrations; each gate names its own sources.
     """
+    model.check_text("calibrate_all")
     if isinstance(task, str | Path):
         task = load_task(task, model, n=None if Path(task).suffix == ".jsonl" else USUAL_PROMPTS)
     battery = prepare(

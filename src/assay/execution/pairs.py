@@ -32,7 +32,7 @@ from assay.circuits import Circuit
 from assay.errors import InputError
 from assay.execution.feeds import Feed, Projection, bind, lay_out, slots_of
 from assay.execution.plan import Plan, compile_plan
-from assay.execution.runner import channel_column, check_causal, rotate
+from assay.execution.runner import channel_column, rotate
 from assay.models import Block, Model, Trace
 
 
@@ -98,7 +98,7 @@ class PairRunner:
     def __init__(
         self, model: Model, circuit: Circuit, *, prefix: Int[Tensor, " shared"] | None = None
     ) -> None:
-        check_causal(model)
+        model.check_text("running a table of pairs")
         self.model = model
         self.dtype = model.result_dtype
         self.plan: Plan = compile_plan(model.graph, circuit.mask, resample=True)

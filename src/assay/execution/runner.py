@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.circuits import Circuit
-from assay.errors import UnsupportedModelError
 from assay.execution.ablation import Baseline
 from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
 from assay.models import Block, Model, Trace
@@ -130,16 +129,6 @@ def _bind(model: Model, step: AttentionStep) -> _BoundAttention:
 def channel_column(block: Block, channel: str, head: int) -> int:
     """Place of a channel (`q` of a head, `k` or `v` of a key/value head) in the common layout."""
     return {"q": 0, "k": block.n_heads, "v": block.n_heads + block.n_kv_heads}[channel] + head
-
-
-def check_causal(model: Model) -> None:
-    """Refuse image classifiers where a run is cut off behind the read position."""
-    if not model.causal:
-        raise UnsupportedModelError(
-            f"{model.id} is an image classifier, whose positions all see each other; runs over tables of "
-            "pairs and under real-valued masks serve language models; run_circuit, measure and discover serve "
-            "both"
-        )
 
 
 def rotate(

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.errors import InputError, ShapeError
-from assay.execution.runner import check_causal, rotate
+from assay.execution.runner import rotate
 from assay.models import Block, Model, Trace
 
 
@@ -60,7 +60,7 @@ class SoftRunner:
     """
 
     def __init__(self, model: Model) -> None:
-        check_causal(model)
+        model.check_text("running under a real-valued mask")
         self.model = model
         self.dtype = model.result_dtype
         self._qkv = [_projection(block, self.dtype) for block in model.blocks]

@@ -96,7 +96,8 @@ def one_head_replaced_at_read(
 ) -> Float64[Tensor, "n heads"]:
     """As `one_head_replaced`, the head being replaced at the read position only.
 
-    In a causal model no earlier position sees the change, so one token per run is computed.
+    In a causal model no earlier position sees the change, so one token per run is computed; other models are
+    refused.
 
     Args:
         model: The model.
@@ -105,7 +106,11 @@ def one_head_replaced_at_read(
         read: Position that is changed and read, per prompt.
         reading: From logits to one number per run.
         heads: (block, head) pairs; default: all, block by block.
+
+    Raises:
+        UnsupportedModelError: For an image classifier.
     """
+    model.check_text("replacing a head at the read position only")
     heads = _all_heads(model) if heads is None else heads
     n = len(read)
     index = torch.arange(n, device=read.device)

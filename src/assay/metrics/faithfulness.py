@@ -17,6 +17,7 @@ from assay.metrics.metric import (
     record,
     task_warnings,
 )
+from assay.objectives import OBJECTIVES
 from assay.stats import mean_of, ratio_of, recovery_of
 
 
@@ -65,9 +66,12 @@ def _faithfulness(
             median: heavy-tailed, only for comparison.
         normalised: The same as the metric `faithfulness-norm`.
 
+    Under a divergence from the model (`kl`, `js`) the model's own margin is 0 by definition, and the result is
+    `faithfulness-norm`, 1 - D(circuit) / D(empty) (Peng et al. 2026, arXiv:2604.08192, Eq. 8).
+
     Undefined (`zero_denominator`) where |sum y_full| < 1e-8 n.
     """
-    if normalised:
+    if normalised or (runs.objective in OBJECTIVES and OBJECTIVES[runs.objective].stationary):
         return _faithfulness_norm(runs, METRICS["faithfulness-norm"])
     check_choice("aggregate", aggregate, ("ratio_of_sums", "mean_of_ratios"))
     used = finite_examples(runs, "full", "keep")

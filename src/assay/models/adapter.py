@@ -538,6 +538,18 @@ class Model:
         bound: T = known.bound(self.n_tokens)
         return bound
 
+    def check_text(self, what: str) -> None:
+        """Refuse an image classifier where only language models are served.
+
+        Raises:
+            UnsupportedModelError: Naming `what` asked for it.
+        """
+        if self.vision is not None:
+            raise UnsupportedModelError(
+                f"{what} serves language models so far, and {self.id} is an image classifier; discover, "
+                "discover_heads, measure, faithfulness_curve and run_circuit serve both"
+            )
+
     def unembed(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
         """Logits of final-norm outputs at single positions.
 
