@@ -25,6 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "execution",
         "discovery heads",
         "metrics",
+        "zoo",
         "adversarial calibration generalization",
         "store catalogue claims",
         "report",
