@@ -198,6 +198,15 @@ def test_the_layout_of_imagenet_c(tmp_path: Path) -> None:
     assert domains["snow/5"].labels is not None
     assert domains["snow/5"].labels.tolist() == [1]
     assert list(read_imagenet_c(tmp_path, corruptions=["fog"], severities=(5,))) == ["fog/5"]
+    # without a list, labels still mean the same where a domain lacks a class
+    unnamed = read_imagenet_c(tmp_path, severities=(1, 5))["snow/5"]
+    assert unnamed.classes == ("n01", "n02")
+    assert unnamed.labels is not None
+    assert unnamed.labels.tolist() == [1]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="empty has no folder; expected empty/CORRUPTION/SEVERITY"):
+        read_imagenet_c(tmp_path / "empty")
+    (tmp_path / "empty").rmdir()
     with pytest.raises(UnknownNameError, match="corruption of"):
         read_imagenet_c(tmp_path, corruptions=["frost"])
     with pytest.raises(FileFormatError, match="2 is no folder"):
@@ -321,13 +330,24 @@ def test_plain_archives(tmp_path: Path) -> None:
         ({"images": np.zeros((2, 4, 4, 3))}, "images of .* are float64"),
         ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(2)}, "expected 2 integers"),
         ({"blob": np.zeros(9, np.uint8), "offsets": np.array([0, 5, 12])}, "do not cut its blob of 9 bytes"),
+        ({"blob": np.zeros(9, np.uint8), "offsets": np.array([0.0, 9.0])}, "do not cut its blob of 9 bytes"),
         ({"blob": np.zeros(9, np.uint8), "offsets": np.array([0, 9])}, "image 0 cannot be decoded"),
+        (
+            {"images": np.zeros((2, 4, 4, 3), np.uint8), "class_names": np.array("cat")},
+            r"class_names of .* have shape \(\); expected a list",
+        ),
     ],
 )
 def test_archives_that_hold_something_else(tmp_path: Path, arrays: dict, message: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(FileFormatError, match=message):
         read_npz(tmp_path / "a.npz")
+
+
+def test_an_archive_without_images_is_an_empty_domain(tmp_path: Path) -> None:
+    np.savez(tmp_path / "none.npz", images=np.zeros((0, 4, 4, 3), np.uint8))
+    with pytest.raises(InputError, match="domain 'none' has no image"):
+        read_npz(tmp_path / "none.npz")
 
 
 def test_pickles_and_broken_archives_are_refused(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 import json
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from PIL import Image
 
 from assay.errors import AssayWarning, InputError, ShapeError, UnknownNameError
+from assay.models import load_model
 from assay.tasks import EvalTransform
 
 
@@ -83,6 +86,30 @@ def test_a_model_with_an_image_processor_gets_its_transform(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert EvalTransform.for_model(model_of(size, stored)) == expected
+
+
+def test_a_saved_model_brings_its_transform_along(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32,
+        patch_size=16, num_labels=3,
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.warns(AssayWarning, match="nothing is stored"):
+        assert EvalTransform.for_model(load_model(tmp_path)) == EvalTransform(resize=(32, 32))
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    processor = ViTImageProcessorPil(size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3], resample=3)
+    processor.save_pretrained(tmp_path)
+    transform = EvalTransform.for_model(load_model(tmp_path))
+    ours = transform.normalised(transform.pixels(picture(40, 50))[None])
+    theirs = processor(picture(40, 50), return_tensors="np")["pixel_values"]
+    np.testing.assert_allclose(ours.numpy(), theirs, atol=2e-6)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_language_model_has_no_transform() -> None:
+    with pytest.raises(InputError, match="is a language model"):
+        EvalTransform.for_model(load_model("mini"))
 
 
 def test_a_model_of_timm_gets_the_transform_of_its_config() -> None:

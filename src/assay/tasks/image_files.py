@@ -162,29 +162,64 @@ def read_imagenet_c(
 ) -> dict[str, ImageSet]:
     """The layout of ImageNet-C, `root/CORRUPTION/SEVERITY/CLASS/*`, as domains named `CORRUPTION/SEVERITY`.
 
+    Labels mean the same in all of them, also where a domain lacks a class.
+
     Args:
         root: Has a folder per corruption.
         corruptions: Those to read. Default: all, sorted.
         severities: Those to read; each must be there.
-        classes: Class folders in the order of labels. Default: those of each domain, sorted.
+        classes: Class folders in the order of labels. Default: the union over these domains, sorted.
         options: Transform, sample (per domain), bad files.
 
     Raises:
         UnknownNameError: If there is no such corruption.
         FileFormatError: If a folder does not exist, or an image cannot be read and is not skipped.
+        InputError: If there is no corruption, a domain has no image, or a folder is none of the `classes`.
     """
     root = _folder(root)
     present = _subfolders(root)
     for name in corruptions or ():
         if name not in present:
             raise unknown_name(f"corruption of {root}", name, present)
-    return {
-        (domain := f"{name}/{severity}"): read_image_folder(
-            root / name / str(severity), classes=classes, domain=domain, options=options
-        )
+    folders = {
+        f"{name}/{severity}": _folder(root / name / str(severity))
         for name in corruptions or present
         for severity in severities
     }
+    if not folders:
+        raise InputError(f"{root} has no folder; expected {root.name}/CORRUPTION/SEVERITY/CLASS/IMAGE")
+    if classes is None:
+        classes = sorted({name for folder in folders.values() for name in _subfolders(folder)})
+    return {
+        domain: read_image_folder(folder, classes=classes, domain=domain, options=options)
+        for domain, folder in folders.items()
+    }
+
+
+def read_images(
+    paths: Sequence[str | Path], *, domain: str = "", options: ReadOptions = DEFAULTS
+) -> ImageSet:
+    """Single files without labels, in the order given: what arrives at a deployed model.
+
+    Args:
+        paths: Image files.
+        domain: Name of the domain.
+        options: Transform, sample, bad files; their paths are then in `skipped`.
+
+    Raises:
+        FileFormatError: If an image cannot be read and is not skipped.
+        InputError: If there is none, or none can be read.
+        ShapeError: If images differ in size and no transform makes them equal.
+    """
+    return _image_set(
+        [_Source(str(path), Path(path)) for path in paths],
+        labels=None,
+        fields={"path": [str(path) for path in paths]},
+        classes=None,
+        domain=domain,
+        config={"layout": "files", "source": domain},
+        options=options,
+    )
 
 
 # ------------------------------------------------------------------------------------- tables of metadata
@@ -368,6 +403,8 @@ def read_npz(path: str | Path, *, domain: str | None = None, options: ReadOption
     labels, names = arrays.pop("labels", None), arrays.pop("class_names", None)
     if labels is not None and (labels.shape != (n,) or labels.dtype.kind not in "iu"):
         raise FileFormatError(f"labels of {path} are {labels.dtype} {labels.shape}; expected {n} integers")
+    if names is not None and names.ndim != 1:
+        raise FileFormatError(f"class_names of {path} have shape {names.shape}; expected a list of names")
     return _image_set(
         sources,
         labels=None if labels is None else labels.astype(np.int64),
@@ -393,8 +430,14 @@ def _array_sources(path: Path, arrays: dict[str, np.ndarray]) -> list["_Source"]
         return [_Source(f"{path.name}, image {i}", image) for i, image in enumerate(images)]
     if {"blob", "offsets"} <= arrays.keys():
         blob, offsets = arrays.pop("blob"), arrays.pop("offsets")
-        ordered = blob.dtype == np.uint8 and offsets.ndim == 1 and len(offsets) > 1
-        if not ordered or (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > len(blob):
+        ordered = blob.dtype == np.uint8 and blob.ndim == 1 and offsets.ndim == 1 and len(offsets) > 1
+        ordered = ordered and offsets.dtype.kind in "iu"
+        if (
+            not ordered
+            or (np.diff(offsets.astype(np.int64)) < 0).any()
+            or offsets[0] < 0
+            or offsets[-1] > len(blob)
+        ):
             raise FileFormatError(f"offsets of {path} do not cut its blob of {len(blob)} bytes into images")
         return [
             _Source(f"{path.name}, image {i}", blob[start:stop].tobytes())
