@@ -28,7 +28,7 @@ class HoldsModule(Protocol):
 
 def sharpness(
     model: nn.Module | HoldsModule,
-    data: ImageTask | Iterable[tuple[Tensor, Tensor]],
+    batches: ImageTask | Iterable[tuple[Tensor, Tensor]],
     *,
     batch_size: int = BATCH_SIZE,
     rho: float = 0.001,
@@ -40,7 +40,7 @@ def sharpness(
 
     Args:
         model: A classifier in evaluation mode: images in, logits (or an output with `logits`) out.
-        data: In-distribution validation data: a task with labels, or batches of (images, labels).
+        batches: In-distribution validation data: (images, labels) at a time, or a task with labels.
         batch_size: Images of a task taken together, its last batch may be smaller. The worst direction is
             one for the whole batch, so values compare only between equal batch sizes.
         rho: Radius, relative to each weight's magnitude if `adaptive`.
@@ -71,7 +71,7 @@ def sharpness(
     names = [name for name, _ in module.named_parameters()]
     weights = [parameter.detach() for parameter in module.parameters()]
     rises = []
-    for images, labels in _batches(data, batch_size, weights[0].device):
+    for images, labels in _pairs(batches, batch_size, weights[0].device):
 
         def loss(moved: Sequence[Tensor], images: Tensor = images, labels: Tensor = labels) -> Tensor:
             output = torch.func.functional_call(module, dict(zip(names, moved, strict=True)), (images,))
@@ -89,15 +89,16 @@ def sharpness(
     return float(np.mean(rises))
 
 
-def _batches(
-    data: ImageTask | Iterable[tuple[Tensor, Tensor]], batch_size: int, device: torch.device
+def _pairs(
+    batches: ImageTask | Iterable[tuple[Tensor, Tensor]], batch_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    if not isinstance(data, ImageTask):
-        yield from ((images.to(device), labels.to(device)) for images, labels in data)
+    if not isinstance(batches, ImageTask):
+        yield from ((images.to(device), labels.to(device)) for images, labels in batches)
         return
-    if data.labels is None:
-        raise InputError(f"sharpness needs labels, and the images of {data.domain or data.name!r} have none")
-    for batch in data.batches(batch_size):
+    if batches.labels is None:
+        name = batches.domain or batches.name
+        raise InputError(f"sharpness needs labels, and the images of {name!r} have none")
+    for batch in batches.batches(batch_size):
         assert batch.labels is not None  # all of the task's images have one
         yield batch.images.to(device), batch.labels.to(device).long()
 
