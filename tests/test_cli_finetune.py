@@ -1,0 +1,138 @@
+"""`assay finetune`: what it prints, writes, goes on from and refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import assay
+from assay.cli import app
+from assay.tasks import SHAPE_CLASSES, EvalTransform, draw_shapes
+from assay.zoo import save_model
+
+
+Run = Callable[..., Any]
+FEW = ("--train-steps", "4", "--validate-every", "2", "--train-batch", "8", "--n", "36", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a tiny untrained classifier of shapes."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = ViTConfig(
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=24,
+            image_size=32,
+            patch_size=16,
+            num_labels=6,
+            initializer_range=0.2,
+        )
+        module = ViTForImageClassification(config).eval()
+    folder = tmp_path_factory.mktemp("start") / "model"
+    return save_model(module, folder, transform=EvalTransform(resize=(32, 32)), classes=SHAPE_CLASSES)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Path) -> Run:
+    """The command in an empty directory, on the tiny model."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, ["finetune", "--model", str(start), *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return call
+
+
+def test_a_table_a_verdict_a_model_and_a_picture(run: Run, tmp_path: Path) -> None:
+    found = run(
+        *("--shapes", "flat", "--watch-shapes", "sketch", "--out", "tuned", "--figure", "course.png", *FEW)
+    )
+    assert found.exit_code == 0, found.output
+    lines = found.stdout.splitlines()
+    assert lines[0].split() == ["step", "validation", "sketch", "bias", "deep", "shallow"]
+    assert [line.split()[0] for line in lines[1:4]] == ["0", "2", "4"]
+    assert sum("*" in line for line in lines[1:4]) == 1
+    assert "verdict: " in found.stdout
+    assert "choosing by sketch, whose labels that would use: step " in found.stdout
+    assert Image.open(tmp_path / "course.png").size[0] > 300
+    assert assay.load_model(tmp_path / "tuned").classes == SHAPE_CLASSES
+
+
+def test_json_is_the_document_of_the_folder_and_a_second_call_reads_it(run: Run, tmp_path: Path) -> None:
+    arguments = ("--shapes", "flat", "--out", "tuned", "--loss", "ratio", "--json", *FEW)
+    first = json.loads(run(*arguments).stdout)
+    assert first["folder"] == "tuned"
+    assert first["circuit"]["loss"] == "ratio"
+    written = json.loads((tmp_path / "tuned" / "circuit.json").read_text())
+    assert {"folder": "tuned", **written} == first
+    assert json.loads(run(*arguments).stdout) == first
+    other = run(*arguments, "--lambda-circuit", "0.2")
+    assert other.exit_code == 2
+    assert "holds another training run" in other.stderr
+
+
+def test_explicit_blocks_and_variants_reach_the_loss(run: Run) -> None:
+    blocks = ("--shallow", "0", "--deep", "1-1", "--variant", "eap-ig-detach-actdiff", "--points", "3")
+    found = run("--shapes", "flat", "--out", "tuned", *blocks, "--json", *FEW)
+    circuit = json.loads(found.stdout)["circuit"]
+    assert (circuit["shallow"], circuit["deep"]) == ([0, 0], [1, 1])
+    assert (circuit["variant"], circuit["steps"]) == ("eap_ig_detach_actdiff", 3)
+
+
+def test_folders_of_images_are_read_at_the_model_s_size_with_its_classes(run: Run, tmp_path: Path) -> None:
+    for domain, start in (("flat", 0), ("neon", 100)):
+        images = draw_shapes(domain, 36, size=48, start=start)
+        for number, pixels in enumerate(images.pixels):
+            folder = tmp_path / domain / SHAPE_CLASSES[images.labels[number]]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    found = run("--images", "flat", "--watch", "neon", "--out", "tuned", "--json", *FEW)
+    assert found.exit_code == 0, found.output
+    assert set(json.loads(found.stdout)["selected"]["watched"]) == {"neon"}
+
+
+def test_a_plan_costs_nothing(run: Run, tmp_path: Path) -> None:
+    found = run("--shapes", "flat", "--out", "tuned", "--dry-run", "--train-steps", "10")
+    assert "shallow blocks 0 to 0, deep blocks 1 to 1" in found.stdout
+    assert "10 steps of about 9 forward passes over a batch; plain training takes 3" in found.stdout
+    as_json = run("--out", "tuned", "--dry-run", "--json", "--lambda-circuit", "0")
+    assert json.loads(as_json.stdout)["forward_passes_per_step"] == 3
+    assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--lambda-circuit", "-1"), "give 0 or more"),
+        (("--points", "1"), r"steps (m) is 1"),
+        (("--shallow", "0-1"), "give both sets or neither"),
+        (("--shallow", "a", "--deep", "1"), "--shallow is 'a'; give the first and the last block"),
+        (("--shallow", "0-1", "--deep", "1"), "overlap"),
+        (("--loss", "lag"), "log"),
+        (("--variant", "eap"), "target_logit"),
+        (("--figure", "course.jpg"), "written as .png or .svg"),
+        (("--train-batch", "1"), "batches of 1 image"),
+        (("--shapes", "sketch"), "2 domains are given"),
+        (("--watch-shapes", "neon", "--watch-shapes", "neon"), "two watched sets are named 'neon'"),
+    ],
+)
+def test_wrong_use_is_explained_and_writes_nothing(
+    run: Run, tmp_path: Path, wrong: tuple[str, ...], message: str
+) -> None:
+    found = run("--shapes", "flat", "--out", "tuned", *FEW, *wrong)
+    assert found.exit_code == 2
+    assert message in found.stderr
+    assert not (tmp_path / "tuned").exists()
