@@ -11,6 +11,7 @@ import assay.cli.attack
 import assay.cli.calibrate
 import assay.cli.claim
 import assay.cli.finetune
+import assay.cli.monitor
 import assay.cli.repair
 import assay.cli.zoo  # noqa: F401 - each registers its commands
 from assay.cli.commands import app

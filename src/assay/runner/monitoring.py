@@ -1,0 +1,311 @@
+"""A monitor as a job: reference and known batches from images, everything kept and taken up again."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.circuits import EdgeScores, load_scores, write_atomically
+from assay.discovery import discover
+from assay.errors import FileFormatError, InputError
+from assay.generalization.alarms import batches_for
+from assay.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
+from assay.generalization.monitoring import Monitor
+from assay.models import Model
+from assay.report import save_report
+from assay.rng import stream
+from assay.runner.image_stream import is_shapes, known_images
+from assay.runner.stages import Progress
+from assay.tasks import EvalTransform, ImageSet, ReadOptions
+
+
+READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
+REFERENCE, DOMAINS = "reference.safetensors", "domains.json"
+USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
+MOST_LABELLED = 1000  # images that ATC and DoC learn from
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorPlan:
+    """What a monitor starts from.
+
+    Attributes:
+        reference: File of edge scores, folder of images, or `shapes:DOMAIN`.
+        known: Folder or `shapes:DOMAIN` of further images in distribution. Default: those of the reference's
+            images that the reference circuit does not use.
+        window: Images of a batch, and of the reference circuit if it is to be found.
+        known_batches: Batches to calibrate on; 0: none; None: what there is.
+        threshold: Shift above which to raise the alarm.
+        target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
+        rule, alpha, distance: As in `Monitor`.
+        method, objective, ablation, steps: Of the reference circuit, if it is to be found.
+        seed: Root seed.
+        skip_bad: Pass over image files that cannot be read.
+        batch_size: Images per pass.
+    """
+
+    reference: str
+    known: str | None = None
+    window: int = 64
+    known_batches: int | None = None
+    threshold: float | None = None
+    target: float | None = None
+    rule: str | None = None
+    alpha: float = 0.05
+    distance: str = "spearman"
+    method: str = "eap-ig-inputs"
+    objective: str | None = None
+    ablation: str | None = None
+    steps: int | str = 5
+    seed: int = 0
+    skip_bad: bool = False
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.target is not None:
+            raise InputError(
+                "threshold and target were both given; a target stands for a threshold: give one"
+            )
+        if self.target is not None and not 0 < self.target <= 1:
+            raise InputError(f"target is {self.target}; a performance above 0 and at most 1 is needed")
+        if self.window < 2:
+            raise InputError(f"window is {self.window}; a batch needs at least 2 images")
+
+    @property
+    def given(self) -> bool:
+        """Whether the reference circuit is a file."""
+        return not is_shapes(self.reference) and not Path(self.reference).is_dir()
+
+    @property
+    def n_drawn(self) -> int:
+        """Known images to draw from a `shapes:` source."""
+        batches = self.known_batches
+        if batches is None:
+            batches = max(USUAL_BATCHES, batches_for(self.alpha))
+        return self.window * (1 + max(batches, 1))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StartedMonitor:
+    """A monitor ready to observe.
+
+    Attributes:
+        monitor: With known batches, if there are any, and earlier readings.
+        domains: The calibration on corrupted domains; None without a target.
+        out: Where everything is kept.
+    """
+
+    monitor: Monitor
+    domains: DomainCalibration | None
+    out: Path
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What the page shows: the monitor, and the domains if there are any."""
+        document = self.monitor.to_dict()
+        return document if self.domains is None else {**document, "domains": self.domains.to_dict()}
+
+    @property
+    def done(self) -> frozenset[str]:
+        """Names of images observed or passed over before."""
+        return frozenset(name for each in self.monitor.readings for name in (*each.sources, *each.skipped))
+
+    def write(self) -> None:
+        """Write the document, and the page once there is a reading.
+
+        Raises:
+            OutputError: If a file cannot be written.
+        """
+        document = self.document
+        write_atomically(self.out / DOCUMENT, json.dumps(document, indent=1, allow_nan=False).encode())
+        if document["readings"]:
+            save_report(self.out / PAGE, document)
+
+
+def start_monitor(
+    model: Model,
+    plan: MonitorPlan,
+    *,
+    out: Path,
+    transform: EvalTransform | None = None,
+    progress: Progress | None = None,
+) -> StartedMonitor:
+    """Find or read the reference circuit, calibrate, and take up earlier readings.
+
+    Args:
+        model: The deployed model.
+        plan: What to start from.
+        out: Directory of readings, document and page; what lies there from an earlier run of the same plan is
+            used again.
+        transform: Of the images; default: the model's own.
+        progress: Called with the name of a stage, what is done, and the total or 0.
+
+    Raises:
+        InputError: If images are too few or have no labels where they are needed, or `out` holds readings of
+            another monitor.
+        FileFormatError: If a file or folder cannot be read.
+        OutputError: If something cannot be written.
+    """
+    transform = transform or EvalTransform.for_model(model)
+    scores, pool = _reference(model, plan, transform, out, progress)
+    domains = None
+    threshold: Any = plan.threshold
+    if plan.target is not None:
+        domains = _domains(model, plan, scores, pool, transform, out, progress)
+        threshold = domains.threshold(plan.target, metric=plan.distance)
+    monitor = Monitor(
+        model,
+        scores,
+        threshold,
+        distance=plan.distance,
+        rule=plan.rule,
+        alpha=plan.alpha,
+        labelled=None if pool is None or pool.labels is None else _some(pool, MOST_LABELLED),
+        transform=transform,
+        batch_size=plan.batch_size,
+        log=out / READINGS,
+        seed=plan.seed,
+    )
+    _calibrate(monitor, plan, pool, progress)
+    return StartedMonitor(monitor=monitor, domains=domains, out=out)
+
+
+def _some(images: ImageSet, most: int) -> ImageSet:
+    return images if images.n <= most else images.subset(list(range(most)))
+
+
+def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransform) -> ImageSet:
+    return known_images(
+        source,
+        transform,
+        n=plan.n_drawn,
+        classes=model.classes,
+        options=ReadOptions(seed=plan.seed, skip_bad=plan.skip_bad),
+    )
+
+
+def _reference(
+    model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress | None
+) -> tuple[EdgeScores, ImageSet | None]:
+    """The reference circuit, and images in distribution that it does not rest on."""
+    pool = None if plan.known is None else _known(plan, plan.known, model, transform)
+    if plan.given:
+        return load_scores(plan.reference, graph=model.graph), pool
+    if plan.known is not None and plan.known == plan.reference:
+        raise InputError(
+            f"known and reference images are both {plan.known}; leave known out, then the images are divided"
+        )
+    images = _known(plan, plan.reference, model, transform)
+    order = stream(plan.seed, "monitor/reference").permutation(images.n)
+    if images.n < plan.window:
+        raise InputError(
+            f"{plan.reference} holds {images.n} images and the reference circuit rests on {plan.window}; "
+            "give more images or a smaller window"
+        )
+    if pool is None and images.n > plan.window:
+        pool = images.subset(order[plan.window :].tolist())
+    task = images.subset(order[: plan.window].tolist()).task(transform)
+    settings = {
+        "method": plan.method,
+        "objective": plan.objective or task.objective,
+        "ablation": plan.ablation or task.ablation,
+        "seed": plan.seed,
+    }
+    stored = out / REFERENCE
+    if stored.is_file():
+        found = load_scores(stored)
+        record = found.provenance
+        same = {name: record.get(name) for name in settings} == settings
+        same &= record.get("steps") in (plan.steps, None)
+        same &= (record.get("task") or {}).get("data_hash") == task.data_hash
+        if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
+            return found, pool
+    if progress is not None:
+        progress("reference", 0, 1)
+    found = discover(
+        model,
+        task,
+        plan.method,
+        objective=plan.objective,
+        ablation=plan.ablation,
+        steps=plan.steps,
+        batch_size=plan.batch_size,
+        seed=plan.seed,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / READINGS).exists():
+        found.save(stored)
+    if progress is not None:
+        progress("reference", 1, 1)
+    return found, pool
+
+
+def _domains(
+    model: Model,
+    plan: MonitorPlan,
+    scores: EdgeScores,
+    pool: ImageSet | None,
+    transform: EvalTransform,
+    out: Path,
+    progress: Progress | None,
+) -> DomainCalibration:
+    """The corrupted domains, from the directory where they were measured before."""
+    if pool is None:
+        raise InputError(
+            "a target needs labelled images in distribution to corrupt; give --known, or a reference folder "
+            "with more images than the window"
+        )
+    stored = out / DOMAINS
+    wanted = {
+        "reference": json.loads(json.dumps(dict(scores.provenance))),
+        "domain": pool.domain,
+        "n": min(plan.window, pool.n),
+        "seed": plan.seed,
+    }
+    if stored.is_file():
+        found = _read_domains(stored)
+        images = found.provenance["images"]
+        if wanted == {
+            "reference": found.provenance["reference"],
+            **{name: images[name] for name in ("domain", "n", "seed")},
+        }:
+            return found
+    found = calibrate_on_corruptions(
+        model,
+        scores,
+        pool,
+        n=wanted["n"],
+        labelled=_some(pool, MOST_LABELLED),
+        transform=transform,
+        batch_size=plan.batch_size,
+        progress=None if progress is None else lambda _, done, __: progress("corrupted domains", done, 39),
+        seed=plan.seed,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(stored, json.dumps(found.to_dict(), indent=1, allow_nan=False).encode())
+    return found
+
+
+def _read_domains(path: Path) -> DomainCalibration:
+    try:
+        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} cannot be read ({error}); remove it to measure again") from error
+    return DomainCalibration.from_dict(content)
+
+
+def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageSet | None, progress: Progress | None) -> None:
+    """Known batches, unless there are some already or none are wanted."""
+    if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
+        return
+    by_default = plan.known_batches is None and (
+        plan.rule in ("threshold", "sequential") or (plan.rule is None and monitor.threshold is not None)
+    )
+    if pool is None or (by_default and pool.n < plan.window):
+        if plan.known_batches is None:
+            return
+        raise InputError("no images in distribution are left to calibrate on; give --known")
+    if progress is not None:
+        progress("known batches", 0, plan.known_batches or 0)
+    monitor.calibrate(pool, batch_size=plan.window, n_batches=plan.known_batches)
