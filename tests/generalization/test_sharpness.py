@@ -142,6 +142,14 @@ def test_a_task_is_taken_in_batches_and_the_model_stays_to_the_bit() -> None:
     assert not module.training
 
 
+def test_images_take_the_dtype_of_the_weights() -> None:
+    task = draw_shapes("flat", 8).task()
+    single, double = (
+        sharpness(tiny_vit().to(dtype), task, iterations=2) for dtype in (torch.float32, torch.float64)
+    )
+    assert single == pytest.approx(double, rel=1e-3)
+
+
 def test_it_is_reached_among_the_baselines() -> None:
     assert baselines.sharpness is sharpness
 

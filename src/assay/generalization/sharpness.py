@@ -71,7 +71,7 @@ def sharpness(
     names = [name for name, _ in module.named_parameters()]
     weights = [parameter.detach() for parameter in module.parameters()]
     rises = []
-    for images, labels in _pairs(batches, batch_size, weights[0].device):
+    for images, labels in _pairs(batches, batch_size, weights[0]):
 
         def loss(moved: Sequence[Tensor], images: Tensor = images, labels: Tensor = labels) -> Tensor:
             output = torch.func.functional_call(module, dict(zip(names, moved, strict=True)), (images,))
@@ -90,17 +90,17 @@ def sharpness(
 
 
 def _pairs(
-    batches: ImageTask | Iterable[tuple[Tensor, Tensor]], batch_size: int, device: torch.device
+    batches: ImageTask | Iterable[tuple[Tensor, Tensor]], batch_size: int, weight: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     if not isinstance(batches, ImageTask):
-        yield from ((images.to(device), labels.to(device)) for images, labels in batches)
+        yield from ((images.to(weight), labels.to(weight.device)) for images, labels in batches)
         return
     if batches.labels is None:
         name = batches.domain or batches.name
         raise InputError(f"sharpness needs labels, and the images of {name!r} have none")
     for batch in batches.batches(batch_size):
         assert batch.labels is not None  # all of the task's images have one
-        yield batch.images.to(device), batch.labels.to(device).long()
+        yield batch.images.to(weight), batch.labels.to(weight.device).long()
 
 
 def worst_case_rise(
