@@ -70,8 +70,8 @@ class Grid:
         for axis, values in self.axes.items():
             if axis not in known:
                 raise unknown_name("field of a recipe", axis, known)
-            if not isinstance(values, list | tuple) or not values:
-                raise InputError(f"the axis {axis} is {values!r}; give a list of at least one value")
+            if not values:
+                raise InputError(f"the axis {axis} is empty; give a list of at least one value")
         if not self.configurations:
             raise InputError(f"the grid {self.name!r} has an empty list of configurations")
         named = {name for each in self.configurations for name in each}
@@ -135,6 +135,9 @@ class Grid:
         for part in ("inits", "axes", "fixed"):
             if not isinstance(given.get(part, {}), Mapping):
                 raise InputError(f"{part} is {given[part]!r}; write a table [{part}]")
+        for axis, values in given.get("axes", {}).items():
+            if not isinstance(values, list | tuple):
+                raise InputError(f"the axis {axis} is {values!r}; give a list of at least one value")
         given["axes"] = {
             name: values for name, values in merged["axes"].items() if name not in given.get("fixed", {})
         } | dict(given.get("axes", {}))

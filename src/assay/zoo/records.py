@@ -141,7 +141,7 @@ class Correctness:
             FileFormatError: If the file is no such archive.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
                 domains = file["meta_domain"]
                 return cls(
                     correct=file["X"],
@@ -352,7 +352,8 @@ def _archive(**arrays: np.ndarray) -> bytes:
 def _read_record(path: Path, hashes: Mapping[str, str]) -> dict[str, Any] | None:
     """The arrays of a record made with the same weights and images, else None."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # From memory: numpy leaves a file open that it finds to be no archive.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             if any(str(file[name]) != value for name, value in hashes.items()):
                 return None
             return {name: file[name] for name in ("logits", "labels", "ids")}
