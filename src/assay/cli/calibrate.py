@@ -114,7 +114,7 @@ def calibrate(
     from assay.circuits import load_head_circuit, write_atomically
     from assay.execution import ABLATIONS
     from assay.report import save_report
-    from assay.tasks import load_task
+    from assay.tasks import PairTask, load_task
 
     runner.check_options(method=method, task=task, objective=objective, device=device)
     _check_method(ablation)
@@ -159,6 +159,7 @@ def calibrate(
                 store=kept,
                 progress=progress,
             )
+            assert isinstance(runs.task, PairTask)  # of a name
             return runner.usual_prompts(runs.task, prompts), runs.circuit
 
         if given is None:

@@ -27,6 +27,7 @@ from assay.cli.options import (
     CountOption,
     DeviceOption,
     DryRunOption,
+    ImagesOption,
     JsonOption,
     MethodOption,
     ModelOption,
@@ -47,7 +48,7 @@ from assay.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from assay.circuits import Circuit, EdgeScores
     from assay.models import Model
-    from assay.tasks import PairTask
+    from assay.tasks import PairTask, Task
 
 TASKS = ["ioi"]  # defaults of repeatable options
 METRICS = ["faithfulness-norm"]
@@ -145,6 +146,7 @@ def audit(
 def discover(
     model: ModelOption = "mini",
     task: TaskOption = "ioi",
+    images: ImagesOption = None,
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
     ablation: AblationOption = None,
@@ -175,9 +177,9 @@ def discover(
 ) -> None:
     """Score every edge and keep the strongest as a circuit."""
     from assay import runner
-    from assay.tasks import load_task
 
-    runner.check_options(method=method, task=task, ablation=ablation, objective=objective, device=device)
+    named = task if images is None else None
+    runner.check_options(method=method, task=named, ablation=ablation, objective=objective, device=device)
     if sum(choice is not None for choice in (top, threshold, greedy)) > 1:
         raise InputError("--top, --threshold and --greedy each choose a circuit; give one of them")
     if dry_run:
@@ -190,12 +192,12 @@ def discover(
     with progress_on_stderr(quiet=quiet) as progress:
         progress("load", 0, 1)
         loaded = load(model, device)
-        prompts = load_task(task, loaded, n=n, seed=seed)
+        inputs = _inputs(task, images, loaded, n=n, seed=seed)
         kept = open_store(store)
         progress("discover", 0, 1)
         scores = runner.discover_stored(
             loaded,
-            prompts,
+            inputs,
             method,
             objective=objective,
             ablation=ablation,
@@ -281,6 +283,7 @@ def measure(
     ] = None,
     model: ModelOption = "mini",
     task: Annotated[list[str], option("--task", "Task or JSONL file; repeat for several.")] = TASKS,
+    images: ImagesOption = None,
     metric: Annotated[list[str], option("--metric", "Key or code; repeat for several.")] = METRICS,
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
@@ -305,7 +308,7 @@ def measure(
     from assay import runner
     from assay.circuits import load_circuit
 
-    for each in task:
+    for each in task if images is None else (None,):
         runner.check_options(
             method=method, task=each, ablation=ablation, objective=objective, metrics=metric, device=device
         )
@@ -320,7 +323,9 @@ def measure(
             stages.insert(0, runner.plan_discovery(loaded, method=method, n=n * len(task), steps=steps))
         show_plan(loaded, n, stages, as_json=as_json)
         return
-    tasks = [_read(each, loaded, n) for each in task]
+    tasks: list[Task | str] = [_read(each, loaded, n) for each in task]
+    if images is not None:
+        tasks = [_inputs("", images, loaded, n=n, seed=seed)]
     kept = open_store(store)
     records = []
     with progress_on_stderr(quiet=quiet) as progress:
@@ -347,6 +352,15 @@ def measure(
                 records.append({"task": runs.task.name, "n_edges": runs.circuit.n_edges, **found})
             progress("measure", len(metric), len(metric))
     _hand_over(records, out=out, as_json=as_json)
+
+
+def _inputs(task: str, images: str | None, model: "Model", *, n: int | None, seed: int) -> "Task":
+    """Prompts of a task, or images where they are named."""
+    from assay.tasks import load_images, load_task
+
+    if images is None:
+        return load_task(task, model, n=n, seed=seed)
+    return load_images(images, model, n=n, seed=seed)
 
 
 def _read(task: str, model: "Model", n: int | None) -> "PairTask | str":

@@ -70,6 +70,13 @@ def parse_steps(value: str | int) -> int | str:
 
 
 ModelOption = Annotated[str, option("--model", "mini, a hub id, or a directory written by save_pretrained.")]
+ImagesOption = Annotated[
+    str | None,
+    option(
+        "--images",
+        "For an image classifier, instead of --task: shapes:DOMAIN, an .npz file, or a folder of one domain.",
+    ),
+]
 TaskOption = Annotated[str, option("--task", "Registered task or a JSONL file of prompts.")]
 MethodOption = Annotated[str, option("--method", "Discovery method; see `assay list methods`.")]
 ObjectiveOption = Annotated[

@@ -19,6 +19,7 @@ from assay.metrics.metric import (
 )
 from assay.objectives import OBJECTIVES
 from assay.stats import mean_of, ratio_of, recovery_of
+from assay.tasks import ImageTask
 
 
 SMALL_MARGIN = 1e-3  # share of the median |margin| below which a single example's ratio says nothing
@@ -66,12 +67,13 @@ def _faithfulness(
             median: heavy-tailed, only for comparison.
         normalised: The same as the metric `faithfulness-norm`.
 
-    Under a divergence from the model (`kl`, `js`) the model's own margin is 0 by definition, and the result is
-    `faithfulness-norm`, 1 - D(circuit) / D(empty) (Peng et al. 2026, arXiv:2604.08192, Eq. 8).
+    Under a divergence from the model (`kl`, `js`) the model's own margin is 0 and this ratio undefined. Of
+    image classifiers, where that is the default, faithfulness is then `faithfulness-norm`, 1 - D(circuit) /
+    D(empty) (Peng et al. 2026, arXiv:2604.08192, Eq. 8).
 
     Undefined (`zero_denominator`) where |sum y_full| < 1e-8 n.
     """
-    if normalised or (runs.objective in OBJECTIVES and OBJECTIVES[runs.objective].stationary):
+    if normalised or (isinstance(runs.task, ImageTask) and _is_divergence(runs.objective)):
         return _faithfulness_norm(runs, METRICS["faithfulness-norm"])
     check_choice("aggregate", aggregate, ("ratio_of_sums", "mean_of_ratios"))
     used = finite_examples(runs, "full", "keep")
@@ -92,6 +94,11 @@ def _faithfulness(
         reading=recovery_reading,
         details=details,
     )
+
+
+def _is_divergence(objective: str) -> bool:
+    """Whether an objective measures the distance from the model itself."""
+    return objective in OBJECTIVES and OBJECTIVES[objective].stationary
 
 
 def _single_ratios(

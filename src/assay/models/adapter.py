@@ -596,10 +596,11 @@ class Model:
         Raises:
             InputError: If the module is in training mode.
         """
-        if self.module.training:
+        training = next((path for path, part in self.module.named_modules() if part.training), None)
+        if training is not None:
             raise InputError(
-                f"{self.id} is in training mode, so dropout would change its numbers; call "
-                "module.eval() first"
+                f"{f'{training} of ' if training else ''}{self.id} is in training mode, so dropout would "
+                "change its numbers; call module.eval() first"
             )
         if self.vision is not None:
             return self.vision.hidden(self.module, inputs.to(self.dtype))

@@ -21,7 +21,7 @@ from assay.objectives import Objective, get_objective, is_registered
 from assay.runner.prompts import draw_prompts
 from assay.stats import recovery_of
 from assay.store import Store
-from assay.tasks import TASKS, PairTask, load_task
+from assay.tasks import TASKS, ImageTask, Task, load_task
 
 
 FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
@@ -72,7 +72,7 @@ def check_writable(directory: Path, *, make: bool = False) -> None:
 def check_options(
     *,
     method: str | None = None,
-    task: PairTask | str | None = None,
+    task: Task | str | None = None,
     ablation: str | None = None,
     objective: str | Objective | None = None,
     metrics: Sequence[str] | None = None,
@@ -121,7 +121,7 @@ def registered(objective: Objective, ablation: Ablation) -> bool:
 
 def discover_stored(
     model: Model,
-    task: PairTask,
+    task: Task,
     method: str,
     *,
     objective: str | Objective | None = None,
@@ -297,7 +297,7 @@ def find_circuit(
 
 def runs_of(
     model: Model,
-    task: PairTask | str,
+    task: Task | str,
     circuit: Circuit | None,
     *,
     method: str = "eap-ig-inputs",
@@ -331,14 +331,19 @@ def runs_of(
         progress: Told of each stage.
     """
 
-    def runs(prompts: PairTask, kept: Circuit) -> CircuitRuns:
+    def runs(prompts: Task, kept: Circuit) -> CircuitRuns:
         return CircuitRuns(
             model, prompts, kept, ablation=ablation, objective=objective, batch_size=batch_size, seed=seed
         )
 
     if circuit is not None:
-        prompts = task if isinstance(task, PairTask) else load_task(task, model, n=n, seed=seed)
-        return runs(prompts, circuit)
+        named = load_task(task, model, n=n, seed=seed) if isinstance(task, str) else task
+        return runs(named, circuit)
+    if isinstance(task, ImageTask):
+        raise InputError(
+            "images are measured on a circuit that was found before; run `assay discover --images` and give "
+            "its circuit with --circuit"
+        )
     draws = draw_prompts(model, task, n=n, seed=seed)
     progress("discover", 0, 1)
     scores = discover_stored(

@@ -15,10 +15,11 @@ from assay.tasks.image_files import (
     read_parquet,
     read_table,
 )
+from assay.tasks.image_source import is_shapes, one_domain, read_source
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageBatch, ImageSet, ImageTask
 from assay.tasks.induction import Induction
-from assay.tasks.load import draw_task, load_task, read_pairs
+from assay.tasks.load import draw_task, load_images, load_task, read_pairs
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
 from assay.tasks.task import PairBatch, PairTask, Split, map_tensors
 from assay.tasks.text import GenderedPronoun, GreaterThan, IndirectObject, SubjectVerbAgreement
@@ -61,8 +62,11 @@ __all__ = [
     "draw_shapes",
     "draw_task",
     "encode_prompts",
+    "is_shapes",
+    "load_images",
     "load_task",
     "map_tensors",
+    "one_domain",
     "pair_task",
     "read_domains",
     "read_image_folder",
@@ -70,6 +74,7 @@ __all__ = [
     "read_npz",
     "read_pairs",
     "read_parquet",
+    "read_source",
     "read_table",
     "task_data",
 ]

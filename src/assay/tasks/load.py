@@ -10,6 +10,10 @@ from assay.errors import AssayError, FileFormatError, InputError, TokenizationEr
 from assay.rng import stream
 from assay.tasks.encoding import pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt
+from assay.tasks.image_files import ReadOptions
+from assay.tasks.image_source import one_domain, read_source
+from assay.tasks.image_transform import EvalTransform
+from assay.tasks.images import ImageTask
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
 
@@ -74,6 +78,11 @@ def load_task(
     """
     if n is not None and n < 1:
         raise InputError(f"n is {n}; a task needs at least one pair")
+    if getattr(model, "vision", None) is not None:
+        raise InputError(
+            f"{model.id} reads images, not prompts; use load_images(source, model), e.g. "
+            "load_images('shapes:flat', model)"
+        )
     tokenizer = model.tokenizer if isinstance(model, HasTokenizer) else model
     if isinstance(name, Path) or str(name).endswith(".jsonl"):
         if options:
@@ -211,6 +220,43 @@ def _prompt(
 
 def _all_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(piece) is int and piece >= 0 for piece in value)
+
+
+def load_images(
+    source: str | Path, model: Any, *, n: int | None = None, seed: int = 0, skip_bad: bool = False
+) -> ImageTask:
+    """Images of one domain, normalised for an image classifier.
+
+    Args:
+        source: `shapes:DOMAIN` (drawn, no download), an `.npz` or `.parquet` file, a folder with a folder
+            per class, or a folder of unlabelled images.
+        model: A loaded image classifier; its stored transform is applied, its class names give the labels.
+        n: Number of images, a random sample. Default: 200 drawn ones, all of a file or folder.
+        seed: Seed of the sample, or of the drawing.
+        skip_bad: Leave out files that cannot be decoded, and count them, instead of failing.
+
+    Raises:
+        InputError: If the model reads prompts, the source holds several domains, or classes differ.
+        FileFormatError: If nothing is there, or an image cannot be read.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> config = ViTConfig(image_size=32, patch_size=8, hidden_size=8, num_hidden_layers=1,
+        ...     num_attention_heads=2, intermediate_size=8, num_labels=6)
+        >>> model = load_model(ViTForImageClassification(config).eval())
+        >>> load_images("shapes:flat", model, n=3).images.shape
+        torch.Size([3, 3, 32, 32])
+    """
+    if getattr(model, "vision", None) is None:
+        raise InputError(
+            f"{getattr(model, 'id', model)} reads prompts, not images; use load_task(name, model)"
+        )
+    if n is not None and n < 1:
+        raise InputError(f"n is {n}; a task needs at least one image")
+    transform = EvalTransform.for_model(model)
+    read = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
+    sets = read_source(source, transform=transform, classes=model.classes, options=read, drawn=DEFAULT_N)
+    return one_domain(sets, source).task(transform)
 
 
 def _grammar(name: str, tokenizer: Any, *, bos: bool, options: Mapping[str, Any]) -> Grammar:

@@ -1,0 +1,133 @@
+"""Images by name or place: one function behind every command and every `load_task` of an image classifier."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from assay.errors import FileFormatError, InputError, unknown_name
+from assay.tasks.image_files import (
+    DEFAULTS,
+    SUFFIXES,
+    ReadOptions,
+    read_domains,
+    read_image_folder,
+    read_images,
+    read_npz,
+    read_parquet,
+)
+from assay.tasks.image_transform import EvalTransform
+from assay.tasks.images import ImageSet
+from assay.tasks.shapes import SHAPE_DOMAINS, draw_shapes
+
+
+SHAPES = "shapes"
+_READERS = {".npz": read_npz, ".parquet": read_parquet}
+
+
+def is_shapes(source: str | Path) -> bool:
+    """Whether a source is drawn, `shapes` or `shapes:DOMAIN`.
+
+    Raises:
+        UnknownNameError: If there is no such domain.
+    """
+    name, _, domain = str(source).partition(":")
+    if name != SHAPES:
+        return False
+    if domain and domain not in SHAPE_DOMAINS:
+        raise unknown_name("style of shapes", domain, SHAPE_DOMAINS)
+    return True
+
+
+def read_source(
+    source: str | Path,
+    *,
+    transform: EvalTransform,
+    classes: Sequence[str] | None = None,
+    options: ReadOptions = DEFAULTS,
+    start: int = 0,
+    drawn: int = 300,
+) -> dict[str, ImageSet]:
+    """The domains that a name or a path stands for.
+
+    Args:
+        source: `shapes` or `shapes:DOMAIN`; an `.npz` or `.parquet` file; a folder of such files, one per
+            domain; `folder/DOMAIN/CLASS/IMAGE`; `folder/CLASS/IMAGE`; or a folder of unlabelled images.
+        transform: The model's; its geometry is applied while reading.
+        classes: The model's class names, label 0 first; default: those of the data.
+        options: Sample, seed, bad files; its transform does not count.
+        start: Number of the first drawn image: images of other numbers are other images.
+        drawn: Images per drawn domain where `options.n` is None.
+
+    Returns:
+        Domain to its images, sorted by domain.
+
+    Raises:
+        UnknownNameError: If there is no such drawn domain.
+        FileFormatError: If nothing is at the path, or an image cannot be read and is not skipped.
+        InputError: If the folder holds no image, or classes differ.
+
+    Example:
+        >>> sets = read_source("shapes:flat", transform=EvalTransform(resize=(32, 32)), drawn=4)
+        >>> {domain: images.n for domain, images in sets.items()}
+        {'flat': 4}
+    """
+    options = replace(options, transform=transform)
+    if is_shapes(source):
+        wanted = str(source).partition(":")[2]
+        side = _square(transform)
+        count = drawn if options.n is None else options.n
+        return {
+            domain: draw_shapes(domain, count, seed=options.seed, size=side, start=start)
+            for domain in ([wanted] if wanted else sorted(SHAPE_DOMAINS))
+        }
+    path = Path(source)
+    if path.suffix in _READERS and path.is_file():
+        return {path.stem: _READERS[path.suffix](path, options=options)}
+    if not path.is_dir():
+        raise FileFormatError(
+            f"there are no images at {path}; expected a folder, an .npz or .parquet file, 'shapes' or "
+            f"'shapes:DOMAIN' with a domain of {', '.join(SHAPE_DOMAINS)}"
+        )
+    return _folder(path, classes, options)
+
+
+def _folder(path: Path, classes: Sequence[str] | None, options: ReadOptions) -> dict[str, ImageSet]:
+    inside = sorted(each for each in path.iterdir() if not each.name.startswith("."))
+    folders = [each for each in inside if each.is_dir()]
+    tables = [each for each in inside if each.suffix in _READERS]
+    images = [each for each in inside if each.suffix.lower() in SUFFIXES]
+    if sum(map(bool, (folders, tables, images))) > 1:
+        raise InputError(
+            f"{path} holds folders, archives and images side by side ({len(folders)}, {len(tables)}, "
+            f"{len(images)}); give a folder of one of the three"
+        )
+    if tables:
+        return {each.stem: _READERS[each.suffix](each, options=options) for each in tables}
+    if images:
+        return {path.name: read_images(images, domain=path.name, options=options)}
+    if any(below.is_dir() for folder in folders for below in folder.iterdir()):
+        return read_domains(path, classes=classes, options=options)
+    return {path.name: read_image_folder(path, classes=classes, options=options)}
+
+
+def _square(transform: EvalTransform) -> int:
+    """Side of drawn images, which are square."""
+    made = transform.crop or transform.resize or 32
+    height, width = (made, made) if isinstance(made, int) else made
+    if height != width:
+        raise InputError(f"shapes are drawn square and the model reads {height} x {width}; give other images")
+    return height
+
+
+def one_domain(sets: dict[str, ImageSet], source: str | Path) -> ImageSet:
+    """The only domain of a source.
+
+    Raises:
+        InputError: If there are several; they are named.
+    """
+    if len(sets) != 1:
+        raise InputError(
+            f"{source} holds {len(sets)} domains ({', '.join(sorted(sets))}); name one of them, e.g. "
+            f"{source}{':' if is_shapes(source) else '/'}{min(sets)}"
+        )
+    return next(iter(sets.values()))
