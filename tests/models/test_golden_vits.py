@@ -1,11 +1,11 @@
 """Edges, circuits and faithfulness of the two golden vision transformers, edge by edge."""
 
-import vit_goldens
 import numpy as np
 import pytest
 import torch
-from vit_goldens import NAMES
+import vit_goldens
 from torch import Tensor
+from vit_goldens import NAMES
 
 from assay.circuits import Circuit, EdgeScores
 from assay.discovery import discover

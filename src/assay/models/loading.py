@@ -1,12 +1,15 @@
 """Loading models by hub id, directory, live module, timm name or `mini`."""
 
 import json
+import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from assay.errors import (
@@ -61,7 +64,7 @@ def family_of(module: nn.Module) -> Family:
     served = ", ".join(sorted(name for _, family in FAMILIES.items() for name in family.model_types))
     raise UnsupportedModelError(
         f"{type(module).__name__} (model type {model_type!r}) belongs to no described family; served "
-        f"model types: {served}"
+        f"model types: {served}, and timm's VisionTransformer"
     )
 
 
@@ -105,7 +108,7 @@ def load_model(
         stored = vits.timm_preprocessing(source) if vits.is_timm_vit(source) else None
         return _bound(source, tokenizer=tokenizer, name=type(source).__name__, preprocessing=stored)
     path = MINI if str(source) == "mini" else Path(source)
-    name = path.name if path.is_dir() else str(source)
+    name = path.name if path.is_dir() else _short(str(source))
     location = str(path) if path.is_dir() else str(source)
     if path.is_dir():
         _check_directory(path, allow_pickle=allow_pickle)
@@ -133,6 +136,12 @@ def _bound(module: nn.Module, *, tokenizer: Any, name: str, preprocessing: Mappi
 # --------------------------------------------------------------------------------------------------- timm
 
 
+def _short(source: str) -> str:
+    """A source as results name it: of a checkpoint its name, since where it lies changes no number."""
+    name, at, checkpoint = source.partition("@")
+    return f"{name}@{Path(checkpoint).name}" if at and name.startswith("timm:") else source
+
+
 def _is_timm_directory(path: Path) -> bool:
     """Whether `config.json` is timm's: it names an architecture and no model type."""
     config = _json(path / "config.json")
@@ -151,8 +160,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
     try:
-        import timm
-    except ImportError as error:
+        # By name, since a folder called timm is found as an empty package; torchvision, which timm imports,
+        # fails with RuntimeError where it was built for another PyTorch.
+        from timm import create_model
+    except (ImportError, RuntimeError) as error:
         raise MissingExtraError(
             f"{location!r} is a timm model and timm cannot be imported ({error}); install it with "
             "pip install 'assay[vision]'"
@@ -161,12 +172,22 @@ def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
     try:
         module: nn.Module
         if not location.startswith("timm:"):
-            module = timm.create_model(f"local-dir:{location}", pretrained=True)
+            module = create_model(f"local-dir:{location}", pretrained=True)
         elif checkpoint:
             module = _timm_checkpoint(name, Path(checkpoint), allow_pickle=allow_pickle)
         else:
-            module = timm.create_model(name, pretrained=True)
-    except (OSError, ValueError, RuntimeError) as error:
+            module = create_model(name, pretrained=True)
+    except FileFormatError:
+        raise
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        TypeError,  # a config.json with arguments that the architecture does not take
+        AssertionError,  # or with such that exclude each other
+        pickle.UnpicklingError,
+        SafetensorError,
+    ) as error:
         raise FileFormatError(
             f"cannot load {location!r} with timm: {error}. Expected 'timm:NAME', "
             "'timm:NAME@checkpoint.safetensors', or a directory with timm's config.json and model.safetensors"
@@ -176,8 +197,7 @@ def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
 
 def _timm_checkpoint(name: str, path: Path, *, allow_pickle: bool) -> nn.Module:
     """A timm architecture with weights of the user's own; class count and image size follow the weights."""
-    import timm
-    from safetensors.torch import load_file
+    from timm import create_model
 
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}; expected timm:{name}@checkpoint.safetensors")
@@ -192,9 +212,9 @@ def _timm_checkpoint(name: str, path: Path, *, allow_pickle: bool) -> nn.Module:
             "allow_pickle=True if you trust its origin"
         )
     arguments = vits.head_shape(weights)
-    module: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+    module: nn.Module = create_model(name, pretrained=False, **arguments)
     if vits.is_timm_vit(module) and (side := vits.image_side(weights, module)) is not None:
-        module = timm.create_model(name, pretrained=False, img_size=side, **arguments)
+        module = create_model(name, pretrained=False, img_size=side, **arguments)
     module.load_state_dict(weights)
     return module
 
@@ -232,16 +252,15 @@ def _check_directory(path: Path, *, allow_pickle: bool) -> None:
 
 
 def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -> nn.Module:
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
-    what = "causal language model or image classifier"
+    what = "a causal language model or image classifier"
     try:
         config = AutoConfig.from_pretrained(location)
         _refuse_early(config, location)
         family = next((each for each in FAMILIES.values() if config.model_type in each.model_types), None)
         sees = family is not None and family.vision is not None
-        what = "image classifier" if sees else "causal language model"
+        what = "an image classifier" if sees else "a causal language model"
         loaded: Any = (AutoModelForImageClassification if sees else AutoModelForCausalLM).from_pretrained(
             location,
             config=config,
@@ -251,7 +270,7 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise FileFormatError(
-            f"cannot load {location!r} as a {what}: {error}. Expected 'mini', a hub id, or a "
+            f"cannot load {location!r} as {what}: {error}. Expected 'mini', a hub id, or a "
             "directory with config.json and model.safetensors"
         ) from error
     # transformers fills missing weights with random numbers; a measurement of those would mean nothing.

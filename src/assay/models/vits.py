@@ -149,6 +149,8 @@ def _refuse_timm(module: nn.Module) -> str | None:
         return "it takes images of any size; create it with a fixed img_size"
     if type(part.patch_drop).__name__ != "Identity":
         return "it drops patches (patch_drop); create it with patch_drop_rate=0"
+    if part.grad_checkpointing:
+        return "it runs its blocks twice (grad_checkpointing); call module.set_grad_checkpointing(False)"
     for number, block in enumerate(part.blocks):
         reason = _refuse_block(block)
         if reason is not None:
@@ -191,7 +193,9 @@ def _timm_facts(module: nn.Module) -> dict[str, Any]:
         "class": kind,
         "depth": len(part.blocks),
         "heads": int(first.attn.num_heads),
+        "mlp": type(first.mlp).__name__,
         "activation": str(first.mlp.act),
+        "gate_last": bool(getattr(first.mlp, "gate_last", False)),
         "pool": part.global_pool,
         "eps": float(first.norm1.eps),
         "image_size": list(_timm_image_size(module)),
@@ -216,6 +220,9 @@ def _timm_classes(module: nn.Module) -> tuple[str, ...] | None:
     stored = getattr(module, "pretrained_cfg", None)
     names = stored.get("label_names") if isinstance(stored, Mapping) else None
     n_classes = int(module.num_classes)  # type: ignore[arg-type]  # an int on every VisionTransformer
+    if isinstance(names, Mapping):  # class number, a string once it has been through JSON, to name
+        numbered = {int(number): name for number, name in names.items()}
+        names = [numbered[number] for number in range(n_classes) if number in numbered]
     return tuple(str(name) for name in names) if names and len(names) == n_classes else None
 
 
@@ -224,7 +231,8 @@ def timm_preprocessing(module: nn.Module) -> dict[str, Any] | None:
     stored = getattr(module, "pretrained_cfg", None)
     if not isinstance(stored, Mapping) or not stored:
         return None
-    return {**stored, "input_size": [3, *_timm_image_size(module)]}
+    kept = {key: value for key, value in stored.items() if key not in ("file", "source")}  # where it lay
+    return {**kept, "input_size": [3, *_timm_image_size(module)]}
 
 
 FAMILIES.add(
