@@ -450,8 +450,9 @@ class _Run:
         """Dropout on, its draws fixed by the number of the step; evaluation mode and generators come back."""
         share = self.recipe.head_dropout
 
-        def drop(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return (dropout(inputs[0], share), *inputs[1:])
+        def drop(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            # A loss term may run the model in evaluation mode inside the step; nothing is dropped then.
+            return (dropout(inputs[0], share), *inputs[1:]) if head.training else inputs
 
         seed = int(stream(self.recipe.seed, f"zoo/dropout/{self.step}").integers(2**63 - 1))
         devices = [self.device] if str(self.device).startswith("cuda") else []
@@ -464,6 +465,8 @@ class _Run:
             ]
             if self.recipe.mode == "full":
                 self.module.train()
+            for name in self.heads:
+                self.module.get_submodule(name).train()
             try:
                 yield
             finally:
