@@ -104,7 +104,7 @@ def plot_dynamics(runs: Mapping[str, DynamicsData]) -> Figure:
             above.plot(data.steps, values, dash, color=colour, marker=marker, ms=3.5, lw=1.2, label=name)
         above.set_ylim(0, 1)
         if data.scores:
-            above.legend(frameon=False, fontsize=7.5, labelcolor=INK, ncols=2, loc="lower right")
+            above.legend(frameon=False, fontsize=7.5, labelcolor=INK, ncols=2, loc="best")
         _draw_bias(middle, data)
         for label, values, (colour, marker, dash) in (
             (f"deep: {data.deep_blocks}", data.deep, (SUPPORTS, "s", "-")),
@@ -116,8 +116,8 @@ def plot_dynamics(runs: Mapping[str, DynamicsData]) -> Figure:
         below.legend(frameon=False, fontsize=7.5, labelcolor=INK)
         below.set_xlabel(f"training steps (circuits of {data.n} images)")
     grid[0, 0].set_ylabel("score")
-    grid[1, 0].set_ylabel("depth bias, log(deep / shallow)")
-    grid[2, 0].set_ylabel("sum of |score| into logits, nats")
+    grid[1, 0].set_ylabel("depth bias\nlog(deep / shallow)")
+    grid[2, 0].set_ylabel("sum of |score|\ninto logits, nats")
     return figure
 
 
