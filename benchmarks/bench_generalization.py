@@ -78,8 +78,12 @@ def metrics() -> dict[str, object]:
                 1.0,
             )
     calls["rank-shift map"] = (lambda: rank_shift_map(a, b), None)
-    calls[f"interval of the depth bias, {EXAMPLES} examples, 2000 resamples"] = (
+    calls[f"interval of the depth bias, {EXAMPLES} examples"] = (
         lambda: depth_bias_interval(graph, outputs),
+        None,
+    )
+    calls[f"interval of the depth bias, {EXAMPLES} examples, 2000 resamples"] = (
+        lambda: depth_bias_interval(graph, outputs, method="bca"),
         None,
     )
     calls[f"motif of {MODELS} models"] = (lambda: motif(matrices, performance), None)

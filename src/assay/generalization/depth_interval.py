@@ -5,17 +5,20 @@ import math
 import numpy as np
 from jaxtyping import Float, Float64
 from scipy import sparse
+from scipy import stats as scipy_stats
 from torch import Tensor
 
 from assay.errors import InputError, NonFiniteError, ShapeError, unknown_name
 from assay.generalization.dependency import FLOOR, TARGETS, layer_sets
 from assay.graph import Graph
-from assay.measurement import Interval
+from assay.measurement import Interval, undefined_interval
 from assay.rng import stream
 from assay.stats import bootstrap_interval
-from assay.stats.intervals import N_RESAMPLES
+from assay.stats.intervals import N_RESAMPLES, OfSums
 
 
+METHODS = ("jackknife", "bca", "percentile")
+EQUAL = 1e-12  # spread below which values without one image differ by rounding only
 _BLOCK = 1 << 23  # resampled means held at a time
 
 
@@ -28,11 +31,14 @@ def depth_bias_interval(
     include_input: bool = False,
     sets: str = "symmetric",
     level: float = 0.95,
-    method: str = "bca",
+    method: str = "jackknife",
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Bootstrap interval of the depth bias: images are drawn anew, scores averaged anew, then compared.
+    """Interval of the depth bias over the images whose scores the circuit is a mean of.
+
+    By the jackknife: b -+ t sqrt((n - 1) / n sum_i (b_(i) - mean b_(.))^2), with b_(i) the bias without image
+    i and t the quantile of Student's distribution with n - 1 degrees of freedom. Or by a bootstrap.
 
     Args:
         graph: The graph of the model.
@@ -43,28 +49,33 @@ def depth_bias_interval(
         include_input: Count the input as a shallow source.
         sets: `"symmetric"` or `"reference"`.
         level: Two-sided coverage.
-        method: `"bca"` (corrected for bias and skew) or `"percentile"`.
-        n_resamples: Number of resamples.
-        seed: Of the draws, stream `depth-bias/bootstrap`.
+        method: `"jackknife"`, or a bootstrap: `"bca"` (corrected for bias and skew) or `"percentile"`.
+        n_resamples: Number of resamples of a bootstrap.
+        seed: Of its draws, stream `depth-bias/bootstrap`.
 
     Returns:
-        Bounds in the unit of the bias; undefined (`too_few`) below two examples.
+        Bounds in the unit of the bias. They are for the mean bias of circuits of this many images, not of
+        infinitely many. Undefined below two examples (`too_few`) and where the bias is (`undefined`,
+        `undefined_replicates`); both ends at the value (`degenerate`) where all examples agree.
 
     Raises:
         ShapeError: If the scores do not fit the graph, or are those into the logits for other `targets`.
         NonFiniteError: If a score is NaN or infinite.
         InputError: As `layer_sets`.
-        UnknownNameError: For another `targets` or `sets`.
+        UnknownNameError: For another `targets`, `sets` or `method`.
 
     Notes:
-        No run of a model. A mean of signed scores that are mostly noise has a magnitude all the same, so the
-        sums of both sides are too large on few images, and in a resample more so; BCa corrects for that,
-        percentiles do not. The replacement values of a mean ablation were measured on the same images and are
-        held fixed. Cost: one product of `n_resamples` x n draws with n x edges into the targets.
+        No run of a model. A mean of signed scores that are mostly noise has a magnitude all the same, so few
+        images draw the bias towards that of noise, and a resample, which has the noise twice, further still.
+        In a simulation of 157 edges into the logits, with noise of 1 to 10 times the mean score on each of 30
+        or 100 images, nominal 95 % intervals held the mean bias of as many images in 97 to 100 of 100 cases
+        (jackknife), 51 to 96 (BCa), 57 to 100 (percentile). The replacement values of a mean ablation were
+        measured on the same images and are held fixed. Cost: a product of n x n (or `n_resamples` x n)
+        weights with n x edges into the targets.
 
     References:
-        Efron (1987), doi:10.1080/01621459.1987.10478410; the bias itself: Peng et al. (2026),
-        arXiv:2604.08192, Eq. 4.
+        Efron and Stein (1981), "The jackknife estimate of variance", doi:10.1214/aos/1176345462; BCa: Efron
+        (1987), doi:10.1080/01621459.1987.10478410; the bias: Peng et al. (2026), arXiv:2604.08192, Eq. 4.
 
     Example:
         >>> from assay.graph import build_graph
@@ -75,6 +86,10 @@ def depth_bias_interval(
     """
     if targets not in TARGETS:
         raise unknown_name("targets", targets, TARGETS)
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    if not 0 < level < 1:
+        raise InputError(f"level is {level}; a share above 0 and below 1 is needed")
     chosen = layer_sets(graph.n_layers, ratio, include_input=include_input, sets=sets)
     scores = _columns(graph, per_example)
     if targets != "output" and scores.shape[2] == 1:
@@ -104,6 +119,8 @@ def depth_bias_interval(
             sums[start : start + step] = np.abs(table[start : start + step] @ values / n) @ to_side
         return _log_ratios(sums).reshape(weights.shape[:-1])
 
+    if method == "jackknife":
+        return _jackknife(bias, len(values), level)
     # The examples' weights themselves are the sums that a resample changes.
     return bootstrap_interval(
         np.eye(len(values)),
@@ -113,6 +130,20 @@ def depth_bias_interval(
         method=method,
         n_resamples=n_resamples,
     )
+
+
+def _jackknife(bias: OfSums, n: int, level: float) -> Interval:
+    if n < 2:
+        return undefined_interval(level, "jackknife", "too_few")
+    value = float(bias(np.ones(n), n))
+    left_out = bias(1 - np.eye(n), n - 1)
+    if math.isnan(value) or np.isnan(left_out).any():
+        return undefined_interval(level, "jackknife", "undefined")
+    spread = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
+    if spread <= EQUAL * max(1.0, abs(value)):
+        return Interval(low=value, high=value, level=level, method="jackknife", reason="degenerate")
+    margin = float(scipy_stats.t.ppf((1 + level) / 2, n - 1)) * spread
+    return Interval(low=value - margin, high=value + margin, level=level, method="jackknife")
 
 
 def _log_ratios(sums: Float64[np.ndarray, "n 2"]) -> Float64[np.ndarray, " n"]:
