@@ -1,7 +1,6 @@
 """Loading models by hub id, directory, live module, timm name or `mini`."""
 
 import json
-import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -185,7 +184,6 @@ def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
         RuntimeError,
         TypeError,  # a config.json with arguments that the architecture does not take
         AssertionError,  # or with such that exclude each other
-        pickle.UnpicklingError,
         SafetensorError,
     ) as error:
         raise FileFormatError(
@@ -204,7 +202,10 @@ def _timm_checkpoint(name: str, path: Path, *, allow_pickle: bool) -> nn.Module:
     if path.suffix == ".safetensors":
         weights = load_file(path)
     elif allow_pickle:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged pickle fails with whatever its first wrong byte brings about
+            raise FileFormatError(f"cannot read {path} as a PyTorch checkpoint: {error}") from error
         weights = weights.get("state_dict", weights)
     else:
         raise UnsafeFileError(

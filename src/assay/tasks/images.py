@@ -13,6 +13,7 @@ from jaxtyping import Float, Int, Int64, UInt8
 from torch import Tensor
 
 from assay.errors import InputError, NonFiniteError, ShapeError, unknown_name
+from assay.objectives import ObjectiveBatch
 from assay.rng import stream
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.task import map_tensors
@@ -24,8 +25,9 @@ _NO_LABELS = (
 )
 
 
+# Inherits the protocol, since a runtime check by attributes would ask images without labels for `answers`.
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImageBatch:
+class ImageBatch(ObjectiveBatch):
     """Some rows of an image task, as a model pass takes them.
 
     Attributes:

@@ -1,0 +1,302 @@
+"""timm models from names, checkpoints and directories; what is read with them and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from timm.layers import Attention, RmsNorm
+from timm.models import vision_transformer
+from timm.models._hub import save_for_hf
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from assay.discovery import discover
+from assay.errors import (
+    AssayWarning,
+    FileFormatError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    UnsafeFileError,
+    UnsupportedModelError,
+)
+from assay.execution import run_model
+from assay.models import load_model
+from assay.tasks import EvalTransform, ImageTask, draw_shapes
+
+
+NAME = "vit_tiny_patch16_224"
+TINY: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 3}
+SMALL: dict[str, Any] = {**TINY, "img_size": 16, "patch_size": 8, "num_classes": 5}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def made(**changes: Any) -> nn.Module:
+    """A registered architecture with other sizes, weights and all."""
+    options = {**TINY, "img_size": 32, "num_classes": 6, **changes}
+    return timm.create_model(options.pop("name", NAME), pretrained=False, **options).eval()
+
+
+def images(size: tuple[int, int] = (32, 32), n: int = 4, **rest: Any) -> ImageTask:
+    return ImageTask(images=torch.randn(n, 3, *size, generator=torch.Generator().manual_seed(0)), **rest)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    names = {"label_names": ["circle", "square", "triangle", "star", "cross", "moon"]}
+    save_for_hf(made(), str(tmp_path / "my-timm"), safe_serialization=True, model_config=names)
+    return tmp_path / "my-timm"
+
+
+def change(path: Path, **entries: Any) -> None:
+    """Rewrite some entries of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
+# ---- directories ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"global_pool": "avg", "drop_rate": 0.1},
+        {"reg_tokens": 2, "init_values": 0.1},
+        {"name": "deit_tiny_distilled_patch16_224"},
+        {"name": "vit_tiny_patch16_224", "img_size": (32, 48), "pre_norm": True},
+    ],
+    ids=lambda changes: " ".join(changes) or "plain",
+)
+def test_a_saved_directory_is_the_same_model(changes: dict[str, Any], tmp_path: Path) -> None:
+    module = made(**changes)
+    save_for_hf(module, str(tmp_path / "saved"), safe_serialization=True)
+    model = load_model(tmp_path / "saved")
+    assert (model.id, model.family.key, model.tokenizer) == ("saved", "timm-vit", None)
+    assert not model.module.training
+    assert model.weight_hash == load_model(module).weight_hash
+    task = images(model.image_size)
+    with torch.no_grad():
+        torch.testing.assert_close(run_model(model, task), module(task.images))
+
+
+def test_class_names_and_preprocessing_are_read(saved: Path) -> None:
+    model = load_model(saved)
+    assert model.classes == ("circle", "square", "triangle", "star", "cross", "moon")
+    assert model.preprocessing is not None
+    assert model.preprocessing["input_size"] == [3, 32, 32]
+    assert not {"file", "source"} & model.preprocessing.keys()
+    transform = EvalTransform.for_model(model)
+    assert (transform.crop, transform.resize) == ((32, 32), 35)  # 32 / 0.9
+    assert (transform.mean, transform.resample) == ((0.5, 0.5, 0.5), "bicubic")
+    task = draw_shapes("flat", 6, size=32).task(transform)
+    assert discover(model, ImageTask(images=task.images), steps=2).values.shape[0] == model.graph.n_sources
+
+
+def test_class_names_by_number(saved: Path) -> None:
+    """A mapping is allowed too; its keys are strings once they have been through JSON."""
+    before = load_model(saved).weight_hash
+    change(saved / "config.json", label_names={str(i): f"kind {i}" for i in (5, 4, 3, 2, 1, 0)})
+    model = load_model(saved)
+    assert model.classes == tuple(f"kind {i}" for i in range(6))
+    assert model.weight_hash == before
+    change(saved / "config.json", label_names={"0": "only one"})
+    assert load_model(saved).classes is None
+
+
+def test_pickled_weights_are_refused_unless_trusted(tmp_path: Path) -> None:
+    module = made()
+    save_for_hf(module, str(tmp_path / "pickled"))
+    with pytest.raises(UnsafeFileError, match=r"only pickled weights \(pytorch_model\.bin\)"):
+        load_model(tmp_path / "pickled")
+    loaded = load_model(tmp_path / "pickled", allow_pickle=True)
+    assert loaded.weight_hash == load_model(module).weight_hash
+
+
+def _truncate(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def _drop_a_tensor(path: Path) -> None:
+    file = path / "model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if name != "head.bias"}, file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "cannot load .* with timm: .*invalid header"),
+        (_drop_a_tensor, r'cannot load .* with timm: (?s:.*)Missing key\(s\) in state_dict: "head.bias"'),
+        (lambda path: change(path / "config.json", architecture="nope"), r"Unknown model \(nope\)"),
+        (lambda path: change(path / "config.json", model_args={"sauce": 1}), "unexpected keyword .*sauce"),
+        (lambda path: change(path / "config.json", num_classes=7), "size mismatch for head.weight"),
+        (lambda path: (path / "config.json").write_text("{"), r"cannot read .*config\.json as JSON"),
+        (lambda path: (path / "config.json").unlink(), "holds no config.json"),
+    ],
+    ids=["truncated", "incomplete", "unknown", "arguments", "classes", "no JSON", "no config"],
+)
+def test_damaged_directories_are_refused(saved: Path, damage: Callable[[Path], object], message: str) -> None:
+    if "size mismatch" in message:  # the argument of the architecture goes before the entry
+        config = json.loads((saved / "config.json").read_text())
+        change(saved / "config.json", model_args={**config["model_args"], "num_classes": 7})
+    damage(saved)
+    with pytest.raises(FileFormatError, match=message):
+        load_model(saved)
+
+
+def test_nan_weights_are_named(saved: Path) -> None:
+    weights = load_file(saved / "model.safetensors")
+    weights["norm.weight"][3] = torch.nan
+    save_file(weights, saved / "model.safetensors")
+    with pytest.raises(NonFiniteError, match=r"weight 'norm\.weight' of my-timm holds NaN"):
+        load_model(saved)
+
+
+# ---- names and checkpoints -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_own_checkpoint_of_a_named_architecture(tmp_path: Path, pool: str) -> None:
+    """Another class count, another image size; both follow the weights."""
+    module = timm.create_model(NAME, pretrained=False, img_size=48, num_classes=7, global_pool=pool).eval()
+    save_file(module.state_dict(), tmp_path / "tuned.safetensors")
+    model = load_model(f"timm:{NAME}@{tmp_path / 'tuned.safetensors'}")
+    assert model.id == f"timm:{NAME}@tuned.safetensors"
+    assert (model.image_size, model.n_tokens, model.n_classes) == ((48, 48), 10, 7)
+    assert model.preprocessing is not None
+    assert model.preprocessing["input_size"] == [3, 48, 48]
+    assert model.weight_hash == load_model(module).weight_hash
+    with torch.no_grad():
+        torch.testing.assert_close(run_model(model, images((48, 48))), module(images((48, 48)).images))
+
+
+def test_own_checkpoint_with_a_distillation_token(tmp_path: Path) -> None:
+    name = "deit_tiny_distilled_patch16_224"
+    module = timm.create_model(name, pretrained=False, img_size=32, num_classes=3).eval()
+    save_file(module.state_dict(), tmp_path / "distilled.safetensors")
+    model = load_model(f"timm:{name}@{tmp_path / 'distilled.safetensors'}", dtype=torch.float64)
+    assert (model.image_size, model.n_tokens, model.n_classes, model.pools) == ((32, 32), 6, 3, True)
+    assert model.result_dtype == torch.float64
+
+
+def test_checkpoints_that_are_pickles(tmp_path: Path) -> None:
+    module = timm.create_model(NAME, pretrained=False, img_size=32, num_classes=3).eval()
+    torch.save({"state_dict": module.state_dict()}, tmp_path / "last.pth")
+    source = f"timm:{NAME}@{tmp_path / 'last.pth'}"
+    with pytest.raises(UnsafeFileError, match=r"^\S*last\.pth is not a safetensors file.*allow_pickle=True"):
+        load_model(source)
+    assert load_model(source, allow_pickle=True).weight_hash == load_model(module).weight_hash
+
+
+def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    (tmp_path / "junk.pth").write_bytes(b"junk")
+    save_file(made().state_dict(), tmp_path / "narrow.safetensors")
+    for name, message in (
+        ("absent.safetensors", r"^there is no file \S*absent\.safetensors"),
+        ("junk.safetensors", "cannot load .* with timm: .*header"),
+        ("junk.pth", r"^cannot read \S*junk\.pth as a PyTorch checkpoint: "),
+        ("narrow.safetensors", "cannot load .* with timm: (?s:.*)size mismatch"),
+    ):
+        with pytest.raises(FileFormatError, match=message):
+            load_model(f"timm:{NAME}@{tmp_path / name}", allow_pickle=True)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(FileFormatError, match=r"'timm:vit_minuscule' with timm: Unknown model.*timm:NAME"):
+        load_model("timm:vit_minuscule")
+
+
+def test_a_live_module_without_stored_facts() -> None:
+    model = load_model(VisionTransformer(**SMALL).eval())
+    assert (model.id, model.preprocessing, model.classes) == ("VisionTransformer", None, None)
+    with pytest.warns(AssayWarning, match="nothing is stored about this model's images"):
+        EvalTransform.for_model(model)
+
+
+# ---- refusals ------------------------------------------------------------------------------------------
+
+
+class Gated(Attention):
+    """Attention whose output passes a gate, an option no constructor of a whole model hands on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options, gated=True)
+
+
+Gated.__name__ = "Attention"
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "attention pooling": ({"global_pool": "map"}, r"pools with attention \(attn_pool\)"),
+    "no pooling": ({"global_pool": ""}, r"global_pool is ''; served are 'token', 'avg', 'max' and 'avgmax'"),
+    "post-norm": ({"block_fn": vision_transformer.ResPostBlock}, r"blocks\.0 is a ResPostBlock"),
+    "parallel": (
+        {"block_fn": vision_transformer.ParallelScalingBlock},
+        r"blocks\.0 is a ParallelScalingBlock; served are blocks that normalise before attention and MLP",
+    ),
+    "parallel things": ({"block_fn": vision_transformer.ParallelThingsBlock}, "is a ParallelThingsBlock"),
+    "norm of all heads": ({"scale_attn_norm": True}, r"normalises all heads together .* \(attn\.norm\)"),
+    "gate": ({"attn_layer": Gated}, r"gates its attention output \(attn\.gate\)"),
+    "differential attention": ({"attn_layer": "diff"}, "has a DiffAttention"),
+    "RMS norm": ({"norm_layer": RmsNorm}, r"has norm RmsNorm; served is LayerNorm"),
+    "any size": ({"dynamic_img_size": True}, "takes images of any size; create it with a fixed img_size"),
+    "no head": ({"num_classes": 0}, r"no classification head \(num_classes is 0\)"),
+    "dropped patches": ({"patch_drop_rate": 0.2}, r"drops patches \(patch_drop\)"),
+    "grey": ({"in_chans": 1}, "reads images of 1 channels; image tasks are RGB, 3 channels"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_graph_does_not_have_is_refused(case: str) -> None:
+    options, message = REFUSED[case]
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_model(VisionTransformer(**{**SMALL, **options}).eval())
+
+
+def test_recomputed_blocks_are_refused() -> None:
+    """Hooks would see a recomputed block twice."""
+    module = VisionTransformer(**SMALL).eval()
+    module.set_grad_checkpointing(True)
+    with pytest.raises(UnsupportedModelError, match=r"call module\.set_grad_checkpointing\(False\)"):
+        load_model(module)
+
+
+def test_other_architectures_of_timm_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"^ResNet .*served.*, and timm's VisionTransformer"):
+        load_model(timm.create_model("resnet10t", pretrained=False).eval())
+
+
+def test_training_mode_is_refused() -> None:
+    model = load_model(VisionTransformer(**SMALL, drop_rate=0.5))
+    assert model.module.training
+    with pytest.raises(InputError, match=r"training mode.*call module\.eval\(\) first"):
+        discover(model, images((16, 16)))
+    model.module.eval()
+    model.module.blocks[1].train()
+    with pytest.raises(InputError, match=r"^blocks\.1 of VisionTransformer is in training mode"):
+        discover(model, images((16, 16)))
+
+
+def test_tasks_that_do_not_fit(saved: Path) -> None:
+    model = load_model(saved)
+    with pytest.raises(ShapeError, match="are 16 x 16 and the model reads 32 x 32"):
+        run_model(model, images((16, 16)))
+    with pytest.raises(
+        InputError, match=r"labels hold class 6 \(image 3\), and the model has classes 0 to 5"
+    ):
+        run_model(model, images(labels=torch.tensor([0, 1, 2, 6])))
+    with pytest.raises(InputError, match="model and data do not have the same classes"):
+        run_model(model, images(classes=("circle", "square", "triangle", "star", "cross", "sun")))
+    with pytest.raises(InputError, match="give a model and a task of one kind"):
+        run_model(load_model("mini"), images())
