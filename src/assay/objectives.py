@@ -55,7 +55,7 @@ class Objective:
         self,
         logits: Float[Tensor, "batch d_vocab"],
         clean_logits: Float[Tensor, "batch d_vocab"],
-        batch: ObjectiveBatch,
+        batch: Any,  # an `ObjectiveBatch`: checking that would read the answers, which not every task has
     ) -> Float[Tensor, " batch"]:
         """Loss of each example; higher means the behaviour is more damaged."""
         if self.needs_wrong and batch.wrong is None:
@@ -136,20 +136,20 @@ def _cross_entropy(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) 
     return -picked.masked_fill(~present, -torch.inf).logsumexp(1)
 
 
-def _kl(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+def _kl(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """KL(clean || run) over the whole vocabulary, in nats."""
     clean, run = clean_logits.log_softmax(1), logits.log_softmax(1)
     return (clean.exp() * (clean - run)).sum(1)
 
 
-def _js(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+def _js(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """Jensen-Shannon divergence between clean and run, in nats, range [0, ln 2]."""
     clean, run = clean_logits.log_softmax(1), logits.log_softmax(1)
     middle = torch.logaddexp(clean, run) - torch.log(torch.tensor(2.0, dtype=run.dtype))
     return ((clean.exp() * (clean - middle)).sum(1) + (run.exp() * (run - middle)).sum(1)) / 2
 
 
-def _pseudo_margin(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+def _pseudo_margin(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """-(logit of the clean prediction - sum of all other logits); needs no labels."""
     predicted = logits.gather(1, clean_logits.argmax(1, keepdim=True)).squeeze(1)
     return logits.sum(1) - 2 * predicted

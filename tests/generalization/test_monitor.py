@@ -98,9 +98,6 @@ def test_a_batch_costs_one_discovery_and_one_forward_pass(model: Model, referenc
         handle.remove()
 
 
-@pytest.mark.usefixtures(
-    "unchecked"
-)  # a run-time check of the protocol asks for labels that need not be there
 def test_image_sets_and_tensors_read_the_same(model: Model, reference: EdgeScores) -> None:
     raw = draw_shapes("sketch", N, start=40)
     monitor = Monitor(model, reference, transform=EvalTransform())
