@@ -1,0 +1,146 @@
+"""`assay zoo`: train, go on, index, list, select, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from PIL import Image
+from typer.testing import CliRunner
+
+from assay.cli import app
+from assay.tasks import draw_shapes
+from assay.zoo import Zoo, edge_scores
+
+
+Run = Callable[..., Result]
+
+CONFIG = """
+name = "small"
+
+[inits.scratch]
+source = "scratch"
+
+[inits.scratch.architecture]
+hidden_size = 16
+num_hidden_layers = 2
+num_attention_heads = 2
+intermediate_size = 32
+patch_size = 16
+
+[axes]
+lr = [0.01, 0.02]
+
+[fixed]
+steps = 4
+warmup = 1
+batch_size = 12
+validate_every = 2
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in an empty directory that holds a grid."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grid.toml").write_text(CONFIG)
+
+    def invoke(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(app, ["zoo", *arguments])
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke
+
+
+TRAIN = ("train", "grid.toml", "--shapes", "flat", "--n", "36", "--out", "zoo", "--quiet")
+
+
+def test_train_index_and_list_work_together(run: Run, tmp_path: Path) -> None:
+    trained = json.loads(run(*TRAIN, "--json").stdout)
+    assert [model["status"] for model in trained["models"]] == ["done", "done"]
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "zoo").rglob("model.safetensors")}
+    again = json.loads(run(*TRAIN, "--json").stdout)
+    assert again == trained
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+
+    listed = run("list", "zoo").stdout
+    assert "small: 2 of 2 models done, trained on flat" in listed
+    assert all(model["key"] in listed for model in trained["models"])
+
+    index = ("index", "zoo", "--shapes", "sketch", "--shapes", "neon", "--n", "12", "--quiet")
+    records = json.loads(run(*index, "--circuits", "--steps", "1", "--json").stdout)
+    assert [record["domain"] for record in records] == ["sketch", "neon"]
+    with np.load(tmp_path / "zoo" / "correctness" / "sketch.npz", allow_pickle=False) as file:
+        assert file["X"].shape == (2, 12)
+        assert file["X"].mean(axis=1).tolist() == [model["accuracy"] for model in records[0]["models"]]
+        assert file["y"].tolist() == [model["id_accuracy"] for model in trained["models"]]
+    assert len(list((tmp_path / "zoo" / "circuits").glob("sketch-*/*.safetensors"))) == 2
+    zoo = Zoo.open(tmp_path / "zoo")
+    circuit = edge_scores(zoo, zoo.keys[0], draw_shapes("sketch", 12), steps=1)
+    assert circuit.provenance["steps"] == 1
+
+
+def test_folders_of_images_and_plain_directories_of_models_are_read(run: Run, tmp_path: Path) -> None:
+    images = draw_shapes("flat", 36)
+    for number, (pixels, label) in enumerate(zip(images.pixels, images.labels, strict=True)):
+        folder = tmp_path / "images" / "flat" / images.classes[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number:02}.png")
+    run("train", "grid.toml", "--images", "images/flat", "--out", "zoo", "--quiet")
+    zoo = Zoo.open(tmp_path / "zoo")
+    assert zoo.classes == images.classes
+    assert zoo.data["n_train"] + zoo.data["n_validation"] == 36
+    plain = ("index", "zoo/models", "--images", "images/flat", "--quiet")
+    failed = run(*plain, code=2)
+    assert "in-distribution accuracy of 2 models is unknown" in failed.output
+    run(*plain, "--id-images", "images/flat", "--out", "matrices")
+    with np.load(tmp_path / "matrices" / "flat.npz", allow_pickle=False) as file:
+        assert file["y"].tolist() == file["X"].mean(axis=1).tolist()
+
+
+def test_select_writes_a_grid_that_train_reads(run: Run, tmp_path: Path) -> None:
+    run(*TRAIN)
+    found = json.loads(run("select", "zoo", "grid.toml", "--out", "second.json", "--json").stdout)
+    assert len(found["configurations"]) == 1
+    assert found["shortfall"] == {"scratch": 0.0}
+    planned = json.loads(run("train", "second.json", "--out", "next", "--dry-run", "--json").stdout)
+    assert len(planned["models"]) == 1
+    assert planned["models"][0] in Zoo.open(tmp_path / "zoo").keys
+
+
+def test_a_dry_run_prints_the_plan_and_makes_nothing(run: Run, tmp_path: Path) -> None:
+    shown = run("train", "inside-out", "--out", "zoo", "--dry-run").stdout
+    assert "inside-out: 132 models, 132,000 steps" in shown
+    assert not (tmp_path / "zoo").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "inside", "--shapes", "flat", "--out", "zoo"], 2, "did you mean 'inside-out'"),
+        (["train", "grid.toml", "--out", "zoo"], 2, "no images are given"),
+        (["train", "grid.toml", "--shapes", "flaat", "--out", "zoo"], 2, "did you mean 'flat'"),
+        (["train", "grid.toml", "--shapes", "flat", "--shapes", "neon", "--out", "zoo"], 2, "trained on one"),
+        (["train", "grid.toml", "--images", "nothing", "--out", "zoo"], 1, "nothing is no folder"),
+        (["list", "nowhere"], 1, "nowhere is no directory"),
+        (["index", "--shapes", "flat"], 2, "the embedded zoo is part of the package"),
+    ],
+)
+def test_bad_input_is_named(run: Run, arguments: list[str], code: int, message: str) -> None:
+    assert message in run(*arguments, code=code).output
+
+
+def test_an_empty_class_folder_of_a_domain_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "images" / "flat" / "circle").mkdir(parents=True)
+    failed: Any = run("train", "grid.toml", "--images", "images/flat", "--out", "zoo", code=2)
+    assert "has no image" in failed.output
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_the_embedded_zoo_is_listed_by_default(run: Run) -> None:
+    listed = json.loads(run("list", "--json").stdout)
+    assert (listed["name"], listed["id_domain"], len(listed["models"])) == ("shapes", "flat", 12)
