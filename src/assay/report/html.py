@@ -19,6 +19,7 @@ from assay.report.calibration import calibration_view, is_calibration
 from assay.report.claim_page import claim_view, is_claim
 from assay.report.layout import circuit_layout
 from assay.report.monitor_page import is_monitor, monitor_view
+from assay.report.rank_page import is_ranking, ranking_views
 
 
 SCHEMA = "assay-audit/1"
@@ -159,6 +160,8 @@ def _views(result: HasDocument | HasRecord | Document | list[Measurement], key: 
         return [claim_view(document, key)]
     if is_monitor(document):
         return [monitor_view(document, key)]
+    if is_ranking(document):
+        return ranking_views(document, key)
     views = [_audit_view(document, key)]
     if worst := document.get("worst_case"):
         views.append(worst_case_view(worst, f"{key}-worst"))
@@ -203,7 +206,7 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
         document = result.document
     if not isinstance(document, Mapping):
         raise _refused(result)
-    if any(known(document) for known in (is_worst_case, is_calibration, is_claim, is_monitor)):
+    if any(known(document) for known in (is_worst_case, is_calibration, is_claim, is_monitor, is_ranking)):
         return document
     if "schema" not in document and document.keys() >= VERDICT:
         raise InputError(
