@@ -254,6 +254,15 @@ def test_dynamics_of_a_folder_are_those_of_its_checkpoints(finished: FineTuning,
     assert by_folder.readings[2].depth_bias == pytest.approx(finished.dynamics.at(4).depth_bias)
     assert by_folder.at(4).scores == {"sketch": finished.dynamics.at(4).scores["sketch"]}
     assert by_folder.facts["deep_blocks"] == [1, 1]
+    # The kept model stands for its step where no checkpoint does.
+    run = finished.run
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "0").symlink_to(run.checkpoints[0])
+    for name in ("training.json", "config.json", "model.safetensors", "preprocessor_config.json"):
+        (tmp_path / "run" / name).symlink_to(run.folder / name)
+    fewer = training_dynamics(tmp_path / "run", probe)
+    assert [each.step for each in fewer.readings] == [0, run.best_step]
+    assert fewer.at(run.best_step).depth_bias == by_folder.at(run.best_step).depth_bias
     path = tmp_path / "dynamics.json"
     path.write_text(json.dumps(by_folder.to_dict()))
     assert load_dynamics(path) == json.loads(path.read_text())

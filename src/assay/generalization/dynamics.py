@@ -176,6 +176,9 @@ def _checkpoints(run: str | Path | Mapping[int, str | Path | Model]) -> dict[int
         return dict(run)
     folder = Path(run) / "checkpoints"
     found = {int(each.name): each for each in folder.glob("*") if each.is_dir() and each.name.isdigit()}
+    record = Path(run) / "training.json"
+    if found and record.is_file():
+        found.setdefault(int(_json(record)["best_step"]), Path(run))
     if not found:
         raise InputError(
             f"{folder} holds no checkpoint; train with checkpoints=, or give step to directory yourself"
@@ -267,11 +270,16 @@ def load_dynamics(path: str | Path) -> dict[str, Any]:
     Raises:
         FileFormatError: If it cannot be read or is no such document.
     """
-    try:
-        content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
+    content = _json(Path(path))
     document: dict[str, Any] = content.get("dynamics", content)
     if document.get("schema") != SCHEMA:
         raise FileFormatError(f"{path} has schema {document.get('schema')!r}; expected {SCHEMA!r}")
     return document
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
+    return content
