@@ -1,10 +1,15 @@
 """Train the embedded zoo: twelve small ViTs on the flat shapes, and what they get right elsewhere.
 
-Three starting points, four recipes each: random weights; weights that reconstructed masked patches of
-unlabelled images (flat, stripes, relief); weights that learnt the classes of labelled stripes and reliefs. So
-two domains are new to every model (sketch, neon), and two are known to a third of them with labels and to
-another third without. The recipes were written down before any of these models was trained, after one trial
-run on flat that showed how many steps are needed; no model was left out.
+Three starting points, four recipes each: random weights (`scratch`); weights that reconstructed masked
+patches of unlabelled images of flat, stripes and relief (`masked`); and weights of the fourth scratch model
+trained further on other labelled images of flat, stripes and relief (`styles`). So two domains are new to
+every model (sketch, neon); stripes and relief are known to a third of them with labels and to a third
+without.
+
+A first run had too few steps: `styles`, then trained from random weights, stayed at 22 % on its own images,
+fine-tuned models at 24 to 64 % on flat, and every model near chance on the other styles. Steps and the
+start of `styles` were changed once, to what stands here. No model was left out, and no metric was looked
+at.
 
     python experiments/shapes_zoo/train.py OUT     # about half an hour on a CPU; resumes where it stopped
 
@@ -45,17 +50,19 @@ ADAMW = {"optimiser": "adamw", "batch_size": 64, "warmup": 50, "validate_every":
 LIGHT = Augmentation().to_dict()
 STRONG = Augmentation(min_area=0.4, jitter=0.6).to_dict()
 SCRATCH = (
-    {"lr": 3e-3, "weight_decay": 0.0, "augmentation": LIGHT},
-    {"lr": 1.5e-3, "weight_decay": 0.05, "augmentation": LIGHT},
-    {"lr": 3e-3, "weight_decay": 0.0, "augmentation": STRONG},
-    {"lr": 3e-3, "weight_decay": 0.05, "augmentation": LIGHT, "seed": 1},
+    {"lr": 3e-3, "weight_decay": 0.0, "augmentation": LIGHT, "steps": 1000},
+    {"lr": 1.5e-3, "weight_decay": 0.05, "augmentation": LIGHT, "steps": 1000},
+    {"lr": 3e-3, "weight_decay": 0.0, "augmentation": STRONG, "steps": 1000},
+    {"lr": 3e-3, "weight_decay": 0.05, "augmentation": LIGHT, "seed": 1, "steps": 1000},
 )
-PRETRAINED = (
+FULL = (
     {"lr": 3e-3, "weight_decay": 0.0, "augmentation": LIGHT},
     {"lr": 5e-4, "weight_decay": 0.05, "augmentation": LIGHT},
     {"lr": 1e-3, "weight_decay": 0.0, "augmentation": STRONG},
-    {"lr": 1e-2, "weight_decay": 0.0, "augmentation": LIGHT, "mode": "linear"},
 )
+LINEAR = {"lr": 1e-2, "weight_decay": 0.0, "augmentation": LIGHT, "mode": "linear", "steps": 400}
+MASKED = (*({**each, "steps": 1000} for each in FULL), LINEAR)
+STYLES = (*({**each, "steps": 400} for each in FULL), LINEAR)
 
 
 def joined(sets: list[ImageSet], domain: str) -> ImageSet:
@@ -72,17 +79,16 @@ def joined(sets: list[ImageSet], domain: str) -> ImageSet:
     )
 
 
-def pretrain_on_styles(folder: Path) -> Path:
-    """Six classes on labelled stripes and reliefs."""
+def pretrain_on_styles(folder: Path, start: Path) -> Path:
+    """Six classes on labelled images of three styles, from a model that knows the flat ones."""
+    styles = ("flat", "stripes", "relief")
     parts = [
-        joined(
-            [draw_shapes(d, n, start=start, seed=PRETRAINING_SEED) for d in ("stripes", "relief")], "styles"
-        )
-        for n, start in ((1500, 0), (300, 1500))
+        joined([draw_shapes(d, n, start=first, seed=PRETRAINING_SEED) for d in styles], "styles")
+        for n, first in ((1500, 0), (300, 1500))
     ]
-    start = initial_module("scratch", parts[0].classes, architecture=ARCHITECTURE, seed=7)
-    recipe = Recipe(lr=3e-3, steps=1200, **ADAMW, seed=7)
-    return train(start.module, *parts, recipe, folder).folder
+    module = initial_module(str(start), parts[0].classes, seed=7).module
+    recipe = Recipe(lr=2e-3, steps=2000, **ADAMW, seed=7)
+    return train(module, *parts, recipe, folder).folder
 
 
 def pretrain_masked(folder: Path, steps: int = 800) -> Path:
@@ -128,19 +134,20 @@ def main(out: Path) -> None:
         if done % 100 == 0:
             print(f"{stage} {done}/{total}", flush=True)
 
-    def build(inits: dict[str, Any], recipes: tuple[dict[str, Any], ...], steps: int, **more: Any) -> Zoo:
-        fixed = {**ADAMW, "steps": steps}
-        content = {"name": "shapes", "inits": inits, "fixed": fixed, "configurations": recipes}
+    def build(inits: dict[str, Any], recipes: tuple[dict[str, Any], ...], **more: Any) -> Zoo:
+        content = {"name": "shapes", "inits": inits, "fixed": ADAMW, "configurations": recipes}
         grid = Grid.from_dict(content)
         return train_zoo(
             grid, images, out, validation=validation, transform=TRANSFORM, progress=progress, **more
         )
 
     # One model with its way there, for training dynamics; then the other recipes.
-    build(scratch, SCRATCH[:1], 1000, checkpoints=(0, 100, 250, 500, 750))
-    build(scratch, SCRATCH[1:], 1000)
-    sources = {"styles": pretrain_on_styles(beside / "styles"), "masked": pretrain_masked(beside / "masked")}
-    zoo = build({name: {"source": str(path)} for name, path in sources.items()}, PRETRAINED, 300)
+    build(scratch, SCRATCH[:1], checkpoints=(0, 100, 250, 500, 750))
+    zoo = build(scratch, SCRATCH[1:])
+    masked = pretrain_masked(beside / "masked")
+    build({"masked": {"source": str(masked)}}, MASKED)
+    styles = pretrain_on_styles(beside / "styles", zoo.folder(zoo.keys[3]))
+    zoo = build({"styles": {"source": str(styles)}}, STYLES)
 
     tests = {domain: draw_shapes(domain, N_TEST, start=FIRST_TEST) for domain in DOMAINS}
     rows = []
