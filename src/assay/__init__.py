@@ -19,9 +19,21 @@ if TYPE_CHECKING:
     from assay.calibration import calibrate, calibrate_all
     from assay.catalogue import list_entries as list  # noqa: A004 - the name users know
     from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
-    from assay.discovery import discover
+    from assay.discovery import discover, output_scores
     from assay.errors import AssayError
     from assay.execution import CircuitRuns, run_circuit, run_model
+    from assay.generalization import (
+        Monitor,
+        baselines,
+        calibrate_threshold,
+        circuit_shift,
+        dependency_depth_bias,
+        dependency_matrix,
+        finetune,
+        motif,
+        universal_motif,
+    )
+    from assay.generalization import rank_models as rank
     from assay.graph import Graph, build_graph
     from assay.heads import HeadScores, discover_heads
     from assay.measurement import Interval, Measurement, Verdict
@@ -31,7 +43,8 @@ if TYPE_CHECKING:
     from assay.runner import audit
     from assay.stats import percentile_confidence, percentile_sample_size
     from assay.store import Store
-    from assay.tasks import PairTask, load_task
+    from assay.tasks import ImageTask, PairTask, load_images, load_task
+    from assay.zoo import Zoo
 
 __version__ = "0.1.0"
 
@@ -42,31 +55,45 @@ __all__ = [
     "EdgeScores",
     "Graph",
     "HeadScores",
+    "ImageTask",
     "Interval",
     "Measurement",
     "Model",
+    "Monitor",
     "PairTask",
     "Store",
     "Verdict",
     "WorstCase",
+    "Zoo",
     "audit",
+    "baselines",
     "build_graph",
     "calibrate",
     "calibrate_all",
+    "calibrate_threshold",
+    "circuit_shift",
+    "dependency_depth_bias",
+    "dependency_matrix",
     "discover",
     "discover_heads",
     "faithfulness_curve",
+    "finetune",
     "list",
     "load_circuit",
+    "load_images",
     "load_model",
     "load_scores",
     "load_task",
     "measure",
+    "motif",
+    "output_scores",
     "percentile_confidence",
     "percentile_sample_size",
+    "rank",
     "run_circuit",
     "run_model",
     "save_report",
+    "universal_motif",
     "worst_case",
 ]
 
@@ -79,31 +106,45 @@ _HOMES = {
     "EdgeScores": ("assay.circuits", "EdgeScores"),
     "Graph": ("assay.graph", "Graph"),
     "HeadScores": ("assay.heads", "HeadScores"),
+    "ImageTask": ("assay.tasks", "ImageTask"),
     "Interval": ("assay.measurement", "Interval"),
     "Measurement": ("assay.measurement", "Measurement"),
     "Model": ("assay.models", "Model"),
+    "Monitor": ("assay.generalization", "Monitor"),
     "PairTask": ("assay.tasks", "PairTask"),
     "Store": ("assay.store", "Store"),
     "Verdict": ("assay.measurement", "Verdict"),
     "WorstCase": ("assay.adversarial", "WorstCase"),
+    "Zoo": ("assay.zoo", "Zoo"),
     "audit": ("assay.runner", "audit"),
+    "baselines": ("assay.generalization", "baselines"),
     "build_graph": ("assay.graph", "build_graph"),
     "calibrate": ("assay.calibration", "calibrate"),
     "calibrate_all": ("assay.calibration", "calibrate_all"),
+    "calibrate_threshold": ("assay.generalization", "calibrate_threshold"),
+    "circuit_shift": ("assay.generalization", "circuit_shift"),
+    "dependency_depth_bias": ("assay.generalization", "dependency_depth_bias"),
+    "dependency_matrix": ("assay.generalization", "dependency_matrix"),
     "discover": ("assay.discovery", "discover"),
     "discover_heads": ("assay.heads", "discover_heads"),
     "faithfulness_curve": ("assay.metrics", "faithfulness_curve"),
+    "finetune": ("assay.generalization", "finetune"),
     "list": ("assay.catalogue", "list_entries"),
     "load_circuit": ("assay.circuits", "load_circuit"),
+    "load_images": ("assay.tasks", "load_images"),
     "load_model": ("assay.models", "load_model"),
     "load_scores": ("assay.circuits", "load_scores"),
     "load_task": ("assay.tasks", "load_task"),
     "measure": ("assay.metrics", "measure"),
+    "motif": ("assay.generalization", "motif"),
+    "output_scores": ("assay.discovery", "output_scores"),
     "percentile_confidence": ("assay.stats", "percentile_confidence"),
     "percentile_sample_size": ("assay.stats", "percentile_sample_size"),
+    "rank": ("assay.generalization", "rank_models"),
     "run_circuit": ("assay.execution", "run_circuit"),
     "run_model": ("assay.execution", "run_model"),
     "save_report": ("assay.report", "save_report"),
+    "universal_motif": ("assay.generalization", "universal_motif"),
     "worst_case": ("assay.adversarial", "worst_case"),
 }
 

@@ -1,6 +1,8 @@
 """What a circuit says about generalization: before deployment, and after it. Numbers in, numbers out."""
 
 from assay.generalization import baselines
+from assay.generalization.alarms import ConformalAlarm, SequentialTest, conformal_p_value
+from assay.generalization.circuit_loss import CircuitLoss, CircuitSettings
 from assay.generalization.dependency import (
     LayerSets,
     dependency_depth_bias,
@@ -9,6 +11,8 @@ from assay.generalization.dependency import (
     output_depth_bias,
 )
 from assay.generalization.depth_interval import depth_bias_interval
+from assay.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions, measure_domains
+from assay.generalization.dynamics import DepthVerdict, Dynamics, judge_depth, training_dynamics
 from assay.generalization.evaluation import (
     AlarmCounts,
     AlarmCurve,
@@ -22,7 +26,13 @@ from assay.generalization.evaluation import (
     ratio_ablation,
     summarize_correlations,
 )
+from assay.generalization.finetuning import FineTuning, finetune
+from assay.generalization.inspection import Inspection, InspectionSettings, inspect_model
+from assay.generalization.monitoring import Calibration, Guarantee, Monitor, Reading
 from assay.generalization.motifs import Motif, motif, universal_motif
+from assay.generalization.predictor import PREDICTORS
+from assay.generalization.ranking import rank_inspections, rank_models
+from assay.generalization.ranking_table import Ranking
 from assay.generalization.shift import (
     DISTANCES,
     CircuitView,
@@ -33,36 +43,63 @@ from assay.generalization.shift import (
     heat_signature,
     rank_shift_map,
 )
+from assay.generalization.shift_interval import shift_interval
 
 
 __all__ = [
     "DISTANCES",
+    "PREDICTORS",
     "AlarmCounts",
     "AlarmCurve",
+    "Calibration",
+    "CircuitLoss",
+    "CircuitSettings",
     "CircuitView",
+    "ConformalAlarm",
     "CorrelationSummary",
+    "DepthVerdict",
     "Distance",
+    "DomainCalibration",
+    "Dynamics",
+    "FineTuning",
+    "Guarantee",
+    "Inspection",
+    "InspectionSettings",
     "LayerSets",
+    "Monitor",
     "Motif",
+    "Ranking",
+    "Reading",
+    "SequentialTest",
     "TaskCorrelation",
     "Threshold",
     "alarm_counts",
     "alarm_curve",
     "baselines",
+    "calibrate_on_corruptions",
     "calibrate_threshold",
     "check_comparable",
     "circuit_shift",
     "circuit_shifts",
+    "conformal_p_value",
     "correlate",
     "dependency_depth_bias",
     "dependency_matrix",
     "depth_bias_interval",
+    "finetune",
     "heat_signature",
+    "inspect_model",
+    "judge_depth",
     "layer_sets",
+    "measure_domains",
     "motif",
     "output_depth_bias",
+    "rank_inspections",
+    "rank_models",
     "rank_shift_map",
     "ratio_ablation",
+    "shift_interval",
     "summarize_correlations",
+    "training_dynamics",
     "universal_motif",
 ]
