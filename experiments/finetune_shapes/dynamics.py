@@ -1,0 +1,30 @@
+"""Depth bias, both its sides and accuracy along the training of the first model of the embedded zoo.
+
+    python experiments/finetune_shapes/dynamics.py
+
+Writes training_dynamics.json and training_dynamics.svg beside this file, in half a minute.
+"""
+
+import json
+from pathlib import Path
+
+from assay.generalization.dynamics import training_dynamics
+from assay.report.dynamics import dynamics_figure
+from assay.tasks import draw_shapes
+from assay.zoo import Zoo
+
+
+HERE = Path(__file__).resolve().parent
+
+if __name__ == "__main__":
+    zoo = Zoo.embedded()
+    found = training_dynamics(
+        zoo.path / zoo.entries[0].path,
+        draw_shapes("flat", 200, start=5000),
+        watch={
+            style: draw_shapes(style, 300, start=6000) for style in ("flat", "sketch", "stripes", "relief")
+        },
+    )
+    document = found.to_dict()
+    (HERE / "training_dynamics.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    dynamics_figure(document, HERE / "training_dynamics.svg", title="from scratch on flat")
