@@ -1,0 +1,143 @@
+"""`assay rank` and `assay monitor` on a directory of timm checkpoints."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.models._hub import save_for_hf
+from typer.testing import CliRunner
+from vit_conformance import randomise
+
+from assay.circuits import load_scores
+from assay.cli import app
+from assay.discovery import discover
+from assay.execution import run_model
+from assay.generalization import circuit_shift, dependency_depth_bias
+from assay.models import load_model
+from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageTask, ReadOptions, draw_shapes, read_image_folder
+from assay.zoo import Zoo
+
+
+Run = Callable[..., Any]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "distilled": {"architecture": "deit_tiny_distilled_patch16_224"},
+    "plain": {},
+    "pooled": {"global_pool": "avg"},
+    "registers": {"reg_tokens": 2, "init_values": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of drawn images by class, and models as timm saves them."""
+    root = tmp_path_factory.mktemp("timm-zoo")
+    for place, (name, options) in enumerate(VARIANTS.items()):
+        sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3}
+        architecture = options.get("architecture", "vit_tiny_patch16_224")
+        rest = {key: value for key, value in options.items() if key != "architecture"}
+        module = timm.create_model(architecture, pretrained=False, num_classes=6, **sizes, **rest)
+        save_for_hf(
+            randomise(module, seed=place).float(),
+            str(root / "models" / name),
+            safe_serialization=True,
+            model_config={"label_names": list(SHAPE_CLASSES)},
+        )
+    for domain in ("flat", "neon"):
+        drawn = draw_shapes(domain, 36, size=32)
+        assert drawn.labels is not None
+        for number, (pixels, label) in enumerate(zip(drawn.pixels, drawn.labels, strict=True)):
+            folder = root / domain / SHAPE_CLASSES[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / f"{number:03}.png")
+    return root
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> Any:
+        result = CliRunner().invoke(app, [str(each) for each in arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return call
+
+
+def images_for(here: Path, name: str, domain: str) -> ImageTask:
+    """A folder as the model of that name reads it."""
+    transform = EvalTransform.for_model(load_model(here / "models" / name))
+    given = ReadOptions(transform=transform)
+    return read_image_folder(here / domain, classes=SHAPE_CLASSES, options=given).task(transform)
+
+
+def test_a_directory_of_timm_models_is_a_zoo(here: Path) -> None:
+    zoo = Zoo.open(here / "models")
+    assert list(zoo.keys) == sorted(VARIANTS)
+    assert [zoo.load(key).family.key for key in zoo.keys] == ["timm-vit"] * len(VARIANTS)
+
+
+def test_rank_scores_them_as_the_library_does(here: Path, run: Run, tmp_path: Path) -> None:
+    found = run(
+        "rank", "--zoo", here / "models", "--images", here / "neon", "--id-images", here / "flat",
+        "--metrics", "ddb-output,ddb-deep,id-accuracy,average-confidence", "--steps", 2, "--draws", 20,
+        "--store", "store", "--out", "rank.json", "--report", "rank.html", "--quiet",
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert all(name in found.stdout for name in VARIANTS)
+    document = json.loads((tmp_path / "rank.json").read_text())
+    names = [each["name"] for each in document["models"]]
+    assert sorted(names) == sorted(VARIANTS)
+    metrics = {each["key"]: each["rows"] for each in document["metrics"]}
+    for place, name in enumerate(names):
+        model = load_model(here / "models" / name)
+        scores = discover(model, images_for(here, name, "neon"), "eap-ig-inputs", steps=2)
+        for targets in ("output", "deep"):
+            expected = dependency_depth_bias(scores, targets=targets, ratio=0.3)
+            assert metrics[f"ddb-{targets}"][place]["value"] == pytest.approx(expected, rel=1e-4)
+        assert document["models"][place]["weight_hash"] == model.weight_hash
+    ranks = [row["rank"] for row in metrics["ddb-output"]]
+    assert sorted(ranks) == [1, 2, 3, 4]
+    page = (tmp_path / "rank.html").read_text()
+    assert all(name in page for name in VARIANTS)
+
+
+@pytest.mark.parametrize("name", ["pooled", "distilled"])
+def test_monitor_reads_what_the_library_measures(here: Path, run: Run, tmp_path: Path, name: str) -> None:
+    found = run(
+        "monitor", "--model", here / "models" / name, "--reference", here / "flat", "--images", here / "neon",
+        "--window", 12, "--known-batches", 0, "--threshold", 0.0, "--gate", "--steps", 2, "--order", "name",
+        "--out", "watch", "--quiet",
+    )  # fmt: skip
+    assert found.exit_code == 3, found.output  # any shift is above 0
+    document = json.loads((tmp_path / "watch" / "monitor.json").read_text())
+    assert [each["n"] for each in document["readings"]] == [12, 12, 12]
+    assert all(each["alarm"] for each in document["readings"])
+    assert (tmp_path / "watch" / "monitor.html").is_file()
+    # The first batch again, by hand.
+    reference = load_scores(tmp_path / "watch" / "reference.safetensors")
+    model = load_model(here / "models" / name)
+    transform = EvalTransform.for_model(model)
+    paths = sorted((here / "neon").rglob("*.png"))[:12]
+    pixels = np.stack([transform.pixels(Image.open(path)) for path in paths])
+    batch = ImageTask(images=transform.normalised(pixels))
+    shifted = discover(model, batch, "eap-ig-inputs", steps=2)
+    expected = circuit_shift(reference, shifted)
+    assert document["readings"][0]["shift"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_predictions_are_those_of_the_modules(here: Path) -> None:
+    """What the metrics compare with: the native module on the same pixels."""
+    for name in VARIANTS:
+        task = images_for(here, name, "flat")
+        model = load_model(here / "models" / name)
+        with torch.no_grad():
+            expected = model.module(task.images)
+        torch.testing.assert_close(run_model(model, task), expected)
