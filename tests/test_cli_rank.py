@@ -1,0 +1,210 @@
+"""`assay rank` on small zoos written by the test: folders in, table, JSON and page out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import ViTConfig, ViTForImageClassification
+from typer.testing import CliRunner, Result
+
+from assay.cli import app
+from assay.runner.targets import targets
+from assay.tasks import SHAPE_CLASSES, draw_shapes
+
+
+PROCESSOR = {
+    "image_processor_type": "ViTImageProcessor",
+    "size": {"height": 32, "width": 32},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+FEW = ["--n", "18", "--draws", "20", "--steps", "2", "--sharpness-batch", "9", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three untrained classifiers of the shapes, as `save_pretrained` writes them."""
+    root = tmp_path_factory.mktemp("zoo")
+    names = dict(enumerate(SHAPE_CLASSES))
+    for seed in range(3):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            config = ViTConfig(
+                hidden_size=24,
+                num_hidden_layers=2,
+                num_attention_heads=3,
+                intermediate_size=32,
+                image_size=32,
+                patch_size=8,
+                initializer_range=0.3,
+                id2label=names,
+                label2id={name: label for label, name in names.items()},
+            )
+            ViTForImageClassification(config).save_pretrained(root / f"model-{seed}")
+        (root / f"model-{seed}" / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return root
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two domains of 18 images by class."""
+    root = tmp_path_factory.mktemp("pictures")
+    for domain in ("flat", "neon"):
+        images = draw_shapes(domain, 18, seed=5)
+        for row, label in enumerate(images.labels):
+            folder = root / domain / SHAPE_CLASSES[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images.pixels[row]).save(folder / f"{row:02d}.png")
+    return root
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["rank", *map(str, arguments)])
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    found = run(*arguments, "--json")
+    assert found.exit_code == 0, found.output
+    parsed: dict[str, Any] = json.loads(found.stdout)
+    return parsed
+
+
+def test_a_zoo_is_ranked_on_a_labelled_domain(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    out, report = tmp_path / "made" / "out.json", tmp_path / "made" / "page.html"
+    given = ("--zoo", zoo, "--images", pictures / "neon", "--id-images", pictures / "flat", *FEW)
+    found = run(*given, "--store", tmp_path / "store", "--out", out, "--report", report)
+    assert found.exit_code == 0, found.output
+    assert "neon: 3 models, 18 images" in found.stdout
+    assert "a blind pick has an expected regret of" in found.stdout
+    assert "without alpha-ReQ:" in found.stdout
+    written = json.loads(out.read_text())
+    assert [each["name"] for each in written["models"]] == ["model-0", "model-1", "model-2"]
+    assert written["known"]["domain"] == "flat"
+    assert written["motif"] is not None
+    assert "Which of 3 models to deploy on neon" in report.read_text()
+    before = sorted((tmp_path / "store" / "inspections").iterdir())
+    assert document(*given, "--store", tmp_path / "store") == written
+    assert sorted((tmp_path / "store" / "inspections").iterdir()) == before
+
+
+def test_a_root_of_domains_is_several_targets_compared(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    given = ("--zoo", zoo, "--images", pictures, *FEW, "--fast", "--store", tmp_path)
+    found = document(*given)
+    assert found["kind"] == "ranking-comparison"
+    assert [each["target"]["domain"] for each in found["rankings"]] == ["flat", "neon"]
+    assert "ddb-deep" not in [each["key"] for each in found["metrics"]]
+    text = run(*given).stdout
+    assert "all targets" in text
+
+
+def test_labels_left_out_make_one_domain_without_regret(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    found = document(
+        "--zoo", zoo, "--images", pictures / "neon", "--no-labels", "--metrics", "average-confidence", *FEW,
+        "--store", tmp_path,
+    )  # fmt: skip
+    assert found["performance"] is None
+    assert found["target"]["labelled"] is False
+    assert found["metrics"][0]["regret"] is None
+
+
+def test_a_folder_of_loose_images_learns_its_regret_from_labelled_domains(
+    zoo: Path, pictures: Path, tmp_path: Path
+) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    for row, pixels in enumerate(draw_shapes("relief", 12).pixels):
+        Image.fromarray(pixels).save(loose / f"{row}.png")
+    found = document(
+        "--zoo", zoo, "--images", loose, "--images", pictures / "neon", "--metrics", "average-confidence",
+        *FEW, "--store", tmp_path / "store",
+    )  # fmt: skip
+    first, second = found["rankings"]
+    assert first["target"]["domain"] == "loose"
+    assert first["metrics"][0]["elsewhere"] == second["metrics"][0]["regret"]["expected"]
+
+
+def test_drawn_shapes_need_no_files(zoo: Path, tmp_path: Path) -> None:
+    found = document("--zoo", zoo, "--shapes", "sketch", "--metrics", "rankme", *FEW, "--store", tmp_path)
+    assert found["target"]["domain"] == "sketch"
+    assert found["target"]["n"] == 18
+
+
+def test_the_plan_counts_passes_and_runs_nothing(zoo: Path, tmp_path: Path) -> None:
+    found = run("--zoo", zoo, "--shapes", "sketch", "--dry-run", "--json", "--store", tmp_path / "store")
+    plan = json.loads(found.stdout)
+    assert plan["models"] == ["model-0", "model-1", "model-2"]
+    assert plan["passes_per_image"] == {"logits and features": 1, "scores of all edges": 12}
+    assert not (tmp_path / "store").exists()
+
+
+def test_unreadable_images_are_named_or_skipped_and_counted(
+    zoo: Path, pictures: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    for label, name in enumerate(SHAPE_CLASSES):
+        (broken / name).mkdir(parents=True)
+        for row in range(3):
+            Image.fromarray(draw_shapes("flat", 6).pixels[label]).save(broken / name / f"{row}.png")
+    (broken / "moon" / "1.png").write_bytes(b"no image")
+    given = (
+        "--zoo",
+        zoo,
+        "--images",
+        broken,
+        "--metrics",
+        "average-confidence",
+        "--store",
+        tmp_path / "store",
+    )
+    failed = run(*given, "--draws", "5")
+    assert failed.exit_code == 1
+    assert "moon/1.png" in failed.stderr
+    skipped = run(*given, "--draws", "5", "--skip-bad")
+    assert skipped.exit_code == 0, skipped.output
+    assert "1 files of broken were skipped" in skipped.stderr
+    assert "17 images" in skipped.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--metrics", "ddb-outptu"], "did you mean 'ddb-output'"),
+        (["--shapes", "skech"], "did you mean 'sketch'"),
+        (["--ratio", "0.7"], "ratio is 0.7"),
+        (["--measure", "auc"], "unknown measure 'auc'"),
+        (["--images", "absent"], "absent is neither a folder nor an .npz archive"),
+    ],
+)
+def test_wrong_use_is_answered_with_what_to_type(
+    zoo: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    found = run("--zoo", zoo, "--store", tmp_path / "store", *FEW, *arguments)
+    assert found.exit_code in (1, 2)
+    assert message in found.stderr
+
+
+def test_an_own_domain_of_several_folders_is_refused(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    found = run("--zoo", zoo, "--shapes", "neon", "--id-images", pictures, *FEW, "--store", tmp_path)
+    assert found.exit_code == 2
+    assert "--id-images holds 2 domains (flat, neon)" in found.stderr
+
+
+def test_classes_that_the_models_do_not_know_are_refused(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    for name in ("dog", "cat"):
+        (foreign / name).mkdir(parents=True)
+        Image.fromarray(draw_shapes("flat", 1).pixels[0]).save(foreign / name / "0.png")
+    found = run("--zoo", zoo, "--images", foreign, *FEW, "--store", tmp_path / "store")
+    assert found.exit_code == 2
+    assert "none of the classes" in found.stderr
+
+
+def test_an_archive_is_one_domain_with_the_labels_it_holds(tmp_path: Path) -> None:
+    images = draw_shapes("flat", 12)
+    np.savez(tmp_path / "some.npz", images=images.pixels, labels=images.labels)
+    (found,) = targets([tmp_path / "some.npz"], [])
+    assert (found.name, found.labelled) == ("some", None)
