@@ -1,0 +1,68 @@
+"""The zoo that comes with the package is what its training script and its results say."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from assay.tasks import SHAPE_DOMAINS, draw_shapes
+from assay.zoo import Zoo
+from assay.zoo.archive import EMBEDDED
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS = json.loads((REPOSITORY / "experiments" / "shapes_zoo" / "results.json").read_text())
+ZOO = Zoo.embedded()
+
+
+def test_it_is_small_and_part_of_the_package() -> None:
+    files = [path for path in EMBEDDED.rglob("*") if path.is_file()]
+    weights = [path for path in files if path.suffix == ".safetensors"]
+    assert sum(path.stat().st_size for path in weights) < 8_000_000
+    assert {path.name for path in files} == {
+        "zoo.json",
+        "training.json",
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    }
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["assay"]
+    package = REPOSITORY / "src" / "assay"
+    included = {path for pattern in patterns for path in package.glob(pattern)}
+    assert set(files) <= included
+
+
+def test_it_has_the_models_of_the_results() -> None:
+    assert [row["key"] for row in RESULTS["models"]] == list(ZOO.keys)
+    assert len(ZOO.keys) == len(ZOO.entries) == 12
+    assert {entry.recipe["init"] for entry in ZOO.entries} == {"scratch", "masked", "styles"}
+    assert [entry.id_accuracy for entry in ZOO.entries] == [row["validation"] for row in RESULTS["models"]]
+    assert all(set(SHAPE_DOMAINS) <= set(row) for row in RESULTS["models"])
+
+
+@pytest.mark.parametrize("key", ZOO.keys)
+def test_every_model_is_a_vit_of_the_written_size_and_hash(key: str) -> None:
+    model = ZOO.load(key)
+    assert model.weight_hash == ZOO.entry(key).weight_hash
+    assert model.classes == ZOO.classes
+    assert model.graph.n_layers >= 4
+    assert model.graph.n_heads >= 4
+    assert (ZOO.folder(key) / "training.json").exists()
+
+
+def test_the_first_model_can_be_followed_through_its_training() -> None:
+    entry = ZOO.entries[0]
+    assert list(entry.checkpoints) == [0, 100, 250, 500, 750]
+    hashes = {ZOO.load(entry.key, step=step).weight_hash for step in entry.checkpoints}
+    assert len(hashes) == 5
+    assert entry.weight_hash not in hashes
+
+
+def test_accuracies_are_the_written_ones() -> None:
+    # One image in 1,200 may lie so close to a boundary that another processor decides otherwise.
+    for domain in ("flat", "relief"):
+        test = draw_shapes(domain, RESULTS["n_test"], start=20_000)
+        found = ZOO.correctness(test).accuracy
+        assert found.tolist() == pytest.approx([row[domain] for row in RESULTS["models"]], abs=2 / 1200)
