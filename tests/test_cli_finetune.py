@@ -67,7 +67,8 @@ def test_a_table_a_verdict_a_model_and_a_picture(run: Run, tmp_path: Path) -> No
     assert sum("*" in line for line in lines[1:4]) == 1
     assert "verdict: " in found.stdout
     assert "choosing by sketch, whose labels that would use: step " in found.stdout
-    assert Image.open(tmp_path / "course.png").size[0] > 300
+    with Image.open(tmp_path / "course.png") as picture:
+        assert picture.size[0] > 300
     assert assay.load_model(tmp_path / "tuned").classes == SHAPE_CLASSES
 
 
