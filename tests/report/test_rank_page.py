@@ -76,6 +76,14 @@ def test_the_verdict_names_the_pick_and_what_is_better_if_anything() -> None:
     assert "the highest is 1.00, of q<0.1>" in text
 
 
+def test_many_tied_picks_are_counted_and_not_listed() -> None:
+    tied = copy.deepcopy(document())
+    for row in tied["metrics"][0]["rows"]:
+        row["rank"] = 1.0
+    assert rank_page.worth(tied)[0]["pick"] == "q<0.1> and 4 others that tie"
+    assert "picks q<0.1> and 4 others that tie." in rank_page.ranking_views(tied, "r")[0]["verdict"]
+
+
 def test_without_labels_the_page_says_what_is_not_known(tmp_path: Path) -> None:
     text = save_report(tmp_path / "page.html", document(labelled=False)).read_text()
     assert "what picking by a metric costs here is not known" in text

@@ -138,14 +138,22 @@ def picked(metric: Document) -> list[int]:
     return [place for place, row in enumerate(metric["rows"]) if row["rank"] == 1]
 
 
+def _picks(document: Document, places: Sequence[int]) -> str:
+    """Names of the models that a metric ranks first, of many only how many."""
+    names = [document["models"][place]["name"] for place in places]
+    if len(names) > 2:
+        return f"{names[0]} and {len(names) - 1} others that tie"
+    return " and ".join(names)
+
+
 def _verdict(document: Document) -> str:
     """Which model the leading metric picks, how surely, and what that cost where it is known."""
     metric = rank_figures.leading(document)
     if metric is None:
         return "No metric puts these models in order."
-    names = [document["models"][place]["name"] for place in picked(metric)]
+    names = picked(metric)
     chance = metric["rows"][picked(metric)[0]]["chance"]
-    text = f"{metric['name']} picks {' and '.join(names)}"
+    text = f"{metric['name']} picks {_picks(document, names)}"
     if chance is not None and len(names) == 1:
         text += f", the best by it in {words.percent(chance)} of the resamples"
     text += "."
@@ -229,8 +237,7 @@ def worth(document: Document) -> list[dict[str, str]]:
             {
                 "name": metric["name"],
                 "summary": metric["summary"],
-                "pick": ", ".join(document["models"][place]["name"] for place in first)
-                or "none: its source states no direction",
+                "pick": _picks(document, first) or "none: its source states no direction",
                 "chance": "" if chance is None else words.percent(chance),
                 "regret": "" if regret is None else fixed(regret["expected"], 3),
                 "regret_interval": "" if regret is None else _interval(regret["interval"], 3),
