@@ -2,7 +2,7 @@
 
     python experiments/finetune_shapes/dynamics.py
 
-Writes training_dynamics.json and training_dynamics.svg beside this file, in half a minute.
+Writes training_dynamics.json beside this file and the picture of the documentation.
 """
 
 import json
@@ -15,6 +15,7 @@ from assay.zoo import Zoo
 
 
 HERE = Path(__file__).resolve().parent
+PICTURE = HERE.parents[1] / "docs" / "images" / "training-dynamics.svg"
 
 if __name__ == "__main__":
     zoo = Zoo.embedded()
@@ -27,4 +28,4 @@ if __name__ == "__main__":
     )
     document = found.to_dict()
     (HERE / "training_dynamics.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-    dynamics_figure(document, HERE / "training_dynamics.svg", title="from scratch on flat")
+    dynamics_figure(document, PICTURE, title="from scratch on flat")

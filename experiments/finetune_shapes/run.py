@@ -6,7 +6,8 @@ one seed see the same images in the same order, so that arms are compared in pai
 
     python experiments/finetune_shapes/run.py WORK_FOLDER [MODEL_FOLDER]
 
-A second call goes on where the first stopped. Writes results.json and dynamics.png beside this file.
+A second call goes on where the first stopped. Writes results.json beside this file and the
+picture of the documentation.
 """
 
 import json
@@ -29,6 +30,7 @@ from assay.zoo import Recipe, Zoo
 
 
 HERE = Path(__file__).resolve().parent
+PICTURE = HERE.parents[1] / "docs" / "images" / "finetune-shapes.svg"
 BASE = "scratch-full-lr0.003-b64-wd0-s0-c62f7a"
 WATCHED = ("flat", "neon", "relief")
 SEEDS = (0, 1, 2, 3, 4, 5)
@@ -82,7 +84,7 @@ def main(folder: Path, base: Path | None) -> None:
     shown = {
         arm: next(row for row in rows if row["arm"] == arm) for arm in ("plain", "log 0.05", "ratio 0.1")
     }
-    dynamics_figure(shown, HERE / "dynamics.png")
+    dynamics_figure(shown, PICTURE)
 
 
 def last(row: dict[str, Any]) -> dict[str, Any]:
