@@ -50,7 +50,7 @@ def planted(
             "task": {"name": "planted", "domain": "target", "data_hash": "0" * 64, "n": n, "config": {}},
             "settings": SETTINGS.record(),
         },
-        cost={"forward": {"seconds": 0.5, "passes": {"forward": 1}}},
+        cost={"inspect": {"seconds": 0.5, "passes": {"forward": 1}}},
     )
 
 

@@ -64,7 +64,7 @@ def test_logits_and_features_come_from_one_pass_and_equal_the_models_own() -> No
     found = inspect_model(model, task, ["features"], settings=FEW)
     np.testing.assert_allclose(found.logits, assay.run_model(model, task).double().numpy(), rtol=1e-6)
     np.testing.assert_allclose(found.features, model.features(task.images).numpy(), rtol=1e-5)
-    assert found.cost["forward"]["passes"] == {"forward": 1}
+    assert found.cost["inspect"]["passes"] == {"forward": 1}
     assert found.output_scores is None
     np.testing.assert_array_equal(found.labels, IMAGES.labels)
 

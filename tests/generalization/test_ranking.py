@@ -155,7 +155,7 @@ def test_the_document_is_finite_json_and_says_what_was_resampled() -> None:
     assert len(document["layers"]) == len(document["motif"]["values"]) == 6
     assert [each["name"] for each in document["dependency"]] == ["q0.9", "q0.1"]
     assert set(document["ratios"]) == {"output", "deep", "global"}
-    assert document["costs"]["forward"]["seconds"] == pytest.approx(10 * 0.5)
+    assert document["costs"]["inspect"]["seconds"] == pytest.approx(10 * 0.5)
     assert json.loads(text) == document
 
 

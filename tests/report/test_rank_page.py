@@ -173,7 +173,7 @@ def test_the_scatter_has_a_panel_per_metric_and_none_without_labels() -> None:
 
 def test_costs_are_drawn_from_the_most_expensive_stage() -> None:
     costs = {
-        "forward": {"seconds": 1.0, "passes": {"forward": 1}},
+        "inspect": {"seconds": 1.0, "passes": {"forward": 1}},
         "edge-scores": {"seconds": 9.0, "passes": {"forward": 7.0, "backward": 5.0}},
     }
     data = rank_figures.cost_data(costs)

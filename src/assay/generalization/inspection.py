@@ -187,7 +187,7 @@ def _inspect(
     cost: dict[str, Any] = {}
     started = time.perf_counter()
     logits, features = _forward(model, task, settings.batch_size)
-    cost["forward"] = {"seconds": time.perf_counter() - started, "passes": {"forward": 1}}
+    cost["inspect"] = {"seconds": time.perf_counter() - started, "passes": {"forward": 1}}
     arrays: dict[str, Any] = {"features": features if "features" in parts else None}
     chosen: dict[str, Any] = {
         "objective": settings.objective,

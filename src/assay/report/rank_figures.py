@@ -16,7 +16,11 @@ Document = Mapping[str, Any]
 LABELLED = 40  # models named on an axis; more are drawn without names
 PANELS = 4  # scatter panels in a row
 STAGES = {
-    "forward": "logits and features",
+    "inspect": "logits and features",
+    "plain-forward": "one plain pass",
+    "forward": "forward passes",
+    "backward": "backward passes",
+    "contraction": "contraction and the rest",
     "output-scores": "edges into the logits",
     "edge-scores": "all edges",
     "sharpness": "sharpness",

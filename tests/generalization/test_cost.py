@@ -1,0 +1,23 @@
+"""The parts of the cost of a circuit add up to what its discovery took."""
+
+from small_vits import untrained_vit
+
+import assay
+from assay.generalization.cost import discovery_cost
+from assay.generalization.inspection import InspectionSettings
+from assay.report import rank_figures
+from assay.tasks import EvalTransform, draw_shapes
+
+
+def test_the_parts_are_named_counted_and_can_be_drawn() -> None:
+    model = assay.load_model(untrained_vit())
+    task = draw_shapes("flat", 12).task(EvalTransform(resize=(32, 32)))
+    found = discovery_cost(model, task, settings=InspectionSettings(steps=3))
+    assert list(found) == ["plain-forward", "forward", "backward", "contraction", "metrics"]
+    direct = assay.discover(model, task, "eap-ig-inputs", steps=3).details["passes"]
+    assert found["forward"]["passes"]["forward"] == direct["forward"]
+    assert found["backward"]["passes"]["backward"] == direct["backward"]
+    assert found["forward"]["seconds"] > found["plain-forward"]["seconds"] > 0
+    drawn = rank_figures.cost_data(found)
+    assert set(drawn.stages) >= {"one plain pass", "forward passes", "backward passes"}
+    assert rank_figures.plot_cost(drawn).get_xlabel() == "seconds over all models and images"
