@@ -306,12 +306,17 @@ def _check(
                 f"{training.pixels.shape[1:3]} pixels large; read both with one transform"
             )
     validation = sets["validation"]
-    seen = {image.tobytes() for image in training.pixels}
-    shared = [number for number, image in enumerate(validation.pixels) if image.tobytes() in seen]
+    # Two files may hold the same picture; the same number and picture is the same image.
+    _, mine, theirs = np.intersect1d(training.ids, validation.ids, return_indices=True)
+    shared = [
+        int(validation.ids[j])
+        for i, j in zip(mine, theirs, strict=True)
+        if np.array_equal(training.pixels[i], validation.pixels[j])
+    ]
     if shared:
         raise InputError(
-            f"{len(shared)} validation images are in the training set too, e.g. image {shared[0]}; give "
-            "disjoint sets"
+            f"{len(shared)} validation images are in the training set too, e.g. number {shared[0]}; "
+            "give disjoint sets"
         )
     size = _image_size(module)
     if size is not None and size != training.pixels.shape[1:3]:
