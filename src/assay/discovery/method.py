@@ -57,7 +57,7 @@ class BatchScores:
 
     scores: Float[Tensor, "rows n_sources n_targets"]
     coarse: Float[Tensor, "1 n_sources n_targets"] | None = None
-    forward: float = 0.0
+    forward: float | int = 0
     backward: int = 0
     input_effect: float | None = None
 
