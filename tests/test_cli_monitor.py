@@ -297,3 +297,27 @@ def test_pixels_of_files_are_those_drawn(tmp_path: Path) -> None:
     """The helper of this module: what it writes is what it drew."""
     (path, *_) = fill(tmp_path, "flat", 2)
     np.testing.assert_array_equal(np.asarray(Image.open(path)), draw_shapes("flat", 1).pixels[0])
+
+
+def test_without_arguments_it_watches_the_embedded_zoo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = (
+        "--window",
+        "12",
+        "--known-batches",
+        "4",
+        "--alpha",
+        "0.2",
+        "--steps",
+        "1",
+        "--n",
+        "12",
+        "--quiet",
+    )
+    found = CliRunner().invoke(app, ["monitor", *small])
+    assert found.exit_code == 0, found.output
+    assert [row[1] for row in rows(found.stdout)] == ["flat", "sketch", "neon"]
+    document = json.loads((tmp_path / "assay-monitor/monitor.json").read_text())
+    assert document["reference"]["task"]["domain"] == "flat"
