@@ -59,6 +59,16 @@ def test_regret_is_small_for_what_finds_the_best_and_compared_with_a_blind_pick(
     assert regret.interval.low <= regret.expected <= regret.interval.high
 
 
+def test_a_metric_without_replicates_picks_the_same_model_throughout() -> None:
+    known = zoo(n=80, seed=1, n_batches=1)
+    found = rank_inspections(zoo(), known, metrics=["sharpness"], settings=SETTINGS)
+    column = found.column("sharpness")
+    assert column.chances is None
+    picked = int(np.nanargmin(column.ranks))
+    truth = found.performance.draws
+    assert column.regret.expected == pytest.approx((truth.max(1) - truth[:, picked]).mean())
+
+
 def test_correlations_have_the_sign_of_the_metric() -> None:
     found = ranked()
     assert found.column("ddb-output").correlation.point.srcc == pytest.approx(1.0)

@@ -45,7 +45,7 @@ class Column:
         ranks: 1 is predicted best; None where the metric's source states no direction.
         chances: Share of the resamples in which each model is the best by the metric; None likewise, or
             without replicates.
-        regret: Of picking by it; None without labels, direction or replicates.
+        regret: Of picking by it; None without labels or direction.
         correlation: With true performance; None without labels.
         elsewhere: Mean expected regret of picking by it on other, labelled domains; None without any.
         draws: Replicates `[n_draws, n_models]`; None where there are none.
@@ -224,8 +224,10 @@ def column_of(
     if truth is not None:
         assert truth.draws is not None
         correlation = _correlation(values, draws, truth, level=level, seed=seed)
-        if oriented is not None and oriented_draws is not None:
-            regret = regret_of_picking(oriented, oriented_draws, truth.values, truth.draws, level=level)
+        if oriented is not None:
+            # A metric that cannot be resampled picks the same model in every resample.
+            picks = np.tile(oriented, (len(truth.draws), 1)) if oriented_draws is None else oriented_draws
+            regret = regret_of_picking(oriented, picks, truth.values, truth.draws, level=level)
     regrets = [
         column.regret.expected
         for each in elsewhere
