@@ -28,6 +28,7 @@ PAGES = {
     "adversarial": ("Worst case", ["assay.adversarial"]),
     "calibration": ("Calibrations", ["assay.calibration"]),
     "claims": ("Claims", ["assay.claims"]),
+    "zoo": ("Zoos", ["assay.zoo"]),
     "generalization": ("Generalization", ["assay.generalization"]),
     "stats": ("Statistics", ["assay.stats"]),
     "store": ("Store", ["assay.store", "assay.catalogue"]),

@@ -121,9 +121,9 @@ def monitor(
     from assay import runner
     from assay.generalization import DISTANCES
     from assay.runner.endpoint import MetricsEndpoint
-    from assay.runner.image_stream import Watch, is_shapes
+    from assay.runner.image_stream import Watch
     from assay.runner.monitoring import MonitorPlan, start_monitor
-    from assay.tasks import EvalTransform
+    from assay.tasks import EvalTransform, is_shapes
 
     runner.check_options(method=method, objective=objective, ablation=ablation, device=device)
     DISTANCES[distance]

@@ -244,17 +244,16 @@ def read_images(
     classes: tuple[str, ...] | None = None,
 ) -> "list[ImageSet]":
     """The domains that `--images` and `--shapes` name."""
-    from assay.tasks import EvalTransform, ReadOptions, draw_shapes, read_image_folder, read_npz
+    from assay.tasks import EvalTransform, ReadOptions, read_source
 
     if not images and not shapes:
         raise InputError("no images are given; name a domain with --images DIR, or --shapes STYLE")
-    found = [draw_shapes(style, n or 1200, seed=seed, size=size) for style in shapes or ()]
-    options = ReadOptions(transform=EvalTransform(resize=(size, size)), n=n, seed=seed, skip_bad=skip_bad)
-    for path in images or ():
-        if path.suffix == ".npz":
-            found.append(read_npz(path, options=options))
-        else:
-            found.append(read_image_folder(path, classes=classes, options=options))
+    transform = EvalTransform(resize=(size, size))
+    options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
+    found: list[ImageSet] = []
+    for source in [*(f"shapes:{style}" for style in shapes or ()), *(images or ())]:
+        sets = read_source(source, transform=transform, classes=classes, options=options, drawn=1200)
+        found += sets.values()
     for each in found:
         if each.skipped:
             typer.echo(f"note: {len(each.skipped)} files of {each.domain} were skipped", err=True)

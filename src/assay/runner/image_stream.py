@@ -9,11 +9,11 @@ import numpy as np
 
 from assay.errors import FileFormatError, InputError, ShapeError, unknown_name
 from assay.rng import stream
-from assay.tasks import SHAPE_DOMAINS, EvalTransform, ImageSet, ReadOptions, draw_shapes, read_image_folder
+from assay.tasks import EvalTransform, ImageSet, ReadOptions, find_domains, is_shapes
 from assay.tasks.image_files import SUFFIXES, read_images
+from assay.tasks.image_source import SHAPES
 
 
-SHAPES = "shapes:"
 ORDERS = ("time", "name", "random")
 # Numbers of drawn images that no model was trained on: known ones, and those to watch.
 FIRST_KNOWN, FIRST_WATCHED = 1_000_000, 2_000_000
@@ -73,16 +73,6 @@ class Watch:
             )
 
 
-def is_shapes(source: str) -> bool:
-    """Whether a source is drawn; refuses unknown styles."""
-    if not source.startswith(SHAPES):
-        return False
-    domain = source.removeprefix(SHAPES)
-    if domain not in SHAPE_DOMAINS:
-        raise unknown_name("style of shapes", domain, SHAPE_DOMAINS)
-    return True
-
-
 def known_images(
     source: str, transform: EvalTransform, *, n: int, classes: tuple[str, ...] | None, options: ReadOptions
 ) -> ImageSet:
@@ -95,13 +85,13 @@ def known_images(
         classes: The model's, in the order of its labels; None takes the folders' names.
         options: Seed and bad files; its transform and sample do not count.
     """
-    if is_shapes(source):
-        return _drawn(source, n, FIRST_KNOWN, transform, options.seed)
-    options = replace(options, transform=transform, n=None)
-    folder = Path(source)
-    if folder.is_dir() and any(each.is_dir() and not each.name.startswith(".") for each in folder.iterdir()):
-        return read_image_folder(folder, classes=classes, options=options)
-    return read_images(_files(folder, order="name", seed=0), domain=folder.name, options=options)
+    found = find_domains(source, start=FIRST_KNOWN, drawn=n)
+    if len(found) != 1:
+        raise InputError(
+            f"{source} holds {len(found)} domains ({', '.join(each.name for each in found)}); name the "
+            "one that the model was made for"
+        )
+    return found[0].read(replace(options, transform=transform, n=None), classes)
 
 
 def batches(
@@ -214,19 +204,10 @@ def _changed(path: Path) -> int:
         return 0
 
 
-def _drawn(source: str, n: int, start: int, transform: EvalTransform, seed: int) -> ImageSet:
-    crop = transform.crop or (transform.resize if isinstance(transform.resize, tuple) else None)
-    if crop is not None and crop[0] != crop[1]:
-        raise InputError(f"shapes are drawn square and the model reads {crop[0]} x {crop[1]}")
-    side = crop[0] if crop is not None else (transform.resize if isinstance(transform.resize, int) else 32)
-    return draw_shapes(source.removeprefix(SHAPES), n, start=start, size=int(side), seed=seed)
-
-
 def _drawn_batches(source: str, watch: Watch, done: frozenset[str]) -> Iterator[Batch]:
-    for first in range(0, watch.n - watch.size + 1, watch.size):
-        numbers = range(FIRST_WATCHED + first, FIRST_WATCHED + first + watch.size)
-        names = tuple(f"{source}/{number}" for number in numbers)
-        if not done.issuperset(names):
-            yield Batch(
-                images=_drawn(source, watch.size, numbers[0], watch.transform, watch.seed), sources=names
-            )
+    options = ReadOptions(transform=watch.transform, seed=watch.seed)
+    for first in range(FIRST_WATCHED, FIRST_WATCHED + watch.n - watch.size + 1, watch.size):
+        for domain in find_domains(source, start=first, drawn=watch.size):
+            names = tuple(f"{SHAPES}:{domain.name}/{first + place}" for place in range(watch.size))
+            if not done.issuperset(names):
+                yield Batch(images=domain.read(options, None), sources=names)

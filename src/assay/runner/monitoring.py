@@ -15,9 +15,9 @@ from assay.generalization.monitoring import Monitor
 from assay.models import Model
 from assay.report import save_report
 from assay.rng import stream
-from assay.runner.image_stream import is_shapes, known_images
+from assay.runner.image_stream import known_images
 from assay.runner.stages import Progress
-from assay.tasks import EvalTransform, ImageSet, ReadOptions
+from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
 
 
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"

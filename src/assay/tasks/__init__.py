@@ -15,7 +15,7 @@ from assay.tasks.image_files import (
     read_parquet,
     read_table,
 )
-from assay.tasks.image_source import is_shapes, one_domain, read_source
+from assay.tasks.image_source import DomainSource, find_domains, is_shapes, one_domain, read_source
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageBatch, ImageSet, ImageTask
 from assay.tasks.induction import Induction
@@ -39,6 +39,7 @@ __all__ = [
     "Batch",
     "Corruption",
     "Docstring",
+    "DomainSource",
     "EncodedPrompts",
     "EvalTransform",
     "GenderedPronoun",
@@ -62,6 +63,7 @@ __all__ = [
     "draw_shapes",
     "draw_task",
     "encode_prompts",
+    "find_domains",
     "is_shapes",
     "load_images",
     "load_task",

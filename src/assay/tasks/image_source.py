@@ -1,7 +1,7 @@
 """Images by name or place: one function behind every command and every `load_task` of an image classifier."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.errors import FileFormatError, InputError, unknown_name
@@ -38,6 +38,55 @@ def is_shapes(source: str | Path) -> bool:
     return True
 
 
+@dataclass(frozen=True, kw_only=True)
+class DomainSource:
+    """Images of one domain that can be read.
+
+    Attributes:
+        name: Of the domain.
+        labelled: Whether its images have labels; None where only reading tells.
+        read: From options (their transform is applied) and class names, or None for the data's own, to the
+            images.
+    """
+
+    name: str
+    labelled: bool | None
+    read: Callable[[ReadOptions, Sequence[str] | None], ImageSet]
+
+
+def find_domains(
+    source: str | Path, *, labels: bool | None = None, start: int = 0, drawn: int = 300
+) -> list[DomainSource]:
+    """The domains that a name or a path stands for; nothing is read yet.
+
+    Args:
+        source: As in `read_source`.
+        labels: False: folders are no classes, every image below a folder belongs to one unlabelled domain.
+        start: Number of the first drawn image: images of other numbers are other images.
+        drawn: Images per drawn domain where the options give no `n`.
+
+    Raises:
+        UnknownNameError: If there is no such drawn domain.
+        FileFormatError: If nothing is at the path.
+        InputError: If a folder holds no image, or things of several kinds.
+    """
+    if is_shapes(source):
+        wanted = str(source).partition(":")[2]
+        return [
+            DomainSource(name=name, labelled=True, read=_drawn(name, start, drawn))
+            for name in ([wanted] if wanted else sorted(SHAPE_DOMAINS))
+        ]
+    path = Path(source)
+    if path.suffix in _READERS and path.is_file():
+        return [_archive(path)]
+    if not path.is_dir():
+        raise FileFormatError(
+            f"there are no images at {path}; expected a folder, an .npz or .parquet file, 'shapes' or "
+            f"'shapes:DOMAIN' with a domain of {', '.join(SHAPE_DOMAINS)}"
+        )
+    return _folder(path, labels)
+
+
 def read_source(
     source: str | Path,
     *,
@@ -47,7 +96,7 @@ def read_source(
     start: int = 0,
     drawn: int = 300,
 ) -> dict[str, ImageSet]:
-    """The domains that a name or a path stands for.
+    """The images that a name or a path stands for, by domain.
 
     Args:
         source: `shapes` or `shapes:DOMAIN`; an `.npz` or `.parquet` file; a folder of such files, one per
@@ -55,7 +104,7 @@ def read_source(
         transform: The model's; its geometry is applied while reading.
         classes: The model's class names, label 0 first; default: those of the data.
         options: Sample, seed, bad files; its transform does not count.
-        start: Number of the first drawn image: images of other numbers are other images.
+        start: Number of the first drawn image.
         drawn: Images per drawn domain where `options.n` is None.
 
     Returns:
@@ -64,7 +113,7 @@ def read_source(
     Raises:
         UnknownNameError: If there is no such drawn domain.
         FileFormatError: If nothing is at the path, or an image cannot be read and is not skipped.
-        InputError: If the folder holds no image, or classes differ.
+        InputError: If a folder holds no image, or classes differ.
 
     Example:
         >>> sets = read_source("shapes:flat", transform=EvalTransform(resize=(32, 32)), drawn=4)
@@ -72,42 +121,72 @@ def read_source(
         {'flat': 4}
     """
     options = replace(options, transform=transform)
-    if is_shapes(source):
-        wanted = str(source).partition(":")[2]
-        side = _square(transform)
-        count = drawn if options.n is None else options.n
-        return {
-            domain: draw_shapes(domain, count, seed=options.seed, size=side, start=start)
-            for domain in ([wanted] if wanted else sorted(SHAPE_DOMAINS))
-        }
-    path = Path(source)
-    if path.suffix in _READERS and path.is_file():
-        return {path.stem: _READERS[path.suffix](path, options=options)}
-    if not path.is_dir():
-        raise FileFormatError(
-            f"there are no images at {path}; expected a folder, an .npz or .parquet file, 'shapes' or "
-            f"'shapes:DOMAIN' with a domain of {', '.join(SHAPE_DOMAINS)}"
-        )
-    return _folder(path, classes, options)
+    found = find_domains(source, start=start, drawn=drawn)
+    return {each.name: each.read(options, classes) for each in found}
 
 
-def _folder(path: Path, classes: Sequence[str] | None, options: ReadOptions) -> dict[str, ImageSet]:
+def _drawn(name: str, start: int, drawn: int) -> Callable[[ReadOptions, Sequence[str] | None], ImageSet]:
+    def read(options: ReadOptions, classes: Sequence[str] | None) -> ImageSet:
+        n = drawn if options.n is None else options.n
+        side = _square(options.transform or EvalTransform(resize=None))
+        return draw_shapes(name, n, seed=options.seed, size=side, start=start)
+
+    return read
+
+
+def _archive(path: Path) -> DomainSource:
+    reader = _READERS[path.suffix]
+    return DomainSource(
+        name=path.stem, labelled=None, read=lambda options, classes: reader(path, options=options)
+    )
+
+
+def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
     inside = sorted(each for each in path.iterdir() if not each.name.startswith("."))
     folders = [each for each in inside if each.is_dir()]
     tables = [each for each in inside if each.suffix in _READERS]
     images = [each for each in inside if each.suffix.lower() in SUFFIXES]
+    if labels is False or not (folders or tables):
+        return [_files(path)]
     if sum(map(bool, (folders, tables, images))) > 1:
         raise InputError(
             f"{path} holds folders, archives and images side by side ({len(folders)}, {len(tables)}, "
             f"{len(images)}); give a folder of one of the three"
         )
     if tables:
-        return {each.stem: _READERS[each.suffix](each, options=options) for each in tables}
-    if images:
-        return {path.name: read_images(images, domain=path.name, options=options)}
+        return [_archive(each) for each in tables]
     if any(below.is_dir() for folder in folders for below in folder.iterdir()):
-        return read_domains(path, classes=classes, options=options)
-    return {path.name: read_image_folder(path, classes=classes, options=options)}
+        return [_one_of(path, folder.name) for folder in folders]
+    return [
+        DomainSource(
+            name=path.name,
+            labelled=True,
+            read=lambda options, classes: read_image_folder(path, classes=classes, options=options),
+        )
+    ]
+
+
+def _one_of(root: Path, domain: str) -> DomainSource:
+    """One domain of a root, with the labels that all its domains share."""
+    return DomainSource(
+        name=domain,
+        labelled=True,
+        read=lambda options, classes: read_domains(root, domains=[domain], classes=classes, options=options)[
+            domain
+        ],
+    )
+
+
+def _files(folder: Path) -> DomainSource:
+    """Every image below a folder, by name, without labels."""
+    found = sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES)
+    if not found:
+        raise InputError(f"{folder} has no image; give files such as .png or .jpg")
+    return DomainSource(
+        name=folder.name,
+        labelled=False,
+        read=lambda options, classes: read_images(found, domain=folder.name, options=options),
+    )
 
 
 def _square(transform: EvalTransform) -> int:
