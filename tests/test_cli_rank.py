@@ -176,7 +176,7 @@ def test_unreadable_images_are_named_or_skipped_and_counted(
         (["--shapes", "skech"], "did you mean 'sketch'"),
         (["--ratio", "0.7"], "ratio is 0.7"),
         (["--measure", "auc"], "unknown measure 'auc'"),
-        (["--images", "absent"], "absent is neither a folder nor an .npz archive"),
+        (["--images", "absent"], "there are no images at absent"),
     ],
 )
 def test_wrong_use_is_answered_with_what_to_type(

@@ -1,24 +1,14 @@
 """Images to rank models on: folders by domain and class, single files, archives, or drawn shapes."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from assay.errors import FileFormatError, InputError, unknown_name
+from assay.errors import InputError
 from assay.models import Model
-from assay.tasks import (
-    SHAPE_DOMAINS,
-    EvalTransform,
-    ImageSet,
-    ImageTask,
-    ReadOptions,
-    draw_shapes,
-    read_domains,
-    read_image_folder,
-    read_npz,
-)
-from assay.tasks.image_files import SUFFIXES, read_images
+from assay.tasks import DomainSource, EvalTransform, ImageSet, ImageTask, ReadOptions, find_domains
+from assay.tasks.image_source import SHAPES
 
 
 # Numbers of drawn images that no model of the embedded zoo was trained on; targets and known ones differ.
@@ -74,89 +64,25 @@ def targets(
     if not images and not shapes:
         raise InputError("no images are given; name a domain with --images DIR, or --shapes STYLE")
     options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
-    found = []
-    for style in shapes:
-        if style not in SHAPE_DOMAINS:
-            raise unknown_name("style of shapes", style, SHAPE_DOMAINS)
-        found.append(
-            Target(
-                name=style, labelled=True, read=_Drawn(style=style, n=n or N_SHAPES, seed=seed, first=first)
-            )
-        )
-    for path in images:
-        found += _of_path(path, options, labels=labels, note=note or (lambda text: None))
-    return found
-
-
-def _of_path(
-    path: Path, options: ReadOptions, *, labels: bool | None, note: Callable[[str], None]
-) -> Iterator[Target]:
-    """The domain of a path, or the domains of a folder of them."""
-    if path.suffix == ".npz":
-        read = _Reader(lambda model, given: read_npz(path, options=given), options, note)
-        yield Target(name=path.stem, labelled=None, read=read)
-        return
-    if not path.is_dir():
-        raise FileFormatError(f"{path} is neither a folder nor an .npz archive; give images")
-    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
-    if labels is False or not folders:
-        read = _Reader(
-            lambda model, given: read_images(_files(path), domain=path.name, options=given), options, note
-        )
-        yield Target(name=path.name, labelled=False, read=read)
-        return
-    if not any(each.is_dir() for folder in folders for each in folder.iterdir()):
-        read = _Reader(
-            lambda model, given: read_image_folder(path, classes=model.classes, options=given), options, note
-        )
-        yield Target(name=path.name, labelled=True, read=read)
-        return
-    for folder in folders:
-        yield Target(name=folder.name, labelled=True, read=_Reader(_one_of(path, folder.name), options, note))
-
-
-def _one_of(root: Path, domain: str) -> Callable[[Model, ReadOptions], ImageSet]:
-    """One domain of a root, with the labels that all domains share."""
-    return lambda model, given: read_domains(root, domains=[domain], classes=model.classes, options=given)[
-        domain
+    tell = note or (lambda text: None)
+    sources: list[str | Path] = [*(f"{SHAPES}:{style}" for style in shapes), *images]
+    return [
+        Target(name=domain.name, labelled=domain.labelled, read=_Reader(domain, options, tell))
+        for source in sources
+        for domain in find_domains(source, labels=labels, start=first, drawn=N_SHAPES)
     ]
 
 
-def _files(folder: Path) -> list[Path]:
-    """All image files below a folder, by name."""
-    found = sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES)
-    if not found:
-        raise InputError(f"{folder} has no image; give files such as .png or .jpg")
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Drawn:
-    """Shapes of one style at the size of a model."""
-
-    style: str
-    n: int
-    seed: int
-    first: int
-
-    def __call__(self, model: Model) -> ImageTask:
-        height, width = model.image_size
-        if height != width:
-            raise InputError(f"{model.id} reads {height} x {width} pixels; shapes are drawn in squares")
-        drawn = draw_shapes(self.style, self.n, seed=self.seed, size=height, start=self.first)
-        return drawn.task(EvalTransform.for_model(model))
-
-
 class _Reader:
-    """Files read at the geometry of a model, once for all models of one geometry."""
+    """Images read or drawn at the geometry of a model, once for all models of one geometry."""
 
     def __init__(
         self,
-        read: Callable[[Model, ReadOptions], ImageSet],
+        domain: DomainSource,
         options: ReadOptions,
         note: Callable[[str], None],
     ) -> None:
-        self._read, self._options, self._note = read, options, note
+        self._domain, self._options, self._note = domain, options, note
         self._key: str | None = None
         self._images: ImageSet | None = None
 
@@ -165,7 +91,8 @@ class _Reader:
         geometry = {name: transform.to_dict()[name] for name in ("resize", "crop", "resample", "centre")}
         key = json.dumps([geometry, model.classes], sort_keys=True)
         if self._images is None or key != self._key:
-            images = self._read(model, replace(self._options, transform=transform))
+            options = replace(self._options, transform=transform)
+            images = self._domain.read(options, model.classes)
             if images.skipped and self._key is None:
                 self._note(f"{len(images.skipped)} files of {images.domain} were skipped")
             self._key, self._images = key, images
