@@ -2,7 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,20 @@ def _timm_checkpoint(name: str, path: Path, *, allow_pickle: bool) -> nn.Module:
 # ------------------------------------------------------------------------------------------- Hugging Face
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """No bars of transformers inside: a zoo of small models would print hundreds."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _image_processor(location: str) -> dict[str, Any] | None:
     """The stored `preprocessor_config.json`; None if there is none."""
     from transformers.utils.hub import cached_file
@@ -262,13 +277,15 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
         family = next((each for each in FAMILIES.values() if config.model_type in each.model_types), None)
         sees = family is not None and family.vision is not None
         what = "an image classifier" if sees else "a causal language model"
-        loaded: Any = (AutoModelForImageClassification if sees else AutoModelForCausalLM).from_pretrained(
-            location,
-            config=config,
-            dtype=dtype,
-            use_safetensors=None if allow_pickle else True,
-            output_loading_info=True,
-        )
+        auto = AutoModelForImageClassification if sees else AutoModelForCausalLM
+        with without_progress_bars():
+            loaded: Any = auto.from_pretrained(
+                location,
+                config=config,
+                dtype=dtype,
+                use_safetensors=None if allow_pickle else True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise FileFormatError(
             f"cannot load {location!r} as {what}: {error}. Expected 'mini', a hub id, or a "

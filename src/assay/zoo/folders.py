@@ -5,8 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from assay.errors import FileFormatError, OutputError, UnsupportedModelError
+from assay.models.loading import without_progress_bars
 from assay.tasks import EvalTransform
 from assay.tasks.image_transform import RESAMPLE
 
@@ -43,7 +43,7 @@ def save_model(
             if classes is not None:
                 module.config.id2label = dict(enumerate(classes))
                 module.config.label2id = {name: number for number, name in enumerate(classes)}
-            with _no_bars():
+            with without_progress_bars():
                 module.save_pretrained(place)
             content = json.dumps(_processor(transform), indent=1)
             (place / "preprocessor_config.json").write_text(content, encoding="utf-8")
@@ -76,7 +76,7 @@ def load_weights(module: nn.Module, folder: Path) -> nn.Module:
     loaded: nn.Module
     try:
         if isinstance(module, PreTrainedModel):
-            with _no_bars():
+            with without_progress_bars():
                 loaded = type(module).from_pretrained(folder, local_files_only=True)
         else:
             loaded = copy.deepcopy(module).cpu()
@@ -84,20 +84,6 @@ def load_weights(module: nn.Module, folder: Path) -> nn.Module:
     except (OSError, SafetensorError, RuntimeError) as error:
         raise FileFormatError(f"{folder} does not hold weights of this model: {error}") from error
     return loaded.eval()
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Transformers draws progress bars even for a small file on disk."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> Path:
