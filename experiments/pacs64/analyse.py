@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from monitor import best_model
 from pacs import DOMAINS, ID_DOMAINS, RESULTS, SEED, arguments, read, split
-from scipy.stats import rankdata
 
 from assay.circuits import EdgeScores
 from assay.circuits.files import load_scores
@@ -170,9 +169,12 @@ def correlations(zoos: Mapping[str, Sequence[Mapping[str, Any]]], work: Path) ->
         found["predictors"][name] = {
             "tasks": per_task,
             "mean": summary.per_dataset["pacs64"],
-            "average": {"value": summary.average, "interval": interval(averages[name])},
+            "average": {
+                "value": summary.average,
+                "sem": summary.sem,
+                "interval": interval(averages[name]),
+            },
             "srcc_signed": {"value": float(signed), "interval": interval(cells[:, :, 1].mean(0))},
-            "srcc_of_ood_ranks": pooled(columns, tasks, name),
         }
     for name in PREDICTORS:
         apart = averages[name] - averages["ID accuracy"]
@@ -198,13 +200,6 @@ def correlations(zoos: Mapping[str, Sequence[Mapping[str, Any]]], work: Path) ->
         for each in VARIANTS
     }
     return found
-
-
-def pooled(columns: Mapping[Any, Mapping[str, np.ndarray]], tasks: Sequence[Any], name: str) -> float:
-    """Rank correlation over all models of all tasks, ranks taken inside each task."""
-    x = np.concatenate([rankdata(columns[task][name]) for task in tasks])
-    y = np.concatenate([rankdata(columns[task]["accuracy"]) for task in tasks])
-    return correlate(x, y).srcc
 
 
 def transposed(found: Sequence[Mapping[float, Any]]) -> dict[float, list[Any]]:
@@ -288,6 +283,7 @@ def monitoring(work: Path, images: Mapping[str, Any]) -> dict[str, Any]:
         "domains": rows,
         "deltas": deltas,
         "due": due,
+        "always": float(np.mean([2 * each / (each + len(new)) for each in due if 0 < each < len(new)])),
         "scores": {},
     }
 
@@ -350,19 +346,19 @@ def main() -> None:
 
 
 def write(name: str, content: Any) -> None:
-    """A small JSON file, numbers to six digits."""
+    """A small JSON file, numbers to eight digits."""
     text = json.dumps(shortened(content), indent=1, allow_nan=False)
     (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def shortened(content: Any) -> Any:
-    """Floats to six significant digits; NaN to None."""
+    """Floats to eight significant digits; NaN to None."""
     if isinstance(content, dict):
         return {key: shortened(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
         return [shortened(value) for value in content]
     if isinstance(content, float):
-        return None if math.isnan(content) else float(f"{content:.6g}")
+        return None if math.isnan(content) else float(f"{content:.8g}")
     return content
 
 

@@ -133,7 +133,7 @@ def motifs(found: Mapping[str, Any]) -> None:
         drawn = image(ax, np.array(values, dtype=float), 1.0)
         ax.set_title(name.replace("-", " to ").replace("_", " "), fontsize=9.5)
     axes[-1].axis("off")
-    bar = figure.colorbar(drawn, ax=axes[-1], location="left", fraction=0.5, shrink=0.85)
+    bar = figure.colorbar(drawn, cax=axes[-1].inset_axes((0.12, 0.05, 0.09, 0.9)))
     bar.set_label("loading: correlation of an entry\nwith the canonical variate", fontsize=8.5)
     bar.ax.tick_params(labelsize=8)
     for ax in axes[:7:4]:
@@ -192,7 +192,7 @@ def tau(found: Mapping[str, Any]) -> None:
 
 def shifts(found: Mapping[str, Any]) -> None:
     """Four scores against accuracy over the domains."""
-    shown = ("CSS spearman", "CSS jaccard", "ATC", "AC")
+    shown = ("CSS spearman", "CSS jaccard", "ATC", "COT")
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     for ax, key in zip(figure.subplots(1, 4, sharey=True), shown, strict=True):
         for prefix, colour, marker, label in (
@@ -230,9 +230,8 @@ def alarms(found: Mapping[str, Any]) -> None:
         "CSS jaccard": ("#e69f00", "-"),
         "CSS cosine": ("#cc79a7", "-"),
         "ATC": ("#0072b2", "--"),
-        "AC": ("#56b4e9", "--"),
+        "COT": ("#56b4e9", "--"),
         "MDE": ("#009e73", "--"),
-        "RankMe": (MUTED, ":"),
     }
     deltas = found["deltas"]
     contested = [delta for delta, due in zip(deltas, found["due"], strict=True) if 0 < due < 9]
@@ -244,6 +243,9 @@ def alarms(found: Mapping[str, Any]) -> None:
     for key, (colour, dash) in styles.items():
         values = [np.nan if each is None else each for each in found["scores"][key]["alarm_f1"]["mean"]]
         ax.plot(deltas, values, dash, color=colour, lw=1.8, label=key)
+    n = sum(name.startswith("new/") for name in found["domains"])
+    always = [2 * due / (due + n) for due in found["due"]]
+    ax.plot(deltas, always, ":", color=INK, lw=1.8, label="alarm always")
     ax.set_ylim(-0.03, 1.09)
     ax.set_xlabel("performance threshold: an alarm is due below this accuracy", fontsize=9)
     ax.set_ylabel("mean F1 over 100 calibration subsets", fontsize=9)
@@ -275,7 +277,8 @@ def dynamics(found: Mapping[str, Any]) -> None:
     axes = figure.subplots(2, 2, sharex=True, sharey="row")
     for column, (name, model) in enumerate(found.items()):
         steps = [row["step"] for row in model["steps"]]
-        for target, (colour, marker) in zip(model["steps"][0]["targets"], TASK_STYLE, strict=False):
+        for target in model["steps"][0]["targets"]:
+            colour, marker = TASK_STYLE[("art_painting", "cartoon", "photo", "sketch").index(target)]
             for ax, key in zip(axes[:, column], ("ddb_output", "accuracy"), strict=True):
                 values = [row["targets"][target][key] for row in model["steps"]]
                 ax.plot(steps, values, marker=marker, color=colour, ms=5, lw=1.5, label=f"to {target}")
@@ -285,9 +288,10 @@ def dynamics(found: Mapping[str, Any]) -> None:
         recipe = model["key"].rsplit("-", 1)[0]
         axes[0, column].set_title(f"{name} OOD accuracy: {model['id_domain']},\n{recipe}", fontsize=9)
         axes[1, column].set_xlabel("training step", fontsize=9)
-        axes[1, column].legend(fontsize=8, frameon=False)
+        axes[1, column].legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
     axes[0, 0].set_ylabel("DDB output", fontsize=9)
     axes[1, 0].set_ylabel("accuracy", fontsize=9)
+    axes[1, 0].set_ylim(0, 0.95)
     for ax in axes.ravel():
         bare(ax)
     save(figure, "dynamics")

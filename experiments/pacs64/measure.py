@@ -52,14 +52,16 @@ def circuit(model: assay.Model, task: ImageTask) -> assay.EdgeScores:
 
 
 def main() -> None:
-    given = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--domain", choices=ID_DOMAINS, action="append")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     images = {domain: read(given.data, domain) for domain in DOMAINS}
     tasks = {domain: circuit_task(each) for domain, each in images.items()}
     validation = {domain: split(images[domain])[1] for domain in ID_DOMAINS}
     pairs = [
         (domain, folder)
-        for domain in ID_DOMAINS
+        for domain in given.domain or ID_DOMAINS
         for folder in sorted((given.work / "zoo" / domain / "models").iterdir())
         if (folder / "training.json").exists()
     ]

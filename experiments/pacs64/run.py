@@ -1,4 +1,4 @@
-"""The whole experiment, from images to tables and pictures; about an hour of one CPU core.
+"""The whole experiment, from images to tables and pictures; about 35 minutes of one CPU core.
 
     python experiments/pacs64/run.py --data DIR --work DIR
 

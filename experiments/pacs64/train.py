@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from pacs import ID_DOMAINS, SEED, TRANSFORM, arguments, new_vit, read, split
-from safetensors.torch import load_file
 from transformers import ViTForImageClassification
 
 from assay.zoo import Recipe, train
@@ -50,11 +49,8 @@ def initial(start: str, classes: tuple[str, ...], work: Path) -> ViTForImageClas
     """A new head on random or pre-trained blocks."""
     model = new_vit(classes, seed=SEED)
     if start != "scratch":
-        weights = load_file(work / "starts" / start / "model.safetensors")
-        body = {name: value for name, value in weights.items() if not name.startswith("classifier")}
-        missing = model.load_state_dict(body, strict=False)
-        assert missing.missing_keys == ["classifier.weight", "classifier.bias"]
-        assert not missing.unexpected_keys
+        body = ViTForImageClassification.from_pretrained(work / "starts" / start).vit
+        model.vit.load_state_dict(body.state_dict())
     return model
 
 
