@@ -60,8 +60,9 @@ demo: setup
 	@echo
 	@echo "The report is $(CURDIR)/demo-out/report.html"
 
+# A process per CPU; the tests of one file share their models, so files stay whole.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 	@$(MAKE) --no-print-directory test-timm
 
 test-timm: $(TIMM)/.complete
