@@ -113,6 +113,16 @@ def test_sharpness_is_kept_per_whole_batch() -> None:
     assert found.sharpness[0] == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_passes_of_sharpness_are_those_made() -> None:
+    model = vit()
+    task = KNOWN.task(EvalTransform.for_model(model))
+    calls = []
+    with model.module.register_forward_hook(lambda *_: calls.append(1)):
+        sharpness(model, [(task.images[:4], task.labels[:4])])
+    found = inspect_model(model, task, ["sharpness"], settings=InspectionSettings(sharpness_batch=12))
+    assert found.cost["sharpness"]["passes"]["forward"] == len(calls)
+
+
 def test_an_inspection_is_read_from_the_cache_and_made_again_for_other_settings(tmp_path: Path) -> None:
     model = vit()
     task = task_of(model)

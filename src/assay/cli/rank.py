@@ -244,7 +244,7 @@ def _show_plan(
     if known and "known" in needs:
         stages["logits, own domain"] = 1
         if "sharpness" in needs:
-            stages["sharpness, own domain"] = 41
+            stages["sharpness, own domain"] = 61
     if as_json:
         plan = {
             "models": list(zoo.keys),

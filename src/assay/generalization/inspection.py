@@ -144,7 +144,7 @@ def inspect_model(
 
     Notes:
         Costs one forward pass for logits and features together, the passes of `assay.discover` or of
-        `output_scores`, and 21 forward and 20 backward passes per sharpness batch.
+        `output_scores`, and 41 forward and 20 backward passes per sharpness batch.
     """
     settings = settings or InspectionSettings()
     wanted = tuple(dict.fromkeys(parts))
@@ -219,7 +219,7 @@ def _inspect(
         arrays["sharpness"] = _sharpness(model, task, settings.sharpness_batch)
         cost["sharpness"] = {
             "seconds": time.perf_counter() - started,
-            "passes": {"forward": 21, "backward": 20},
+            "passes": {"forward": 41, "backward": 20},
         }
     return Inspection(
         graph=model.graph,
