@@ -260,6 +260,9 @@ def test_wrong_options_are_refused(model: Model, reference: EdgeScores) -> None:
         Monitor(model, reference, rule="threshold")
     with pytest.raises(InputError, match="threshold is inf"):
         Monitor(model, reference, threshold=math.inf)
+    confidence = calibrate_threshold({"a": 0.9}, {"a": 0.8}, 0.7, higher_is_shift=False)
+    with pytest.raises(InputError, match="falls with shift, such as confidence"):
+        Monitor(model, reference, threshold=confidence)
     with pytest.raises(InputError, match="needs known batches"):
         Monitor(model, reference, rule="conformal").observe(images("flat", 100))
     unlabelled = ImageTask(images=images("flat", 100).images)

@@ -178,7 +178,8 @@ class Monitor:
 
     Raises:
         GraphMismatchError: If the reference belongs to another model.
-        InputError: If the reference does not say how it was found, or the log belongs to another monitor.
+        InputError: If the reference does not say how it was found, the threshold is of a score that falls
+            with shift, or the log belongs to another monitor.
         UnknownNameError: For another distance or rule.
         FileFormatError: If the log cannot be read.
 
@@ -218,6 +219,11 @@ class Monitor:
             raise InputError("the rule is 'threshold' and there is none; give one, or take another rule")
         if isinstance(threshold, float | int):
             threshold = _plain_threshold(float(threshold))
+        if threshold is not None and not threshold.higher_is_shift:
+            raise InputError(
+                f"the threshold {threshold.value:g} is of a score that falls with shift, such as confidence; "
+                "a monitor compares circuit shifts: calibrate it on those"
+            )
         settings = check_reference(model, reference_scores)
         self.model, self.reference_scores, self.threshold = model, reference_scores, threshold
         self.distance, self.alpha, self.level = distance, alpha, level
