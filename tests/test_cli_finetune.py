@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 import assay
 from assay.cli import app
-from assay.tasks import SHAPE_CLASSES, EvalTransform, draw_shapes
-from assay.zoo import save_model
+from assay.tasks import SHAPE_CLASSES, EvalTransform, draw_shapes, read_source
+from assay.zoo import save_model, split
+from assay.zoo.training import images_hash
 
 
 Run = Callable[..., Any]
@@ -103,6 +104,24 @@ def test_folders_of_images_are_read_at_the_model_s_size_with_its_classes(run: Ru
     found = run("--images", "flat", "--watch", "neon", "--out", "tuned", "--json", *FEW)
     assert found.exit_code == 0, found.output
     assert set(json.loads(found.stdout)["selected"]["watched"]) == {"neon"}
+
+
+def test_folders_are_read_with_the_transform_of_the_model(run: Run, start: Path, tmp_path: Path) -> None:
+    cropping = EvalTransform(resize=40, crop=(32, 32), resample="bicubic")
+    save_model(
+        assay.load_model(start).module, tmp_path / "cropping", transform=cropping, classes=SHAPE_CLASSES
+    )
+    images = draw_shapes("flat", 36, size=48)
+    for number, pixels in enumerate(images.pixels):
+        folder = tmp_path / "flat" / SHAPE_CLASSES[images.labels[number]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[:, :44]).save(folder / f"{number}.png")
+    found = run("--images", "flat", "--model", "cropping", "--out", "tuned", *FEW)
+    assert found.exit_code == 0, found.output
+    model = assay.load_model(tmp_path / "tuned")
+    read = read_source(tmp_path / "flat", transform=EvalTransform.for_model(model), classes=model.classes)
+    record = json.loads((tmp_path / "tuned" / "training.json").read_text())
+    assert record["data"]["training"]["hash"] == images_hash(split(read["flat"], 0.2)[0])
 
 
 def test_a_plan_costs_nothing(run: Run, tmp_path: Path) -> None:

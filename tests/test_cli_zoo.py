@@ -76,12 +76,14 @@ def test_train_index_and_list_work_together(run: Run, tmp_path: Path) -> None:
     assert [record["domain"] for record in records] == ["sketch", "neon"]
     with np.load(tmp_path / "zoo" / "correctness" / "sketch.npz", allow_pickle=False) as file:
         assert file["X"].shape == (2, 12)
+        assert file["meta_id"].min() >= 36  # none of those trained on
         assert file["X"].mean(axis=1).tolist() == [model["accuracy"] for model in records[0]["models"]]
         assert file["y"].tolist() == [model["id_accuracy"] for model in trained["models"]]
     assert len(list((tmp_path / "zoo" / "circuits").glob("sketch-*/*.safetensors"))) == 2
     zoo = Zoo.open(tmp_path / "zoo")
-    circuit = edge_scores(zoo, zoo.keys[0], draw_shapes("sketch", 12), steps=1)
+    circuit = edge_scores(zoo, zoo.keys[0], draw_shapes("sketch", 12, start=20_000), steps=1)
     assert circuit.provenance["steps"] == 1
+    assert len(list((tmp_path / "zoo" / "circuits").glob("sketch-*/*.safetensors"))) == 2  # read, not made
 
 
 def test_folders_of_images_and_plain_directories_of_models_are_read(run: Run, tmp_path: Path) -> None:

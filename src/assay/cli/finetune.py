@@ -106,6 +106,7 @@ def finetune(
     from assay.generalization.finetuning import DEFAULT_RECIPE
     from assay.generalization.finetuning import finetune as run_finetune
     from assay.report.dynamics import dynamics_figure
+    from assay.tasks import EvalTransform
     from assay.zoo import split
 
     settings = CircuitSettings(
@@ -135,8 +136,8 @@ def finetune(
     if dry_run:
         _show_plan(loaded, settings.sets(loaded.n_layers), settings, train_steps, as_json=as_json)
         return
-    reading: dict[str, Any] = {"size": loaded.image_size[0], "n": n, "skip_bad": skip_bad}
-    reading |= {"classes": loaded.classes, "seed": seed}
+    reading: dict[str, Any] = {"transform": EvalTransform.for_model(loaded), "classes": loaded.classes}
+    reading |= {"n": n, "seed": seed, "skip_bad": skip_bad}
     given = read_images(images, shapes, **reading)
     if len(given) != 1:
         raise InputError(f"{len(given)} domains are given; a model is fine-tuned on one, --watch takes more")

@@ -26,7 +26,7 @@ from assay.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.tasks import ImageSet
+    from assay.tasks import EvalTransform, ImageSet
     from assay.zoo import Correctness, Zoo
 
 zoo_app = typer.Typer(
@@ -77,6 +77,7 @@ def train_(
     traceback: TracebackOption = False,
 ) -> None:
     """Train a model for every recipe of a grid; the same command goes on after a kill."""
+    from assay.tasks import EvalTransform
     from assay.zoo import Grid, train_zoo
 
     chosen = Grid.read(grid)
@@ -91,7 +92,8 @@ def train_(
         typer.echo(f"{chosen.name}: {len(recipes)} models, {steps:,} steps over {passes:,} images in all")
         print_table("", ["model", "steps"], [[r.key, f"{r.steps:,}"] for r in recipes], right="steps")
         return
-    domains = read_images(images, shapes, size=size, n=n, seed=seed, skip_bad=skip_bad)
+    transform = EvalTransform(resize=(size, size))
+    domains = read_images(images, shapes, transform=transform, n=n, seed=seed, skip_bad=skip_bad)
     if len(domains) != 1:
         raise InputError(f"{len(domains)} domains are given; a zoo is trained on one")
     with progress_on_stderr(quiet=quiet) as progress:
@@ -140,6 +142,8 @@ def index(
     traceback: TracebackOption = False,
 ) -> None:
     """Record logits, correct answers and circuits of every model on images; what is there is not repeated."""
+    from assay.runner.targets import FIRST_TARGET
+    from assay.tasks import EvalTransform
     from assay.zoo import correctness, edge_scores
     from assay.zoo.archive import EMBEDDED
 
@@ -149,10 +153,15 @@ def index(
     first = found.load(found.keys[0]) if found.keys else None
     if first is None:
         raise InputError(f"the zoo {found.name!r} has no trained model yet; run `assay zoo train`")
-    side = size or first.image_size[0]
-    classes = found.classes or first.classes
-    options: dict[str, Any] = {"size": side, "n": n, "seed": seed, "skip_bad": skip_bad, "classes": classes}
-    domains = read_images(images, shapes, **options)
+    options: dict[str, Any] = {
+        "transform": EvalTransform.for_model(first) if size is None else EvalTransform(resize=(size, size)),
+        "classes": found.classes or first.classes,
+        "n": n,
+        "seed": seed,
+        "skip_bad": skip_bad,
+    }
+    # Drawn images of the first numbers are those that `zoo train` trains on.
+    domains = read_images(images, shapes, start=FIRST_TARGET, **options)
     within = None if id_images is None else read_images([id_images], None, **options)[0]
     folder = out or found.path / "correctness"
     written = []
@@ -237,22 +246,24 @@ def read_images(
     images: list[Path] | None,
     shapes: list[str] | None,
     *,
-    size: int,
+    transform: "EvalTransform",
     n: int | None,
     seed: int,
     skip_bad: bool,
     classes: tuple[str, ...] | None = None,
+    start: int = 0,
 ) -> "list[ImageSet]":
-    """The domains that `--images` and `--shapes` name."""
-    from assay.tasks import EvalTransform, ReadOptions, read_source
+    """The domains that `--images` and `--shapes` name; drawn images count from `start`."""
+    from assay.tasks import ReadOptions, read_source
 
     if not images and not shapes:
         raise InputError("no images are given; name a domain with --images DIR, or --shapes STYLE")
-    transform = EvalTransform(resize=(size, size))
     options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
     found: list[ImageSet] = []
     for source in [*(f"shapes:{style}" for style in shapes or ()), *(images or ())]:
-        sets = read_source(source, transform=transform, classes=classes, options=options, drawn=1200)
+        sets = read_source(
+            source, transform=transform, classes=classes, options=options, start=start, drawn=1200
+        )
         found += sets.values()
     for each in found:
         if each.skipped:
