@@ -31,6 +31,7 @@ from assay.generalization.shift import DISTANCES, circuit_shifts
 from assay.measurement import plain
 from assay.models import Model
 from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
+from assay.zoo.training import images_hash
 
 
 SCHEMA = "assay-domain-shifts/1"
@@ -315,7 +316,13 @@ def calibrate_on_corruptions(
         provenance={
             "model": model.describe(),
             "reference": dict(reference_scores.provenance),
-            "images": {"domain": images.domain, "n": n, "config": dict(images.config), "seed": seed},
+            "images": {
+                "domain": images.domain,
+                "hash": images_hash(images),
+                "n": n,
+                "config": dict(images.config),
+                "seed": seed,
+            },
             "frost": "plasma" if frost_textures is None else "photographs",
         },
     )

@@ -18,6 +18,7 @@ from assay.rng import stream
 from assay.runner.image_stream import known_images
 from assay.runner.stages import Progress
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
+from assay.zoo.training import images_hash
 
 
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
@@ -260,6 +261,7 @@ def _domains(
     wanted = {
         "reference": json.loads(json.dumps(dict(scores.provenance))),
         "domain": pool.domain,
+        "hash": images_hash(pool),
         "n": min(plan.window, pool.n),
         "seed": plan.seed,
     }
@@ -268,7 +270,7 @@ def _domains(
         images = found.provenance["images"]
         if wanted == {
             "reference": found.provenance["reference"],
-            **{name: images[name] for name in ("domain", "n", "seed")},
+            **{name: images.get(name) for name in ("domain", "hash", "n", "seed")},
         }:
             return found
     found = calibrate_on_corruptions(
