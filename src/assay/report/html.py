@@ -57,12 +57,13 @@ Reportable = HasDocument | HasRecord | Document | Measurement | Sequence[Measure
 
 
 def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
-    """Write one self-contained HTML page about audits, worst cases, calibrations, measurements, or several.
+    """Write one self-contained HTML page about audits, rankings, monitors, measurements, or several of them.
 
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
-        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all` or `assay.claims.run_claim`
-            returned, or the documents that they stored; a `Measurement` or a list of them make a table.
+        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `assay.claims.run_claim` or
+            `assay.rank` returned, an `assay.Monitor` with readings, or the documents that they stored; a
+            `Measurement` or a list of them make a table.
 
     Returns:
         The path written.
@@ -141,8 +142,8 @@ def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Do
 
 def _refused(result: object) -> InputError:
     return InputError(
-        "a report is made from audits, worst cases, calibrations, their documents, measurements and lists of "
-        "measurements; "
+        "a report is made from audits, worst cases, calibrations, claims, rankings, monitors, their "
+        "documents, measurements and lists of measurements; "
         f"got {type(result).__name__}, which is none of these"
     )
 

@@ -75,7 +75,7 @@ def monitor_view(document: Document, key: str) -> dict[str, Any]:
         "left_out": max(0, len(readings) - LISTED),
         "columns": [name for name in NAMES if any(name in each["baselines"] for each in readings)],
         "names": NAMES,
-        "domains": _domains(document),
+        "domains": _domains(document, key),
         "record": json.dumps(plain({**document["reference"], "settings": document["settings"]}), indent=2),
         "reference": (document["reference"].get("task") or {}),
     }
@@ -217,7 +217,7 @@ def _row(reading: Document) -> dict[str, Any]:
     }
 
 
-def _domains(document: Document) -> dict[str, Any] | None:
+def _domains(document: Document, article: str) -> dict[str, Any] | None:
     """The calibration on domains: scatter, curve of alarms, rows."""
     domains = document.get("domains")
     if not domains:
@@ -235,14 +235,14 @@ def _domains(document: Document) -> dict[str, Any] | None:
         "measure": domains["measure"],
         "scatter": figures.to_svg(
             monitor_figures.plot_domains(scatter),
-            key="domains-scatter",
+            key=f"{article}-domains-scatter",
             label="Shift against performance of the domains; the numbers are in the table.",
         ),
         "curve": None
         if data is None
         else figures.to_svg(
             monitor_figures.plot_curves(data),
-            key="domains-curve",
+            key=f"{article}-domains-curve",
             label="F1 of the alarm against the performance threshold; the numbers are in the table.",
         ),
         "curve_names": [] if data is None else data.names,
