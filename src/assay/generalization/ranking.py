@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from assay.errors import InputError
 from assay.generalization.inspection import Inspection, InspectionSettings, inspect_model
@@ -12,9 +12,6 @@ from assay.generalization.ranking_table import Ranking
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
 
-
-if TYPE_CHECKING:
-    pass
 
 Progress = Callable[[str, int, int], None]
 Images = ImageSet | ImageTask | Callable[[Model], ImageTask]
