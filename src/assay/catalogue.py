@@ -102,8 +102,6 @@ def _summary(registered: object) -> str:
         text = getattr(registered, attribute, None)
         if isinstance(text, str) and " " in text:
             return text
-    if model_types := getattr(registered, "model_types", ()):
-        return f"Hugging Face decoders of type {', '.join(model_types)}."
     own = registered if inspect.isclass(registered) or inspect.isroutine(registered) else None
     if own is None and dataclasses.is_dataclass(registered):
         # Of a described function, the function's docstring; the dataclass says only what the fields mean.

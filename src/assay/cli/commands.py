@@ -390,7 +390,7 @@ def list_(
         str,
         typer.Argument(
             help="methods, metrics, gates, head-methods, tasks, ablations, interventions, objectives, "
-            "divergences, models or results."
+            "divergences, distances, corruptions, models or results."
         ),
     ],
     store: StoreOption = None,

@@ -169,6 +169,14 @@ class Family:
     facts: Callable[[nn.Module], dict[str, Any]] = config_facts
     vision: Vision | None = None
 
+    @property
+    def summary(self) -> str:
+        """What it serves, in a line."""
+        kind = "decoders" if self.vision is None else "image classifiers"
+        if not self.model_types:
+            return f"timm's VisionTransformer: {kind} with any of its poolings but attention."
+        return f"Hugging Face {kind} of type {', '.join(self.model_types)}."
+
 
 T = TypeVar("T")  # a task, whose types live beside this package
 
