@@ -98,7 +98,9 @@ def _attached_pass(model: Model, tokens: Int[Tensor, "pairs pos"]) -> tuple[Trac
             before(block.out, reads(trace.z))
             before(block.attention_norm.module, reads(trace.attention_in))
             before(block.mlp_norm.module, reads(trace.mlp_in))
-            keep_mlp = block.mlp_out.register_forward_hook(lambda module, args, output: trace.mlp.append(output))
+            keep_mlp = block.mlp_out.register_forward_hook(
+                lambda module, args, output: trace.mlp.append(output)
+            )
             hooks.callback(keep_mlp.remove)
         final: list[Tensor] = []
         before(model.final_norm.module, reads(final))
