@@ -2,7 +2,7 @@
 
 ViT-B/16 shape, random weights. Prints one JSON document; `--save` writes it to benchmarks/results.
 
-    python benchmarks/bench_vit.py [--threads 2] [--repeats 3] [--batch 8] [--device cpu] [--dtype float32] [--save]
+    python benchmarks/bench_vit.py [--threads 2] [--repeats 3] [--batch 8] [--device cpu] [--dtype float32]
 """
 
 import argparse
