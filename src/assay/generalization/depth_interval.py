@@ -117,7 +117,7 @@ def depth_bias_interval(
         step = max(1, _BLOCK // max(1, values.shape[1]))
         for start in range(0, len(table), step):
             sums[start : start + step] = np.abs(table[start : start + step] @ values / n) @ to_side
-        return _log_ratios(sums).reshape(weights.shape[:-1])
+        return log_ratios(sums).reshape(weights.shape[:-1])
 
     if method == "jackknife":
         return _jackknife(bias, len(values), level)
@@ -146,7 +146,7 @@ def _jackknife(bias: OfSums, n: int, level: float) -> Interval:
     return Interval(low=value - margin, high=value + margin, level=level, method="jackknife")
 
 
-def _log_ratios(sums: Float64[np.ndarray, "n 2"]) -> Float64[np.ndarray, " n"]:
+def log_ratios(sums: Float64[np.ndarray, "n 2"]) -> Float64[np.ndarray, " n"]:
     """Eq. 4 of each row (deep, shallow); NaN where both are 0."""
     found = np.log(np.maximum(sums[:, 0] / (sums[:, 1] + FLOOR), FLOOR))
     return np.where(sums.any(1), found, math.nan)

@@ -13,6 +13,7 @@ from scipy import stats as scipy_stats
 from assay.generalization.evaluation import TaskCorrelation
 from assay.measurement import Interval, plain, undefined_interval
 from assay.rng import stream
+from assay.stats import kendall_tau_rows
 
 
 Values = Float64[np.ndarray, " models"]
@@ -241,13 +242,8 @@ def _with_defined(
 
 
 def _tau_b(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
-    """(concordant - discordant) / root of (pairs not tied in x)(pairs not tied in y), row by row."""
-    first, second = np.triu_indices(x.shape[1], k=1)
-    found = np.full(len(x), np.nan)
-    block = max(1, _PAIR_BLOCK // len(first))
-    for start in range(0, len(x), block):
-        part = slice(start, start + block)
-        sx, sy = (np.sign(each[part][:, first] - each[part][:, second]) for each in (x, y))
-        size = np.sqrt(np.abs(sx).sum(1) * np.abs(sy).sum(1))
-        np.divide((sx * sy).sum(1), size, out=found[part], where=size > 0)
-    return found
+    """Kendall's tau-b, some rows at a time: all pairs of models of all rows would be too many."""
+    n = x.shape[1]
+    block = max(1, _PAIR_BLOCK // max(1, n * (n - 1) // 2))
+    starts = range(0, len(x), block)
+    return np.concatenate([kendall_tau_rows(x[at : at + block], y[at : at + block]) for at in starts])

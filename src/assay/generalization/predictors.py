@@ -10,7 +10,8 @@ from scipy.special import log_softmax, logsumexp
 
 from assay.errors import InputError
 from assay.generalization import baselines
-from assay.generalization.dependency import FLOOR, dependency_depth_bias, layer_sets, output_depth_bias
+from assay.generalization.dependency import dependency_depth_bias, layer_sets, output_depth_bias
+from assay.generalization.depth_interval import log_ratios
 from assay.generalization.inspection import Inspection
 from assay.generalization.predictor import (
     PREDICTORS,
@@ -56,17 +57,15 @@ def _output_draws(
     means = np.abs(evidence.counts @ scores / len(scores))
     for layer in range(target.graph.n_layers + 1):
         written[:, layer] = means[:, layers == layer].sum(1)
-    return log_ratios(written, target.graph.n_layers, evidence.ratio)
+    return _depth_biases(written, target.graph.n_layers, evidence.ratio)
 
 
-def log_ratios(
+def _depth_biases(
     written: Float64[np.ndarray, "draws layers"], n_layers: int, ratio: float
 ) -> Float64[np.ndarray, " draws"]:
-    """Eq. 4 of the depth bias, from what each source layer writes to the targets, for many sums at once."""
+    """The depth bias from what each source layer writes to the targets, for many sums at once."""
     low, high = layer_sets(n_layers, ratio)
-    deep, shallow = (written[:, first : last + 1].sum(1) for first, last in (high, low))
-    found = np.log(np.maximum(deep / (shallow + FLOOR), FLOOR))
-    return np.asarray(np.where((deep == 0) & (shallow == 0), np.nan, found))
+    return log_ratios(np.stack([written[:, first : last + 1].sum(1) for first, last in (high, low)], axis=1))
 
 
 def _ddb_of_matrix(evidence: Evidence, targets: str) -> Estimate:
@@ -79,7 +78,7 @@ def _ddb_of_matrix(evidence: Evidence, targets: str) -> Estimate:
         value=dependency_depth_bias(
             torch.from_numpy(target.dependency), targets=targets, ratio=evidence.ratio
         ),
-        draws=log_ratios(
+        draws=_depth_biases(
             target.dependency_draws[:, :, first:].astype(np.float64).sum(2), n_layers, evidence.ratio
         ),
     )
