@@ -216,9 +216,8 @@ def plot_scatter(panels: Sequence[ScatterData]) -> Axes:
             continue
         panel = panels[place]
         axes_of(ax, 0.0, 0.0)
-        for x, y, low, high in zip(panel.x, panel.y, panel.x_low, panel.x_high, strict=True):
+        for y, low, high in zip(panel.y, panel.x_low, panel.x_high, strict=True):
             ax.plot([low, high], [y, y], color=SUPPORTS, linewidth=0.9, alpha=0.4, zorder=1)
-            del x
         for x, low, high in zip(panel.x, panel.y_low, panel.y_high, strict=True):
             ax.plot([x, x], [low, high], color=SUPPORTS, linewidth=0.9, alpha=0.4, zorder=1)
         ax.plot(panel.x, panel.y, "o", color=INK, markersize=3.6, zorder=2)
