@@ -221,6 +221,24 @@ def test_the_log_of_another_monitor_is_refused(model: Model, reference: EdgeScor
         Monitor(model, reference, log=path)
 
 
+def test_a_failed_start_leaves_no_log_that_refuses_the_next(
+    model: Model, reference: EdgeScores, tmp_path: Path
+) -> None:
+    path = tmp_path / "readings.jsonl"
+    with pytest.raises(InputError, match=rf"images in distribution give 1 batches of {N}; alpha 0.05 needs"):
+        Monitor(model, reference, log=path).calibrate(images("flat", 1000), batch_size=N)
+    assert not path.exists()
+    Monitor(model, reference, alpha=0.5, log=path).calibrate(images("flat", 1000, 2 * N), batch_size=N)
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["monitor", "calibration"]
+
+
+def test_a_threshold_that_was_given_is_not_said_to_be_read_off(model: Model, reference: EdgeScores) -> None:
+    said = Monitor(model, reference, threshold=0.3).guarantee.statement
+    assert "given as a number" in said
+    assert "read off" not in said
+
+
 def test_a_reading_survives_its_record(calibrated: Monitor) -> None:
     reading = calibrated.observe(images("neon", 100), sources=["a.png"], skipped=["b.png"])
     assert Reading.from_dict(json.loads(json.dumps(reading.to_dict(), allow_nan=False))) == reading

@@ -253,6 +253,7 @@ class Monitor:
             "seed": seed,
         }
         self._journal = None if log is None else Journal(Path(log))
+        self._logged = False
         if self._journal is not None:
             self._resume(self._journal)
 
@@ -306,10 +307,12 @@ class Monitor:
         conformal = self._rule == "conformal" or (self._rule is None and self.threshold is None)
         needed = batches_for(self.alpha) if conformal else 1
         if not needed <= m <= most:
+            asked = "" if n_batches is None else f", {n_batches} asked for"
+            why = f"alpha {self.alpha:g} needs" if conformal else "calibration needs"
             raise InputError(
-                f"{id_images.n} images give {most} batches of {batch_size}, {m} asked for; alpha "
-                f"{self.alpha:g} needs at least {needed}: give {needed * batch_size} images or more, smaller "
-                "batches, or a larger alpha"
+                f"{id_images.n} images in distribution give {most} batches of {batch_size}{asked}; {why} at "
+                f"least {needed}: give {max(needed, m) * batch_size} images or more, smaller batches, or "
+                f"{'a larger alpha' if conformal else 'fewer of them'}"
             )
         order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
         shifts = []
@@ -323,8 +326,7 @@ class Monitor:
                 )
             )
         found = Calibration(shifts=tuple(shifts), n=batch_size, domain=id_images.domain)
-        if self._journal is not None:
-            self._journal.append("calibration", vars(found))
+        self._record("calibration", vars(found))
         self._take(found)
         return found
 
@@ -388,8 +390,7 @@ class Monitor:
             skipped=tuple(skipped),
             seconds=float(found.details.get("seconds", 0.0)),
         )
-        if self._journal is not None:
-            self._journal.append("reading", reading.to_dict())
+        self._record("reading", reading.to_dict())
         self.readings.append(reading)
         self._sequential = test
         return reading
@@ -454,11 +455,19 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------------- resume
 
+    def _record(self, kind: str, content: dict[str, Any]) -> None:
+        """Add a line to the log; what is watched comes before the first, so a failed start leaves no log."""
+        if self._journal is None:
+            return
+        if not self._logged:
+            self._journal.append("monitor", {**self._header, "id": self.id})
+            self._logged = True
+        self._journal.append(kind, content)
+
     def _resume(self, journal: Journal) -> None:
-        """Take over what the log holds; a new log gets its first line."""
+        """Take over what the log holds."""
         entries = journal.read()
         if not entries:
-            journal.append("monitor", {**self._header, "id": self.id})
             return
         kind, first = entries[0]
         if kind != "monitor" or first.get("id") != self.id:
@@ -469,8 +478,9 @@ class Monitor:
             ]
             raise InputError(
                 f"the readings in {journal.path} belong to another monitor (different: "
-                f"{', '.join(differs) or 'its record'}); choose another file"
+                f"{', '.join(differs) or 'its record'}); choose another place for those of this one"
             )
+        self._logged = True
         for kind, content in entries[1:]:
             if kind == "calibration":
                 self._take(Calibration(**{**content, "shifts": tuple(content["shifts"])}))
@@ -538,13 +548,14 @@ def guarantee(
         )
     assert threshold is not None
     if calibration is None:
+        given = math.isnan(threshold.performance)
         return Guarantee(
             rule=rule,
             rate=math.nan,
             over="batch",
             interval=None,
             statement="The rate of false alarms is not known: no batches in distribution were measured. The "
-            "threshold was read off domains with known performance.",
+            f"threshold was {'given as a number' if given else 'read off domains with known performance'}.",
         )
     m = len(calibration.shifts)
     raised = sum(threshold.alarm(each) for each in calibration.shifts)
