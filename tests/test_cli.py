@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from assay.cli import app
+from assay.tasks import draw_shapes
+from assay.zoo import Zoo
 
 
 Run = Callable[..., Any]
@@ -131,6 +134,21 @@ def test_discover_chooses_in_other_ways_too(run: Run, tmp_path: Path, choice: tu
     assert result.exit_code == 0
     assert re.match(r"[\d,]+ of 1,519 edges \(", result.stdout)
     assert (tmp_path / "s.safetensors").is_file()
+
+
+def test_a_broken_image_stops_discover_unless_it_is_to_be_skipped(run: Run, tmp_path: Path) -> None:
+    for place, pixels in enumerate(draw_shapes("flat", 6).pixels):
+        Image.fromarray(pixels).save(tmp_path / f"{place}.png")
+    (tmp_path / "2.png").write_bytes((tmp_path / "2.png").read_bytes()[:80])
+    zoo = Zoo.embedded()
+    arguments = ("discover", "--model", str(zoo.folder(zoo.keys[0])), "--images", ".", "--steps", "1")
+    refused = run(*arguments, "--out", "c.safetensors")
+    assert refused.exit_code == 1
+    assert re.search(r"2\.png cannot be decoded.*--skip-bad", refused.stderr)
+    assert not (tmp_path / "c.safetensors").exists()
+    skipped = run(*arguments, "--skip-bad")
+    assert skipped.exit_code == 0
+    assert "note: 1 files of" in skipped.stderr
 
 
 def test_measure_takes_several_tasks_and_metrics(run: Run) -> None:

@@ -1,6 +1,7 @@
 """The commands: each checks its names, makes sure it can write, calls the Python API, prints."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,7 @@ from assay.cli.options import (
     ObjectiveOption,
     QuietOption,
     SeedOption,
+    SkipBadOption,
     StepsOption,
     StoreOption,
     TargetOption,
@@ -42,7 +44,7 @@ from assay.cli.options import (
     option,
     version,
 )
-from assay.errors import InputError, unknown_name
+from assay.errors import AssayWarning, InputError, unknown_name
 
 
 if TYPE_CHECKING:
@@ -147,6 +149,7 @@ def discover(
     model: ModelOption = "mini",
     task: TaskOption = "ioi",
     images: ImagesOption = None,
+    skip_bad: SkipBadOption = False,
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
     ablation: AblationOption = None,
@@ -192,7 +195,7 @@ def discover(
     with progress_on_stderr(quiet=quiet) as progress:
         progress("load", 0, 1)
         loaded = load(model, device)
-        inputs = _inputs(task, images, loaded, n=n, seed=seed)
+        inputs = _inputs(task, images, loaded, n=n, seed=seed, skip_bad=skip_bad)
         kept = open_store(store)
         progress("discover", 0, 1)
         scores = runner.discover_stored(
@@ -245,7 +248,9 @@ def _print_circuit(scores: "EdgeScores", circuit: "Circuit", out: Path | None) -
         f"({circuit.n_edges / scores.graph.n_edges:.1%})"
         + ("" if gap is None else f", completeness gap {gap:.2%}")
     )
-    rows = [[edge["source"], edge["target"], f"{edge['score']:+.4f}"] for edge in edges[:20]]
+    small = max((abs(edge["score"]) for edge in edges), default=1.0) < 0.01  # four decimals would hide them
+    style = "+.2e" if small else "+.4f"
+    rows = [[edge["source"], edge["target"], f"{edge['score']:{style}}"] for edge in edges[:20]]
     print_table("", ["source", "target", "score"], rows, right="score")
     if len(edges) > len(rows):
         typer.echo(f"... and {len(edges) - len(rows):,} more")
@@ -284,6 +289,7 @@ def measure(
     model: ModelOption = "mini",
     task: Annotated[list[str], option("--task", "Task or JSONL file; repeat for several.")] = TASKS,
     images: ImagesOption = None,
+    skip_bad: SkipBadOption = False,
     metric: Annotated[list[str], option("--metric", "Key or code; repeat for several.")] = METRICS,
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
@@ -325,7 +331,7 @@ def measure(
         return
     tasks: list[Task | str] = [_read(each, loaded, n) for each in task]
     if images is not None:
-        tasks = [_inputs("", images, loaded, n=n, seed=seed)]
+        tasks = [_inputs("", images, loaded, n=n, seed=seed, skip_bad=skip_bad)]
     kept = open_store(store)
     records = []
     with progress_on_stderr(quiet=quiet) as progress:
@@ -354,13 +360,18 @@ def measure(
     _hand_over(records, out=out, as_json=as_json)
 
 
-def _inputs(task: str, images: str | None, model: "Model", *, n: int | None, seed: int) -> "Task":
+def _inputs(
+    task: str, images: str | None, model: "Model", *, n: int | None, seed: int, skip_bad: bool = False
+) -> "Task":
     """Prompts of a task, or images where they are named."""
     from assay.tasks import load_images, load_task
 
     if images is None:
         return load_task(task, model, n=n, seed=seed)
-    return load_images(images, model, n=n, seed=seed)
+    found = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
+    if skipped := found.config.get("skipped"):
+        warnings.warn(f"{skipped} files of {found.domain} were skipped", AssayWarning, stacklevel=2)
+    return found
 
 
 def _read(task: str, model: "Model", n: int | None) -> "PairTask | str":

@@ -77,6 +77,9 @@ ImagesOption = Annotated[
         "For an image classifier, instead of --task: shapes:DOMAIN, an .npz file, or a folder of one domain.",
     ),
 ]
+SkipBadOption = Annotated[
+    bool, option("--skip-bad", "Leave out image files that cannot be decoded; counted.")
+]
 TaskOption = Annotated[str, option("--task", "Registered task or a JSONL file of prompts.")]
 MethodOption = Annotated[str, option("--method", "Discovery method; see `assay list methods`.")]
 ObjectiveOption = Annotated[

@@ -517,7 +517,8 @@ class _Source:
                 rgb = as_rgb(image)
         except BROKEN as error:
             raise FileFormatError(
-                f"the image {where} cannot be decoded ({error}); repair it or skip such files"
+                f"the image {where} cannot be decoded ({error}); repair it, or leave such files out "
+                "with skip_bad (--skip-bad)"
             ) from error
         return self._transformed(rgb, transform or EvalTransform(resize=None))
 
