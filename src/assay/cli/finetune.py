@@ -223,6 +223,9 @@ def print_course(document: Mapping[str, Any]) -> None:
     columns = ["step", *names, "bias", "deep", "shallow"]
     print_table("", columns, rows, right=" ".join(columns))
     typer.echo(f"* best by validation: step {selected['step']}, {selected['score']:.1%}")
+    start = readings[0]["scores"][names[0]]
+    if readings[0]["step"] == 0 and start > selected["score"]:
+        typer.echo(f"the start had {start:.1%} by validation: no step of this training did as well")
     typer.echo(f"verdict: {document['verdict']['text']}")
     for name, choice in document["leaking"].items():
         typer.echo(

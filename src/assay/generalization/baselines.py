@@ -498,7 +498,7 @@ def agreement_on_the_line(
 
 def _array(values: Tensor | np.ndarray) -> np.ndarray:
     if not isinstance(values, Tensor):
-        return values
+        return np.asarray(values)
     values = values.detach().cpu()
     return np.asarray((values.double() if values.is_floating_point() else values).numpy())
 
@@ -516,6 +516,8 @@ def _table(values: Table, name: str) -> Float64[np.ndarray, "n c"]:
 
 
 def _label_array(labels: Labels, n_classes: int) -> Int64[np.ndarray, " n"]:
+    if labels is None:  # as of images without labels
+        raise InputError("labels are missing; this metric needs the class of every example")
     truth = _array(labels).astype(np.int64)
     if truth.ndim != 1 or not len(truth):
         raise InputError(f"labels have shape {truth.shape}; one per example is needed")

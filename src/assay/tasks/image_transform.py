@@ -129,7 +129,8 @@ class EvalTransform:
         if not stored:
             warnings.warn(
                 f"nothing is stored about this model's images; they are resized to {size[0]} x {size[1]} and "
-                "scaled to [-1, 1]. Give an EvalTransform if it was trained otherwise",
+                "scaled to [-1, 1]. If it was trained otherwise, put a preprocessor_config.json beside its "
+                "weights, or give an EvalTransform",
                 AssayWarning,
                 stacklevel=2,
             )
