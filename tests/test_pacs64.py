@@ -86,3 +86,24 @@ def test_the_alarm_follows_from_the_scores_of_the_domains() -> None:
         )
         mean = [np.nan if each is None else each for each in found["scores"][name]["alarm_f1"]["mean"]]
         np.testing.assert_allclose(curve.mean, mean, atol=TOLERANCE)
+
+
+def test_the_patterns_over_domains_are_of_the_monitored_model_and_as_the_page_says() -> None:
+    found, watched = results("motif_domains"), results("monitoring")["domains"]
+    positive = {}
+    for kind, n in (("new", 9), ("known", 39)):
+        part = found[kind]
+        accuracy = [watched[name]["accuracy"] for name in part["domains"]]
+        assert len(accuracy) == n
+        # 300 drawn images here, all images of the domain there
+        np.testing.assert_allclose(part["accuracy"], accuracy, atol=0.05)
+        loadings = np.array(part["loadings"])
+        assert np.abs(loadings).max() <= 1
+        positive[kind] = (int((loadings > 0).sum()), part["varying_cells"])
+    assert positive == {"new": (45, 52), "known": (52, 52)}
+    page = (REPOSITORY / "docs" / "pacs64.md").read_text(encoding="utf-8")
+    for pair in found["agreement"].values():
+        assert f"{pair['srcc']:.2f}" in page
+    for kind in ("new", "known"):
+        srcc = found[kind]["depth_bias"]["ddb-output"]["srcc"]
+        assert f"{srcc:.2f}".replace("-", "\N{MINUS SIGN}") in page

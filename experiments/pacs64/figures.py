@@ -13,6 +13,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from assay.report.rank_figures import motif_data, plot_motif
+
 
 RESULTS = Path(__file__).parent / "results"
 # Okabe and Ito's palette, with a marker each for those who see no colours.
@@ -271,6 +273,23 @@ def rank_shift(found: Mapping[str, Any]) -> None:
     save(figure, "rank_shift")
 
 
+def motif_domains(found: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """The motif of one model over domains, beside that over models on the tasks of its ID domain."""
+    home = found["id_domain"]
+    tasks = [values for name, values in before["tasks"].items() if name.startswith(f"{home}-")]
+    panels = {
+        f"before: 15 models, mean of {len(tasks)} tasks": np.mean(tasks, axis=0),
+        "after: one model, nine new domains": np.array(found["new"]["loadings"]),
+        "after: one model, 39 corruptions": np.array(found["known"]["loadings"]),
+    }
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    for ax, (title, values) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        layers = ["in", *map(str, range(len(values) - 2)), "out"]
+        plot_motif(motif_data(values, layers), ax)
+        ax.set_title(title, fontsize=10)
+    save(figure, "motif_domains")
+
+
 def dynamics(found: Mapping[str, Any]) -> None:
     """Depth bias and accuracy over training steps of two models."""
     figure = Figure(figsize=(9, 5.2), layout="constrained")
@@ -307,6 +326,7 @@ def main() -> None:
     shifts(watched)
     alarms(watched)
     rank_shift(watched)
+    motif_domains(load("motif_domains"), load("motifs"))
     dynamics(load("dynamics"))
 
 

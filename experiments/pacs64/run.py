@@ -18,6 +18,7 @@ STAGES = (
     ("measure.py",),
     ("monitor.py",),
     ("analyse.py",),
+    ("motif_domains.py",),
     ("dynamics.py",),
     ("figures.py",),
 )
