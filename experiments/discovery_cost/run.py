@@ -3,8 +3,8 @@
     python experiments/discovery_cost/run.py
 
 A ViT of the shape of ViT-Ti (12 blocks of 3 heads, width 192; random weights), 64 drawn images of 96 x 96
-pixels (37 tokens), `eap-ig-inputs` with 5 steps, float32, one CPU thread. Five turns after one to warm up; the
-one with the median total is drawn. Writes `discovery_cost.json` beside this file and
+pixels (37 tokens), `eap-ig-inputs` with 5 steps, float32, one CPU thread. Five turns after one to warm up; of
+these the one with the median total is drawn. Writes `discovery_cost.json` beside this file and
 `docs/images/cost-breakdown.svg`.
 """
 
