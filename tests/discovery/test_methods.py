@@ -453,3 +453,19 @@ def test_a_batch_that_does_not_fit_is_split(gpt2_tiny64: nn.Module) -> None:
     torch.testing.assert_close(split.values, whole.values)
     with pytest.raises(InputError, match="memory is 0; give a whole number"):
         discover(model, task, memory=0)
+
+
+@pytest.mark.parametrize("ablation", ["mean", "mean-positional"])
+def test_the_passes_that_measured_the_means_are_the_clean_ones(
+    ablation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept or made again: the same scores, one forward pass apart."""
+    model = load_model("mini")
+    task = random_task(model, n=5)
+    settings = {"ablation": ablation, "steps": 2, "batch_size": 2, "per_example": True}
+    kept = discover(model, task, "eap-ig-inputs", **settings)
+    monkeypatch.setattr("assay.discovery.method.KEPT_BYTES", 0)
+    again = discover(model, task, "eap-ig-inputs", **settings)
+    assert torch.equal(kept.values, again.values)
+    assert torch.equal(kept.per_example, again.per_example)
+    assert again.details["passes"]["forward"] - kept.details["passes"]["forward"] == pytest.approx(1)

@@ -33,7 +33,12 @@ class _Passes:
         self.traces: dict[float, Trace] = {}
         self.losses: dict[float, Tensor] = {}
         self.clean_logits: Tensor | None = None
-        self.clean = self._native(batch.clean, 1.0, gradients=1.0 in alphas)
+        kept = None if prepared.kept is None or 1.0 in alphas else prepared.kept.take(batch)
+        if kept is None:
+            self.clean = self._native(batch.clean, 1.0, gradients=1.0 in alphas)
+        else:  # the pass that measured the means
+            self.clean, logits = kept
+            self.traces[1.0], self.losses[1.0] = self.clean, self.loss(logits)
         trace = None
         if settings.ablation.paired:
             trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas)

@@ -98,6 +98,7 @@ class GradientSums:
         self.channels = [_ChannelSums() for _ in model.blocks]
         self.mlp: list[Tensor | None] = [None] * model.n_layers
         self.logits: Tensor | None = None
+        self._weights: dict[int, Tensor] = {}  # gain and centring of the norm in the projections, per block
 
     def add(self, trace: Trace, positions: Int[Tensor, " batch"], weight: float) -> None:
         """Take one finished backward pass into the sums."""
@@ -145,11 +146,11 @@ class GradientSums:
             return None
         scaled = sums.scaled[rows]
         n, length = scaled.shape[:2]
-        weight = (
-            block.qkv_weight().to(scaled.dtype) * block.attention_norm.gain.to(scaled.dtype)[:, None, None]
-        )
-        weight = block.attention_norm.centre(weight.permute(1, 2, 0))
-        gradient = torch.bmm(scaled.permute(2, 0, 1, 3).flatten(1, 2), weight)
+        if layer not in self._weights:
+            gain = block.attention_norm.gain.to(scaled.dtype)[:, None, None]
+            weight = (block.qkv_weight().to(scaled.dtype) * gain).permute(1, 2, 0)
+            self._weights[layer] = block.attention_norm.centre(weight).contiguous()
+        gradient = torch.bmm(scaled.permute(2, 0, 1, 3).flatten(1, 2), self._weights[layer])
         along = torch.stack([part[rows] for part in sums.along], -1).flatten(0, 1)
         direction = torch.stack([part[rows] for part in sums.direction], 2).flatten(0, 1)
         gradient -= torch.bmm(along, direction).transpose(0, 1)

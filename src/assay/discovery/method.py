@@ -15,7 +15,8 @@ from assay.circuits import EdgeScores
 from assay.discovery.quadrature import quadrature_nodes
 from assay.errors import AssayWarning, InputError, NonFiniteError
 from assay.execution import Ablation, Prepared, get_ablation
-from assay.execution.forward import choose_batch_size
+from assay.execution.ablation import KeptRuns, Mean
+from assay.execution.forward import choose_batch_size, free_memory
 from assay.measurement import library_version
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
@@ -95,6 +96,8 @@ class EdgeMethod(abc.ABC):
 
 
 METHODS: Registry[EdgeMethod] = Registry("method")
+
+KEPT_BYTES = 2**30  # of clean passes that measuring the means made
 
 TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
 
@@ -254,7 +257,7 @@ def _moved(model: Model, before: Tensor, after: Tensor) -> float:
 
 
 def _sweep(method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
-    prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed)
+    prepared = _prepared(model, task, settings, size)
     shape = (model.graph.n_sources, model.graph.n_targets)
     # float64 sums: the mean must not depend on how examples fall into batches.
     sweep = Sweep(
@@ -288,6 +291,15 @@ def _sweep(method: EdgeMethod, model: Model, task: Task, settings: Settings, siz
         sweep.passes["forward"] += 1  # the pass that measured means or deviations
     sweep.per_example = torch.cat(kept) if kept else None
     return sweep
+
+
+def _prepared(model: Model, task: Task, settings: Settings, size: int) -> Prepared:
+    """The ablation, with the clean passes that measured its means where these can be used again."""
+    ablation = settings.ablation
+    if isinstance(ablation, Mean):
+        kept = KeptRuns(min(KEPT_BYTES, free_memory(model.device) // 10))
+        return ablation.prepare(model, task, batch_size=size, seed=settings.seed, keep=kept)
+    return ablation.prepare(model, task, batch_size=size, seed=settings.seed)
 
 
 def _first_bad(method: EdgeMethod, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> int:

@@ -97,6 +97,30 @@ class Baseline:
         return [*streams, stream]
 
 
+class KeptRuns:
+    """Clean passes that measuring the means made anyway, kept for the discovery that reads them next.
+
+    Args:
+        max_bytes: What may be kept; batches beyond it are run again.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._bytes = 0
+        self._runs: dict[tuple[int, int], tuple[Trace, Tensor]] = {}
+
+    def put(self, batch: Batch, trace: Trace, logits: Tensor) -> None:
+        """Keep the pass over a batch and its logits at the read position, if there is room."""
+        size = sum(value.nbytes for value in (*trace.block_in, *trace.z, *trace.mlp, logits))
+        if self._bytes + size <= self.max_bytes:
+            self._bytes += size
+            self._runs[int(batch.indices[0]), len(batch.indices)] = trace, logits
+
+    def take(self, batch: Batch) -> tuple[Trace, Tensor] | None:
+        """The pass over a batch, which is then no longer kept; None if it is not here."""
+        return self._runs.pop((int(batch.indices[0]), len(batch.indices)), None)
+
+
 class BaselineShelf:
     """Ablated values of one task under one ablation, kept from one circuit to the next.
 
@@ -142,7 +166,13 @@ class Ablation(abc.ABC):
 
 
 class Prepared(abc.ABC):
-    """Serves baselines for batches of the task it was prepared on."""
+    """Serves baselines for batches of the task it was prepared on.
+
+    Attributes:
+        kept: Clean passes that preparing made, where the caller asked for them.
+    """
+
+    kept: KeptRuns | None = None
 
     @abc.abstractmethod
     def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
@@ -233,7 +263,9 @@ class Mean(Ablation):
     def key(self) -> str:  # type: ignore[override]  # the two forms are two keys
         return "mean-positional" if self.per_position else "mean"
 
-    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
+    def prepare(
+        self, model: Model, task: Task, *, batch_size: int, seed: int, keep: KeptRuns | None = None
+    ) -> Prepared:
         if task.n < 2 and self.per_position:
             raise InputError(
                 f"{self.key} ablation of {task.n} example would replace every activation by itself; "
@@ -247,14 +279,20 @@ class Mean(Ablation):
                 "or ablation='mean'"
             )
         sums = _over_data(
-            model, task, batch_size, lambda value, weight: (value * weight).sum(0, keepdim=True).flatten(2)
+            model,
+            task,
+            batch_size,
+            lambda value, weight: (value * weight).sum(0, keepdim=True).flatten(2),
+            keep=keep,
         )
         count: Tensor | int = task.n
         if not self.per_position:
             sums = [value.sum(1, keepdim=True) for value in sums]
             count = int(task.lengths.sum())
         means = [(value / count).to(model.dtype) for value in sums]
-        return _Shared(model, *_split(means, model.n_layers))
+        shared = _Shared(model, *_split(means, model.n_layers))
+        shared.kept = keep
+        return shared
 
 
 class Noise(Ablation):
@@ -357,7 +395,12 @@ def _split(values: list[Tensor], n_layers: int) -> tuple[Tensor, list[Tensor], l
 
 
 def _over_data(
-    model: Model, task: Task, batch_size: int, reduce: Callable[[Tensor, Tensor], Tensor]
+    model: Model,
+    task: Task,
+    batch_size: int,
+    reduce: Callable[[Tensor, Tensor], Tensor],
+    *,
+    keep: KeptRuns | None = None,
 ) -> list[Tensor]:
     """Sum `reduce(values [batch, pos, nodes, width], weights of real positions)` over the clean inputs.
 
@@ -367,7 +410,9 @@ def _over_data(
     for batch in task.batches(batch_size):
         batch = batch.to(model.device)
         with torch.no_grad(), model.tracing() as trace:
-            model.forward(batch.clean)
+            hidden = model.forward(batch.clean)
+            if keep is not None:
+                keep.put(batch, trace, model.read(hidden, batch.positions))
         positions = torch.arange(batch.width, device=model.device)
         weight = (positions < batch.lengths[:, None])[..., None, None].double()
         values = [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, 1) for mlp in trace.mlp)]
