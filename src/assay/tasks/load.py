@@ -11,7 +11,7 @@ from assay.rng import stream
 from assay.tasks.encoding import pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt
 from assay.tasks.image_files import ReadOptions
-from assay.tasks.image_source import one_domain, read_source
+from assay.tasks.image_source import FIRST_FREE, one_domain, read_source
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 from assay.tasks.task import PairTask
@@ -228,8 +228,9 @@ def load_images(
     """Images of one domain, normalised for an image classifier.
 
     Args:
-        source: `shapes:DOMAIN` (drawn, no download), an `.npz` or `.parquet` file, a folder with a folder
-            per class, or a folder of unlabelled images.
+        source: `shapes:DOMAIN` (drawn, no download; numbers from 20,000 on, which no model of the embedded
+            zoo was trained on), an `.npz` or `.parquet` file, a folder with a folder per class, or a folder
+            of unlabelled images.
         model: A loaded image classifier; its stored transform is applied, its class names give the labels.
         n: Number of images, a random sample. Default: 200 drawn ones, all of a file or folder.
         seed: Seed of the sample, or of the drawing.
@@ -240,11 +241,9 @@ def load_images(
         FileFormatError: If nothing is there, or an image cannot be read.
 
     Example:
-        >>> from transformers import ViTConfig, ViTForImageClassification
-        >>> config = ViTConfig(image_size=32, patch_size=8, hidden_size=8, num_hidden_layers=1,
-        ...     num_attention_heads=2, intermediate_size=8, num_labels=6)
-        >>> model = load_model(ViTForImageClassification(config).eval())
-        >>> load_images("shapes:flat", model, n=3).images.shape
+        >>> from assay.zoo import Zoo
+        >>> zoo = Zoo.embedded()
+        >>> load_images("shapes:flat", zoo.load(zoo.keys[0]), n=3).images.shape
         torch.Size([3, 3, 32, 32])
     """
     if getattr(model, "vision", None) is None:
@@ -255,7 +254,9 @@ def load_images(
         raise InputError(f"n is {n}; a task needs at least one image")
     transform = EvalTransform.for_model(model)
     read = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
-    sets = read_source(source, transform=transform, classes=model.classes, options=read, drawn=DEFAULT_N)
+    sets = read_source(
+        source, transform=transform, classes=model.classes, options=read, start=FIRST_FREE, drawn=DEFAULT_N
+    )
     return one_domain(sets, source).task(transform)
 
 
