@@ -94,6 +94,14 @@ def test_explicit_blocks_and_variants_reach_the_loss(run: Run) -> None:
     assert (circuit["variant"], circuit["steps"]) == ("eap_ig_detach_actdiff", 3)
 
 
+def test_drawn_images_to_train_on_and_to_watch_are_new_to_the_embedded_zoo(run: Run, tmp_path: Path) -> None:
+    found = run("--shapes", "flat", "--watch-shapes", "flat", "--out", "tuned", *FEW)
+    assert found.exit_code == 0, found.output
+    record = json.loads((tmp_path / "tuned" / "training.json").read_text())
+    drawn = draw_shapes("flat", 36, start=3_000_000)
+    assert record["data"]["training"]["hash"] == images_hash(split(drawn, 0.2)[0])
+
+
 def test_folders_of_images_are_read_at_the_model_s_size_with_its_classes(run: Run, tmp_path: Path) -> None:
     for domain, start in (("flat", 0), ("neon", 100)):
         images = draw_shapes(domain, 36, size=48, start=start)

@@ -12,6 +12,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner, Result
 
 from assay.cli import app
+from assay.models import load_model
 from assay.runner.targets import targets
 from assay.tasks import SHAPE_CLASSES, draw_shapes
 
@@ -208,3 +209,24 @@ def test_an_archive_is_one_domain_with_the_labels_it_holds(tmp_path: Path) -> No
     np.savez(tmp_path / "some.npz", images=images.pixels, labels=images.labels)
     (found,) = targets([tmp_path / "some.npz"], [])
     assert (found.name, found.labelled) == ("some", None)
+
+
+def test_models_that_fit_images_differently_do_not_share_a_reading(tmp_path: Path) -> None:
+    picture = np.zeros((40, 20, 3), dtype=np.uint8)
+    picture[20:] = 255
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    (found,) = targets([tmp_path], [])
+    config = ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        image_size=(16, 24),
+        patch_size=8,
+    )
+    model = load_model(ViTForImageClassification(config).eval())
+    read = []
+    for mode in ("squash", "center"):
+        model.preprocessing = {"input_size": (3, 16, 24), "crop_pct": 0.5, "crop_mode": mode}
+        read.append(found.read(model).images)
+    assert not torch.equal(*read)

@@ -21,6 +21,7 @@ from assay.tasks import (
     one_domain,
     read_source,
 )
+from assay.zoo import Zoo
 
 
 TRANSFORM = EvalTransform(resize=(16, 16))
@@ -110,6 +111,11 @@ def test_load_images_gives_what_the_model_reads(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"c\.png"):
         load_images(tmp_path, model)
     assert load_images(tmp_path, model, skip_bad=True).config["skipped"] == 1
+
+
+def test_drawn_images_are_none_that_the_embedded_zoo_was_trained_on() -> None:
+    zoo = Zoo.embedded()
+    assert load_images("shapes:flat", zoo.load(zoo.keys[0]), n=4).ids.tolist() == list(range(20_000, 20_004))
 
 
 def test_the_classes_are_the_models(tmp_path: Path) -> None:

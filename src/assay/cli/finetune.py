@@ -27,6 +27,9 @@ from assay.errors import InputError
 if TYPE_CHECKING:
     from assay.models import Model
 
+# Drawn images to train on start where nothing else does: the embedded zoo was trained on those from 0 on,
+# targets start at 20,000, known ones at 1,000,000, watched ones at 2,000,000. So a tuned model can be ranked.
+FIRST_TUNED = 3_000_000
 _BLOCKS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -106,6 +109,7 @@ def finetune(
     from assay.generalization.finetuning import DEFAULT_RECIPE
     from assay.generalization.finetuning import finetune as run_finetune
     from assay.report.dynamics import dynamics_figure
+    from assay.runner.targets import FIRST_TARGET
     from assay.tasks import EvalTransform
     from assay.zoo import split
 
@@ -138,10 +142,10 @@ def finetune(
         return
     reading: dict[str, Any] = {"transform": EvalTransform.for_model(loaded), "classes": loaded.classes}
     reading |= {"n": n, "seed": seed, "skip_bad": skip_bad}
-    given = read_images(images, shapes, **reading)
+    given = read_images(images, shapes, start=FIRST_TUNED, **reading)
     if len(given) != 1:
         raise InputError(f"{len(given)} domains are given; a model is fine-tuned on one, --watch takes more")
-    beside = read_images(watch, watch_shapes, **reading) if watch or watch_shapes else []
+    beside = read_images(watch, watch_shapes, start=FIRST_TARGET, **reading) if watch or watch_shapes else []
     twice = [each.domain for each in beside if [other.domain for other in beside].count(each.domain) > 1]
     if twice:
         raise InputError(f"two watched sets are named {twice[0]!r}; rename one of the folders")

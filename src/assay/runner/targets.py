@@ -8,11 +8,11 @@ from pathlib import Path
 from assay.errors import InputError
 from assay.models import Model
 from assay.tasks import DomainSource, EvalTransform, ImageSet, ImageTask, ReadOptions, find_domains
-from assay.tasks.image_source import SHAPES
+from assay.tasks.image_source import FIRST_FREE, SHAPES
 
 
 # Numbers of drawn images that no model of the embedded zoo was trained on; targets and known ones differ.
-FIRST_TARGET, FIRST_KNOWN = 20_000, 1_000_000
+FIRST_TARGET, FIRST_KNOWN = FIRST_FREE, 1_000_000
 N_SHAPES = 400
 
 
@@ -88,7 +88,8 @@ class _Reader:
 
     def __call__(self, model: Model) -> ImageTask:
         transform = EvalTransform.for_model(model)
-        geometry = {name: transform.to_dict()[name] for name in ("resize", "crop", "resample", "centre")}
+        arithmetic = ("mean", "std", "rescale")  # applied after reading
+        geometry = {name: value for name, value in transform.to_dict().items() if name not in arithmetic}
         key = json.dumps([geometry, model.classes], sort_keys=True)
         if self._images is None or key != self._key:
             options = replace(self._options, transform=transform)

@@ -21,6 +21,7 @@ from assay.tasks.shapes import SHAPE_DOMAINS, draw_shapes
 
 
 SHAPES = "shapes"
+FIRST_FREE = 20_000  # number of the first drawn image that no model of the embedded zoo was trained on
 _READERS = {".npz": read_npz, ".parquet": read_parquet}
 
 
