@@ -223,6 +223,15 @@ def test_a_checkpoint_keeps_its_body_and_gets_a_new_head(zoo: Zoo, tmp_path: Pat
     assert images.shape == (1, 2)
 
 
+def test_the_arithmetic_of_a_checkpoint_is_kept_and_its_geometry_is_not(zoo: Zoo, tmp_path: Path) -> None:
+    stored = EvalTransform(resize=(40, 40), crop=(32, 32), resample="bicubic", mean=(0.1, 0.2, 0.3))
+    save_model(zoo.load(zoo.keys[0]).module, tmp_path / "old", transform=stored, classes=CLASSES)
+    grid = Grid.from_dict(CONTENT | {"inits": {"old": str(tmp_path / "old")}, "axes": {"mode": ["linear"]}})
+    found = train_zoo(grid, IMAGES, tmp_path / "zoo", holdout=0.3)
+    kept = EvalTransform.for_model(found.load(found.keys[0]))
+    assert kept == EvalTransform(resize=(32, 32), resample="bicubic", mean=(0.1, 0.2, 0.3))
+
+
 def test_a_zoo_starts_from_checkpoints_and_functions(zoo: Zoo, tmp_path: Path) -> None:
     def build(n_classes: int, seed: int) -> nn.Module:
         return ViTForImageClassification(ViTConfig(**SMALL, image_size=32, num_labels=n_classes))

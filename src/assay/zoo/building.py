@@ -76,7 +76,8 @@ def train_zoo(
         validation: Images to validate on. Default: held out from `images`.
         holdout: Share of each class to hold out, if `validation` is not given.
         split_seed: Seed of that draw.
-        transform: Normalisation of the images. Default: what a checkpoint was stored with, else to [-1, 1].
+        transform: Kept with every model. Default: the normalisation a checkpoint was stored with, else to
+            [-1, 1], and resizing to the size of the images.
         checkpoints: Training steps after which every model is kept as well.
         selection: How the configurations of the grid were chosen, to be written down.
         device: Where to train. Default: the CPU.
@@ -122,7 +123,10 @@ def train_zoo(
             image_size=(images.pixels.shape[1], images.pixels.shape[2]),
             seed=recipe.seed,
         )
-        normalise = transform or start.transform or EvalTransform(resize=images.pixels.shape[1:3])
+        # The images have their size already: a checkpoint's arithmetic holds, its geometry was never applied.
+        size = (images.pixels.shape[1], images.pixels.shape[2])
+        stored = start.transform or EvalTransform()
+        normalise = transform or replace(stored, resize=size, crop=None, fit="squash")
         try:
             run = train(
                 start.module,
