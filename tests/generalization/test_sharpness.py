@@ -183,6 +183,14 @@ def test_labels_must_be_there_and_fit_the_model() -> None:
         sharpness(tiny_vit(), [(task.images, task.labels + 1)])
 
 
+def test_batches_that_are_no_pairs_are_refused() -> None:
+    task = draw_shapes("flat", 6).task()
+    with pytest.raises(InputError, match="batch 0 is ImageTask; give pairs of tensors"):
+        sharpness(tiny_vit(), iter([task]))
+    with pytest.raises(InputError, match="batch 1 is Tensor"):
+        sharpness(tiny_vit(), iter([(task.images, task.labels), task.images]))
+
+
 def test_settings_out_of_range_are_refused() -> None:
     module, batches = golden_classifier(), golden_batches()
     with pytest.raises(InputError, match="at least one batch"):

@@ -53,8 +53,8 @@ def sharpness(
         Mean over batches of the rise of the cross-entropy, nats, >= 0; expected to fall with performance.
 
     Raises:
-        InputError: For a model in training mode, no batch, labels that are missing or none of the model's
-            classes, or a radius or number of steps below or at 0.
+        InputError: For a model in training mode, no batch, one that is no pair of tensors, labels that are
+            missing or none of the model's classes, or a radius or number of steps below or at 0.
         NonFiniteError: If the loss is not finite.
 
     Notes:
@@ -90,10 +90,18 @@ def sharpness(
 
 
 def _pairs(
-    batches: ImageTask | Iterable[tuple[Tensor, Tensor]], batch_size: int, weight: Tensor
+    batches: ImageTask | Iterable[object], batch_size: int, weight: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     if not isinstance(batches, ImageTask):
-        yield from ((images.to(weight), labels.to(weight.device)) for images, labels in batches)
+        for number, given in enumerate(batches):
+            match given:
+                case (Tensor() as images, Tensor() as labels):
+                    yield images.to(weight), labels.to(weight.device)
+                case _:
+                    raise InputError(
+                        f"batch {number} is {type(given).__name__}; give pairs of tensors (images, labels), "
+                        "or one ImageTask with labels, not a list of them"
+                    )
         return
     if batches.labels is None:
         name = batches.domain or batches.name
