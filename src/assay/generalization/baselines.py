@@ -253,11 +253,11 @@ def atc_threshold(scores: Real[np.ndarray, " n"], correct: Bool[np.ndarray, " n"
     """The score above which, on labelled data, as many examples lie as are correct.
 
     Scanning the scores in ascending order, wrong answers above the i-th minus right ones up to it are
-    n_wrong - i; the threshold is the score where this is 0, the n_wrong-th. With no wrong answer every score
-    passes: -inf.
+    n_wrong - i; the threshold is the score where this is 0, the n_wrong-th. With no wrong answer it stays at
+    the 0 that the scan starts from.
     """
     wrong = int((~correct).sum())
-    return float(np.sort(scores)[wrong - 1]) if wrong else -math.inf
+    return float(np.sort(scores)[wrong - 1]) if wrong else 0.0
 
 
 def atc(
@@ -281,8 +281,8 @@ def atc(
 
     Notes:
         On the labelled data themselves the estimate exceeds the accuracy by 1/n: the threshold counts, as in
-        the authors' code. With no wrong answer the published scan starts, and ends, at threshold 0, which
-        every largest probability and hardly any negative entropy reaches; here all examples then pass.
+        the authors' code. With no wrong answer there the published scan ends where it starts, at threshold 0,
+        which every largest probability reaches (estimate 1) and hardly any negative entropy (near 0).
 
     References:
         Garg et al. (2022), arXiv:2201.04234.
