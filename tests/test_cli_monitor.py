@@ -230,6 +230,12 @@ def test_a_file_of_scores_is_a_reference_too(run: Run, tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     document = json.loads((tmp_path / "again/monitor.json").read_text())
     assert document["reference"] == json.loads(json.dumps(dict(load_scores(stored).provenance)))
+    given = ("--reference", str(stored), "--images", "shapes:flat", "--window", "8", "--out", "third")
+    for setting, asked in (("steps", "7"), ("method", "eap"), ("ablation", "zero")):
+        refused = run(*given, f"--{setting}", asked)
+        assert refused.exit_code == 2
+        assert f"{setting} is {asked} and the circuit of" in refused.stderr
+    assert not (tmp_path / "third/readings.jsonl").exists()
 
 
 def test_unreadable_images_fail_or_are_counted(run: Run, tmp_path: Path) -> None:

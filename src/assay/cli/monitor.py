@@ -18,13 +18,12 @@ from assay.cli.options import (
     DeviceOption,
     DryRunOption,
     JsonOption,
-    MethodOption,
     ObjectiveOption,
     QuietOption,
     SeedOption,
-    StepsOption,
     TracebackOption,
     option,
+    parse_steps,
 )
 from assay.errors import InputError
 
@@ -101,10 +100,21 @@ def monitor(
         bool, option("--gate", "Exit with 3 if a batch raises the alarm; with --follow, at once.")
     ] = False,
     skip_bad: Annotated[bool, option("--skip-bad", "Pass over image files that cannot be read.")] = False,
-    method: MethodOption = "eap-ig-inputs",
+    method: Annotated[
+        str | None,
+        option("--method", "Discovery method.  [default: eap-ig-inputs, or that of a file of edge scores]"),
+    ] = None,
     objective: ObjectiveOption = None,
     ablation: AblationOption = None,
-    steps: StepsOption = 5,
+    steps: Annotated[
+        Any,
+        option(
+            "--steps",
+            "Quadrature nodes, or auto.  [default: 5, or those of a file of edge scores]",
+            parser=parse_steps,
+            metavar="COUNT",
+        ),
+    ] = None,
     seed: SeedOption = 0,
     device: DeviceOption = None,
     batch_size: BatchOption = None,
@@ -311,9 +321,10 @@ def _show_cost(model: "Model", plan: "MonitorPlan", *, as_json: bool) -> None:
     from dataclasses import replace
 
     from assay.runner import plan_discovery
-    from assay.runner.monitoring import USUAL_BATCHES
+    from assay.runner.monitoring import METHOD, STEPS, USUAL_BATCHES
 
-    each = plan_discovery(model, method=plan.method, n=plan.window, steps=plan.steps)
+    steps = STEPS if plan.steps is None else plan.steps
+    each = plan_discovery(model, method=plan.method or METHOD, n=plan.window, steps=steps)
 
     def stage(name: str, runs: int, extra: int = 0) -> Any:
         return replace(each, name=name, runs=runs, passes=runs * (each.passes + extra * plan.window))

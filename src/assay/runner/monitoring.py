@@ -23,6 +23,7 @@ from assay.zoo.training import images_hash
 
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
 REFERENCE, DOMAINS = "reference.safetensors", "domains.json"
+METHOD, STEPS = "eap-ig-inputs", 5
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
 MOST_LABELLED = 1000  # images that ATC and DoC learn from
 
@@ -40,7 +41,8 @@ class MonitorPlan:
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
         rule, alpha, distance: As in `Monitor`.
-        method, objective, ablation, steps: Of the reference circuit, if it is to be found.
+        method, objective, ablation, steps: Of the reference circuit; None: as a file's circuit was found,
+            else `eap-ig-inputs`, what the images ask for, and 5 steps.
         seed: Root seed.
         skip_bad: Pass over image files that cannot be read.
         batch_size: Images per pass.
@@ -55,10 +57,10 @@ class MonitorPlan:
     rule: str | None = None
     alpha: float = 0.05
     distance: str = "spearman"
-    method: str = "eap-ig-inputs"
+    method: str | None = None
     objective: str | None = None
     ablation: str | None = None
-    steps: int | str = 5
+    steps: int | str | None = None
     seed: int = 0
     skip_bad: bool = False
     batch_size: int | None = None
@@ -192,7 +194,9 @@ def _reference(
     """The reference circuit, and images in distribution that it does not rest on."""
     pool = None if plan.known is None else _known(plan, plan.known, model, transform)
     if plan.given:
-        return load_scores(plan.reference, graph=model.graph), pool
+        found = load_scores(plan.reference, graph=model.graph)
+        _check_settings(plan, found)
+        return found, pool
     if plan.known is not None and plan.known == plan.reference:
         raise InputError(
             f"known and reference images are both {plan.known}; leave known out, then the images are divided"
@@ -207,8 +211,10 @@ def _reference(
     if pool is None and images.n > plan.window:
         pool = images.subset(order[plan.window :].tolist())
     task = images.subset(order[: plan.window].tolist()).task(transform)
+    method = plan.method or METHOD
+    steps = STEPS if plan.steps is None else plan.steps
     settings = {
-        "method": plan.method,
+        "method": method,
         "objective": plan.objective or task.objective,
         "ablation": plan.ablation or task.ablation,
         "seed": plan.seed,
@@ -218,7 +224,7 @@ def _reference(
         found = load_scores(stored)
         record = found.provenance
         same = {name: record.get(name) for name in settings} == settings
-        same &= record.get("steps") in (plan.steps, None)
+        same &= record.get("steps") in (steps, None)
         same &= (record.get("task") or {}).get("data_hash") == task.data_hash
         if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
             return found, pool
@@ -227,10 +233,10 @@ def _reference(
     found = discover(
         model,
         task,
-        plan.method,
+        method,
         objective=plan.objective,
         ablation=plan.ablation,
-        steps=plan.steps,
+        steps=steps,
         batch_size=plan.batch_size,
         seed=plan.seed,
     )
@@ -240,6 +246,17 @@ def _reference(
     if progress is not None:
         progress("reference", 1, 1)
     return found, pool
+
+
+def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
+    """Every batch is measured as the file's circuit was; settings that ask for something else are refused."""
+    for name in ("method", "objective", "ablation", "steps"):
+        asked, recorded = getattr(plan, name), scores.provenance.get(name)
+        if asked is not None and recorded is not None and asked != recorded:
+            raise InputError(
+                f"{name} is {asked} and the circuit of {plan.reference} was found with {recorded}, which "
+                f"then holds for every batch; leave {name} out, or give the images of the reference"
+            )
 
 
 def _domains(
