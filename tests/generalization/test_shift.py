@@ -87,6 +87,13 @@ def test_distances_of_selected_graphs_equal_the_golden_values(
     assert got == pytest.approx(expected, rel=1e-7, abs=1e-12)  # spectra of 100 nodes
 
 
+def test_netlsd_is_of_the_normalised_laplacian_whatever_is_said() -> None:
+    pair = golden_pair(next(iter(GOLDEN)))
+    assert circuit_shift(*pair, distance="netlsd", normalized=False) == circuit_shift(
+        *pair, distance="netlsd"
+    )
+
+
 @pytest.mark.parametrize("pair", GOLDEN)
 @pytest.mark.parametrize("normalized", [True, False])
 def test_spectral_distances_equal_the_golden_values(pair: str, normalized: bool) -> None:

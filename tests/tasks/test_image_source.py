@@ -89,6 +89,13 @@ def test_files_of_a_folder_without_labels(tmp_path: Path) -> None:
         read_source(tmp_path / "new", transform=TRANSFORM)
 
 
+def test_severities_are_no_classes(tmp_path: Path) -> None:
+    write(tmp_path / "fog" / "1" / "cat" / "a.png")
+    with pytest.raises(InputError, match=r"layout of ImageNet-C.*fog/1"):
+        read_source(tmp_path, transform=TRANSFORM)
+    assert one_domain(read_source(tmp_path / "fog" / "1", transform=TRANSFORM), "").classes == ("cat",)
+
+
 def test_archives(tmp_path: Path) -> None:
     pixels = np.zeros((3, 16, 16, 3), dtype=np.uint8)
     for name in ("photo", "sketch"):

@@ -252,6 +252,8 @@ class Monitor:
             "threshold": plain(vars(threshold)) if threshold is not None else None,
             "seed": seed,
         }
+        if transform is not None:  # else the model's own, which its record stands for
+            self._header["transform"] = transform.to_dict()
         self._journal = None if log is None else Journal(Path(log))
         self._logged = False
         if self._journal is not None:

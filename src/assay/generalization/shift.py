@@ -72,17 +72,18 @@ class CircuitView:
 
     @cached_property
     def selected_spectrum(self) -> Float64[np.ndarray, " n"]:
-        """Eigenvalues of the graph that the selected edges span."""
-        return self.spectrum(self.selected, touched=True)
+        """Eigenvalues of the graph that the selected edges span, of the normalised Laplacian."""
+        return self.spectrum(self.selected, touched=True, normalized=True)
 
     def spectrum(
-        self, mask: Bool[Tensor, "n_sources n_targets"], *, touched: bool
+        self, mask: Bool[Tensor, "n_sources n_targets"], *, touched: bool, normalized: bool
     ) -> Float64[np.ndarray, " n"]:
         """Eigenvalues of the Laplacian of the undirected graph of these edges, ascending.
 
         Args:
             mask: The edges that count, each with the magnitude of its score.
             touched: Leave out the nodes without such an edge.
+            normalized: Scale the Laplacian by the degrees.
         """
         weights = self.scores.values.detach().cpu().double().abs().where(mask, 0)
         present = mask.double()
@@ -102,7 +103,7 @@ class CircuitView:
             adjacency = adjacency[np.ix_(kept, kept)]
         if not len(adjacency):
             return np.zeros(0)
-        return np.asarray(linalg.eigvalsh(laplacian(adjacency, normalized=self.normalized)), dtype=np.float64)
+        return np.asarray(linalg.eigvalsh(laplacian(adjacency, normalized=normalized)), dtype=np.float64)
 
 
 def _pruned_once(
@@ -203,7 +204,11 @@ def _laplacian(a: CircuitView, b: CircuitView) -> float:
     if a.reference:
         return _distance_of_smallest(a, b, REFERENCE_EIGENVALUES)
     spectra = [
-        view.spectrum(view.graph.valid if view.top_k is None else view.selected, touched=False)
+        view.spectrum(
+            view.graph.valid if view.top_k is None else view.selected,
+            touched=False,
+            normalized=view.normalized,
+        )
         for view in (a, b)
     ]
     return float(np.linalg.norm(spectra[0] - spectra[1]))
@@ -279,7 +284,8 @@ def circuit_shift(
         weights: `"abs"`: magnitudes; `"signed"`: vectors and the choice of the strongest edges take signs
             into account. Graphs always carry magnitudes.
         prune: Drop chosen edges that lie on no path from input to logits inside the choice.
-        normalized: Scale Laplacians by the degrees: I - D^(-1/2) W D^(-1/2) rather than D - W.
+        normalized: For `laplacian`, scale by the degrees: I - D^(-1/2) W D^(-1/2) rather than D - W. NetLSD
+            is defined on the scaled one.
         compat: `"reference"` makes the graphs of `"laplacian"`, `"netlsd"` and `"jaccard"` as the authors'
             code does, to compare with published numbers: the strongest edges by sign, pruned in one round,
             queries, keys and values as nodes of their own, and of the Laplacians the 50 smallest

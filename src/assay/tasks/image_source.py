@@ -156,7 +156,13 @@ def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
         )
     if tables:
         return [_archive(each) for each in tables]
-    if any(below.is_dir() for folder in folders for below in folder.iterdir()):
+    below = {each.name for folder in folders for each in folder.iterdir() if each.is_dir()}
+    if below and below <= set("12345"):
+        raise InputError(
+            f"{path} has the layout of ImageNet-C, CORRUPTION/SEVERITY/CLASS; give one severity, e.g. "
+            f"{folders[0] / min(below)}, or read it with assay.tasks.read_imagenet_c"
+        )
+    if below:
         return [_one_of(path, folder.name) for folder in folders]
     return [
         DomainSource(
