@@ -612,7 +612,7 @@ class Model:
             )
         if self.vision is not None:
             return self.vision.hidden(self.module, inputs.to(self.dtype))
-        # A plain nn.Module to the type checker; every pre-trained model class has these.
+        # Both ignores: a plain nn.Module to the type checker; every pre-trained model class has these.
         embedding = self.module.get_input_embeddings()  # type: ignore[operator]
         backbone = submodule(self.module, self.family.backbone)
         return backbone(inputs_embeds=embedding(inputs), use_cache=False).last_hidden_state  # type: ignore[no-any-return]
