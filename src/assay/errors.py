@@ -6,7 +6,8 @@ AssayError
 │   ├── ShapeError                      a tensor has the wrong shape or dtype
 │   ├── UnknownNameError                a key, edge or node that does not exist; near matches are listed
 │   ├── TokenizationError               a prompt or answer breaks a token rule of its task
-│   └── GraphMismatchError              a circuit, score or file belongs to another graph or model
+│   ├── GraphMismatchError              a circuit, score or file belongs to another graph or model
+│   └── AlignmentError               files that belong together disagree about which row is which
 ├── NonFiniteError (FloatingPointError) NaN or infinite logits, gradients, weights or scores
 ├── InconsistentRunError (ArithmeticError)  two ways to the same number disagree
 ├── UnsupportedModelError (TypeError)   a layout that the residual-stream graph cannot describe
@@ -59,6 +60,10 @@ class InconsistentRunError(AssayError, ArithmeticError):
 
 class UnsupportedModelError(AssayError, TypeError):
     """A model whose layout the residual-stream graph cannot describe."""
+
+
+class AlignmentError(InputError):
+    """Files that belong together disagree about which row is which."""
 
 
 class FileFormatError(AssayError, ValueError):

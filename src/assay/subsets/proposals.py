@@ -1,0 +1,100 @@
+"""Captions and proposals: the prompts of this package, and how answers to them are read."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+LONGEST_PHRASE = 12  # words
+
+CAPTION_PROMPT = (
+    "Describe this picture in one or two sentences: what is shown, how it is drawn or photographed, from "
+    "where, in what light, before what background. Say only what can be seen."
+)
+FIXED_CLASS_PROMPT = " It shows: {fixed_class}. Do not dwell on that; describe everything else."
+PROPOSAL_PROMPT = """\
+Below are descriptions of two groups of pictures.
+
+Group A:
+{captions_a}
+
+Group B:
+{captions_b}
+
+Name {n} properties that are more common in group B than in group A. {about}
+Each property is a single concept in a few words, such as a colour, a material, a pose, a viewpoint, a style,
+a background or an object beside the main one. Name the property itself: do not begin with words for picture,
+do not mention the groups, and do not join two properties.
+Answer with one property per line, each line beginning with "* ".
+"""
+ABOUT_ANY_CLASS = "Leave out what kind of object is shown: the classes are known already."
+ABOUT_ONE_CLASS = "All pictures of both groups show: {fixed_class}. Leave that out."
+
+Captioner = Callable[[Any, str], Sequence[str | None]]
+Proposer = Callable[[Sequence[str], Sequence[str], int], Sequence[str]]
+
+_BULLET = re.compile(r"^\s*[*\-]\s*(?P<phrase>.+?)\s*$")
+_QUOTES = "\"'`“”‘’«»*_ "
+
+
+def caption_prompt(fixed_class: str | None = None) -> str:
+    """What a captioner is asked, with the class that all images show if they do."""
+    known = "" if fixed_class is None else FIXED_CLASS_PROMPT.format(fixed_class=fixed_class)
+    return CAPTION_PROMPT + known
+
+
+def parse_phrases(text: str) -> list[str]:
+    """The phrases in the answer of a language model.
+
+    Lines that begin with `*` or `-`, without quotes and final stops; a phrase that came before (case does not
+    count) or has more than 12 words is dropped.
+
+    Example:
+        >>> parse_phrases('Sure:\\n* "plain background"\\n- Plain Background\\n- seen from above.')
+        ['plain background', 'seen from above']
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _BULLET.match(line)
+        phrase = match["phrase"].strip(_QUOTES).rstrip(".;,").strip(_QUOTES) if match else ""
+        if phrase and len(phrase.split()) <= LONGEST_PHRASE:
+            found.setdefault(phrase.casefold(), phrase)
+    return list(found.values())
+
+
+def text_proposer(generate: Callable[[str], str], *, fixed_class: str | None = None) -> Proposer:
+    """A proposer from a language model, with this package's prompt and `parse_phrases`.
+
+    Args:
+        generate: From a prompt to the answer.
+        fixed_class: What all images show, if they do; the phrases are to be about something else.
+    """
+    about = ABOUT_ANY_CLASS if fixed_class is None else ABOUT_ONE_CLASS.format(fixed_class=fixed_class)
+
+    def propose(captions_a: Sequence[str], captions_b: Sequence[str], n: int) -> list[str]:
+        listed = ("\n".join(f"- {each}" for each in captions) for captions in (captions_a, captions_b))
+        first, second = listed
+        prompt = PROPOSAL_PROMPT.format(captions_a=first, captions_b=second, n=n, about=about)
+        return parse_phrases(generate(prompt))
+
+    return propose
+
+
+def caption_each(
+    caption: Callable[[Any, str], str], *, errors: tuple[type[Exception], ...] = (ValueError, OSError)
+) -> Captioner:
+    """A captioner from a function of one image.
+
+    Args:
+        caption: From image and prompt to the caption.
+        errors: What it raises for an image that it cannot read; such an image has no caption. Anything else
+            it raises is passed on.
+    """
+
+    def one(image: Any, prompt: str) -> str | None:
+        try:
+            return caption(image, prompt)
+        except errors:
+            return None
+
+    return lambda images, prompt: [one(image, prompt) for image in images]

@@ -1,0 +1,145 @@
+"""The built-in demonstration: what was planted is there, and the same seed gives the same matrix."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from assay.errors import InputError
+from assay.subsets import digits
+from assay.subsets.data import CorrectnessData
+from assay.subsets.digits import FAMILIES, digits_data, digits_recipes
+from assay.subsets.line import line_correlation
+
+
+N_MODELS = 2 * len(FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def data() -> CorrectnessData:
+    return digits_data(n_models=N_MODELS)
+
+
+def correlation(data: CorrectnessData, cue: str) -> float:
+    chosen = np.flatnonzero(data.meta["cue"] == cue)
+    return line_correlation(data.id_accuracy, data.accuracy_on(chosen))
+
+
+def test_every_family_has_as_many_runs_as_the_others(data: CorrectnessData) -> None:
+    assert data.families is not None
+    assert set(Counter(data.families).values()) == {2}
+    assert len(FAMILIES) >= 10
+    assert data.groups == data.model_ids
+    assert len(set(data.model_ids)) == N_MODELS
+
+
+def test_every_image_has_one_role_and_is_named_by_its_place() -> None:
+    from sklearn.datasets import load_digits
+
+    made = digits._draw(0)
+    places = [part.places for part in (made.train, made.within, made.outside)]
+    assert np.sort(np.concatenate(places)).tolist() == list(range(1797))
+    assert [len(part) for part in places] == [500, 500, 797]
+    for part in (made.train, made.within, made.outside):
+        assert np.array_equal(part.digits, load_digits().target[part.places])
+
+
+def test_marks_agree_in_distribution_and_mislead_on_a_part_of_four_digits(data: CorrectnessData) -> None:
+    made = digits._draw(0)
+    for part in (made.train, made.within):
+        assert 0.95 < (part.marks == part.digits).mean() < 1
+    cue, mark, labels = data.meta["cue"], data.meta["mark"], data.labels
+    assert labels is not None
+    assert set(cue) == {"agrees", "absent", "misleads"}
+    assert (mark[cue == "absent"] == "none").all()
+    assert (mark[cue == "agrees"] == labels[cue == "agrees"].astype(str)).all()
+    assert (mark[cue == "misleads"] != labels[cue == "misleads"].astype(str)).all()
+    misled = data.source["misled_digits"]
+    assert len(misled) == 4
+    assert set(labels[cue == "misleads"].tolist()) == set(misled)
+    assert 0.45 < (cue[np.isin(labels, misled)] == "misleads").mean() < 0.65
+
+
+def test_strokes_stand_on_the_frame_and_do_not_overlap() -> None:
+    rows, columns = np.divmod(digits._strokes(), digits.SIDE)
+    last = digits.SIDE - 1
+    assert ((rows == 0) | (rows == last) | (columns == 0) | (columns == last)).all()
+    assert len(np.unique(digits._strokes())) == 10 * digits.STROKE
+
+
+def test_a_mark_brightens_its_stroke_and_nothing_else() -> None:
+    bare = np.full((2, digits.SIDE**2), 3.0)
+    shown = digits._with_marks(bare, np.array([-1, 4]))
+    assert (bare == 3).all()
+    assert (shown[0] == 3 / 16).all()
+    lit = np.flatnonzero(shown[1] != 3 / 16)
+    assert sorted(lit.tolist()) == sorted(digits._strokes()[4].tolist())
+    assert (shown[1, lit] == (3 + digits.MARK) / 16).all()
+
+
+def test_all_examples_are_on_the_line_and_the_misleading_ones_on_the_inverse_line(
+    data: CorrectnessData,
+) -> None:
+    everything = line_correlation(data.id_accuracy, data.accuracy())
+    assert everything > 0.3
+    assert correlation(data, "agrees") > 0.8
+    assert correlation(data, "misleads") < -0.3
+
+
+def test_reading_the_mark_helps_in_distribution(data: CorrectnessData) -> None:
+    """Of two runs of a family, the one that saw more marks is better there, and worse where they mislead."""
+    recipes = digits_recipes(N_MODELS)
+    erased = np.array([recipe.erased for recipe in recipes])
+    assert (erased[: len(FAMILIES)] < 0.5).all()
+    assert (erased[len(FAMILIES) :] >= 0.5).all()
+    misled = data.accuracy_on(np.flatnonzero(data.meta["cue"] == "misleads"))
+    first, second = np.split(data.id_accuracy, 2)
+    assert (first > second).mean() > 0.8
+    first, second = np.split(misled, 2)
+    assert (first < second).mean() > 0.8
+
+
+def test_ids_images_and_counts_come_along(data: CorrectnessData) -> None:
+    made = digits._draw(0)
+    assert data.example_ids[0] == f"digit-{made.outside.places[0]:04d}"
+    assert data.images is not None
+    assert data.images.shape == (797, 10, 10)
+    assert data.embedding is not None
+    assert data.id_embedding is not None
+    np.testing.assert_allclose(data.images.reshape(797, -1) / 255, data.embedding, atol=1 / 255)
+    assert data.id_embedding.shape == (500, 100)
+    assert data.n_id is not None
+    assert (data.n_id == 500).all()
+    assert data.quality().reliability > 0.9
+
+
+def test_neither_workers_nor_repetition_change_the_matrix(data: CorrectnessData) -> None:
+    assert digits_data(n_models=N_MODELS, workers=2).hash == data.hash
+
+
+def test_another_seed_gives_other_images_and_runs() -> None:
+    assert digits_recipes(N_MODELS, seed=1) != digits_recipes(N_MODELS)
+    assert not np.array_equal(digits._draw(0).outside.places, digits._draw(1).outside.places)
+
+
+def test_the_erased_share_goes_evenly_from_0_to_1_in_every_family() -> None:
+    recipes = digits_recipes(5 * len(FAMILIES) + 3)
+    for family in FAMILIES:
+        shares = [recipe.erased for recipe in recipes if recipe.family == family]
+        assert np.floor(np.array(shares) * len(shares)).tolist() == list(range(len(shares)))
+    assert len({recipe.name for recipe in recipes}) == len(recipes)
+    assert all(320 <= recipe.n_train <= 500 for recipe in recipes)
+
+
+def test_progress_counts_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "_train", lambda recipe, made: (np.zeros(797, np.uint8), 0.5))
+    seen: list[tuple[str, int, int]] = []
+    digits_data(n_models=N_MODELS, progress=lambda *facts: seen.append(facts))
+    assert seen == [("train", count, N_MODELS) for count in range(1, N_MODELS + 1)]
+
+
+def test_too_few_models_or_workers_are_refused() -> None:
+    with pytest.raises(InputError, match="n_models is 10; at least 32, two of each of 16 families"):
+        digits_data(n_models=10)
+    with pytest.raises(InputError, match="workers is 0"):
+        digits_data(workers=0)

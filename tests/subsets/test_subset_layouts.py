@@ -1,0 +1,254 @@
+"""Layouts of the correctness matrix: what they compute, and that they agree."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from assay.errors import InputError, ShapeError
+from assay.subsets import layouts
+from assay.subsets.layouts import (
+    EXACT_WEIGHTS,
+    DenseMatrix,
+    DeviceMatrix,
+    PackedMatrix,
+    as_matrix,
+    free_memory,
+    whole_weights,
+)
+
+
+NAMES = ("dense", "packed", "accelerator")
+HAND = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 1]], dtype=np.uint8)
+
+
+def random_matrix(n_models, n_examples, seed=0, share=0.5):
+    return (np.random.default_rng(seed).random((n_models, n_examples)) < share).astype(np.uint8)
+
+
+def matrix_of(correct, layout, models=None):
+    return as_matrix(correct, models, layout=layout, device="cpu" if layout == "accelerator" else None)
+
+
+@st.composite
+def matrices(draw):
+    n_models, n_examples = draw(st.integers(1, 41)), draw(st.integers(1, 150))
+    return random_matrix(n_models, n_examples, draw(st.integers(0, 2**32 - 1)), draw(st.floats(0, 1)))
+
+
+# ------------------------------------------------------------------------------------------------ by hand
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_three_models_by_hand(layout):
+    matrix = matrix_of(HAND, layout)
+    assert (matrix.name, matrix.n_models, matrix.n_examples) == (layout, 3, 3)
+    assert matrix.weigh(np.array([1.0, 2.0, 4.0])).tolist() == [5, 4, 7]
+    assert matrix.count(np.array([0, 2])).tolist() == [2, 1, 2]
+    assert matrix.count(np.array([0, 2, 2])).tolist() == [3, 2, 3]  # twice counts twice
+    assert matrix.count(np.array([], dtype=np.int64)).tolist() == [0, 0, 0]
+    assert matrix.column_sums().tolist() == [2, 1, 3]
+    assert matrix.dense().tolist() == HAND.tolist()
+    assert matrix.dense(np.array([2, 0])).tolist() == HAND[:, [2, 0]].tolist()
+    assert matrix.take(np.array([2, 0])).dense().tolist() == HAND[[2, 0]].tolist()
+
+
+def test_bits_lie_with_the_first_model_lowest():
+    packed = PackedMatrix.pack(HAND)
+    assert packed.bits.tolist() == [[0b101, 0b100, 0b111]]
+    assert packed.nbytes == 3
+
+
+def test_the_thousandth_model_is_in_the_last_bit_of_its_byte():
+    correct = np.zeros((1000, 2), dtype=np.uint8)
+    correct[999, 1] = 1
+    bits = PackedMatrix.pack(correct).bits
+    assert bits.shape == (125, 2)
+    assert bits[124].tolist() == [0, 128]
+    assert bits[:124].sum() == 0
+
+
+# ------------------------------------------------------------------------------------------------ agreement
+
+
+@pytest.mark.parametrize("layout", NAMES)
+@settings(max_examples=40)
+@given(correct=matrices(), data=st.data())
+def test_every_layout_computes_what_numpy_does(layout, correct, data):
+    n_models, n_examples = correct.shape
+    matrix = matrix_of(correct, layout)
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    weights = generator.standard_normal(n_models)
+    # Sums of at most 41 numbers of size 1 in float32; on a device, rounded to 2**-24 of their sum.
+    np.testing.assert_allclose(matrix.weigh(weights), weights @ correct, atol=1e-4)
+    whole = whole_weights(weights)[0]
+    assert np.array_equal(matrix.weigh(whole), whole @ correct)
+    examples = generator.integers(0, n_examples, data.draw(st.integers(0, 2 * n_examples)))
+    assert np.array_equal(matrix.count(examples), correct[:, examples].sum(axis=1))
+    assert np.array_equal(matrix.column_sums(), correct.sum(axis=0))
+    assert np.array_equal(matrix.dense(), correct)
+    assert np.array_equal(matrix.dense(examples), correct[:, examples])
+    models = generator.integers(0, n_models, data.draw(st.integers(1, n_models)))
+    taken = matrix.take(models)
+    assert taken.name == layout
+    assert np.array_equal(taken.dense(), correct[models])
+    assert np.array_equal(taken.count(examples), correct[models][:, examples].sum(axis=1))
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_blocks_do_not_change_a_result(layout, monkeypatch):
+    correct = random_matrix(37, 5000)
+    weights = whole_weights(np.random.default_rng(1).standard_normal(37))[0]
+    monkeypatch.setattr(layouts, "_COLUMNS", 700)
+    monkeypatch.setattr(layouts, "_CHUNK", 64)
+    monkeypatch.setattr(layouts, "_DEVICE_ENTRIES", 1000)
+    matrix = matrix_of(correct, layout)
+    assert np.array_equal(matrix.weigh(weights), weights @ correct)
+    assert np.array_equal(matrix.count(np.arange(0, 5000, 3)), correct[:, ::3].sum(axis=1))
+    assert np.array_equal(matrix.dense(), correct)
+
+
+@pytest.mark.parametrize("n_models", [1, 8, 9, 16, 17, 33])
+def test_pairs_of_bytes_give_the_sums_of_single_bytes(n_models, monkeypatch):
+    correct = random_matrix(n_models, 300)
+    weights = whole_weights(np.random.default_rng(1).standard_normal(n_models))[0]
+    monkeypatch.setattr(layouts, "_PAIR_EXAMPLES", 1)
+    assert np.array_equal(PackedMatrix.pack(correct).weigh(weights), weights @ correct)
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_a_repeated_product_has_the_same_bits(layout):
+    matrix = matrix_of(random_matrix(101, 3000), layout)
+    weights = np.random.default_rng(1).standard_normal(101)
+    first = matrix.weigh(weights)
+    assert all(matrix.weigh(weights).tobytes() == first.tobytes() for _ in range(3))
+
+
+def test_threads_may_share_a_matrix():
+    matrix = PackedMatrix.pack(random_matrix(50, 4000))
+    expected = PackedMatrix.pack(random_matrix(50, 4000)).count(np.arange(1000))
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(matrix.count(np.arange(1000)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(np.array_equal(counts, expected) for counts in found)
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_packed_input_gives_every_layout(layout):
+    correct = random_matrix(21, 100)
+    models = np.array([20, 3, 3, 11])
+    matrix = matrix_of(PackedMatrix.pack(correct), layout, models)
+    assert matrix.name == layout
+    assert np.array_equal(matrix.dense(), correct[models])
+    assert np.array_equal(matrix_of(PackedMatrix.pack(correct), layout).dense(), correct)
+
+
+def test_inputs_are_not_changed():
+    correct = random_matrix(21, 100)
+    packed = PackedMatrix.pack(correct)
+    bits, before = packed.bits.copy(), correct.copy()
+    for layout in NAMES:
+        for source in (correct, packed):
+            matrix = matrix_of(source, layout)
+            matrix.take(np.arange(5)).weigh(np.ones(5))
+            matrix.dense()[:] = 7
+    assert np.array_equal(correct, before)
+    assert np.array_equal(packed.bits, bits)
+
+
+# ------------------------------------------------------------------------------------------------ weights
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300))
+def test_whole_weights_are_summed_exactly_and_lie_near_the_given_ones(weights):
+    weights = np.array(weights)
+    assume(np.abs(weights).sum() > 1e-280 or not weights.any())
+    whole, scale = whole_weights(weights)
+    assert np.abs(whole).sum() <= EXACT_WEIGHTS
+    assert np.array_equal(whole, np.rint(whole))
+    # Half a unit, and the rounding of the product in float64.
+    assert np.all(np.abs(whole - weights * scale) <= 0.5 + 1e-9 * np.abs(whole))
+    again, one = whole_weights(whole)
+    assert one == 1
+    assert np.array_equal(again, whole)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-308])
+def test_weights_of_zero_and_below_any_scale_are_zero(size):
+    whole, scale = whole_weights(np.full(3, size))
+    assert (whole.tolist(), scale) == ([0, 0, 0], 1.0)
+
+
+# ------------------------------------------------------------------------------------------------ choice
+
+
+def test_auto_is_dense_for_small_matrices_and_packed_for_large_ones(monkeypatch):
+    correct = random_matrix(10, 100)
+    assert as_matrix(correct).name == "dense"
+    monkeypatch.setattr(layouts, "_DENSE_ENTRIES", 999)
+    assert as_matrix(correct).name == "packed"
+    assert as_matrix(correct, np.arange(9)).name == "dense"
+    assert as_matrix(correct, device="cpu").name == "packed"
+
+
+def test_packed_is_an_eighth_of_the_examples_per_model():
+    correct = random_matrix(80, 1000)
+    assert as_matrix(correct, layout="dense").nbytes == 32 * as_matrix(correct, layout="packed").nbytes
+
+
+def test_a_matrix_beyond_the_memory_asks_for_the_packed_layout(monkeypatch):
+    monkeypatch.setattr(layouts, "free_memory", lambda: 3000)
+    correct = random_matrix(10, 100)
+    with pytest.raises(InputError, match=r'dense matrix of 10 x 100 needs .* use layout="packed"'):
+        as_matrix(correct, layout="dense")
+    with pytest.raises(InputError, match="needs"):
+        DenseMatrix(correct)
+    assert as_matrix(correct, layout="packed").n_models == 10
+    monkeypatch.setattr(layouts, "free_memory", lambda: 900)
+    with pytest.raises(InputError, match="int8 matrix of 10 x 100 on cpu"):
+        DeviceMatrix(correct, device="cpu")
+
+
+def test_free_memory_is_known_or_none():
+    free = free_memory()
+    assert free is None or free > 2**20
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def test_an_unknown_layout_lists_the_known_ones():
+    with pytest.raises(
+        InputError, match="layout is 'sparse'; choose one of auto, dense, packed, accelerator"
+    ):
+        as_matrix(HAND, layout="sparse")
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_indices_and_weights_that_do_not_fit_are_named(layout):
+    matrix = matrix_of(HAND, layout)
+    with pytest.raises(
+        InputError, match="examples holds indices from 0 to 3; the matrix has examples 0 to 2"
+    ):
+        matrix.count(np.array([0, 3]))
+    with pytest.raises(InputError, match="examples holds indices from -1"):
+        matrix.dense(np.array([-1]))
+    with pytest.raises(InputError, match="models holds indices from 1 to 5; the matrix has models 0 to 2"):
+        matrix.take(np.array([1, 5]))
+    with pytest.raises(ShapeError, match=r"weights has shape \(2,\); one number for each of 3 models"):
+        matrix.weigh(np.ones(2))
+    with pytest.raises(InputError, match="models holds indices"):
+        as_matrix(HAND, np.array([3]), layout=layout)
+
+
+def test_bits_that_do_not_fit_are_refused():
+    with pytest.raises(ShapeError, match=r"ceil\(models / 8\) rows is needed, 2 for 9 models"):
+        PackedMatrix(np.zeros((1, 4), dtype=np.uint8), 9)
+    with pytest.raises(InputError, match="bits set beyond model 8"):
+        PackedMatrix(np.full((2, 4), 255, dtype=np.uint8), 9)

@@ -1,0 +1,154 @@
+"""Subsets of many sizes."""
+
+import json
+
+import numpy as np
+import pytest
+from planted_subsets import planted_matrix
+
+import assay
+from assay.errors import InputError
+from assay.subsets import default_sizes
+
+
+@pytest.fixture(scope="module")
+def planted():
+    return planted_matrix(120, 400, planted=0.2, slope=0.6, n_families=12, seed=5)
+
+
+@pytest.fixture(scope="module")
+def found(planted):
+    return assay.selection_path(
+        planted.correct, planted.id_accuracy, [150, 40, 80, 400], families=planted.families, baselines=False
+    )
+
+
+def test_the_usual_grid():
+    assert default_sizes(30) == (10, 20, 30)
+    assert default_sizes(10) == (10,)
+    assert default_sizes(10_001) == (10, 20, 50, 100, 250, 500, 750, 1000, 2500, 5000, 7500, 10_000, 10_001)
+    assert default_sizes(72_000)[-6:] == (40_000, 45_000, 50_000, 60_000, 70_000, 72_000)
+
+
+def test_each_size_is_what_it_is_alone(planted, found):
+    assert found.sizes == (40, 80, 150, 400)
+    for size in found.sizes:
+        alone = assay.oodselect(planted.correct, planted.id_accuracy, size, families=planted.families)
+        np.testing.assert_array_equal(found[size].indices, alone.indices)
+        assert found[size].correlation["test"] == alone.correlation["test"]
+    with pytest.raises(InputError, match="not on the path"):
+        found[41]
+    assert len(found) == 4
+    assert found.consistency.normalised.shape == (4, 4)
+
+
+def test_nested_and_warm_paths(planted, found):
+    options = {"families": planted.families, "baselines": False}
+    nested = assay.selection_path(
+        planted.correct, planted.id_accuracy, [40, 80, 150], path="nested", **options
+    )
+    for small, large in zip(nested.selections, nested.selections[1:], strict=False):
+        assert set(small.indices.tolist()) <= set(large.indices.tolist())
+    warm = assay.selection_path(planted.correct, planted.id_accuracy, [40, 80, 150], path="warm", **options)
+    for size in warm.sizes:
+        assert warm[size].correlation["validation"].r <= found[size].correlation["validation"].r + 1e-12
+
+
+def test_the_largest_subset_by_each_rule(found):
+    for rule in ("val", "ci", "paper"):
+        coarse = found.largest_aotil(rule, refine=False)
+        fine = found.largest_aotil(rule)
+        assert coarse.size in found.sizes
+        assert fine.size >= coarse.size
+        test, validation = (fine.selection.correlation[part] for part in ("test", "validation"))
+        if rule == "paper":
+            assert test.r <= -0.3
+        else:
+            assert validation.r <= -0.3
+        if rule == "ci":
+            assert test.high <= -0.3
+        assert json.dumps(fine.to_dict(), allow_nan=False)
+    assert found.headline.size == found.largest_aotil("val", refine=False).size
+    # Sizes between the largest that qualifies and the next are tried until they differ by 5 %.
+    refined = found.largest_aotil("val")
+    above = min(size for size in refined.sizes if size > refined.size)
+    assert above - refined.size <= max(1, 0.05 * refined.size)
+
+
+def test_a_member_of_a_sweep_is_judged_with_all_of_it(unchecked, found, tmp_path):
+    alone = found[80].judge(n_permutations=3, folds=3, workers=1)
+    assert alone.sizes == found.sizes
+    (_, of_path, _, _) = found.judge(n_permutations=3, folds=3, workers=1)
+    assert alone.to_dict() == of_path.to_dict()
+    # A file knows the sweep too, and a refined size was looked at beside all others.
+    again = assay.load_subset(found[80].save(tmp_path / "subset.json"), found.data)
+    assert again.sweep == found.sizes
+    refined = found.largest_aotil("val")
+    assert refined.size in refined.selection.sweep
+    assert len(refined.selection.sweep) >= len(found.sizes)
+
+
+def test_nested_sets_keep_strata_whose_quota_shrinks():
+    # Largest remainders: of 10 in 57 : 4 : 11 the quotas are 8, 1, 1; of 11 they are 9, 0, 2.
+    planted = planted_matrix(60, 72, planted=0.3, slope=0.6, n_families=12, seed=1)
+    strata = np.repeat([0, 1, 2], [57, 4, 11])
+    nested = assay.selection_path(
+        planted.correct,
+        planted.id_accuracy,
+        [10, 11],
+        path="nested",
+        strata=strata,
+        families=planted.families,
+        baselines=False,
+    )
+    small, large = nested.selections
+    assert np.bincount(strata[small.indices]).tolist() == [8, 1, 1]
+    assert set(small.indices.tolist()) <= set(large.indices.tolist())
+    assert large.size == 11
+
+
+def test_the_default_grid_fits_what_may_be_selected(planted):
+    options = {"families": planted.families, "baselines": False}
+    few = assay.selection_path(planted.correct, planted.id_accuracy, allowed=np.arange(60), **options)
+    assert few.sizes == (10, 20, 50, 60)
+    many = assay.selection_path(
+        planted.correct, planted.id_accuracy, allowed=np.arange(60), must_include=np.arange(30), **options
+    )
+    assert many.sizes == (50, 60)
+    with pytest.raises(InputError, match="use solver='swap'"):
+        assay.selection_path(planted.correct, planted.id_accuracy, [5, 9], path="warm", solver="greedy")
+
+
+def test_none_is_reported_where_no_size_qualifies():
+    rng = np.random.default_rng(0)
+    skill = np.linspace(0.6, 0.95, 60)
+    correct = rng.uniform(size=(60, 100)) < skill[:, None]
+    found = assay.selection_path(correct, skill, [90, 100], groups=range(60), baselines=False)
+    assert found.largest_aotil("val").size is None
+    lowest = min(found.selections, key=lambda each: each.correlation["validation"].r)
+    assert found.headline is lowest
+
+
+def test_bad_sizes_are_named(planted):
+    for sizes, message in (([], "empty"), ([5, 5], "5 more than once"), ([401], "between 1 and the 400")):
+        with pytest.raises(InputError, match=message):
+            assay.selection_path(planted.correct, planted.id_accuracy, sizes, families=planted.families)
+    with pytest.raises(InputError, match="kind of path"):
+        assay.selection_path(planted.correct, planted.id_accuracy, [5], path="wram")
+
+
+def test_progress_is_told(planted):
+    seen = []
+    assay.selection_path(
+        planted.correct,
+        planted.id_accuracy,
+        [10, 20],
+        families=planted.families,
+        baselines=False,
+        progress=lambda *each: seen.append(each),
+    )
+    assert seen == [("select", 0, 2), ("select", 1, 2), ("select", 2, 2)]
+
+
+def test_a_path_is_finite_json(found):
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["sizes"] == [40, 80, 150, 400]

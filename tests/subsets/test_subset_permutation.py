@@ -1,0 +1,291 @@
+"""Permutation nulls: by hand, against literal versions, and on matrices of known truth."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from goldens import SMALL, values
+from hypothesis import given
+from hypothesis import strategies as st
+from planted_subsets import planted_matrix
+from scipy import stats as scipy_stats
+from scipy.optimize import minimize
+from scipy.special import ndtr, ndtri
+
+from assay.errors import InputError, UnknownNameError
+from assay.subsets.data import CorrectnessData
+from assay.subsets.layouts import as_matrix
+from assay.subsets.line import line_correlation
+from assay.subsets.permutation import (
+    LIBERAL,
+    Exchange,
+    PermutationNull,
+    aotl_null,
+    correct_over_sets,
+    fit_item_curves,
+    permutation_null,
+    permutation_p,
+    permute_accuracy,
+    run_permutations,
+)
+from assay.subsets.selection import Settings, oodselect
+from assay.subsets.splits import split_models
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def planted():
+    made = planted_matrix(60, 240, planted=0.3, slope=0.6, n_families=10, seed=3)
+    return CorrectnessData.of(made.correct, made.id_accuracy, families=made.families)
+
+
+@pytest.fixture(scope="module")
+def independent():
+    generator = rng(5)
+    skill = generator.uniform(0.6, 0.9, 60)
+    correct = generator.random((60, 150)) < skill[:, None]
+    return CorrectnessData.of(correct, skill, groups=range(60))
+
+
+# ------------------------------------------------------------------------------------------ permuting
+
+
+class TestPermuteAccuracy:
+    def test_free_deals_the_given_values_anew(self):
+        y = rng().uniform(size=30)
+        found = permute_accuracy(y, None, rng(1), "free")
+        assert sorted(found) == sorted(y)
+        assert (found != y).any()
+
+    @given(st.integers(0, 10_000))
+    def test_group_keeps_unit_means_and_residuals_as_multisets(self, seed):
+        units = np.repeat(np.arange(6), (2, 3, 4, 5, 6, 4))
+        t = rng(seed).normal(size=len(units))
+        found = ndtri(permute_accuracy(ndtr(t), units, rng(seed + 1)))
+        before, after = (
+            (np.array([v[units == u].mean() for u in range(6)]), [v[units == u] for u in range(6)])
+            for v in (t, found)
+        )
+        np.testing.assert_allclose(np.sort(before[0]), np.sort(after[0]), atol=1e-9)
+        for mean, values_before, mean_after, values_after in zip(*before, *after, strict=True):
+            np.testing.assert_allclose(
+                np.sort(values_before - mean), np.sort(values_after - mean_after), atol=1e-9
+            )
+
+    def test_units_of_one_model_are_a_free_permutation(self):
+        y = rng().uniform(0.1, 0.9, 20)
+        found = permute_accuracy(y, np.arange(20), rng(1), "group")
+        np.testing.assert_allclose(np.sort(found), np.sort(y), atol=1e-12)
+
+    def test_runs_in_families_keep_their_means_as_deviations_inside_the_family(self):
+        families = np.repeat([0, 1, 2], 8)
+        runs = np.arange(24) // 2
+        t = rng().normal(size=24)
+        found = ndtri(permute_accuracy(ndtr(t), families, rng(1), "group", within=runs))
+
+        def parts(v):
+            family = np.array([v[families == f].mean() for f in range(3)])
+            run = np.array([v[runs == r].mean() for r in range(12)]) - family[np.arange(12) // 4]
+            return family, run.reshape(3, 4), v - family[families] - run[runs]
+
+        before, after = parts(t), parts(found)
+        np.testing.assert_allclose(np.sort(before[0]), np.sort(after[0]), atol=1e-9)
+        np.testing.assert_allclose(np.sort(before[1], axis=1), np.sort(after[1], axis=1), atol=1e-9)
+        np.testing.assert_allclose(
+            np.sort(before[2].reshape(12, 2)), np.sort(after[2].reshape(12, 2)), atol=1e-9
+        )
+
+    def test_every_order_of_the_means_is_as_likely(self):
+        y, units = ndtr(np.array([-1.0, -1.0, 0.0, 0.0, 1.0, 1.0])), np.repeat([0, 1, 2], 2)
+        generator = rng()
+        drawn = [tuple(permute_accuracy(y, units, generator)[::2].round(3)) for _ in range(300)]
+        counts = np.unique(drawn, axis=0, return_counts=True)[1]
+        assert len(counts) == 6
+        assert scipy_stats.chisquare(counts).pvalue > 1e-3
+
+    def test_accuracies_of_zero_and_one_survive(self):
+        y = np.array([0.0, 0.5, 1.0, 0.7])
+        found = permute_accuracy(y, np.array([0, 0, 1, 1]), rng())
+        assert ((found >= 0) & (found <= 1)).all()
+
+    def test_its_errors_say_what_to_give(self, unchecked):
+        y = np.full(4, 0.5)
+        with pytest.raises(UnknownNameError, match="kind of permutation"):
+            permute_accuracy(y, None, rng(), "block")
+        with pytest.raises(InputError, match="groups= or families="):
+            permute_accuracy(y, None, rng(), "group")
+        with pytest.raises(InputError, match="training runs belong to one family"):
+            permute_accuracy(y, np.array([0, 0, 1, 1]), rng(), within=np.array([0, 1, 1, 2]))
+
+    def test_the_default_follows_what_is_known(self, planted, independent):
+        unknown = replace(independent, groups=None)
+        assert (Exchange.of(planted).kind, Exchange.of(planted).unit_kind) == ("group", "family")
+        assert (Exchange.of(unknown).kind, Exchange.of(unknown).unit_kind) == ("free", "model")
+        with pytest.raises(InputError, match="none are known"):
+            Exchange.of(unknown, "group")
+
+    def test_a_permutation_does_not_depend_on_those_before(self, planted):
+        exchange = Exchange.of(planted)
+        first = exchange.draw(planted.id_accuracy, 0, 7)
+        exchange.draw(planted.id_accuracy, 0, 3)
+        assert (exchange.draw(planted.id_accuracy, 0, 7) == first).all()
+        assert (exchange.draw(planted.id_accuracy, 1, 7) != first).any()
+
+
+# ------------------------------------------------------------------------------------------- p-values
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_p_values_and_their_correction_equal_golden_ones(name):
+    golden = values(name)
+    null = np.array(golden["perm_p"]["null"])[:, None]
+    p, adjusted = permutation_p(np.array([golden["perm_p"]["observed"]]), null)
+    assert p[0] == adjusted[0] == golden["perm_p"]["p"]
+    np.testing.assert_allclose(correct_over_sets(golden["bh"]["p"]), golden["bh"]["adjusted"], atol=1e-12)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 30))
+def test_p_values_equal_their_definition_and_a_sweep_never_lowers_them(seed, k, b):
+    generator = rng(seed)
+    observed, null = generator.normal(size=k).round(1), generator.normal(size=(b, k)).round(1)
+    p, adjusted = permutation_p(observed, null)
+    for s in range(k):
+        assert p[s] == (1 + sum(null[i, s] <= observed[s] for i in range(b))) / (b + 1)
+        assert adjusted[s] == (1 + sum(null[i].min() <= observed[s] for i in range(b))) / (b + 1)
+    assert (adjusted >= p).all()
+
+
+def test_an_undefined_rerun_speaks_against_and_an_undefined_result_has_no_p():
+    nan = np.nan
+    p, adjusted = permutation_p(np.array([-0.5, nan]), np.array([[nan, 0.0], [0.1, nan], [nan, nan]]))
+    np.testing.assert_array_equal(p, [0.75, nan])
+    np.testing.assert_array_equal(adjusted, [0.75, nan])
+
+
+# --------------------------------------------------------------------------------------------- reruns
+
+
+class TestRuns:
+    @pytest.mark.parametrize("workers", [1, 3])
+    def test_results_come_in_order_and_progress_counts(self, workers):
+        told = []
+        found = run_permutations(
+            lambda place: place * place, 7, workers=workers, progress=lambda *each: told.append(each)
+        )
+        assert found == [0, 1, 4, 9, 16, 25, 36]
+        assert told == [("permutations", done, 7) for done in range(1, 8)]
+
+    @pytest.mark.parametrize("workers", [1, 2, 5])
+    def test_an_early_end_falls_on_the_same_place_with_any_number_of_workers(self, workers):
+        found = run_permutations(
+            lambda place: place, 20, workers=workers, settled=lambda found: max(found) >= 4, batch=3
+        )
+        assert found == [0, 1, 2, 3, 4, 5]
+
+    def test_an_error_in_a_rerun_is_raised(self):
+        with pytest.raises(ZeroDivisionError):
+            run_permutations(lambda place: 1 // place, 3)
+
+
+class TestPermutationNull:
+    def test_a_rerun_is_a_selection_under_permuted_accuracies(self, planted):
+        split = split_models(planted.n_models, split="family", families=planted.families)
+        found = permutation_null(planted, [20, 40], split, settings=Settings(), n_permutations=3, workers=1)
+        real = oodselect(planted, size=40, split="family")
+        assert found.observed["test"][1] == pytest.approx(real.correlation["test"].r, abs=1e-12)
+        y = Exchange.of(planted).draw(planted.id_accuracy, 0, 2)
+        again = oodselect(replace(planted, id_accuracy=y), size=20, split=split)
+        for part in ("train", "validation", "test"):
+            models = split.part(part)
+            r = line_correlation(y[models], planted.accuracy_on(again.indices, models))
+            assert found.null[part][2, 0] == pytest.approx(r, abs=1e-12)
+        p, adjusted = permutation_p(found.observed["test"], found.null["test"])
+        assert (found.p_values == p).all()
+        assert (found.p_adjusted == adjusted).all()
+        np.testing.assert_allclose(
+            found.optimism, found.null["train"].mean(axis=0) - found.null["test"].mean(axis=0)
+        )
+
+    def test_it_does_not_depend_on_the_number_of_workers(self, planted):
+        split = split_models(planted.n_models, split="family", families=planted.families)
+        options = {"settings": Settings(), "n_permutations": 4, "seed": 2}
+        one, three = (permutation_null(planted, 25, split, workers=w, **options) for w in (1, 3))
+        assert one.to_dict() == three.to_dict()
+
+    def test_json_brings_it_back(self, planted):
+        split = split_models(planted.n_models, split="random")
+        found = permutation_null(planted, 25, split, settings=Settings(), n_permutations=2, kind="free")
+        record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+        assert PermutationNull.from_dict(record).to_dict() == found.to_dict()
+        assert found.kind == "free"
+        assert found.unit_kind == "model"
+
+    @pytest.mark.usefixtures("unchecked")
+    def test_a_planted_subset_beats_every_permutation_and_noise_does_not(self, planted, independent):
+        split = split_models(planted.n_models, split="random")
+        real = permutation_null(planted, 30, split, settings=Settings(), n_permutations=19)
+        assert real.p_value == 0.05
+        split = split_models(independent.n_models, split="random")
+        none = permutation_null(independent, 20, split, settings=Settings(), n_permutations=19)
+        assert none.p_value > 0.3
+        assert none.optimism[0] < 0  # the optimiser finds something in noise, on the models it sees
+
+    def test_it_wants_a_permutation_and_a_possible_size(self, planted):
+        split = split_models(planted.n_models, split="random")
+        with pytest.raises(InputError, match="n_permutations is 0"):
+            permutation_null(planted, 10, split, settings=Settings(), n_permutations=0)
+        with pytest.raises(InputError, match="between 1 and the 240"):
+            permutation_null(planted, 241, split, settings=Settings(), n_permutations=1)
+        with pytest.raises(InputError, match="no size"):
+            permutation_null(planted, [], split, settings=Settings(), n_permutations=1)
+
+
+# ------------------------------------------------------------------------------------- parametric null
+
+
+class TestLineNull:
+    def test_item_curves_maximise_their_likelihood(self):
+        generator = rng(2)
+        z = generator.normal(size=200)
+        z = (z - z.mean()) / z.std()
+        alpha, beta = np.array([0.3, -0.5, 1.0, 0.0]), np.array([0.7, -0.4, 0.0, 2.0])
+        x = (generator.random((200, 4)) < ndtr(alpha + np.outer(z, beta))).astype(np.uint8)
+        found = fit_item_curves(as_matrix(x), ndtr(0.5 * z))
+        for j in range(4):
+
+            def loss(theta, x=x[:, j]):
+                p = ndtr(np.clip(theta[0] + theta[1] * z, -6, 6))
+                pseudo = 0.5 * np.log(ndtr(theta[0])) + 0.5 * np.log(ndtr(-theta[0]))
+                return -np.log(np.where(x == 1, p, 1 - p)).sum() - pseudo
+
+            best = minimize(loss, [0.0, 0.0], method="BFGS", options={"gtol": 1e-8}).x
+            assert [found.alpha[j], found.beta[j]] == pytest.approx(best, abs=1e-4)
+
+    def test_constant_and_separable_examples_have_finite_curves(self):
+        y = np.linspace(0.2, 0.9, 40)
+        x = np.zeros((40, 3), dtype=np.uint8)
+        x[:, 0] = 1
+        x[20:, 2] = 1
+        found = fit_item_curves(as_matrix(x), y)
+        assert np.isfinite(found.alpha).all()
+        assert np.isfinite(found.beta).all()
+        assert found.alpha[0] > 1.5
+        assert found.alpha[1] < -1.5
+        assert found.beta[2] > 1
+
+    def test_simulated_data_have_no_such_subset_and_say_that_they_are_liberal(self, planted):
+        split = split_models(planted.n_models, split="family", families=planted.families)
+        found = aotl_null(planted, 40, split, settings=Settings(), n_simulations=4, workers=2)
+        assert found.kind == "aotl"
+        assert found.note == LIBERAL
+        assert found.p_value == 1 / 5
+        assert found.null["test"].min() > found.observed["test"][0] + 0.2
+        again = aotl_null(planted, 40, split, settings=Settings(), n_simulations=4, workers=1)
+        assert again.to_dict() == found.to_dict()
+        assert PermutationNull.from_dict(found.to_dict()).note == LIBERAL
+        with pytest.raises(InputError, match="n_simulations is 0"):
+            aotl_null(planted, 40, split, settings=Settings(), n_simulations=0)
