@@ -103,7 +103,7 @@ def test_report_takes_audits_only(audited: Path, run: Run) -> None:
     (scores,) = json.loads(run("list", "results", "--kind", "scores", *store, "--json").stdout)
     result = run("report", scores["id"], *store)
     assert result.exit_code == 2
-    assert "is a scores; reports are made of audits" in result.stderr
+    assert "is a scores; pages are made of results" in result.stderr
 
 
 def test_discover_saves_a_circuit_that_a_new_process_runs_identically(run: Run, tmp_path: Path) -> None:

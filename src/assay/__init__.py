@@ -43,6 +43,15 @@ if TYPE_CHECKING:
     from assay.runner import audit
     from assay.stats import percentile_confidence, percentile_sample_size
     from assay.store import Store
+    from assay.subsets import (
+        CorrectnessData,
+        SelectionPath,
+        Subset,
+        load_subset,
+        oodselect,
+        selection_consistency,
+        selection_path,
+    )
     from assay.tasks import ImageTask, PairTask, load_images, load_task
     from assay.zoo import Zoo
 
@@ -52,6 +61,7 @@ __all__ = [
     "AssayError",
     "Circuit",
     "CircuitRuns",
+    "CorrectnessData",
     "EdgeScores",
     "Graph",
     "HeadScores",
@@ -61,7 +71,9 @@ __all__ = [
     "Model",
     "Monitor",
     "PairTask",
+    "SelectionPath",
     "Store",
+    "Subset",
     "Verdict",
     "WorstCase",
     "Zoo",
@@ -83,9 +95,11 @@ __all__ = [
     "load_images",
     "load_model",
     "load_scores",
+    "load_subset",
     "load_task",
     "measure",
     "motif",
+    "oodselect",
     "output_scores",
     "percentile_confidence",
     "percentile_sample_size",
@@ -93,6 +107,8 @@ __all__ = [
     "run_circuit",
     "run_model",
     "save_report",
+    "selection_consistency",
+    "selection_path",
     "universal_motif",
     "worst_case",
 ]
@@ -103,6 +119,7 @@ _HOMES = {
     "AssayError": ("assay.errors", "AssayError"),
     "Circuit": ("assay.circuits", "Circuit"),
     "CircuitRuns": ("assay.execution", "CircuitRuns"),
+    "CorrectnessData": ("assay.subsets", "CorrectnessData"),
     "EdgeScores": ("assay.circuits", "EdgeScores"),
     "Graph": ("assay.graph", "Graph"),
     "HeadScores": ("assay.heads", "HeadScores"),
@@ -112,7 +129,9 @@ _HOMES = {
     "Model": ("assay.models", "Model"),
     "Monitor": ("assay.generalization", "Monitor"),
     "PairTask": ("assay.tasks", "PairTask"),
+    "SelectionPath": ("assay.subsets", "SelectionPath"),
     "Store": ("assay.store", "Store"),
+    "Subset": ("assay.subsets", "Subset"),
     "Verdict": ("assay.measurement", "Verdict"),
     "WorstCase": ("assay.adversarial", "WorstCase"),
     "Zoo": ("assay.zoo", "Zoo"),
@@ -134,9 +153,11 @@ _HOMES = {
     "load_images": ("assay.tasks", "load_images"),
     "load_model": ("assay.models", "load_model"),
     "load_scores": ("assay.circuits", "load_scores"),
+    "load_subset": ("assay.subsets", "load_subset"),
     "load_task": ("assay.tasks", "load_task"),
     "measure": ("assay.metrics", "measure"),
     "motif": ("assay.generalization", "motif"),
+    "oodselect": ("assay.subsets", "oodselect"),
     "output_scores": ("assay.discovery", "output_scores"),
     "percentile_confidence": ("assay.stats", "percentile_confidence"),
     "percentile_sample_size": ("assay.stats", "percentile_sample_size"),
@@ -144,6 +165,8 @@ _HOMES = {
     "run_circuit": ("assay.execution", "run_circuit"),
     "run_model": ("assay.execution", "run_model"),
     "save_report": ("assay.report", "save_report"),
+    "selection_consistency": ("assay.subsets", "selection_consistency"),
+    "selection_path": ("assay.subsets", "selection_path"),
     "universal_motif": ("assay.generalization", "universal_motif"),
     "worst_case": ("assay.adversarial", "worst_case"),
 }

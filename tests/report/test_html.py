@@ -223,8 +223,8 @@ def test_other_documents_are_refused(result: Document, message: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("result", [3, [3], [[]], None], ids=repr)
 def test_other_objects_are_refused(result: Any) -> None:
-    accepted = "made from audits, worst cases, calibrations, claims, rankings, monitors, their documents, "
-    accepted += "measurements and lists of measurements"
+    accepted = "made from audits, worst cases, calibrations, claims, rankings, subsets, monitors, their "
+    accepted += "documents, measurements and lists of measurements"
     with pytest.raises(InputError, match=f"{accepted}; got (int|list|NoneType), which is none of these"):
         render(result)
 

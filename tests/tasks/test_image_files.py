@@ -1,10 +1,10 @@
 """Readers of image files: every layout, samples and ids, files that are broken or do not belong."""
 
 import hashlib
-import importlib.util
 import io
 import json
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -361,8 +361,12 @@ def test_pickles_and_broken_archives_are_refused(tmp_path: Path) -> None:
             read_npz(tmp_path / name)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed")
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An import of either then fails as if it were missing, whatever another test has imported before.
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MissingExtraError, match=r"needs pyarrow; run: pip install 'assay\[vision\]'"):
         read_parquet(tmp_path / "a.parquet")
 

@@ -14,6 +14,7 @@ import assay.cli.finetune
 import assay.cli.monitor
 import assay.cli.rank
 import assay.cli.repair
+import assay.cli.select
 import assay.cli.zoo  # noqa: F401 - each registers its commands
 from assay.cli.commands import app
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 TASKS = ["ioi"]  # defaults of repeatable options
 METRICS = ["faithfulness-norm"]
+REPORTED = ("audit", "worst_case", "calibration", "ranking", "ranking-comparison", "subset-path")
 
 app = typer.Typer(
     name="assay",
@@ -454,7 +455,10 @@ def _result_line(identity: str, kind: str, created: str, provenance: Mapping[str
     if kind == "calibration":
         gates = provenance.get("gates", ())
         what = f"{len(gates)} gates" if len(gates) != 1 else str(gates[0])
-    about = " ".join(part for part in (what, task and f"on {task}", f"in {model}") if part)
+    if kind == "subset-path":
+        sizes = provenance.get("sizes") or ()
+        what = f"subsets of {', '.join(map(str, sizes))}"
+    about = " ".join(part for part in (what, task and f"on {task}", model and f"in {model}") if part)
     return {"id": identity, "kind": kind, "created": created[:19], "about": about}
 
 
@@ -505,6 +509,14 @@ def show(
         from assay.cli.calibrate import print_gates
 
         print_gates(found.payload)
+    elif found.kind == "ranking":
+        from assay.cli.rank import print_ranking
+
+        print_ranking(found.payload)
+    elif found.kind == "subset-path":
+        from assay.cli.select import print_subset
+
+        print_subset(found.payload)
     else:
         typer.echo(json.dumps(found.payload, indent=1))
 
@@ -515,7 +527,8 @@ def report(
     identity: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ID]", help="Id of an audit, worst case or calibration.  [default: the newest audit]"
+            metavar="[ID]",
+            help="Id of an audit, worst case, calibration, ranking or subset.  [default: the newest audit]",
         ),
     ] = None,
     store: StoreOption = None,
@@ -527,7 +540,7 @@ def report(
     config: ConfigOption = None,
     traceback: TracebackOption = False,
 ) -> None:
-    """Build the page of an audit, a worst case or calibrations again from the store."""
+    """Build the page of an audit or of another result again from the store."""
     from assay.report import save_report
     from assay.store import Store
 
@@ -540,10 +553,10 @@ def report(
         found = audits[-1]
     else:
         found = kept.get(identity)
-        if found.kind not in ("audit", "worst_case", "calibration"):
+        if found.kind not in REPORTED:
             raise InputError(
-                f"{found.id} is a {found.kind}; reports are made of audits, worst cases and calibrations: "
-                "see `assay list results`"
+                f"{found.id} is a {found.kind}; pages are made of results of the kinds "
+                f"{', '.join(REPORTED)}: see `assay list results`"
             )
     save_report(out, found.payload)
     if as_json:

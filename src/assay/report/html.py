@@ -1,6 +1,7 @@
 """One self-contained page from stored results: inline styles, script and pictures, no network, no model."""
 
 import difflib
+import functools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from assay.report.claim_page import claim_view, is_claim
 from assay.report.layout import circuit_layout
 from assay.report.monitor_page import is_monitor, monitor_view
 from assay.report.rank_page import is_ranking, ranking_views
+from assay.report.subset_page import SUBSETS, is_subset, subset_view
 
 
 SCHEMA = "assay-audit/1"
@@ -57,13 +59,13 @@ Reportable = HasDocument | HasRecord | Document | Measurement | Sequence[Measure
 
 
 def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
-    """Write one self-contained HTML page about audits, rankings, monitors, measurements, or several of them.
+    """Write one self-contained HTML page about audits, rankings, subsets, monitors, measurements, or several.
 
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
-        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `assay.claims.run_claim` or
-            `assay.rank` returned, an `assay.Monitor` with readings, or the documents that they stored; a
-            `Measurement` or a list of them make a table.
+        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `assay.claims.run_claim`,
+            `assay.rank`, `assay.oodselect` or `assay.selection_path` returned, an `assay.Monitor` with
+            readings, or the documents that they stored; a `Measurement` or a list of them make a table.
 
     Returns:
         The path written.
@@ -95,6 +97,21 @@ def render(*results: Reportable) -> str:
         for place, result in enumerate(_grouped(results), start=1)
         for view in _views(result, f"r{place}")
     ]
+    environment = _environment()
+    loader = environment.loader
+    assert loader is not None
+    page = environment.get_template("report.html").render(
+        views=views,
+        style=loader.get_source(environment, "report.css")[0],
+        script=loader.get_source(environment, "report.js")[0],
+        words=words,
+    )
+    return re.sub(r"\n\s*\n+", "\n", page)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """The templates, compiled once."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("assay.report"),
         autoescape=True,
@@ -109,15 +126,7 @@ def render(*results: Reportable) -> str:
         field_name=tail_words.field_name,
         significant=tail_words.significant,
     )
-    loader = environment.loader
-    assert loader is not None
-    page = environment.get_template("report.html").render(
-        views=views,
-        style=loader.get_source(environment, "report.css")[0],
-        script=loader.get_source(environment, "report.js")[0],
-        words=words,
-    )
-    return re.sub(r"\n\s*\n+", "\n", page)
+    return environment
 
 
 def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Document | list[Measurement]]:
@@ -142,7 +151,7 @@ def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Do
 
 def _refused(result: object) -> InputError:
     return InputError(
-        "a report is made from audits, worst cases, calibrations, claims, rankings, monitors, their "
+        "a report is made from audits, worst cases, calibrations, claims, rankings, subsets, monitors, their "
         "documents, measurements and lists of measurements; "
         f"got {type(result).__name__}, which is none of these"
     )
@@ -163,6 +172,8 @@ def _views(result: HasDocument | HasRecord | Document | list[Measurement], key: 
         return [monitor_view(document, key)]
     if is_ranking(document):
         return ranking_views(document, key)
+    if is_subset(document):
+        return [subset_view(document, key)]
     views = [_audit_view(document, key)]
     if worst := document.get("worst_case"):
         views.append(worst_case_view(worst, f"{key}-worst"))
@@ -201,13 +212,15 @@ def _measurements_view(found: list[Measurement], key: str) -> dict[str, Any]:
 
 def _document(result: HasDocument | HasRecord | Document) -> Document:
     document: object = result
-    if isinstance(result, HasRecord):
+    if isinstance(result, SUBSETS):  # they have a record too, which leaves out what a page shows
+        document = result.document
+    elif isinstance(result, HasRecord):
         document = result.to_dict()
     elif isinstance(result, HasDocument):
         document = result.document
     if not isinstance(document, Mapping):
         raise _refused(result)
-    if any(known(document) for known in (is_worst_case, is_calibration, is_claim, is_monitor, is_ranking)):
+    if any(known(document) for known in _KNOWN):
         return document
     if "schema" not in document and document.keys() >= VERDICT:
         raise InputError(
@@ -224,6 +237,9 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
     if missing:
         raise InputError(f"the audit document lacks {', '.join(missing)}; it is incomplete")
     return document
+
+
+_KNOWN = (is_worst_case, is_calibration, is_claim, is_monitor, is_ranking, is_subset)
 
 
 def _audit_view(document: Document, key: str) -> dict[str, Any]:

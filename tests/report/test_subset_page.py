@@ -1,0 +1,286 @@
+"""The page of a subset: the verdict first, nothing said of R without it, everything of the document shown."""
+
+import copy
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthetic_subset
+from synthetic_subset import CLASSES
+
+from assay.errors import InputError
+from assay.report import figures, save_report, subset_page
+
+
+MINUS = "\N{MINUS SIGN}"
+
+
+@functools.cache
+def kept(**options: bool) -> dict[str, Any]:
+    return synthetic_subset.document(**options)
+
+
+def document(**options: bool) -> dict[str, Any]:
+    return copy.deepcopy(kept(**options))
+
+
+@functools.cache
+def page(folder: Path) -> str:
+    return save_report(folder / "page.html", kept()).read_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages with empty pictures, which take most of the time."""
+    monkeypatch.setattr(figures, "to_svg", lambda ax, *, label, key: f'<svg id="{key}" role="img"></svg>')
+
+
+# ------------------------------------------------------------------------------------------------- words
+
+
+def test_the_title_claims_nothing_that_the_verdict_does_not() -> None:
+    assert subset_page.title(document()) == "The 250 of 8,000 examples where better models do worse"
+    assert subset_page.title(document(supported=False)).startswith("Not shown: ")
+    unjudged = document() | {"verdict": None}
+    assert subset_page.title(unjudged) == "The 250 of 8,000 examples chosen against better models"
+
+
+def test_a_supported_verdict_has_r_its_interval_and_the_corrected_p() -> None:
+    text = subset_page.verdict(document())
+    assert text.startswith("Supported. ")
+    assert f"R is {MINUS}0.86 [{MINUS}0.93, {MINUS}0.77] (p = 0.01, corrected for 10 sizes)" in text
+    assert "held-out families" in text
+    assert text.endswith("Accuracy is on the inverse line.")
+
+
+def test_one_size_needs_no_correction() -> None:
+    assert "corrected" not in subset_page.verdict(document(path=False))
+
+
+def test_a_weak_tendency_is_called_weak() -> None:
+    weak = document()
+    weak["verdict"] |= {"aotil": False, "r": -0.2, "low": -0.3, "high": -0.1}
+    assert f"The tendency is weak: R is above {MINUS}0.3" in subset_page.verdict(weak)
+
+
+def test_an_inconclusive_verdict_gives_its_reasons_as_sentences() -> None:
+    found = document(supported=False)
+    text = subset_page.verdict(found)
+    assert text.startswith("Inconclusive. ")
+    assert "is not shown" in text
+    reasons = subset_page.sentences(found, "reasons")
+    assert reasons[0].startswith("p = 0.43, corrected")
+    assert reasons[1].startswith("The interval of R")
+    assert all(reason.endswith(".") for reason in reasons)
+
+
+def test_an_undefined_correlation_is_no_number() -> None:
+    found = document(supported=False)
+    found["verdict"] |= {"r": None, "low": None, "high": None, "p_value": None}
+    text = subset_page.verdict(found)
+    assert "R is n/a" in text
+    assert "(p" not in text
+
+
+def test_without_a_verdict_no_r_is_told() -> None:
+    text = subset_page.verdict(document() | {"verdict": None})
+    assert text.startswith("Not judged.")
+    assert "R is" not in text
+
+
+def test_a_p_value_is_never_zero() -> None:
+    found = document()
+    found["verdict"]["p_value"] = 0.0004
+    assert "(p < 0.001" in subset_page.verdict(found)
+
+
+def test_a_class_twice_as_frequent_is_warned_about() -> None:
+    assert any("of the subset is of class dog" in note for note in subset_page.caveats(document()))
+    even = document()
+    for row in even["composition"]["rows"]:
+        row["shares"] = even["composition"]["pool"]
+    assert not any("class dog" in note for note in subset_page.caveats(even))
+
+
+def test_caveats_name_what_makes_r_doubtful() -> None:
+    found = document()
+    row = next(row for row in found["rows"] if row["size"] == 250)
+    row["test"]["frac_clipped"] = 0.25
+    found["split"]["straddling"] = 3
+    found["data"]["n_models"] = 12
+    text = " ".join(subset_page.caveats(found))
+    assert "25\N{NARROW NO-BREAK SPACE}% of the test models have accuracy 0 or 1" in text
+    assert "3 families have models both" in text
+    assert "12 models: too few" in text
+    assert "Reliability of the in-distribution accuracies is 0.71" in text
+    assert "take each model as independent" in " ".join(subset_page.caveats(document(bare=True)))
+
+
+def test_a_subset_that_carries_other_examples_along_says_so() -> None:
+    found = document()
+    found["replication"]["selected"]["negative"] = 0.51
+    assert any("Only 51" in note and "A smaller one is purer" in note for note in subset_page.caveats(found))
+    found["verdict"]["status"] = "inconclusive"
+    assert not any("A smaller one" in note for note in subset_page.caveats(found))
+
+
+def test_reliable_data_of_known_families_have_no_caveat_but_of_the_class() -> None:
+    found = document()
+    found["data"]["quality"]["reliability"] = 0.95
+    assert len(subset_page.caveats(found)) == 1
+
+
+# -------------------------------------------------------------------------------------------------- page
+
+
+def test_the_verdict_stands_before_every_number(folder: Path) -> None:
+    text = page(folder)
+    article = text[text.index("<article") :]
+    assert article.index("Supported.") < article.index("0.86")
+    assert article.index('class="verdict') < article.index("<figure")
+
+
+def test_the_page_fetches_nothing(folder: Path) -> None:
+    assert not re.search(r'(src|href)="https?:', page(folder))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_the_document_says_is_escaped(tmp_path: Path) -> None:
+    text = save_report(tmp_path / "page.html", document(supported=False)).read_text()
+    assert "&lt;selections&gt;" in text
+    assert "<selections>" not in text
+    assert '<th scope="row">&lt;sketch&gt;</th>' in text
+    assert "selected/&lt;0&gt;" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_image_that_is_an_address_is_refused(tmp_path: Path) -> None:
+    foreign = document()
+    foreign["examples"]["selected"][0]["image"] = "https://example.org/pixel.png"
+    with pytest.raises(InputError, match="documents hold images as"):
+        save_report(tmp_path / "page.html", foreign)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_every_picture_has_a_text_alternative_and_every_figure_its_number(folder: Path) -> None:
+    text = page(folder)
+    assert text.count('role="img"') == 11
+    captions = [int(number) for number in re.findall(r"<b>Figure (\d+)\.</b>", text)]
+    assert captions == list(range(1, 12))
+    tables = [int(number) for number in re.findall(r"<b>Table (\d+)\.</b>", text)]
+    assert tables == [1, 2, 3]
+
+
+def test_the_table_has_a_row_per_size_with_its_own_verdict(folder: Path) -> None:
+    text = page(folder)
+    body = text[text.index('class="sortable subset-sizes"') :]
+    body = body[: body.index("</table>")]
+    assert body.count("<tr") == 1 + 10
+    assert body.count("supported</td>") == 7
+    assert body.count("inconclusive</td>") == 3
+    assert 'class="headline"' in body
+    assert 'data-value="-0.860000"' in body, "sortable by the number, not by what is shown"
+
+
+def test_numbers_of_a_column_that_is_missing_are_empty() -> None:
+    assert subset_page.table(document())[0]["cells"]["hard"]["shown"] == ""
+    undefined = document()
+    undefined["rows"][0]["test"] |= {"r": None, "low": None, "high": None}
+    assert subset_page.table(undefined)[0]["test"]["shown"] == "undefined"
+
+
+def test_examples_are_shown_with_class_and_share_of_right_models(folder: Path) -> None:
+    text = page(folder)
+    assert text.count('<img src="data:image/png;base64,') == 48
+    assert "Not chosen, at random" in text
+    for name in CLASSES:
+        assert f'<span class="what">{name}</span>' in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_the_data_do_not_tell_leaves_no_hole(tmp_path: Path) -> None:
+    text = save_report(tmp_path / "page.html", document(bare=True, supported=False)).read_text()
+    assert "<img" not in text
+    assert "Class composition" not in text
+    captions = [int(number) for number in re.findall(r"<b>Figure (\d+)\.</b>", text)]
+    assert captions == list(range(1, len(captions) + 1))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_one_size_is_compared_with_others_of_its_size(tmp_path: Path) -> None:
+    text = save_report(tmp_path / "page.html", document(path=False)).read_text()
+    assert "Against other subsets of its size" in text
+    assert "largest subset" not in text
+    assert "Overlap of the subsets of every two sizes" not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_document_without_a_verdict_or_its_null_still_makes_a_page(tmp_path: Path) -> None:
+    found = document() | {"verdict": None, "null": None, "halves": {"overlap": None, "reason": "too few"}}
+    for row in found["rows"]:
+        row["verdict"] = None
+    text = save_report(tmp_path / "page.html", found).read_text()
+    assert "not judged" in text
+    assert "What the whole procedure finds" not in text
+    assert "Chosen twice" not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_every_example_chosen_leaves_no_others(tmp_path: Path) -> None:
+    found = document(path=False)
+    found["models"]["rest"] = found["lines"]["rest"] = None
+    found["examples"]["others"] = []
+    text = save_report(tmp_path / "page.html", found).read_text()
+    assert "on all, on the chosen and on the other examples" not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_two_subsets_share_no_identifier(tmp_path: Path) -> None:
+    text = save_report(tmp_path / "page.html", document(), document(path=False)).read_text()
+    found = re.findall(r' id="([^"]+)"', text)
+    assert len(found) == len(set(found))
+
+
+def test_a_page_stays_small_whatever_the_numbers(tmp_path: Path) -> None:
+    found = document()
+    for name, values in found["models"].items():
+        found["models"][name] = None if values is None else values * 10
+    found["indices"] = list(range(100_000))
+    found["example_ids"] = [f"a-rather-long-name/{place}.png" for place in range(100_000)]
+    found["provenance"]["data"] = {"source": {"files": [f"{place}" * 10 for place in range(20_000)]}}
+    found["prevalence"]["rows"] *= 100
+    assert save_report(tmp_path / "page.html", found).stat().st_size < 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "assay-subset-path/9"}, "schema 'assay-subset-path/9'"),
+        ({"schema": "assay-selection/1"}, "load_subset"),
+        ({"rows": None}, "lacks rows"),
+    ],
+)
+def test_documents_that_cannot_be_read_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    broken = {
+        key: value for key, value in (document() | change).items() if key not in change or value is not None
+    }
+    with pytest.raises(InputError, match=message):
+        save_report(tmp_path / "page.html", broken)
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"), [(0.12, "12"), (0.123, "12.3"), (0.0, "0"), (1.0, "100"), (0.0004, "0.04")]
+)
+def test_shares_have_one_decimal_at_most_where_that_is_enough(fraction: float, text: str) -> None:
+    assert subset_page.share(fraction) == f"{text}\N{NARROW NO-BREAK SPACE}%"
+    assert subset_page.share(None) == "n/a"

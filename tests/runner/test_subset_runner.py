@@ -1,0 +1,374 @@
+"""Data from every kind of file, and the job of `assay select` kept in a store."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from transformers import ViTConfig, ViTForImageClassification
+
+from assay.errors import FileFormatError, InputError
+from assay.runner.subset_data import DIGITS_SIZES, read_data
+from assay.runner.subsets import (
+    NOT_TESTED,
+    _announce,
+    checked_sizes,
+    job_record,
+    plan_selection,
+    select_stored,
+)
+from assay.store import Store
+from assay.subsets import CorrectnessData, default_sizes
+from assay.tasks import SHAPE_CLASSES, draw_shapes
+
+
+N_MODELS, N_EXAMPLES = 40, 60
+PROCESSOR = {
+    "image_processor_type": "ViTImageProcessor",
+    "size": {"height": 32, "width": 32},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+
+@pytest.fixture(scope="module")
+def data() -> CorrectnessData:
+    """On the first third of the examples better models do worse."""
+    rng = np.random.default_rng(1)
+    accuracy = np.round(rng.uniform(0.6, 0.95, N_MODELS), 6)
+    night = np.arange(N_EXAMPLES) < 20
+    chance = np.where(night, 1.45 - accuracy[:, None], accuracy[:, None])
+    return CorrectnessData.of(
+        rng.uniform(size=(N_MODELS, N_EXAMPLES)) < chance,
+        accuracy,
+        groups=[f"run{place // 2}" for place in range(N_MODELS)],
+        families=[f"family{place // 4}" for place in range(N_MODELS)],
+        model_ids=[f"m{place}" for place in range(N_MODELS)],
+        example_ids=[f"e{place}" for place in range(N_EXAMPLES)],
+        labels=np.where(np.arange(N_EXAMPLES) % 2, "cat", "dog"),
+        meta={"light": np.where(night, "night", "day")},
+    )
+
+
+def long_frame(data: CorrectnessData) -> pd.DataFrame:
+    assert isinstance(data.correct, np.ndarray)
+    assert data.groups is not None
+    assert data.families is not None
+    assert data.labels is not None
+    assert data.label_names is not None
+    models, examples = np.divmod(np.arange(data.correct.size), data.n_examples)
+    return pd.DataFrame(
+        {
+            "model": np.array(data.model_ids)[models],
+            "example_id": data.example_ids[examples],
+            "correct": data.correct.ravel(),
+            "id_accuracy": data.id_accuracy[models],
+            "run": np.array(data.groups)[models],
+            "family": np.array(data.families)[models],
+            "label": np.array(data.label_names)[data.labels][examples],
+            "light": data.meta["light"][examples],
+        }
+    )
+
+
+def wide_frame(data: CorrectnessData) -> pd.DataFrame:
+    assert isinstance(data.correct, np.ndarray)
+    table = pd.DataFrame(data.correct, columns=data.example_ids)
+    facts = {"model": data.model_ids, "id_accuracy": data.id_accuracy, "group": data.groups}
+    return pd.concat([pd.DataFrame(facts), table], axis=1)
+
+
+def same(found: CorrectnessData, data: CorrectnessData) -> None:
+    assert isinstance(found.correct, np.ndarray)
+    assert isinstance(data.correct, np.ndarray)
+    np.testing.assert_array_equal(found.correct, data.correct)
+    np.testing.assert_allclose(found.id_accuracy, data.id_accuracy, rtol=1e-12)
+    assert found.model_ids == data.model_ids
+    assert found.example_ids.tolist() == data.example_ids.tolist()
+    assert found.groups == data.groups
+
+
+# ------------------------------------------------------------------------------------------- every source
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_an_archive_is_read_as_it_was_written(data: CorrectnessData, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"answers{suffix}"
+    data.save(path)
+    found = read_data(path)
+    same(found.data, data)
+    assert found.data.hash == data.hash
+    assert found.sizes is None
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_long_table_gives_models_examples_and_facts(
+    data: CorrectnessData, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"answers{suffix}"
+    frame = long_frame(data)
+    if suffix == ".csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path)
+    found = read_data(path, groups="run", facts=["light"]).data
+    same(found, data)
+    assert found.families == data.families
+    assert found.meta["light"].tolist() == data.meta["light"].tolist()
+    assert found.labels is not None
+
+
+def test_predictions_of_a_long_table_are_compared_with_labels(data: CorrectnessData, tmp_path: Path) -> None:
+    frame = long_frame(data)
+    other = {"cat": "dog", "dog": "cat"}
+    frame["prediction"] = np.where(frame["correct"] == 1, frame["label"], frame["label"].map(other))
+    frame.drop(columns=["correct"]).to_csv(tmp_path / "answers.csv", index=False)
+    same(read_data(tmp_path / "answers.csv", groups="run").data, data)
+
+
+def test_a_wide_table_has_a_column_per_example(data: CorrectnessData, tmp_path: Path) -> None:
+    wide_frame(data).to_csv(tmp_path / "answers.csv", index=False)
+    known = pd.DataFrame({"name": data.example_ids, "light": data.meta["light"]})
+    known.to_csv(tmp_path / "examples.csv", index=False)
+    found = read_data(tmp_path / "answers.csv", examples=tmp_path / "examples.csv").data
+    same(found, data)
+    assert found.meta["light"].tolist() == data.meta["light"].tolist()
+
+
+def prediction_files(data: CorrectnessData, root: Path) -> None:
+    """The answers as the authors' files: two classes, environment 0 to be in, 1 to be out of distribution."""
+    assert isinstance(data.correct, np.ndarray)
+    assert data.labels is not None
+    n_id = 1000
+    for place in range(data.n_models):
+        right = np.arange(n_id) < round(data.id_accuracy[place] * n_id)
+        rows = [(f"env0_{'out'}", 0, 1.0 if each else 0.0, 0.5) for each in right]
+        for label, each in zip(data.labels, data.correct[place], strict=True):
+            best = label if each else 1 - label
+            rows.append(("env1_in", int(label), float(best == 0), float(best == 1)))
+        folder = root / f"run{place // 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        frame = pd.DataFrame(rows, columns=["domain", "label", "p_0", "p_1"])
+        frame.to_csv(folder / f"global_step_{300 * (1 + place % 2)}_predictions.csv", index=False)
+
+
+def test_a_folder_of_prediction_files_has_a_row_per_run(data: CorrectnessData, tmp_path: Path) -> None:
+    few = data.take_models(np.arange(12))
+    prediction_files(few, tmp_path)
+    found = read_data(tmp_path, ood_env="1", id_envs="0").data
+    assert found.n_models == 6
+    assert found.groups is not None
+    assert len(set(found.groups)) == 6
+    every = read_data(tmp_path, ood_env="1", checkpoints="all").data
+    assert isinstance(every.correct, np.ndarray)
+    assert every.n_models == 12
+    order = [few.model_ids.index(f"m{2 * int(run[3:]) + (step == '600')}") for run, step in (
+        name.rsplit("/", 1) for name in every.model_ids)]  # fmt: skip
+    assert isinstance(few.correct, np.ndarray)
+    np.testing.assert_array_equal(every.correct, few.correct[order])
+    np.testing.assert_allclose(every.id_accuracy, few.id_accuracy[order], atol=1e-3)
+    last = read_data(tmp_path, ood_env="1", checkpoints="300").data
+    assert {name.rsplit("/", 1)[1] for name in last.model_ids} == {"300"}
+
+
+def test_models_of_a_folder_answer_images(tmp_path: Path) -> None:
+    names = dict(enumerate(SHAPE_CLASSES))
+    for seed in range(4):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            config = ViTConfig(
+                hidden_size=24,
+                num_hidden_layers=1,
+                num_attention_heads=3,
+                intermediate_size=32,
+                image_size=32,
+                patch_size=8,
+                initializer_range=0.3,
+                id2label=names,
+                label2id={name: label for label, name in names.items()},
+            )
+            ViTForImageClassification(config).save_pretrained(tmp_path / "zoo" / f"model-{seed}")
+        (tmp_path / "zoo" / f"model-{seed}" / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    for domain in ("flat", "neon"):
+        images = draw_shapes(domain, 12, seed=5)
+        for row, label in enumerate(images.labels):
+            folder = tmp_path / domain / SHAPE_CLASSES[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images.pixels[row]).save(folder / f"{row:02d}.png")
+    found = read_data(tmp_path / "zoo", images=str(tmp_path / "neon"), id_images=str(tmp_path / "flat")).data
+    assert (found.n_models, found.n_examples) == (4, 12)
+    assert found.groups == found.model_ids
+    assert found.n_id is not None
+    assert set(found.n_id.tolist()) == {12}
+    assert found.images is not None
+    with pytest.raises(InputError, match="in-distribution accuracy of 4 models of the zoo is not known"):
+        read_data(tmp_path / "zoo", images=str(tmp_path / "neon"))
+
+
+def test_digits_are_trained_once_per_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    first = read_data(digits_models=32, folder=tmp_path, progress=lambda stage, *_: told.append(stage))
+    assert first.sizes == DIGITS_SIZES
+    assert set(told) == {"train"}
+    monkeypatch.setattr("assay.runner.subset_data.digits_data", None)
+    again = read_data(digits_models=32, folder=tmp_path)
+    same(again.data, first.data)
+    assert again.data.hash == first.data.hash
+
+
+# ------------------------------------------------------------------------------------------------- units
+
+
+def test_every_model_can_be_a_run_of_its_own(data: CorrectnessData, tmp_path: Path) -> None:
+    bare = CorrectnessData.of(np.asarray(data.correct), data.id_accuracy, model_ids=data.model_ids)
+    bare.save(tmp_path / "bare.npz")
+    assert read_data(tmp_path / "bare.npz").data.groups is None
+    assert read_data(tmp_path / "bare.npz", groups="model").data.groups == data.model_ids
+
+
+def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Path) -> None:
+    data.save(tmp_path / "answers.npz")
+    assert data.families is not None
+    lines = [f"{name},{family}x" for name, family in zip(data.model_ids, data.families, strict=True)]
+    table = tmp_path / "families.csv"
+    table.write_text("\n".join(["name,architecture", *lines[::-1]]))
+    found = read_data(tmp_path / "answers.npz", families=str(table)).data
+    assert found.families == tuple(f"{family}x" for family in data.families)
+    table.write_text("\n".join(["name,architecture", *lines, lines[0]]))
+    with pytest.raises(InputError, match="names the model 'm0' more than once"):
+        read_data(tmp_path / "answers.npz", families=str(table))
+    table.write_text("name\nm0\n")
+    with pytest.raises(FileFormatError, match="has 1 column"):
+        read_data(tmp_path / "answers.npz", families=str(table))
+
+
+# --------------------------------------------------------------------------------------------- wrong use
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("absent.npz", {}, FileFormatError, "there is nothing at"),
+        ("answers.npz", {"ood_env": "1"}, InputError, "--ood-env has no meaning for a file"),
+        ("answers.npz", {"images": "shapes:flat"}, InputError, "--images has no meaning for a file"),
+        ("answers.npz", {"facts": ["light"]}, InputError, "--facts has no meaning for an archive"),
+        ("answers.npz", {"digits_models": 40}, InputError, "about the built-in data"),
+        ("answers.npz", {"groups": "runs"}, InputError, "'runs', which is no file; give a CSV"),
+        ("answers.csv", {"groups": "runs"}, InputError, "no file and no column of the table"),
+        ("answers.csv", {"facts": ["lihgt"]}, InputError, "did you mean 'light'"),
+        ("broken.parquet", {}, FileFormatError, "cannot read"),
+        ("empty.csv", {}, FileFormatError, "cannot read"),
+        ("notes.txt", {}, FileFormatError, "ends in '.txt'"),
+        ("folder", {}, InputError, "give --ood-env"),
+        ("folder", {"ood_env": "one"}, InputError, "--ood-env is 'one'"),
+        ("folder", {"ood_env": "1"}, InputError, "holds no file named"),
+        ("folder", {"id_images": "photos"}, InputError, "give --images too"),
+        ("folder", {"images": "photos", "ood_env": "1"}, InputError, "--ood-env has no meaning for a zoo"),
+        (None, {"id_envs": "1"}, InputError, "--id-envs has no meaning for the built-in digits"),
+        (None, {"digits_models": 5}, InputError, "n_models is 5"),
+    ],
+)
+def test_wrong_use_is_answered_with_what_to_do(
+    data: CorrectnessData,
+    tmp_path: Path,
+    name: str | None,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    data.save(tmp_path / "answers.npz")
+    long_frame(data).to_csv(tmp_path / "answers.csv", index=False)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(error, match=message):
+        read_data(None if name is None else tmp_path / name, **options)
+
+
+# ------------------------------------------------------------------------------------------------ the job
+
+
+def test_a_job_is_a_look_up_the_second_time(data: CorrectnessData, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = select_stored(data, [8, 15], n_permutations=3, workers=1, store=store)
+    again = select_stored(data, [15, 8], n_permutations=3, workers=2, store=store)
+    assert (first.cached, again.cached) == (False, True)
+    assert again.id == first.id == first.document["id"]
+    assert again.document == first.document
+    assert again.selections == first.selections
+    assert set(first.selections) == {8, 15}
+    assert first.headline["indices"] == first.document["indices"]
+    assert store.get(first.id).kind == first.document["kind"] == "subset-path"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sizes": [8]},
+        {"n_permutations": 4},
+        {"seed": 1},
+        {"path": "nested"},
+        {"strata": "label"},
+        {"clip": "half"},
+        {"folds": 4},
+    ],
+)
+def test_whatever_changes_the_answer_is_another_job(data: CorrectnessData, changed: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"sizes": [8, 15], "n_permutations": 3}
+    assert job_record(data, **given) == job_record(data, **(given | {"sizes": [15, 8]}))
+    assert job_record(data, **(given | changed)) != job_record(data, **given)
+
+
+def test_other_facts_about_the_examples_are_another_job(data: CorrectnessData) -> None:
+    other = replace(data, meta={"light": data.meta["light"][::-1]})
+    assert other.hash == data.hash
+    assert job_record(other, [8]) != job_record(data, [8])
+
+
+def test_without_permutations_every_verdict_says_so(data: CorrectnessData) -> None:
+    found = select_stored(data, [8, 15], n_permutations=0)
+    for row in found.document["rows"]:
+        assert row["verdict"]["status"] == "inconclusive"
+        assert row["verdict"]["p_value"] is None
+        assert row["verdict"]["reasons"] == [NOT_TESTED]
+    assert found.headline["verdict"]["reasons"] == [NOT_TESTED]
+
+
+def test_long_verdicts_are_announced() -> None:
+    said: list[str] = []
+    _announce(3.0, 495, 2, said.append)
+    _announce(0.1, 495, 2, said.append)  # half a minute is not worth a word
+    assert len(said) == 1
+    assert "selects 495 times more, up to about 12 min" in said[0]
+
+
+def test_the_plan_counts_what_the_job_runs(data: CorrectnessData) -> None:
+    plan = plan_selection(data, [15, 8], n_permutations=3, folds=5)
+    assert (plan.sizes, plan.n_models, plan.n_examples) == ((8, 15), N_MODELS, N_EXAMPLES)
+    assert plan.n_selections == 2
+    assert plan.n_reruns == 5 * (1 + 3) * 2
+    assert plan_selection(data, [15, 8], n_permutations=0).n_reruns == 0
+    with pytest.raises(InputError, match="size is 61"):
+        plan_selection(data, [61])
+
+
+def test_sizes_are_sorted_and_checked() -> None:
+    assert checked_sizes([30, 10], 40) == (10, 30)
+    assert checked_sizes(None, 40) == default_sizes(40)
+    with pytest.raises(InputError, match="no size is given"):
+        checked_sizes([], 40)
+    with pytest.raises(InputError, match="size 10 is given more than once"):
+        checked_sizes([10, 20, 10], 40)
+
+
+def test_impossible_settings_are_refused(data: CorrectnessData) -> None:
+    with pytest.raises(InputError, match="n_permutations is -1"):
+        job_record(data, [8], n_permutations=-1)
+    with pytest.raises(InputError, match="did you mean 'nested'"):
+        job_record(data, [8], path="nestd")

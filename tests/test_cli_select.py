@@ -1,0 +1,272 @@
+"""`assay select` on planted data written by the test and on digits: files in; table, page and ids out."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from type_checks import no_type_checks
+from typer.testing import CliRunner, Result
+
+import assay
+from assay.cli import app
+from assay.subsets import CorrectnessData
+
+
+N_MODELS, N_EXAMPLES, N_TURNED = 80, 200, 50
+QUICK = ["--permutations", "19", "--folds", "3", "--workers", "1", "--quiet"]
+UNTESTED = ["--permutations", "0", "--quiet"]  # where the verdict is not the point
+
+
+def planted(*, turned: int = N_TURNED, groups: bool = True) -> CorrectnessData:
+    """Models that are worse on the first examples, named turned, the better they are in distribution."""
+    rng = np.random.default_rng(7)
+    accuracy = rng.uniform(0.6, 0.95, N_MODELS)
+    night = np.arange(N_EXAMPLES) < turned
+    chance = np.where(night, 1.4 - accuracy[:, None], accuracy[:, None])
+    return CorrectnessData.of(
+        rng.uniform(size=(N_MODELS, N_EXAMPLES)) < chance,
+        accuracy,
+        groups=[f"run-{place}" for place in range(N_MODELS)] if groups else None,
+        families=None,
+        model_ids=[f"model-{place}" for place in range(N_MODELS)],
+        example_ids=[f"{'night' if each else 'day'}-{place}" for place, each in enumerate(night)],
+        labels=np.where(np.arange(N_EXAMPLES) % 3 == 0, "dog", "cat"),
+        meta={"light": np.where(night, "night", "day")},
+    )
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "answers.npz"
+    planted().save(path)
+    return path
+
+
+def run(*arguments: str | Path) -> Result:
+    with no_type_checks():  # each selects and judges; the parts are checked in their own tests
+        return CliRunner().invoke(app, ["select", *map(str, arguments)])
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    found = run(*arguments, "--json")
+    assert found.exit_code == 0, found.output
+    parsed: dict[str, Any] = json.loads(found.stdout)
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def made(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """Everything that one command writes."""
+    folder = tmp_path_factory.mktemp("made")
+    places = {name: folder / "new" / name for name in ("o.json", "page.html", "ids.csv", "subset.json")}
+    result = run(
+        archive, "--sizes", "20,40", *QUICK, "--store", folder / "store",
+        "--out", places["o.json"], "--report", places["page.html"],
+        "--ids", places["ids.csv"], "--save", places["subset.json"],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return folder, result
+
+
+def test_facts_of_a_wide_table_come_from_a_table_of_examples(tmp_path: Path) -> None:
+    wide = tmp_path / "wide.csv"
+    wide.write_text("model,id_accuracy,a,b\n" + "".join(f"m{k},0.{50 + k},1,0\n" for k in range(30)))
+    found = run(wide, "--size", "1", "--facts", "light", "--store", tmp_path / "store")
+    assert found.exit_code in (1, 2)
+    assert "--examples" in found.stderr
+
+
+def test_every_size_is_shown_with_its_verdict(made: tuple[Path, Result]) -> None:
+    text = made[1].stdout
+    lines = [line for line in text.splitlines() if line.startswith(("20 ", "40 ", "  20 ", "  40 "))]
+    rows = [line for line in text.splitlines() if "cross-fit R" in line]
+    assert len(rows) == 2, lines
+    assert all("supported, inverse line (cross-fit R" in row and "p 0.05)" in row for row in rows)
+    assert "80 models (80 training runs), 200 examples" in text
+    assert "Supported." in text
+
+
+def test_the_chosen_subset_is_described_by_what_it_holds(made: tuple[Path, Result]) -> None:
+    text = made[1].stdout
+    assert "classes, share in the subset: cat: " in text
+    share = re.search(r"light = night: (\d+)", text)
+    assert share is not None
+    assert int(share[1]) > 80
+    assert "most harmful: night-" in text
+
+
+def test_files_hold_the_document_the_page_the_ids_and_the_subset(made: tuple[Path, Result]) -> None:
+    folder = made[0] / "new"
+    written = json.loads((folder / "o.json").read_text())
+    assert written["kind"] == "subset-path"
+    assert [row["size"] for row in written["rows"]] == [20, 40]
+    assert "better models do worse" in (folder / "page.html").read_text()
+    with (folder / "ids.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["example_id"] for row in rows] == written["example_ids"]
+    assert [int(row["index"]) for row in rows] == written["indices"]
+    assert [int(row["rank"]) for row in rows] == list(range(1, written["size"] + 1))
+    subset = assay.load_subset(folder / "subset.json", planted())
+    assert subset.indices.tolist() == written["indices"]
+    assert subset.verdict.status == "supported"
+    assert subset.correlation["test"].r == written["rows"][-1]["test"]["r"]
+
+
+def test_the_same_command_again_is_a_look_up(made: tuple[Path, Result], archive: Path) -> None:
+    folder = made[0]
+    again = run(archive, "--sizes", "20,40", *QUICK, "--store", folder / "store")
+    assert "(taken from the store)" in again.stdout
+    first, second = (text.replace(" (taken from the store)", "") for text in (made[1].stdout, again.stdout))
+    assert second.splitlines()[:-1] == first.splitlines()[: len(second.splitlines()) - 1]
+
+
+def test_json_is_the_document_and_nothing_else(made: tuple[Path, Result], archive: Path) -> None:
+    found = document(archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store")
+    assert found == json.loads((made[0] / "new" / "o.json").read_text())
+    assert found["verdict"]["status"] == "supported"
+
+
+def test_the_number_of_workers_changes_nothing(archive: Path, tmp_path: Path) -> None:
+    given = (archive, "--size", "30", "--permutations", "3", "--folds", "3", "--quiet")
+    one, two = (document(*given, "--workers", count, "--store", tmp_path / count) for count in ("1", "2"))
+    assert one == two
+
+
+def test_without_permutations_nothing_is_shown_as_found(archive: Path, tmp_path: Path) -> None:
+    found = run(archive, "--size", "30", *UNTESTED, "--store", tmp_path, "--gate")
+    assert found.exit_code == 0, found.output
+    assert "inconclusive: not tested" in found.stdout
+    assert "Inconclusive." in found.stdout
+
+
+def test_unknown_training_runs_keep_a_verdict_from_being_supported(tmp_path: Path) -> None:
+    planted(groups=False).save(tmp_path / "answers.npz")
+    given = (tmp_path / "answers.npz", "--size", "30", *QUICK, "--permutations", "1", "--store", tmp_path)
+    found = run(*given)
+    unknown = "which models share a training run or a family was not given"
+    assert unknown in found.stdout
+    own = document(*given, "--groups", "model")
+    assert not any(unknown in reason for reason in own["verdict"]["reasons"])
+    assert own["data"]["n_groups"] == N_MODELS
+
+
+def test_units_come_from_a_file_of_models(archive: Path, tmp_path: Path) -> None:
+    table = tmp_path / "families.csv"
+    lines = [f"model-{place},{'abcdefghij'[place % 10]}" for place in range(N_MODELS)]
+    table.write_text("\n".join(["model,family", *lines]) + "\n")
+    given = (archive, "--size", "30", *UNTESTED, "--store", tmp_path / "store")
+    found = document(*given, "--families", table, "--split", "family")
+    assert found["data"]["n_families"] == 10
+    assert found["split"]["kind"] == "family"
+    table.write_text("\n".join(["model,family", *lines[:-1]]) + "\n")
+    missing = run(*given, "--families", table)
+    assert missing.exit_code == 2
+    assert "does not name 1 of the 80 models, 'model-79' first" in missing.stderr
+
+
+def test_classes_keep_their_share_within_strata(archive: Path, tmp_path: Path) -> None:
+    found = document(archive, "--size", "30", "--strata", "label", *UNTESTED, "--store", tmp_path)
+    shares = {
+        row["value"]: (row["n_selected"], row["n_pool"])
+        for row in found["prevalence"]["rows"]
+        if row["attribute"] == "label"
+    }
+    assert shares == {"cat": (20, 133), "dog": (10, 67)}
+
+
+def test_a_gate_fires_where_a_subset_is_supported(
+    archive: Path, made: tuple[Path, Result], tmp_path: Path
+) -> None:
+    given = (archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store")
+    fired = run(*given, "--gate")
+    assert fired.exit_code == 3
+    assert "gate: on 40 of the examples better models do worse" in fired.stderr
+    planted(turned=0).save(tmp_path / "sound.npz")
+    sound = run(
+        tmp_path / "sound.npz",
+        "--size",
+        "30",
+        *QUICK,
+        "--permutations",
+        "1",
+        "--store",
+        tmp_path / "store",
+        "--gate",
+    )
+    assert sound.exit_code == 0
+    assert "Inconclusive." in sound.stdout
+
+
+def test_the_plan_counts_runs_and_writes_nothing(archive: Path, tmp_path: Path) -> None:
+    given = (archive, "--sizes", "20,40", "--store", tmp_path / "store", "--dry-run")
+    plan = json.loads(run(*given, "--json").stdout)
+    assert (plan["n_selections"], plan["n_reruns"], plan["n_folds"]) == (2, 5 * 100 * 2, 5)
+    assert "1,000 at most" in run(*given).stdout
+    assert not (tmp_path / "store").exists()
+
+
+def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
+    given = ("--digits-models", "32", "--size", "60", *UNTESTED, "--store", tmp_path)
+    found = document(*given)
+    assert found["data"]["n_models"] == 32
+    assert found["data"]["n_families"] == 16
+    assert found["rows"][0]["test"]["r"] < 0
+    cue = {row["value"]: row for row in found["prevalence"]["rows"] if row["attribute"] == "cue"}
+    assert cue["misleads"]["significant"]
+    assert cue["misleads"]["selected"] > 2 * cue["misleads"]["pool"]
+    (kept,) = (tmp_path / "select").iterdir()
+    assert CorrectnessData.load(kept).n_models == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "20", "--size", "30"], "give one of them"),
+        (["--sizes", "20,many"], "--sizes is '20,many'"),
+        (["--sizes", "20,20"], "size 20 is given more than once"),
+        (["--size", "201"], "size is 201; between 1 and the 200 examples"),
+        (["--solver", "swop"], "did you mean 'swap'"),
+        (["--split", "grup"], "did you mean 'group'"),
+        (["--path", "warmish"], "did you mean 'warm'"),
+        (["--strata", "lihgt"], "did you mean 'light'"),
+        (["--layout", "pcked"], "packed"),
+        (["--groups", "runs.csv"], "--groups is 'runs.csv', which is no file"),
+        (["--ids", "chosen.xlsx"], "give NAME.csv"),
+        (["--images", "photos"], "--images"),
+        (["--ood-env", "3"], "--ood-env"),
+        (["--digits-models", "40"], "leave one out"),
+        (["--device", "abacus"], "no device 'abacus'"),
+    ],
+)
+def test_wrong_use_is_answered_with_what_to_type(
+    archive: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    found = run(archive, "--store", tmp_path / "store", "--out", tmp_path / "o.json", "--quiet", *arguments)
+    assert found.exit_code == 2, found.output
+    assert message in found.stderr
+    assert not (tmp_path / "o.json").exists()
+
+
+def test_files_that_are_no_predictions_are_refused(tmp_path: Path) -> None:
+    store = ("--store", tmp_path / "store", "--quiet")
+    absent = run(tmp_path / "absent.npz", *store)
+    assert absent.exit_code == 1
+    assert "absent.npz" in absent.stderr
+    (tmp_path / "broken.npz").write_bytes(b"no archive")
+    assert run(tmp_path / "broken.npz", *store).exit_code == 1
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "notes.txt" in run(tmp_path / "notes.txt", *store).stderr
+    (tmp_path / "empty").mkdir()
+    assert run(tmp_path / "empty", *store).exit_code in (1, 2)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(archive: Path, tmp_path: Path) -> None:
+    found = run(archive, "--size", "30", "--report", tmp_path, "--store", tmp_path / "store")
+    assert found.exit_code == 1
+    assert "is a directory" in found.stderr
+    assert not (tmp_path / "store").exists()

@@ -1,0 +1,213 @@
+"""The page on subsets of PACS says what the committed results say, and these follow from the archive."""
+
+import csv
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.subsets import CorrectnessData, oodselect
+from assay.subsets.line import correlate, fit_line, line_correlation
+from assay.subsets.splits import folds, split_models, unit_codes
+from assay.subsets.swap import stratum_quota
+from assay.subsets.verdict import combine
+
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+EXPERIMENT = REPOSITORY / "experiments" / "pacs64_subsets"
+PAGE = REPOSITORY / "docs" / "pacs64-subsets.md"
+# Numbers are committed with six decimals.
+TOLERANCE = 2e-6
+PARTS = ("train", "validation", "test")
+
+
+def results(name: str) -> Any:
+    return json.loads((EXPERIMENT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def data() -> CorrectnessData:
+    return CorrectnessData.load(EXPERIMENT / "results" / "correctness.npz")
+
+
+@pytest.fixture(scope="module")
+def models() -> list[dict[str, str]]:
+    with (EXPERIMENT / "results" / "models.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pacs64_subsets_tables", EXPERIMENT / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parts(record: Any) -> dict[str, np.ndarray]:
+    return {part: np.array(record["split"][part], dtype=np.int64) for part in PARTS}
+
+
+def chosen(row: Any, data: CorrectnessData) -> np.ndarray:
+    """The indices of a size; the full set is committed as null."""
+    if row["indices"] is None:
+        assert row["size"] == data.n_examples
+        return np.arange(data.n_examples)
+    return np.array(row["indices"], dtype=np.int64)
+
+
+def same(record: Any, found: Any, names: tuple[str, ...] = ("r", "low", "high", "spearman")) -> None:
+    for name in names:
+        assert getattr(found, name) == pytest.approx(record[name], abs=TOLERANCE), name
+
+
+def test_every_row_of_the_tables_stands_on_the_page(tables: ModuleType) -> None:
+    page = PAGE.read_text(encoding="utf-8").splitlines()
+    for name, table in tables.TABLES.items():
+        for row in table():
+            assert row in page, (name, row)
+
+
+def test_every_picture_of_the_page_is_there() -> None:
+    pictures = re.findall(r"\]\((images/\S+\.png)\)", PAGE.read_text(encoding="utf-8"))
+    assert len(pictures) >= 4
+    for picture in pictures:
+        assert (PAGE.parent / picture).stat().st_size > 10_000, picture
+
+
+def test_the_archive_holds_all_sketches_and_several_hundred_models(
+    data: CorrectnessData, models: list[dict[str, str]]
+) -> None:
+    assert data.n_examples == 3929
+    assert data.n_models == len(models) >= 400
+    assert data.label_names is not None
+    assert data.labels is not None
+    for name, label in zip(data.example_ids.tolist(), data.labels.tolist(), strict=True):
+        domain, kind, file = name.split("/")
+        assert (domain, kind) == ("sketch", data.label_names[label])
+        assert file.endswith(".png")
+    assert data.groups == data.model_ids  # every model is a run of its own
+    assert data.n_id is not None
+    assert set(data.n_id.tolist()) == {1212}
+
+
+def test_the_list_of_models_fits_the_archive(data: CorrectnessData, models: list[dict[str, str]]) -> None:
+    assert [row["name"] for row in models] == list(data.model_ids)
+    assert [row["family"] for row in models] == list(data.families or ())
+    np.testing.assert_allclose([float(row["id_accuracy"]) for row in models], data.id_accuracy, atol=1e-5)
+    np.testing.assert_allclose([float(row["accuracy"]) for row in models], data.accuracy(), atol=1e-5)
+    answers = [[float(row[name]) for name in row if name.startswith("predicts_")] for row in models]
+    np.testing.assert_allclose(np.sum(answers, axis=1), 1, atol=1e-4)
+
+
+def test_the_correlations_of_all_models_follow_from_the_archive(data: CorrectnessData) -> None:
+    found = results("whole")
+    assert data.labels is not None
+    same(found["accuracy"], correlate(data.id_accuracy, data.accuracy(), units=data.units))
+    for code, record in enumerate(found["classes"].values()):
+        members = np.flatnonzero(data.labels == code)
+        assert len(members) == record["n"]
+        same(record["correlation"], correlate(data.id_accuracy, data.accuracy_on(members), units=data.units))
+
+
+@pytest.mark.parametrize("name", ["path", "strata"])
+def test_every_size_of_a_sweep_follows_from_its_committed_examples(name: str, data: CorrectnessData) -> None:
+    found, labels = results(name), data.labels
+    assert labels is not None
+    models = parts(found)
+    families = np.array(data.families)
+    split = split_models(data.n_models, split="family", families=data.families, seed=0)
+    for part in PARTS:
+        np.testing.assert_array_equal(models[part], split.part(part))
+        for other in set(PARTS) - {part}:
+            assert not set(families[models[part]]) & set(families[models[other]])
+    for row in found["sizes"]:
+        examples = chosen(row, data)
+        assert len(set(examples.tolist())) == row["size"]
+        for part in PARTS:
+            y, accuracy = data.id_accuracy[models[part]], data.accuracy_on(examples, models[part])
+            assert line_correlation(y, accuracy) == pytest.approx(row["r"][part], abs=TOLERANCE)
+        # The last part is test.
+        same(row["test"], correlate(y, accuracy, units=data.units[models["test"]]))
+        assert fit_line(y, accuracy).slope == pytest.approx(row["line"]["slope"], abs=TOLERANCE)
+        counts = np.bincount(labels[examples], minlength=7)
+        assert counts.tolist() == row["classes"]
+        if name == "strata":
+            assert counts.tolist() == stratum_quota(labels, row["size"]).tolist()
+
+
+@pytest.mark.parametrize("name", ["path", "strata"])
+def test_the_verdicts_follow_from_their_folds_and_their_null(name: str, data: CorrectnessData) -> None:
+    found = results(name)
+    null = np.array([np.nan if value is None else value for value in found["null_minimum"]])
+    tested = [len(fold.test) for fold in folds(data.units, 5)]
+    for row in found["sizes"]:
+        verdict = row["verdict"]
+        assert verdict["fold_sizes"] == tested
+        each = np.array(verdict["fold_correlations"], dtype=np.float64)
+        r = float(combine(each[:, None], np.array(tested, dtype=np.int64))[0])
+        assert r == pytest.approx(verdict["r"], abs=1e-5)
+        assert verdict["n_permutations"] == len(null)
+        p = (1 + np.sum(null <= verdict["r"])) / (len(null) + 1)
+        assert p == pytest.approx(verdict["p_value"], abs=1e-5)
+        supported = verdict["r"] < 0 and p <= 0.05 and row["test"]["high"] < 0
+        assert (verdict["status"] == "supported") == supported
+        assert verdict["aotil"] == (supported and verdict["r"] <= -0.3)
+        assert (verdict["reasons"] == []) == supported
+
+
+def test_selecting_again_gives_the_committed_examples(data: CorrectnessData) -> None:
+    row = next(row for row in results("path")["sizes"] if row["size"] == 250)
+    again = oodselect(data, size=250, split="family", seed=0)
+    # Near-ties may fall differently with another linear algebra library.
+    assert len(set(again.indices.tolist()) & set(row["indices"])) >= 240
+    assert again.correlation["test"].r == pytest.approx(row["r"]["test"], abs=0.02)
+
+
+def test_the_published_subsets_on_these_models_follow_from_their_examples(
+    data: CorrectnessData, models: list[dict[str, str]]
+) -> None:
+    kinds = unit_codes(np.array([row["kind"] for row in models]))
+    assert data.labels is not None
+    ours = {row["size"]: row["indices"] for row in results("path")["sizes"]}
+    rows = {row["size"]: row for row in results("published")["sizes"]}
+    with_indices = [row for row in rows.values() if row["indices"] is not None]
+    assert len(with_indices) == 8
+    for row in with_indices:
+        theirs = np.array(row["indices"], dtype=np.int64)
+        assert len(np.unique(theirs)) == row["size"]
+        assert np.bincount(data.labels[theirs], minlength=7).tolist() == row["classes"]
+        accuracy = data.accuracy_on(theirs)
+        same(row["correlation"], correlate(data.id_accuracy, accuracy, units=data.units))
+        by_kind = correlate(data.id_accuracy, accuracy, units=kinds)
+        assert by_kind.low == pytest.approx(row["by_kind"]["low"], abs=TOLERANCE)
+        assert by_kind.high == pytest.approx(row["by_kind"]["high"], abs=TOLERANCE)
+        assert len(set(theirs.tolist()) & set(ours[row["size"]])) == row["overlap"]["common"]
+    # What was published: at three sizes all are dogs.
+    for size in (100, 250, 500):
+        assert rows[size]["classes"] == [size, 0, 0, 0, 0, 0, 0]
+
+
+def test_answers_to_the_selected_sketches_fit_the_archive(data: CorrectnessData) -> None:
+    found = results("answers")
+    assert found["classes"] == list(data.label_names or ())
+    assert data.labels is not None
+    rows = {str(row["size"]): row for row in results("path")["sizes"]}
+    thirds = np.array_split(np.argsort(data.id_accuracy, kind="stable"), 3)
+    for size, classes in found["sizes"].items():
+        chosen = np.array(rows[size]["indices"], dtype=np.int64)
+        for name, record in classes.items():
+            code = found["classes"].index(name)
+            members = chosen[data.labels[chosen] == code]
+            assert record["n"] == len(members)
+            for third, models in zip(("lowest", "middle", "highest"), thirds, strict=True):
+                assert sum(record[third]) == pytest.approx(1, abs=1e-5)
+                right = data.accuracy_on(members, models).mean()
+                assert record[third][code] == pytest.approx(right, abs=TOLERANCE)
