@@ -1,0 +1,318 @@
+"""Subset selection: swap beside the published optimiser, its time against size, the memory of large problems.
+
+Parts, one or more with `--part`; without it the first three, about a minute:
+
+    planted     swap and adam (5 and 20 trials), 288 training models x 8,000 examples of the golden matrix
+    kernels     one pass over the matrix and one count, by layout, in dense passes of the same process
+    cost        swap against models x examples; slope in logarithms
+    synthetic   swap and adam (5 and 20 trials), 1000 x 20,000, a fifth planted     (minutes)
+    large       1800 x 71,433, one size, in a process of its own                    (minutes)
+    largest     4200 x 146,722, two sizes, in a process of its own                  (minutes)
+    sweep       4200 x 146,722, 25 sizes, each solved for itself                    (a quarter of an hour)
+
+Every part runs on one core. The large matrices are generated packed, a chunk of examples at a time, into a
+file; the process that is measured reads only that. Prints one JSON document; `--save` merges the parts into
+that of benchmarks/results.
+
+    python benchmarks/bench_subsets.py [--part NAME ...] [--save]
+"""
+
+import os
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy and torch are imported
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+
+from assay.rng import stream
+from assay.subsets.layouts import DenseMatrix, Matrix, PackedMatrix, as_matrix
+from assay.subsets.line import line_correlation
+from assay.subsets.swap import Found, swap
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from planted_subsets import CHUNK, planted_columns, planted_examples, planted_matrix, planted_models
+
+
+ROOT = Path(__file__).resolve().parent.parent
+RESIDUAL = 1.0  # latent factors as strong as screening by covariance cannot see through
+QUICK = ("planted", "kernels", "cost")
+SHAPES = {"large": (1800, 71_433), "largest": (4200, 146_722)}
+LARGE_SIZES = {"large": (10_000,), "largest": (10_000, 60_000)}
+SWEEP = (  # 25 sizes of the default grid
+    *(10, 50, 100, 250, 500, 1000, 2500, 5000, 7500, 10_000, 15_000, 20_000, 25_000, 30_000, 35_000, 40_000),
+    *(50_000, 60_000, 70_000, 80_000, 90_000, 100_000, 120_000, 140_000, 146_722),
+)
+COST_SHAPES = (
+    (200, 2000),
+    (400, 4000),
+    (800, 8000),
+    (1200, 12_000),
+    (1600, 24_000),
+    (2000, 40_000),
+    (2400, 72_000),
+)
+
+
+def best(call: Callable[[], object], repeats: int = 5) -> float:
+    """Shortest of several runs, seconds."""
+    call()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def split(n_models: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Training, validation and test models, 60 : 20 : 20."""
+    order = stream(0, "bench-subsets.split").permutation(n_models)
+    train, validation = n_models * 6 // 10, n_models * 8 // 10
+    return order[:train], order[train:validation], order[validation:]
+
+
+def timed(call: Callable[[], Found]) -> tuple[Found, float]:
+    """The result and its processor time, which other processes of the machine disturb least."""
+    started = time.process_time()
+    found = call()
+    return found, time.process_time() - started
+
+
+def against_adam(
+    correct: np.ndarray,
+    id_accuracy: np.ndarray,
+    parts: tuple[np.ndarray, np.ndarray, np.ndarray],
+    sizes: tuple[int, ...],
+    planted: np.ndarray,
+) -> dict[str, Any]:
+    """By size: processor seconds and held-out R of swap, of 5 and of 20 trials of the published optimiser."""
+    from assay.subsets.adam import adam
+
+    train, validation, test = parts
+    sides = as_matrix(correct, train), as_matrix(correct, validation)
+    held_out: dict[str, Any] = {"validation": sides[1], "id_validation": id_accuracy[validation]}
+
+    def row(found: Found, seconds: float) -> dict[str, Any]:
+        r = line_correlation(id_accuracy[test], correct[test][:, found.indices].mean(axis=1))
+        precision = float(np.isin(found.indices, planted).mean())
+        return {"seconds": round(seconds, 3), "test R": round(r, 4), "precision": round(precision, 3)}
+
+    found: dict[str, Any] = {}
+    swap(sides[0], id_accuracy[train], sizes[0], **held_out)  # the packing along examples is made once
+    for size in sizes:
+        solvers: dict[str, Callable[[], Found]] = {
+            "swap": partial(swap, sides[0], id_accuracy[train], size, **held_out)
+        }
+        for trials in (5, 20):
+            solvers[f"adam, {trials} trials"] = partial(
+                adam, sides[0], id_accuracy[train], size, trials=trials, seed=0, **held_out
+            )
+        rows = {name: row(*timed(call)) for name, call in solvers.items()}
+        ours = rows["swap"]
+        for name, limit in (("adam, 5 trials", 15), ("adam, 20 trials", 50)):
+            rows[name] |= {
+                "times swap": round(rows[name]["seconds"] / ours["seconds"], 1),
+                "goal": limit,
+                "swap lower by": round(rows[name]["test R"] - ours["test R"], 4),
+            }
+        found[str(size)] = rows
+        print(f"size {size}: {json.dumps(rows)}", file=sys.stderr)
+    return found
+
+
+def planted_part() -> dict[str, Any]:
+    folder = ROOT / "tests" / "golden" / "oodselect"
+    golden = json.loads((folder / "planted_301.json").read_text())["splits"]["split42"]
+    data = np.load(folder / "planted_301.npz")
+    train, validation, test = (np.array(golden[name]) for name in ("train", "val", "test"))
+    planted = np.load(folder / "planted_301_index.npy")
+    sizes = tuple(int(size) for size in golden["sizes"])
+    return against_adam(data["X"], data["y"], (train, validation, test), sizes, planted)
+
+
+def synthetic_part() -> dict[str, Any]:
+    planted = planted_matrix(1000, 20_000, residual=RESIDUAL)
+    return against_adam(
+        planted.correct, planted.id_accuracy, split(1000), (200, 1000, 4000, 8000), planted.planted
+    )
+
+
+def kernels_part() -> dict[str, Any]:
+    generator = stream(0, "bench-subsets.kernels")
+    found: dict[str, Any] = {}
+    for n_models, n_examples in ((288, 8000), (600, 20_000), (1080, 71_433)):
+        bits = generator.integers(0, 256, (n_models // 8, n_examples), dtype=np.uint8)
+        matrices: dict[str, Matrix] = {"packed": PackedMatrix(bits, n_models)}
+        matrices["dense"] = DenseMatrix(matrices["packed"].dense())
+        weights = np.rint(1000 * generator.standard_normal(n_models))
+        examples = np.sort(generator.choice(n_examples, n_examples // 4, replace=False))
+        unit = best(partial(matrices["dense"].weigh, weights), 15)
+        rows: dict[str, Any] = {"dense pass, ms": round(1000 * unit, 3)}
+        for name, matrix in matrices.items():
+            passes = best(partial(matrix.weigh, weights), 15) / unit
+            counts = best(partial(matrix.count, examples), 15) / unit
+            rows[name] = {
+                "pass": round(passes, 2),
+                "count of a quarter": round(counts, 2),
+                "megabytes": round(matrix.nbytes / 1e6, 1),
+            }
+        found[f"{n_models} x {n_examples}"] = rows
+    return found
+
+
+def cost_part() -> dict[str, Any]:
+    """Swap with a tenth of the examples selected: all of it and one iteration, against training entries."""
+    rows = []
+    for n_models, n_examples in COST_SHAPES:
+        planted = planted_matrix(n_models, n_examples, residual=RESIDUAL)
+        train, validation, _ = split(n_models)
+        sides = as_matrix(planted.correct, train), as_matrix(planted.correct, validation)
+        y = planted.id_accuracy
+        found, seconds = timed(
+            partial(
+                swap,
+                sides[0],
+                y[train],
+                n_examples // 10,
+                validation=sides[1],
+                id_validation=y[validation],
+            )
+        )
+        iterations = sum(stage["iterations"] for stage in found.trace)
+        rows.append(
+            {
+                "models": n_models,
+                "examples": n_examples,
+                "layout": sides[0].name,
+                "entries": len(train) * n_examples,
+                "iterations": iterations,
+                "seconds": round(seconds, 3),
+                "ms per iteration": round(1000 * seconds / iterations, 3),
+            }
+        )
+        print(json.dumps(rows[-1]), file=sys.stderr)
+    logs = {key: np.log([row[key] for row in rows]) for key in ("entries", "seconds", "ms per iteration")}
+    slopes = {
+        f"slope of {key}": round(float(np.polyfit(logs["entries"], logs[key], 1)[0]), 3)
+        for key in ("seconds", "ms per iteration")
+    }
+    return {"points": rows} | slopes
+
+
+def write_large(name: str, folder: Path) -> None:
+    """The packed matrix of a large problem, made a chunk of examples at a time."""
+    n_models, n_examples = SHAPES[name]
+    models = planted_models(n_models, n_families=40)
+    bits = np.empty((-(-n_models // 8), n_examples), dtype=np.uint8)
+    for at, chunk in enumerate(planted_columns(models, n_examples, residual=RESIDUAL)):
+        bits[:, at * CHUNK : at * CHUNK + chunk.shape[1]] = PackedMatrix.pack(chunk).bits
+    np.save(folder / "bits.npy", bits)
+    np.save(folder / "id_accuracy.npy", models.id_accuracy)
+
+
+def solve_large(folder: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """In a process of its own: reads the packed matrix, solves every size, says what it took."""
+    id_accuracy = np.load(folder / "id_accuracy.npy")
+    correct = PackedMatrix(np.load(folder / "bits.npy"), len(id_accuracy))
+    planted = planted_examples(correct.n_examples, 0.2, 0)
+    started = time.process_time()
+    train, validation, test = split(len(id_accuracy))
+    sides = [as_matrix(correct, part, layout="packed") for part in (train, validation, test)]
+    held_out: dict[str, Any] = {"validation": sides[1], "id_validation": id_accuracy[validation]}
+    rows: dict[str, Any] = {"seconds to split": round(time.process_time() - started, 2)}
+    for size in sizes:
+        found, seconds = timed(partial(swap, sides[0], id_accuracy[train], size, **held_out))
+        accuracy = sides[2].count(found.indices) / size
+        rows[str(size)] = {
+            "seconds": round(seconds, 2),
+            "iterations": sum(stage["iterations"] for stage in found.trace),
+            "test R": round(line_correlation(id_accuracy[test], accuracy), 4),
+            "precision": round(float(np.isin(found.indices, planted).mean()), 3),
+        }
+        print(size, json.dumps(rows[str(size)]), file=sys.stderr)
+    # Kilobytes on Linux, bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    rows["peak MB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
+    return rows
+
+
+def large_part(name: str, sizes: tuple[int, ...], goal: dict[str, float]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_large(name, Path(folder))
+        command = [sys.executable, __file__, "--solve", folder, "--sizes", *map(str, sizes)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+        found: dict[str, Any] = json.loads(done.stdout)
+    n_models, n_examples = SHAPES[name]
+    return {"models": n_models, "examples": n_examples, "goal": goal} | found
+
+
+def sweep_part() -> dict[str, Any]:
+    found = large_part("largest", SWEEP, {"seconds in all": 1200, "peak MB": 2000})
+    total = sum(row["seconds"] for key, row in found.items() if key.isdigit())
+    return {"seconds in all": round(total, 1)} | found
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "planted": planted_part,
+    "kernels": kernels_part,
+    "cost": cost_part,
+    "synthetic": synthetic_part,
+    "large": lambda: large_part("large", LARGE_SIZES["large"], {"seconds": 15, "peak MB": 1000}),
+    "largest": lambda: large_part("largest", LARGE_SIZES["largest"], {"seconds": 90, "peak MB": 2000}),
+    "sweep": sweep_part,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", nargs="+", choices=tuple(PARTS), default=list(QUICK))
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--solve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--sizes", type=int, nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.solve:
+        print(json.dumps(solve_large(options.solve, tuple(options.sizes))))
+        return
+    document: dict[str, Any] = {
+        "benchmark": "subsets",
+        "machine": {
+            "device": "cpu",
+            "threads": 1,
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+            "python": platform.python_version(),
+        },
+        "parts": {name: PARTS[name]() for name in options.part},
+    }
+    path = Path(__file__).parent / "results" / "subsets_cpu.json"
+    if options.save and path.exists():
+        saved = json.loads(path.read_text(encoding="utf-8"))["parts"]
+        merged = saved | document["parts"]
+        document["parts"] = {name: merged[name] for name in PARTS if name in merged}
+    text = json.dumps(document, indent=1)
+    print(text)
+    if options.save:
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

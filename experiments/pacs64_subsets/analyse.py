@@ -1,0 +1,246 @@
+"""Subsets of the sketches on our models: sweep, verdicts, class mix; writes `results/*.json`.
+
+python experiments/pacs64_subsets/analyse.py [--permutations 99] [--workers 1]
+"""
+
+import argparse
+import csv
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from images import OOD_DOMAIN, RESULTS
+from images import read as read_images
+
+from assay import save_report
+from assay.measurement import plain
+from assay.subsets import CorrectnessData, SelectionPath, selection_path
+from assay.subsets.line import correlate
+from assay.subsets.model_curve import models_needed
+from assay.subsets.replication import example_correlations, replicate_examples, replicate_halves
+from assay.subsets.verdict import cross_fit
+
+
+SEED = 0
+DIGITS = 6
+# Lists of plain values go on one line.
+PLAIN_LIST = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]")
+
+
+def rounded(value: Any) -> Any:
+    """Finite JSON with few digits, so that files stay small and diffs readable."""
+    if isinstance(value, dict):
+        return {str(key): rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each) for each in value]
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def write(name: str, record: Any) -> None:
+    """A results file."""
+    text = json.dumps(rounded(plain(record)), indent=1, allow_nan=False)
+    text = PLAIN_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def models() -> list[dict[str, str]]:
+    """What each model of the archive is, in its order."""
+    with (RESULTS / "models.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def read() -> tuple[CorrectnessData, list[dict[str, str]]]:
+    """The committed archive and its list of models."""
+    data, rows = CorrectnessData.load(RESULTS / "correctness.npz"), models()
+    if list(data.model_ids) != [row["name"] for row in rows]:
+        raise SystemExit("models.csv and correctness.npz list different models; run collect.py again")
+    return data, rows
+
+
+def judged(path: SelectionPath, n_permutations: int, workers: int) -> SelectionPath:
+    """The path with its verdicts."""
+    began = time.monotonic()
+    path.judge(
+        n_permutations=n_permutations,
+        workers=workers,
+        progress=lambda stage, done, of: print(
+            f"  {stage} {done}/{of} {time.monotonic() - began:.0f} s", flush=True
+        ),
+    )
+    return path
+
+
+def path_record(path: SelectionPath) -> dict[str, Any]:
+    """A sweep, small enough to commit: sets, correlations, verdicts, baselines, classes."""
+    labels = path.data.labels
+    assert labels is not None
+    rows = []
+    for selection, verdict in zip(path.selections, path.verdicts, strict=True):
+        line = selection.line("test")
+        whole = selection.size == path.data.n_examples
+        each = replicate_examples(selection)
+        rows.append(
+            {
+                "size": selection.size,
+                "r": {part: found.r for part, found in selection.correlation.items()},
+                "test": selection.correlation["test"].to_dict(),
+                "line": line.to_dict(),
+                "verdict": {
+                    name: value for name, value in verdict.to_dict().items() if name not in ("null", "sizes")
+                },
+                "examples": {
+                    name: getattr(each, name)
+                    for name in (
+                        "share_negative",
+                        "share_discovered",
+                        "pool_share_negative",
+                        "pool_share_discovered",
+                    )
+                },
+                "classes": np.bincount(labels[selection.indices], minlength=7),
+                "indices": None if whole else selection.indices,
+            }
+        )
+    halves = replicate_halves(path.headline, workers=1)
+    largest = {rule: path.largest_aotil(rule).to_dict() for rule in ("val", "ci", "paper")}
+    return {
+        "split": {part: path.split.part(part) for part in ("train", "validation", "test")},
+        "null_minimum": path.verdicts[0].null,
+        "sizes": rows,
+        "baselines": {kind: [row.to_dict() for row in found] for kind, found in path.baselines.items()},
+        "consistency": path.consistency.to_dict(),
+        "largest": largest,
+        "headline": path.headline.size,
+        "halves": halves.to_dict(),
+    }
+
+
+def coarse(data: CorrectnessData, names: Sequence[str], n_permutations: int, workers: int) -> dict[str, Any]:
+    """Verdicts with other families."""
+    path = selection_path(
+        CorrectnessData.of(data, families=names), split="family", seed=SEED, baselines=False
+    )
+    found = judged(path, n_permutations, workers)
+    return {
+        "n_families": len(set(names)),
+        "test_families": sorted({names[place] for place in path.split.test}),
+        "sizes": [
+            {
+                "size": selection.size,
+                "test": selection.correlation["test"].to_dict(),
+                "verdict": {
+                    name: value for name, value in verdict.to_dict().items() if name not in ("null", "sizes")
+                },
+            }
+            for selection, verdict in zip(found.selections, found.verdicts, strict=True)
+        ],
+    }
+
+
+def whole(data: CorrectnessData, rows: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """All models: quality, full correlation, each class by itself, and what models answer."""
+    assert data.labels is not None
+    assert data.label_names is not None
+    y, units = data.id_accuracy, data.units
+    classes = {}
+    for code, name in enumerate(data.label_names):
+        members = np.flatnonzero(data.labels == code)
+        accuracy = data.accuracy_on(members)
+        answers = np.array([float(row[f"predicts_{name}"]) for row in rows])
+        classes[name] = {
+            "n": len(members),
+            "accuracy": {"mean": accuracy.mean(), "low": accuracy.min(), "high": accuracy.max()},
+            "correlation": correlate(y, accuracy, units=units, size=len(members), seed=SEED).to_dict(),
+            "share_of_answers": answers.mean(),
+            "answers_with_id_accuracy": correlate(y, answers, units=units, seed=SEED).to_dict(),
+        }
+    needed = models_needed(y, data.accuracy(), seed=SEED)
+    per_example = example_correlations(data.matrix(), y)
+    return {
+        "quality": data.quality().to_dict(),
+        "accuracy": correlate(y, data.accuracy(), units=units, seed=SEED).to_dict(),
+        "classes": classes,
+        "examples": {
+            "share_negative": np.mean(per_example < 0),
+            "share_negative_by_class": {
+                name: np.mean(per_example[data.labels == code] < 0)
+                for code, name in enumerate(data.label_names)
+            },
+        },
+        "models_needed": {
+            "k": needed.k,
+            "mean": needed.mean,
+            "low": np.nanmin(needed.curves, axis=0),
+            "high": np.nanmax(needed.curves, axis=0),
+            "stable": needed.stable,
+            "median": needed.median,
+        },
+        "estimators": by(rows, data, "estimator"),
+        "kinds": by(rows, data, "kind"),
+        "subsets": by(rows, data, "subset"),
+    }
+
+
+def by(rows: Sequence[dict[str, str]], data: CorrectnessData, column: str) -> dict[str, Any]:
+    """Models and accuracies for each value of a column of the list of models."""
+    values = np.array([row[column] for row in rows])
+    found = {}
+    for value in sorted(set(values.tolist())):
+        inside = np.flatnonzero(values == value)
+        y, accuracy = data.id_accuracy[inside], data.accuracy(inside)
+        r = correlate(y, accuracy, units=data.units[inside], seed=SEED)
+        found[value] = {
+            "n": len(inside),
+            "id_accuracy": [y.min(), np.median(y), y.max()],
+            "accuracy": [accuracy.min(), np.median(accuracy), accuracy.max()],
+            "r": r.r,
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--permutations", type=int, default=99)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--report", type=Path, help="also write a report of the main sweep here")
+    parser.add_argument(
+        "--data", type=Path, help="folder of the four .npz files, for the pictures of the report"
+    )
+    parser.add_argument("--only", nargs="*", default=["whole", "path", "strata", "kind", "estimator", "full"])
+    given = parser.parse_args()
+    options = {"n_permutations": given.permutations, "workers": given.workers}
+    data, rows = read()
+    shown = data if given.data is None else replace(data, images=read_images(given.data, OOD_DOMAIN).pixels)
+    print(f"{data.n_models} models, {data.n_examples} sketches", flush=True)
+    if "whole" in given.only:
+        write("whole", whole(data, rows))
+    if "path" in given.only:
+        found = judged(selection_path(shown, split="family", seed=SEED), **options)
+        write("path", path_record(found))
+        if given.report is not None:
+            save_report(given.report, found)
+    if "strata" in given.only:
+        found = selection_path(data, split="family", seed=SEED, strata="label")
+        write("strata", path_record(judged(found, **options)))
+    for column in ("kind", "estimator"):
+        if column in given.only:
+            write(f"families_{column}", coarse(data, [row[column] for row in rows], **options))
+    if "full" in given.only:
+        part = np.array([place for place, row in enumerate(rows) if row["subset"] == "all"], dtype=np.int64)
+        trained = data.take_models(part)
+        path = selection_path(trained, split="family", seed=SEED, baselines=False)
+        fit = cross_fit(trained, path.sizes, settings=path.problem.settings)
+        names = ("sizes", "r", "low", "high", "fold_correlations", "n_units")
+        record = {name: getattr(fit, name) for name in names}
+        record |= {"n_models": len(part), "test": [each.correlation["test"].r for each in path.selections]}
+        record["full"] = path.full["test"].to_dict()
+        write("full_training", record)
+
+
+if __name__ == "__main__":
+    main()
