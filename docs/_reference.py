@@ -30,6 +30,7 @@ PAGES = {
     "claims": ("Claims", ["assay.claims"]),
     "zoo": ("Zoos", ["assay.zoo"]),
     "generalization": ("Generalization", ["assay.generalization"]),
+    "subsets": ("Subsets", ["assay.subsets"]),
     "stats": ("Statistics", ["assay.stats"]),
     "store": ("Store", ["assay.store", "assay.catalogue"]),
     "runner": ("Audit and report", ["assay.runner", "assay.report"]),
