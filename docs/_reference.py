@@ -16,7 +16,7 @@ import assay
 
 
 PAGES = {
-    "models": ("Models", ["assay.models"]),
+    "models": ("Models", ["assay.models", "assay.models.planted"]),
     "graph": ("Graph", ["assay.graph"]),
     "tasks": ("Tasks", ["assay.tasks"]),
     "objectives": ("Objectives", ["assay.objectives"]),
@@ -27,6 +27,7 @@ PAGES = {
     "metrics": ("Metrics", ["assay.metrics", "assay.measurement"]),
     "adversarial": ("Worst case", ["assay.adversarial"]),
     "calibration": ("Calibrations", ["assay.calibration"]),
+    "benchmark": ("Benchmark of methods", ["assay.benchmark"]),
     "claims": ("Claims", ["assay.claims"]),
     "zoo": ("Zoos", ["assay.zoo"]),
     "generalization": ("Generalization", ["assay.generalization"]),

@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "discovery heads",
         "metrics",
         "zoo",
-        "adversarial calibration generalization subsets",
+        "adversarial benchmark calibration generalization subsets",
         "store catalogue claims",
         "report",
         "runner",

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from assay.adversarial import WorstCase, worst_case
     from assay.calibration import calibrate, calibrate_all
     from assay.catalogue import list_entries as list  # noqa: A004 - the name users know
-    from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
-    from assay.discovery import discover, output_scores
+    from assay.benchmark import benchmark_discovery, measure_truth
+    from assay.circuits import Circuit, EdgeScores, certify, load_circuit, load_scores
+    from assay.discovery import consensus, discover, discover_positions, output_scores
     from assay.errors import AssayError
     from assay.execution import CircuitRuns, run_circuit, run_model
     from assay.generalization import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from assay.measurement import Interval, Measurement, Verdict
     from assay.metrics import faithfulness_curve, measure
     from assay.models import Model, load_model
+    from assay.models.planted import planted_model
     from assay.report import save_report
     from assay.runner import audit
     from assay.stats import percentile_confidence, percentile_sample_size
@@ -79,15 +81,19 @@ __all__ = [
     "Zoo",
     "audit",
     "baselines",
+    "benchmark_discovery",
     "build_graph",
     "calibrate",
     "calibrate_all",
     "calibrate_threshold",
+    "certify",
     "circuit_shift",
+    "consensus",
     "dependency_depth_bias",
     "dependency_matrix",
     "discover",
     "discover_heads",
+    "discover_positions",
     "faithfulness_curve",
     "finetune",
     "list",
@@ -98,11 +104,13 @@ __all__ = [
     "load_subset",
     "load_task",
     "measure",
+    "measure_truth",
     "motif",
     "oodselect",
     "output_scores",
     "percentile_confidence",
     "percentile_sample_size",
+    "planted_model",
     "rank",
     "run_circuit",
     "run_model",
@@ -137,15 +145,19 @@ _HOMES = {
     "Zoo": ("assay.zoo", "Zoo"),
     "audit": ("assay.runner", "audit"),
     "baselines": ("assay.generalization", "baselines"),
+    "benchmark_discovery": ("assay.benchmark", "benchmark_discovery"),
     "build_graph": ("assay.graph", "build_graph"),
     "calibrate": ("assay.calibration", "calibrate"),
     "calibrate_all": ("assay.calibration", "calibrate_all"),
     "calibrate_threshold": ("assay.generalization", "calibrate_threshold"),
+    "certify": ("assay.circuits", "certify"),
     "circuit_shift": ("assay.generalization", "circuit_shift"),
+    "consensus": ("assay.discovery", "consensus"),
     "dependency_depth_bias": ("assay.generalization", "dependency_depth_bias"),
     "dependency_matrix": ("assay.generalization", "dependency_matrix"),
     "discover": ("assay.discovery", "discover"),
     "discover_heads": ("assay.heads", "discover_heads"),
+    "discover_positions": ("assay.discovery", "discover_positions"),
     "faithfulness_curve": ("assay.metrics", "faithfulness_curve"),
     "finetune": ("assay.generalization", "finetune"),
     "list": ("assay.catalogue", "list_entries"),
@@ -156,11 +168,13 @@ _HOMES = {
     "load_subset": ("assay.subsets", "load_subset"),
     "load_task": ("assay.tasks", "load_task"),
     "measure": ("assay.metrics", "measure"),
+    "measure_truth": ("assay.benchmark", "measure_truth"),
     "motif": ("assay.generalization", "motif"),
     "oodselect": ("assay.subsets", "oodselect"),
     "output_scores": ("assay.discovery", "output_scores"),
     "percentile_confidence": ("assay.stats", "percentile_confidence"),
     "percentile_sample_size": ("assay.stats", "percentile_sample_size"),
+    "planted_model": ("assay.models.planted", "planted_model"),
     "rank": ("assay.generalization", "rank_models"),
     "run_circuit": ("assay.execution", "run_circuit"),
     "run_model": ("assay.execution", "run_model"),

@@ -72,7 +72,7 @@ def list_entries(kind: str) -> Listing:
         kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives`, `divergences`, `gates`,
             `head-methods` (scores of heads), `interventions` (what a head's output is replaced by),
             `corruptions` (of images), `distances` (of circuits) or `models` (families that can be loaded,
-            after the embedded model).
+            after the embedded and the planted models).
 
     Raises:
         UnknownNameError: Another kind.
@@ -90,8 +90,26 @@ def list_entries(kind: str) -> Listing:
         for key, registered in registry.items()
     ]
     if kind == "models":
-        entries.insert(0, Entry(key="mini", summary="The embedded language model.", facts={}))
+        entries = [*_embedded(), *entries]
     return Listing(entries)
+
+
+def _embedded() -> list[Entry]:
+    """Models that come with the package, which a name loads."""
+    from assay.models.planted import planted_names
+
+    return [
+        Entry(key="mini", summary="The embedded language model.", facts={}),
+        Entry(
+            key="colour-digits",
+            summary="The embedded image classifier: coloured digits, where the colour misleads.",
+            facts={},
+        ),
+        *(
+            Entry(key=f"planted:{name}", summary="Weights written by hand; its circuit is known.", facts={})
+            for name in planted_names()
+        ),
+    ]
 
 
 def _summary(registered: object) -> str:
@@ -106,17 +124,17 @@ def _summary(registered: object) -> str:
     if own is None and dataclasses.is_dataclass(registered):
         # Of a described function, the function's docstring; the dataclass says only what the fields mean.
         values = (getattr(registered, field.name) for field in dataclasses.fields(registered))
-        own = next((value for value in values if inspect.isroutine(value)), None)
+        own = next((value for value in values if inspect.isroutine(value)), type(registered))
     elif own is None:
         own = type(registered)
-    paragraph = (inspect.getdoc(own) or "").partition("\n\n")[0] if own is not None else ""
+    paragraph = (inspect.getdoc(own) or "").partition("\n\n")[0]
     return " ".join(paragraph.split())
 
 
 def _facts(registered: object) -> dict[str, Any]:
     names: Iterable[str]
     if dataclasses.is_dataclass(registered):
-        names = [field.name for field in dataclasses.fields(registered)]
+        names = [*_class_variables(registered), *(field.name for field in dataclasses.fields(registered))]
     else:
         owner = registered if inspect.isclass(registered) else type(registered)
         names = [name for base in reversed(owner.__mro__[:-1]) for name in vars(base)]
@@ -131,3 +149,14 @@ def _facts(registered: object) -> dict[str, Any]:
         if plain and value not in ("", ()) and re.fullmatch(r"[a-z][a-z0-9_]*", name) and name != "key":
             facts[name] = value
     return facts
+
+
+def _class_variables(registered: object) -> list[str]:
+    """Names that a described object's class declares for all its instances."""
+    owner = registered if inspect.isclass(registered) else type(registered)
+    return [
+        name
+        for base in reversed(owner.__mro__[:-1])
+        for name, annotation in inspect.get_annotations(base).items()
+        if "ClassVar" in str(annotation)
+    ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from assay.adversarial.ascent import SIDES, Pair, prompt_key
 from assay.circuits import Circuit
+from assay.execution.ablation import Baseline
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model, Trace
 from assay.models.tracing import BlockCall
@@ -71,7 +72,14 @@ class FirstOrder:
             assert leaves[1] is not None
             pairs = SoftPairs(
                 embedded=(leaves[0] - leaves[1]).to(self.runner.dtype),
-                corrupted=of_corrupted,
+                baseline=Baseline(
+                    model=self.model,
+                    input=leaves[1],
+                    z=of_corrupted.z,
+                    mlp=of_corrupted.mlp,
+                    trace=of_corrupted,
+                ),
+                calls=of_corrupted.calls,
                 read=read,
                 model_logits=self.model.read(hidden, read).to(self.runner.dtype),
             )

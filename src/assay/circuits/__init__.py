@@ -1,6 +1,9 @@
 """Circuits and edge scores: selection, set operations, files."""
 
+from assay.circuits.certified import CertifiedCircuit, certify, load_certified, selection_probability
 from assay.circuits.circuit import Circuit, prune
+from assay.circuits.eap_ig import GraphFile, read_eap_ig, write_eap_ig
+from assay.circuits.exchange import SubmissionEntry, load_submission, save_submission
 from assay.circuits.files import load_circuit, load_scores, write_atomically
 from assay.circuits.heads import (
     BAND_ORDINALS,
@@ -17,18 +20,28 @@ from assay.circuits.scores import EdgeScores
 
 __all__ = [
     "BAND_ORDINALS",
+    "CertifiedCircuit",
     "Circuit",
     "EdgeScores",
+    "GraphFile",
     "HeadCircuit",
     "Role",
+    "SubmissionEntry",
     "band_of_layer",
     "band_ordinal",
+    "certify",
+    "load_certified",
     "load_circuit",
     "load_head_circuit",
     "load_scores",
+    "load_submission",
     "prune",
     "published_circuit",
     "published_circuits",
     "published_head_circuits",
+    "read_eap_ig",
+    "save_submission",
+    "selection_probability",
     "write_atomically",
+    "write_eap_ig",
 ]

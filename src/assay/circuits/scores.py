@@ -125,6 +125,44 @@ class EdgeScores:
                 open_target(feeding_column)
         return self._circuit(mask, {"selection": "greedy", "k": k, "absolute": absolute}).connected()
 
+    def consistent(
+        self,
+        k: int,
+        *,
+        absolute: bool = True,
+        level: float | int = 0.95,
+        resamples: int = 1000,
+        seed: int = 0,
+    ) -> Circuit:
+        """The k edges of largest |score| (or signed score) among those whose sign the examples agree on.
+
+        An edge qualifies where the percentile bootstrap interval of its mean score excludes 0: at most a
+        share (1 - level) / 2 of the resample means is not strictly on one side of 0.
+
+        Args:
+            k: Edges to keep, 1 to n_edges. Fewer are kept if fewer qualify; `provenance["qualified"]` says
+                how many did.
+            absolute: Rank by magnitude; False ranks by sign, as CPR does.
+            level: Two-sided confidence of the interval, in (0, 1), per edge.
+            resamples: Bootstrap resamples of the examples, at least 2 / (1 - level).
+            seed: Root of the resamples.
+
+        Raises:
+            InputError: Without scores per example (`discover(..., per_example=True)`), with fewer than 2
+                examples, for k out of range, or with too few resamples for the level.
+
+        Notes:
+            The interval is per edge: of n_edges edges without effect, about (1 - level) n_edges qualify by
+            chance and enter where k reaches that far. Ties go to the smaller edge index. No forward passes.
+
+        References:
+            Nikankin et al. (2025), arXiv:2510.25786, section on bootstrapping.
+        """
+        from assay.circuits.resampling import top_consistent
+
+        check_n_edges(self.graph, k)
+        return top_consistent(self, k, absolute=absolute, level=level, resamples=resamples, seed=seed)
+
     def _rankable(self, *, absolute: bool) -> Tensor:
         values = self.values.abs() if absolute else self.values
         return values.double().masked_fill(~self.graph.valid, -torch.inf).flatten()

@@ -8,6 +8,7 @@ variables, the variables over the file.
 import os
 
 import assay.cli.attack
+import assay.cli.benchmark
 import assay.cli.calibrate
 import assay.cli.claim
 import assay.cli.finetune

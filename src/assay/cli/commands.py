@@ -152,6 +152,10 @@ def discover(
     images: ImagesOption = None,
     skip_bad: SkipBadOption = False,
     method: MethodOption = "eap-ig-inputs",
+    method_options: Annotated[
+        list[str] | None,
+        option("--option", "Option of the method, NAME=VALUE, e.g. threshold=0.02; may be repeated."),
+    ] = None,
     objective: ObjectiveOption = None,
     ablation: AblationOption = None,
     n: CountOption = None,
@@ -181,15 +185,19 @@ def discover(
 ) -> None:
     """Score every edge and keep the strongest as a circuit."""
     from assay import runner
+    from assay.runner.benchmark import parse_options
 
     named = task if images is None else None
-    runner.check_options(method=method, task=named, ablation=ablation, objective=objective, device=device)
+    options = parse_options([f"{method}.{text}" for text in method_options or ()]).get(method, {})
+    runner.check_options(
+        method=method, options=options, task=named, ablation=ablation, objective=objective, device=device
+    )
     if sum(choice is not None for choice in (top, threshold, greedy)) > 1:
         raise InputError("--top, --threshold and --greedy each choose a circuit; give one of them")
     if dry_run:
         loaded = load(model, device)
         n = n or runner.DEFAULT_N
-        stages = [runner.plan_discovery(loaded, method=method, n=n, steps=steps)]
+        stages = [runner.plan_discovery(loaded, method=method, n=n, steps=steps, options=options)]
         show_plan(loaded, n, stages, as_json=as_json)
         return
     check_outputs(out, scores_out, store=store)
@@ -209,6 +217,7 @@ def discover(
             quadrature=quadrature,
             batch_size=batch_size,
             seed=seed,
+            options=options,
             store=kept,
         )
         progress("discover", 1, 1)
@@ -365,8 +374,10 @@ def _inputs(
     task: str, images: str | None, model: "Model", *, n: int | None, seed: int, skip_bad: bool = False
 ) -> "Task":
     """Prompts of a task, or images where they are named."""
-    from assay.tasks import load_images, load_task
+    from assay.tasks import digits_source, load_images, load_task
 
+    if images is None and digits_source(task) is not None:
+        images = task
     if images is None:
         return load_task(task, model, n=n, seed=seed)
     found = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)

@@ -2,22 +2,27 @@
 
 import abc
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from assay.discovery.gradients import ActivationDifferences, GradientSums
-from assay.discovery.method import METHODS, BatchScores, EdgeMethod, Settings, check_steps
+from assay.discovery.method import METHODS, BatchMethod, BatchScores, Settings, Sweep, check_steps
 from assay.discovery.quadrature import Node, quadrature_nodes
-from assay.errors import InputError
+from assay.discovery.spsa import check_spsa, spsa_sweep
+from assay.errors import InputError, unknown_name
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
-from assay.tasks import Batch
+from assay.tasks import Batch, Task
 
 
-class _Passes:
+ESTIMATORS = ("gradient", "spsa")
+
+
+class Passes:
     """Native passes over one batch: clean, ablated, and whatever lies between them.
 
     Args:
@@ -107,7 +112,7 @@ class _Passes:
         return float((self.losses[0.0].double() - self.losses[1.0].double()).sum())
 
 
-class _PathGradient(EdgeMethod):
+class _PathGradient(BatchMethod):
     """Abstract: gradients at points between the ablated and the clean input."""
 
     needs_gradients = True
@@ -131,7 +136,7 @@ class _PathGradient(EdgeMethod):
         middle = [node for node in nodes if node.alpha == 0.5] if settings.steps == "auto" else []
         sums, centre = GradientSums(model), GradientSums(model)
         with model.frozen():
-            passes = _Passes(model, batch, prepared, settings, {node.alpha for node in nodes})
+            passes = Passes(model, batch, prepared, settings, {node.alpha for node in nodes})
             for node in nodes:
                 trace = passes.between(node.alpha)
                 sums.add(trace, batch.positions, node.weight)
@@ -190,13 +195,45 @@ class CleanCorrupted(_PathGradient):
         return (Node(alpha=1.0, weight=0.5), Node(alpha=0.0, weight=0.5))
 
 
+@dataclass(frozen=True, kw_only=True)
 class EapIgInputs(_PathGradient):
-    """EAP with the gradient averaged while the input source moves from its ablated to its clean value."""
+    """EAP with the gradient averaged while the input source moves from its ablated to its clean value.
+
+    Attributes:
+        estimator: `gradient`, or the experimental `spsa`: slopes along random directions, from forward passes
+            alone. Unbiased for the same scores, but every edge is noise to all others.
+        draws: Of `spsa`: pairs of runs per example.
+        epsilon: Of `spsa`: size of a shift, in units of the activation differences.
+    """
 
     key = "eap-ig-inputs"
     source = "Hanna et al. 2024, arXiv:2403.17806"
     measures_completeness = True
     integrates = True
+
+    estimator: str = "gradient"
+    draws: int = 400
+    epsilon: float = 1e-3
+
+    def check(self, settings: Settings) -> None:
+        super().check(settings)
+        if self.estimator not in ESTIMATORS:
+            raise unknown_name("estimator", self.estimator, ESTIMATORS)
+        if self.estimator == "spsa":
+            check_spsa(settings, self.draws, self.epsilon)
+            if settings.per_example:
+                raise InputError(
+                    "estimator='spsa' gives single examples nothing but noise; leave out per_example, or use "
+                    "estimator='gradient'"
+                )
+
+    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+        if self.estimator == "spsa":
+            return spsa_sweep(model, task, settings, size, self.draws, self.epsilon)
+        return super().sweep(model, task, settings, size)
+
+    def most_passes(self, model: Model, nodes: int) -> int:
+        return 3 + 2 * self.draws if self.estimator == "spsa" else super().most_passes(model, nodes)
 
     def nodes(self, settings: Settings) -> Sequence[Node]:
         if settings.steps == "auto":
@@ -210,7 +247,7 @@ class EapIgInputs(_PathGradient):
         return quadrature_nodes(int(settings.steps), settings.quadrature)
 
 
-class EapIgActivations(EdgeMethod):
+class EapIgActivations(BatchMethod):
     """Integrated gradients on activations: each source group moves from its ablated to its clean value.
 
     Groups are `input`, the heads of one block together, and each MLP; only edges out of the group take
@@ -236,7 +273,7 @@ class EapIgActivations(EdgeMethod):
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
         graph = model.graph
         with model.frozen():
-            passes = _Passes(model, batch, prepared, settings, set())
+            passes = Passes(model, batch, prepared, settings, set())
             differences = passes.differences()
             nodes = quadrature_nodes(int(settings.steps), settings.quadrature)
             scores = self._group(passes, differences, nodes, slice(0, 1), None)
@@ -252,7 +289,7 @@ class EapIgActivations(EdgeMethod):
 
     def _group(
         self,
-        passes: _Passes,
+        passes: Passes,
         differences: ActivationDifferences,
         nodes: Sequence[Node],
         rows: slice,
@@ -274,7 +311,7 @@ class EapIgActivations(EdgeMethod):
         return sums.contract(differences, batch.positions, rows=rows, per_example=passes.settings.per_example)
 
     @staticmethod
-    def _from_site(passes: _Passes, kind: str, layer: int, alpha: float) -> Trace:
+    def _from_site(passes: Passes, kind: str, layer: int, alpha: float) -> Trace:
         """The run in which one group of block `layer` is at a~ + alpha (a - a~)."""
         model = passes.model
         clean = passes.clean.z[layer] if kind == "heads" else passes.clean.mlp[layer]

@@ -7,7 +7,8 @@ For a target v with input x, norm N and projection W the gradient at x is closed
 with dq the gradient at the projection's output (no mean terms for RMSNorm). `mean(y x^)` is
 dq . (W^T gain x^) / d, a scalar per token that the projection's own output gives. So a pass leaves
 behind dq / sigma and one scalar per channel; the projection back to d_model and the product with
-the activation differences happen once per batch, whatever the number of passes.
+the activation differences happen once per batch, whatever the number of passes. Where a norm's scale
+counts as a constant, the term in x^ falls away.
 (Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806.)
 """
 
@@ -90,10 +91,20 @@ class GradientSums:
         model: The model.
         first_attention, first_mlp: Blocks whose attention (MLP) is the first to be read; earlier targets
             get no gradient. Used where only what lies behind a source matters.
+        constant_scale: Take the scale that a norm divides by for a constant. The passes must do the same,
+            since gradients further back come from them.
     """
 
-    def __init__(self, model: Model, *, first_attention: int = 0, first_mlp: int = 0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        first_attention: int = 0,
+        first_mlp: int = 0,
+        constant_scale: bool = False,
+    ) -> None:
         self.model = model
+        self.constant_scale = constant_scale
         self.first_attention, self.first_mlp = first_attention, first_mlp
         self.channels = [_ChannelSums() for _ in model.blocks]
         self.mlp: list[Tensor | None] = [None] * model.n_layers
@@ -111,7 +122,8 @@ class GradientSums:
             gradient = trace.gradients.get(("mlp", layer, 0))
             if gradient is not None:
                 norm = self.model.blocks[layer].mlp_norm
-                change = _norm_backward(norm, trace.mlp_in[layer - offset_mlp], gradient.to(wide) * weight)
+                x, above = trace.mlp_in[layer - offset_mlp], gradient.to(wide) * weight
+                change = _norm_backward(norm, x, above, constant_scale=self.constant_scale)
                 before = self.mlp[layer]
                 self.mlp[layer] = change if before is None else before + change
         gradient = trace.gradients.get(("logits", 0, 0))
@@ -131,13 +143,15 @@ class GradientSums:
         scaled = block.channels([part.to(wide) for part in parts if part is not None]) * (
             weight * inverse[..., None]
         )
+        sums.scaled = scaled if sums.scaled is None else sums.scaled + scaled
+        if self.constant_scale:
+            return
         linear = block.channels([part.to(wide) for part in trace.qkv[place]])
         constant = _constant(self.model, layer)
         if constant is not None:
             linear = linear - constant.to(wide)
         sums.along.append((scaled * linear).sum(-1) / self.model.d_model)
         sums.direction.append(direction)
-        sums.scaled = scaled if sums.scaled is None else sums.scaled + scaled
 
     def _attention_gradient(self, layer: int, rows: slice) -> Tensor | None:
         """`[n_channels, batch, pos, d_model]` of some examples."""
@@ -151,9 +165,10 @@ class GradientSums:
             weight = (block.qkv_weight().to(scaled.dtype) * gain).permute(1, 2, 0)
             self._weights[layer] = block.attention_norm.centre(weight).contiguous()
         gradient = torch.bmm(scaled.permute(2, 0, 1, 3).flatten(1, 2), self._weights[layer])
-        along = torch.stack([part[rows] for part in sums.along], -1).flatten(0, 1)
-        direction = torch.stack([part[rows] for part in sums.direction], 2).flatten(0, 1)
-        gradient -= torch.bmm(along, direction).transpose(0, 1)
+        if not self.constant_scale:
+            along = torch.stack([part[rows] for part in sums.along], -1).flatten(0, 1)
+            direction = torch.stack([part[rows] for part in sums.direction], 2).flatten(0, 1)
+            gradient -= torch.bmm(along, direction).transpose(0, 1)
         result: Tensor = gradient.unflatten(1, (n, length))
         return result
 
@@ -217,12 +232,12 @@ def _multiply(
         into[0, sources, targets] += left.flatten(1) @ right.flatten(1).T
 
 
-def _norm_backward(norm: Norm, x: Tensor, gradient: Tensor) -> Tensor:
+def _norm_backward(norm: Norm, x: Tensor, gradient: Tensor, *, constant_scale: bool) -> Tensor:
     """Gradient at a norm's input from the gradient at its output."""
     direction, inverse = norm.standardise(x)
     scaled = gradient * norm.gain.to(gradient.dtype) * inverse
     change = norm.centre(scaled)
-    return change - direction * (scaled * direction).mean(-1, keepdim=True)
+    return change if constant_scale else change - direction * (scaled * direction).mean(-1, keepdim=True)
 
 
 def _constant(model: Model, layer: int) -> Tensor | None:

@@ -1,11 +1,13 @@
 """What a discovery method is, and the one loop over the data that all of them share."""
 
 import abc
+import dataclasses
+import hashlib
 import time
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from assay.circuits import EdgeScores
 from assay.discovery.quadrature import quadrature_nodes
-from assay.errors import AssayWarning, InputError, NonFiniteError
+from assay.errors import AssayWarning, InputError, NonFiniteError, unknown_name
 from assay.execution import Ablation, Prepared, get_ablation
 from assay.execution.ablation import KeptRuns, Mean
 from assay.execution.forward import choose_batch_size, free_memory
@@ -63,28 +65,78 @@ class BatchScores:
     input_effect: float | None = None
 
 
+@dataclass(kw_only=True, eq=False)
+class Sweep:
+    """What one sweep over the data gave.
+
+    Attributes:
+        total: Sum over the examples of the scores, float64 `[S, R]`.
+        per_example: Scores of each example `[N, S, R]`, where asked for.
+        coarse: Sum of the scores of a coarser quadrature rule, if any.
+        passes: Forward and backward passes that were spent per example.
+        input_effect: Sum over the examples of J(run with `input` ablated) - J(clean), where known.
+        details: What the method reports beside: JSON-able values.
+    """
+
+    total: Float[Tensor, "n_sources n_targets"]
+    per_example: Float[Tensor, "n_examples n_sources n_targets"] | None = None
+    coarse: Float[Tensor, "n_sources n_targets"] | None = None
+    passes: dict[str, float] = field(default_factory=dict)
+    input_effect: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EdgeMethod(abc.ABC):
-    """Abstract: scores the edges of a model on a task, batch by batch.
+    """Abstract: scores the edges of a model on a task. Its fields are the method's own options.
 
     Attributes:
         key: Registered name.
         needs_gradients: Whether backward passes are made.
         integrates: Whether `steps` and `quadrature` are used.
         source: Author, year, arXiv id.
+        objective: What it attributes unless told otherwise; None: the task's own.
+        keeps_examples: Whether the scores of each example can be kept.
+        experimental: Whether its limits make it no choice for everyday use.
     """
 
-    key: str
-    needs_gradients: bool
-    integrates: bool = False
-    source: str
+    key: ClassVar[str]
+    needs_gradients: ClassVar[bool]
+    integrates: ClassVar[bool] = False
+    source: ClassVar[str]
+    objective: ClassVar[str | None] = None
+    keeps_examples: ClassVar[bool] = True
+    experimental: ClassVar[bool] = False
+
+    def configured(self, **options: Any) -> "EdgeMethod":
+        """The same method with other options.
+
+        Raises:
+            InputError: For an option that it does not have; those it has are named.
+        """
+        known = [each.name for each in dataclasses.fields(self)]
+        for name in options:
+            if name not in known:
+                raise unknown_name(f"option of method {self.key!r}", name, known)
+        return replace(self, **options)
+
+    def options(self) -> dict[str, Any]:
+        """Its options that are not the defaults, as they enter provenance, JSON-able."""
+        chosen = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        usual = {each.name: each.default for each in dataclasses.fields(self)}
+        return {
+            name: plain_option(value)
+            for name, value in chosen.items()
+            if value is not usual[name] and value != usual[name]
+        }
 
     def check(self, settings: Settings) -> None:
         """Refuse settings the method cannot serve, naming those that it can."""
         return
 
     @abc.abstractmethod
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
-        """Damage of ablating each edge, for the examples of one batch."""
+    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+        """Damage of ablating each edge, over all examples; `size` of them fit into a pass."""
 
     def most_passes(self, model: Model, nodes: int) -> int:
         """Forward and backward passes per example, at most, with `nodes` quadrature nodes."""
@@ -95,6 +147,55 @@ class EdgeMethod(abc.ABC):
         return 24 * model.n_layers * model.d_model * length * 4
 
 
+def plain_option(value: Any) -> Any:
+    """A value of an option as it enters provenance: scores by their own record."""
+    if isinstance(value, EdgeScores):
+        digest = hashlib.sha256(value.values.contiguous().numpy().tobytes()).hexdigest()[:16]
+        return {"scores": dict(value.provenance), "values": digest}
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]  # an instance
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMethod(EdgeMethod):
+    """Abstract: a method that scores each batch by itself; the sum over batches is its result."""
+
+    @abc.abstractmethod
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+        """Damage of ablating each edge, for the examples of one batch."""
+
+    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+        prepared = _prepared(model, task, settings, size)
+        shape = (model.graph.n_sources, model.graph.n_targets)
+        # float64 sums: the mean must not depend on how examples fall into batches.
+        sweep = Sweep(total=torch.zeros(shape, dtype=torch.float64), passes={"forward": 0.0, "backward": 0.0})
+        kept = []
+        for batch in task.batches(size):
+            batch = batch.to(model.device)
+            result = self.score(model, batch, prepared, settings)
+            scores = result.scores.double().cpu()
+            if result.coarse is not None:
+                coarse = result.coarse[0].double().cpu()
+                sweep.coarse = coarse if sweep.coarse is None else sweep.coarse + coarse
+            if not bool(torch.isfinite(scores).all()):
+                example = _first_bad(self, model, batch, prepared, settings)
+                raise NonFiniteError(
+                    f"method {self.key!r} gave NaN or infinite scores for example {example}; check the "
+                    "model's weights and number type (float16 gradients overflow)"
+                )
+            sweep.total += scores.sum(0)
+            if settings.per_example:
+                kept.append(result.scores.to(model.result_dtype).cpu())
+            share = len(batch.indices) / task.n
+            sweep.passes["forward"] += result.forward * share
+            sweep.passes["backward"] += result.backward * share
+            if result.input_effect is not None:
+                sweep.input_effect = (sweep.input_effect or 0.0) + result.input_effect
+        if not settings.ablation.paired and settings.ablation.key != "zero":
+            sweep.passes["forward"] += 1  # the pass that measured means or deviations
+        sweep.per_example = torch.cat(kept) if kept else None
+        return sweep
+
+
 METHODS: Registry[EdgeMethod] = Registry("method")
 
 KEPT_BYTES = 2**30  # of clean passes that measuring the means made
@@ -102,21 +203,20 @@ KEPT_BYTES = 2**30  # of clean passes that measuring the means made
 TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
 
 
-@dataclass(kw_only=True, eq=False)
-class Sweep:
-    """Sums of one sweep over the data."""
+def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:
+    """The method behind a key, or the one given, with some of its options changed.
 
-    total: Tensor
-    per_example: Tensor | None
-    coarse: Tensor | None = None
-    passes: dict[str, float] = field(default_factory=dict)
-    input_effect: float | None = None
+    Raises:
+        UnknownNameError: For an unknown method or option; near matches are named.
+    """
+    chosen = METHODS[method] if isinstance(method, str) else method
+    return chosen.configured(**options) if options else chosen
 
 
 def discover(
     model: Model,
     task: Task,
-    method: str = "eap-ig-inputs",
+    method: str | EdgeMethod = "eap-ig-inputs",
     *,
     objective: str | Objective | Loss | None = None,
     ablation: str | Ablation | None = None,
@@ -126,6 +226,7 @@ def discover(
     memory: int | None = None,
     per_example: bool = False,
     seed: int = 0,
+    **options: Any,
 ) -> EdgeScores:
     """Score every edge by the damage that ablating it would do.
 
@@ -135,8 +236,9 @@ def discover(
     Args:
         model: The model.
         task: The examples.
-        method: Key of a registered method; see `assay.list("methods")`.
-        objective: Loss to attribute; default: the task's own.
+        method: Key of a registered method (see `assay.list("methods")`), or a method with its options set.
+        objective: Loss to attribute; default: the method's own (`kl` for `acdc` and the learned masks), else
+            the task's.
         ablation: What a cut edge carries; default: the task's own.
         steps: Quadrature nodes of the integrated-gradient methods, or "auto": 3 nodes, refined to 9 while
             the completeness gap exceeds 2 % or the 200 strongest edges move by more than 2 %.
@@ -145,6 +247,7 @@ def discover(
         memory: Bytes that a pass may take; default: 60 % of what is free.
         per_example: Also keep the scores of each example (same passes).
         seed: Root seed.
+        **options: Options of the method, such as `threshold` of `acdc`.
 
     Returns:
         Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
@@ -152,19 +255,25 @@ def discover(
         model `drift`, the relative L2 distance of the scores of some examples from float32 scores.
 
     Raises:
-        UnknownNameError: For an unknown method, objective or ablation; near matches are named.
+        UnknownNameError: For an unknown method, option, objective or ablation; near matches are named.
         InputError: For settings that the method cannot serve.
         NonFiniteError: If a logit, gradient or score is NaN or infinite.
     """
-    chosen = METHODS[method]
+    chosen = get_method(method, **options)
     settings = Settings(
-        objective=get_objective(objective or task.objective),
+        objective=get_objective(objective or chosen.objective or task.objective),
         ablation=get_ablation(ablation or task.ablation),
         steps=steps,
         quadrature=quadrature,
         per_example=per_example,
         seed=seed,
     )
+    if per_example and not chosen.keeps_examples:
+        able = ", ".join(key for key, known in METHODS.items() if known.keeps_examples)
+        raise InputError(
+            f"{chosen.key} decides on all examples together and has no scores of single ones; leave out "
+            f"per_example, or use one of {able}"
+        )
     chosen.check(settings)
     task = model.bind(task)
     extra = chosen.bytes_per_example(model, task.length, settings)
@@ -172,11 +281,16 @@ def discover(
     started = time.perf_counter()
     sweep, details = _sweeps(chosen, model, task, settings, size)
     passes = {name: round(count, 3) for name, count in sweep.passes.items()}
-    details |= {"passes": passes, "seconds": time.perf_counter() - started, "batch_size": size}
+    details |= sweep.details | {
+        "passes": passes,
+        "seconds": time.perf_counter() - started,
+        "batch_size": size,
+    }
     values = (sweep.total / task.n).to(model.result_dtype)
     if sweep.input_effect is not None:
         details["completeness_gap"] = completeness_gap(values, sweep.input_effect / task.n)
-    if model.dtype in (torch.bfloat16, torch.float16) and chosen.needs_gradients:
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    if half and chosen.needs_gradients and isinstance(chosen, BatchMethod):
         details["drift"] = _drift(chosen, model, task, settings, size)
     return EdgeScores(
         model.graph,
@@ -191,7 +305,7 @@ def _drift(method: EdgeMethod, model: Model, task: Task, settings: Settings, siz
     """Relative L2 distance of half-precision scores from those of a float32 copy, on a few examples."""
     few = task.subset(torch.arange(min(task.n, size, 8)))
     wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
-    low, high = (_sweep(method, each, few, settings, few.n).total for each in (model, wide))
+    low, high = (method.sweep(each, few, settings, few.n).total for each in (model, wide))
     return float((low - high).norm() / high.norm())
 
 
@@ -213,13 +327,13 @@ def _sweeps(
     is the coarser rule to compare with; a second sweep brings the 6 nodes that make 9.
     """
     if settings.steps != "auto" or not method.integrates:
-        return _sweep(method, model, task, settings, size), {}
-    sweep = _sweep(method, model, task, settings, size)
+        return method.sweep(model, task, settings, size), {}
+    sweep = method.sweep(model, task, settings, size)
     assert sweep.coarse is not None
     moved = _moved(model, sweep.coarse, sweep.total)
     if _gap(sweep) <= TOLERANCE and moved <= TOLERANCE:
         return sweep, {"steps": 3, "top_moved": moved}
-    finer = _merge(sweep, _sweep(method, model, task, replace(settings, steps="auto, refined"), size))
+    finer = _merge(sweep, method.sweep(model, task, replace(settings, steps="auto, refined"), size))
     moved = _moved(model, sweep.total, finer.total)
     if _gap(finer) > TOLERANCE:
         warnings.warn(
@@ -256,43 +370,6 @@ def _moved(model: Model, before: Tensor, after: Tensor) -> float:
     return 1 - int((first & second).sum()) / k
 
 
-def _sweep(method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
-    prepared = _prepared(model, task, settings, size)
-    shape = (model.graph.n_sources, model.graph.n_targets)
-    # float64 sums: the mean must not depend on how examples fall into batches.
-    sweep = Sweep(
-        total=torch.zeros(shape, dtype=torch.float64),
-        per_example=None,
-        passes={"forward": 0.0, "backward": 0.0},
-    )
-    kept = []
-    for batch in task.batches(size):
-        batch = batch.to(model.device)
-        result = method.score(model, batch, prepared, settings)
-        scores = result.scores.double().cpu()
-        if result.coarse is not None:
-            coarse = result.coarse[0].double().cpu()
-            sweep.coarse = coarse if sweep.coarse is None else sweep.coarse + coarse
-        if not bool(torch.isfinite(scores).all()):
-            example = _first_bad(method, model, batch, prepared, settings)
-            raise NonFiniteError(
-                f"method {method.key!r} gave NaN or infinite scores for example {example}; check the model's "
-                "weights and number type (float16 gradients overflow)"
-            )
-        sweep.total += scores.sum(0)
-        if settings.per_example:
-            kept.append(result.scores.to(model.result_dtype).cpu())
-        share = len(batch.indices) / task.n
-        sweep.passes["forward"] += result.forward * share
-        sweep.passes["backward"] += result.backward * share
-        if result.input_effect is not None:
-            sweep.input_effect = (sweep.input_effect or 0.0) + result.input_effect
-    if not settings.ablation.paired and settings.ablation.key != "zero":
-        sweep.passes["forward"] += 1  # the pass that measured means or deviations
-    sweep.per_example = torch.cat(kept) if kept else None
-    return sweep
-
-
 def _prepared(model: Model, task: Task, settings: Settings, size: int) -> Prepared:
     """The ablation, with the clean passes that measured its means where these can be used again."""
     ablation = settings.ablation
@@ -302,7 +379,9 @@ def _prepared(model: Model, task: Task, settings: Settings, size: int) -> Prepar
     return ablation.prepare(model, task, batch_size=size, seed=settings.seed)
 
 
-def _first_bad(method: EdgeMethod, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> int:
+def _first_bad(
+    method: BatchMethod, model: Model, batch: Batch, prepared: Prepared, settings: Settings
+) -> int:
     """Row of the first example whose own scores are not finite."""
     for row in range(len(batch.indices)):
         here = slice(row, row + 1)
@@ -315,7 +394,7 @@ def _first_bad(method: EdgeMethod, model: Model, batch: Batch, prepared: Prepare
 
 def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Settings) -> dict[str, Any]:
     """How scores come to be, JSON-able; equal records mean equal numbers."""
-    return {
+    record = {
         "library": library_version(),
         "model": model.describe(),
         "task": task.describe(),
@@ -327,6 +406,7 @@ def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Settin
         "quadrature": settings.quadrature if method.integrates else None,
         "seed": settings.seed,
     }
+    return record | ({"options": method.options()} if method.options() else {})
 
 
 def check_steps(steps: int | str, quadrature: str) -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from assay.circuits import Circuit
-from assay.discovery.method import METHODS, BatchScores, EdgeMethod, Settings
+from assay.discovery.method import METHODS, BatchMethod, BatchScores, Settings
 from assay.execution import CircuitRunner, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model
@@ -11,7 +11,7 @@ from assay.rng import torch_stream
 from assay.tasks import Batch
 
 
-class Exact(EdgeMethod):
+class Exact(BatchMethod):
     """The damage itself: J(run with this one edge ablated) - J(clean), one run per edge."""
 
     key = "exact"
@@ -42,7 +42,7 @@ class Exact(EdgeMethod):
         return BatchScores(scores=scores, forward=graph.n_edges + 1 + int(settings.ablation.paired))
 
 
-class Random(EdgeMethod):
+class Random(BatchMethod):
     """Uniform scores on (-1, 1): the baseline that a method has to beat."""
 
     key = "random"

@@ -7,6 +7,7 @@ from assay.execution.plan import Plan, compile_plan
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
 from assay.execution.soft import SoftPairs, SoftRunner
+from assay.execution.suffix import SuffixRunner
 
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PreparedInputs",
     "SoftPairs",
     "SoftRunner",
+    "SuffixRunner",
     "compile_plan",
     "get_ablation",
     "run_circuit",

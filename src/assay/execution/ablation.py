@@ -48,6 +48,28 @@ class Baseline:
             tensors += [part for parts in self.trace.qkv for part in parts]
         return sum(tensor.nbytes for tensor in tensors)
 
+    def repeat(self, times: int) -> "Baseline":
+        """The values of every example `times` times, all examples first; shared ones serve as they are."""
+        if self.rows == 1:
+            return self
+
+        def repeated(values: list[Tensor]) -> list[Tensor]:
+            return [value.repeat(times, *[1] * (value.ndim - 1)) for value in values]
+
+        trace = self.trace
+        if trace is not None:
+            assert trace.final_in is not None
+            trace = Trace(
+                attention_in=repeated(trace.attention_in),
+                mlp_in=repeated(trace.mlp_in),
+                qkv=[repeated(parts) for parts in trace.qkv],
+                final_in=repeated([trace.final_in])[0],
+            )
+        (first,) = repeated([self.input])
+        return Baseline(
+            model=self.model, input=first, z=repeated(self.z), mlp=repeated(self.mlp), trace=trace
+        )
+
     def attention_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
         """Stream entering the attention norm of a block when every edge is cut."""
         return self.trace.attention_in[layer] if self.trace is not None else self._streams[2 * layer]

@@ -5,13 +5,15 @@ With weights w in [0, 1] in place of kept and cut, every target v reads
     x_v = beta_v + sum over sources u of ( w[u, v] a_u + (1 - w[u, v]) b_u )
         = s_v + sum over u of w[u, v] (a_u - b_u),
 
-a_u the output in this run, b_u that of the corrupted run, s_v the stream of the corrupted run at v.
-So a block stacks the differences of all sources before it, one matrix product mixes them for all its
-targets, and autograd does the rest. A mask of zeros and ones gives the ablated run of that circuit.
-(uit de Bos and Garriga-Alonso 2024, equation 1; Cao et al. 2021, arXiv:2104.03514, for the relaxation.)
+a_u the output in this run, b_u the ablated value, s_v the stream at v when every edge is cut. So a block
+stacks the differences of all sources before it, one matrix product mixes them for all its targets, and
+autograd does the rest. A mask of zeros and ones gives the ablated run of that circuit; a mask may also
+differ from position to position. (uit de Bos and Garriga-Alonso 2024, equation 1; Cao et al. 2021,
+arXiv:2104.03514, for the relaxation.)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -19,32 +21,55 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.errors import InputError, ShapeError
+from assay.execution.ablation import Baseline, Prepared
 from assay.execution.runner import rotate
-from assay.models import Block, Model, Trace
+from assay.models import Block, Model
+from assay.tasks import Batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SoftPairs:
-    """Some pairs, ready to be run under any mask. Made by `SoftRunner.prepare`.
+    """Some examples, ready to be run under any mask. Made by `SoftRunner.prepare` or `prepare_batch`.
 
     Attributes:
-        embedded: Difference of the two inputs' embeddings, `[batch, pos, d_model]`.
-        corrupted: The pass over the corrupted inputs.
-        read: Read position of each pair.
+        embedded: Clean minus ablated output of `input`, `[batch, pos, d_model]`.
+        baseline: Ablated values of every source, and the streams they add up to.
+        calls: Per block, the arguments of a native pass.
+        read: Read position of each example.
         model_logits: The model on the clean inputs, at the read position.
     """
 
     embedded: Float[Tensor, "batch pos d_model"]
-    corrupted: Trace
+    baseline: Baseline
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
     read: Int[Tensor, " batch"]
     model_logits: Float[Tensor, "batch d_vocab"]
 
     def __len__(self) -> int:
         return len(self.read)
 
+    def repeat(self, times: int) -> "SoftPairs":
+        """Every example `times` times, all examples first: row i is example i mod len."""
+        return replace(
+            self,
+            embedded=self.embedded.repeat(times, 1, 1),
+            baseline=self.baseline.repeat(times),
+            calls=[(args, {**kwargs, **_repeated_tables(kwargs, times)}) for args, kwargs in self.calls],
+            read=self.read.repeat(times),
+            model_logits=self.model_logits.repeat(times, 1),
+        )
+
+
+def _repeated_tables(kwargs: dict[str, Any], times: int) -> dict[str, Any]:
+    """Rotary tables that differ from row to row, repeated; shared ones serve as they are."""
+    tables = kwargs.get("position_embeddings")
+    if tables is None or len(tables[0]) == 1:
+        return {}
+    return {"position_embeddings": tuple(table.repeat(times, 1, 1) for table in tables)}
+
 
 class SoftRunner:
-    """Runs a model on clean and corrupted pairs under real-valued masks, resampling.
+    """Runs a model under real-valued masks: language models and image classifiers, any ablation.
 
     Args:
         model: The model; its parameters get no gradient.
@@ -60,7 +85,6 @@ class SoftRunner:
     """
 
     def __init__(self, model: Model) -> None:
-        model.check_text("running under a real-valued mask")
         self.model = model
         self.dtype = model.result_dtype
         self._qkv = [_projection(block, self.dtype) for block in model.blocks]
@@ -81,7 +105,7 @@ class SoftRunner:
         corrupted: Int[Tensor, "batch pos"],
         read: Int[Tensor, " batch"] | None = None,
     ) -> SoftPairs:
-        """Run the model on both sides of some pairs: two forward passes.
+        """Run the model on both sides of some pairs of prompts, resampling: two forward passes.
 
         Args:
             clean: Token ids; prompts shorter than the longest are padded on the right.
@@ -92,6 +116,7 @@ class SoftRunner:
             ShapeError: If the two sides differ in shape, or `read` is not one position per pair.
             InputError: If a read position is outside the prompts.
         """
+        self.model.check_text("preparing pairs of prompts")
         if clean.ndim != 2 or clean.shape != corrupted.shape or len(clean) == 0:
             raise ShapeError(
                 f"clean is {tuple(clean.shape)} and corrupted {tuple(corrupted.shape)}; expected token ids "
@@ -115,9 +140,30 @@ class SoftRunner:
             model.forward(corrupted[:, :width].to(device))
         return SoftPairs(
             embedded=(clean_trace.input.to(self.dtype) - trace.input.to(self.dtype)),
-            corrupted=trace,
+            baseline=Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=trace),
+            calls=trace.calls,
             read=read,
             model_logits=model.read(hidden, read).to(self.dtype),
+        )
+
+    @torch.no_grad()
+    def prepare_batch(self, batch: Batch, prepared: Prepared) -> SoftPairs:
+        """Run the model on some examples of a task, prompts or images, under any ablation.
+
+        Args:
+            batch: The examples, on the model's device.
+            prepared: From `Ablation.prepare` on the same task.
+        """
+        model = self.model
+        with model.tracing() as trace:
+            hidden = model.forward(batch.clean)
+        baseline = prepared.baseline(batch)
+        return SoftPairs(
+            embedded=trace.input.to(self.dtype) - baseline.input.to(self.dtype),
+            baseline=baseline,
+            calls=trace.calls,
+            read=batch.positions,
+            model_logits=model.read(hidden, batch.positions).to(self.dtype),
         )
 
     def logits(
@@ -126,19 +172,22 @@ class SoftRunner:
         """Logits at the read position; differentiable in `mask`.
 
         Args:
-            pairs: From `prepare`.
-            mask: Weight of every edge, one mask for all pairs or one per pair. Entries without an edge are
-                not read. Values outside [0, 1] extrapolate.
+            pairs: From `prepare` or `prepare_batch`.
+            mask: Weight of every edge: one mask for all examples `[S, R]`, one per example `[batch, S, R]`,
+                or one per position `[batch or 1, pos, S, R]`; a weight at a position applies to what the
+                target reads there. Entries without an edge are not read. Values outside [0, 1] extrapolate.
 
         Raises:
             ShapeError: If the mask fits neither the graph nor the pairs.
         """
         graph = self.model.graph
         shape = (graph.n_sources, graph.n_targets)
-        if tuple(mask.shape) not in (shape, (len(pairs), *shape)):
+        rows, length = pairs.embedded.shape[:2]
+        known = [shape, (rows, *shape), (rows, length, *shape), (1, length, *shape)]
+        if tuple(mask.shape) not in known:
             raise ShapeError(
-                f"mask has shape {tuple(mask.shape)}; expected {shape}, or {(len(pairs), *shape)} for one "
-                "mask per pair"
+                f"mask has shape {tuple(mask.shape)}; expected {shape}, {(rows, *shape)} for one mask per "
+                f"pair, or {(rows, length, *shape)} (or 1 row) for one per position"
             )
         with self.model.frozen():
             return _Walk(self, pairs, mask.to(self.dtype)).finish()
@@ -163,10 +212,11 @@ class _Walk:
         self.differences = pairs.embedded[None]
 
     def finish(self) -> Tensor:
-        graph, trace = self.graph, self.pairs.corrupted
+        graph, pools = self.graph, self.model.pools
+        self.at_read = self.differences
         for layer in range(self.model.n_layers):
-            # Behind the last block only the read position counts.
-            last = layer == self.model.n_layers - 1
+            # Behind the last block only the read position counts, unless the logits pool all of them.
+            last = layer == self.model.n_layers - 1 and not pools
             if last:
                 self.at_read = self._read(self.differences)
             heads = self.heads(layer, last=last)
@@ -177,10 +227,13 @@ class _Walk:
                 self.append(heads, last=last)
             if mlp is not None:
                 self.append(mlp[None], last=last)
-        assert trace.final_in is not None
-        final = self.mix(self.at_read, slice(-1, None), self._read(trace.final_in[None])[0])
-        normed = self.model.final_norm.module(final[0, :, 0].to(self.model.dtype))
-        return self.model.unembed(normed).to(self.runner.dtype)
+        start = self.pairs.baseline.final_in()
+        if pools:
+            return self.model.finish(self.mix(self.differences, slice(-1, None), start)[0]).to(
+                self.runner.dtype
+            )
+        final = self.mix(self.at_read, slice(-1, None), self._read(start[None])[0])
+        return self.model.finish(final[0, :, 0]).to(self.runner.dtype)
 
     def append(self, difference: Tensor, *, last: bool) -> None:
         if last:
@@ -189,13 +242,18 @@ class _Walk:
             self.differences = torch.cat([self.differences, difference])
 
     def _read(self, value: Tensor) -> Tensor:
-        """The read position of `[rows, batch, pos, width]`, kept as an axis of one."""
+        """The read position of `[rows, batch or 1, pos, width]`, kept as an axis of one."""
+        value = value.expand(-1, len(self.pairs), -1, -1)
         return value[:, self.index, self.pairs.read][:, :, None]
 
     def mix(self, differences: Tensor, columns: slice, start: Tensor) -> Tensor:
         """Input of some targets, `[targets, batch, pos, d_model]`: one product over all sources given."""
         weight = self.mask[..., : len(differences), columns].transpose(-2, -1)
-        if self.mask.ndim == 2:
+        if self.mask.ndim == 4:
+            if differences.shape[2] < weight.shape[1]:  # the read position alone
+                weight = weight.expand(len(self.pairs), -1, -1, -1)[self.index, self.pairs.read][:, None]
+            mixed = (weight @ differences.permute(1, 2, 0, 3)).permute(2, 0, 1, 3)
+        elif self.mask.ndim == 2:
             mixed = (weight @ differences.flatten(1)).view(-1, *differences.shape[1:])
         else:
             mixed = torch.bmm(weight, differences.transpose(0, 1).flatten(2))
@@ -216,9 +274,9 @@ class _Walk:
 
     def heads(self, layer: int, *, last: bool) -> Tensor:
         """Outputs of the heads of a block minus the corrupted ones, `[heads, batch, pos or 1, d_model]`."""
-        block, trace = self.model.blocks[layer], self.pairs.corrupted
+        block, baseline = self.model.blocks[layer], self.pairs.baseline
         first, heads = self.graph.channel_target(layer, "q"), block.n_heads
-        start = trace.attention_in[layer]
+        start = baseline.attention_in(layer)
         if last:
             columns = slice(first, first + heads)
             streams = self.mix(self.at_read, columns, self._read(start[None])[0])
@@ -242,7 +300,7 @@ class _Walk:
             scale=block.scaling,
         ).transpose(0, 1)
         ablated = (
-            trace.z[layer].to(self.runner.dtype).unflatten(-1, (heads, block.d_head)).permute(2, 0, 1, 3)
+            baseline.z[layer].to(self.runner.dtype).unflatten(-1, (heads, block.d_head)).permute(2, 0, 1, 3)
         )
         difference = z - (self._read(ablated) if last else ablated)
         outputs = torch.bmm(difference.flatten(1, 2), self.runner._out[layer])
@@ -251,7 +309,7 @@ class _Walk:
 
     def rotate(self, x: Tensor, *, at_read: bool = False) -> Tensor:
         """Rotary position embedding of `[batch, heads, pos, d_head]`, with the model's own tables."""
-        tables = self.pairs.corrupted.calls[0][1].get("position_embeddings")
+        tables = self.pairs.calls[0][1].get("position_embeddings")
         if tables is None:
             return x
         cos, sin = (table.expand(len(self.pairs), -1, -1)[:, None].to(x.dtype) for table in tables)
@@ -259,8 +317,13 @@ class _Walk:
             cos, sin = (table[self.index, :, self.pairs.read][:, :, None] for table in (cos, sin))
         return rotate(x, cos, sin)
 
-    def allowed(self, block: Block, *, at_read: bool) -> Tensor:
-        """True where a query may attend: causal, inside the sliding window if the block has one."""
+    def allowed(self, block: Block, *, at_read: bool) -> Tensor | None:
+        """True where a query may attend: causal, inside the sliding window if the block has one.
+
+        None where every position attends to all.
+        """
+        if not self.model.causal:
+            return None
         keys = torch.arange(self.length, device=self.index.device)
         queries = self.pairs.read[:, None, None, None] if at_read else keys[:, None]
         allowed = keys <= queries
@@ -268,8 +331,8 @@ class _Walk:
 
     def mlp(self, layer: int, *, last: bool) -> Tensor:
         """Output of an MLP minus the corrupted one, `[batch, pos or 1, d_model]`."""
-        block, trace, column = self.model.blocks[layer], self.pairs.corrupted, self.graph.mlp_target(layer)
-        differences, start, ablated = self.differences, trace.mlp_in[layer], trace.mlp[layer]
+        block, baseline, column = self.model.blocks[layer], self.pairs.baseline, self.graph.mlp_target(layer)
+        differences, start, ablated = self.differences, baseline.mlp_in(layer), baseline.mlp[layer]
         if last:
             differences = self.at_read
             start, ablated = self._read(start[None])[0], self._read(ablated[None])[0]

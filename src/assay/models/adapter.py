@@ -132,6 +132,9 @@ class Family:
         qkv: Layout of the query/key/value projections.
         out: Output projection of the attention.
         mlp: The MLP module.
+        activation: The module that is the MLP's activation function; None where no description says it.
+        gated: From a block to the path of the module that reads the product of a gated MLP's two branches;
+            None for an MLP without a gate. Raises UnsupportedModelError for an MLP it does not know.
         norm: Kind of the norms.
         learned_positions: Whether positions are rows of a table, so that longer prompts cannot be read.
         q_norm, k_norm: Per-head norms after the projections, if any.
@@ -157,6 +160,8 @@ class Family:
     out: str
     mlp: str
     norm: Literal["layer", "rms"]
+    activation: str | None = None
+    gated: Callable[[nn.Module], str | None] = lambda block: None
     learned_positions: bool = False
     q_norm: str | None = None
     k_norm: str | None = None

@@ -19,6 +19,7 @@ FAMILIES.add(
         qkv=Fused(path="attn.c_attn"),
         out="attn.c_proj",
         mlp="mlp",
+        activation="mlp.act",
         norm="layer",
         refuse=lambda module: (
             "cross-attention adds a second reader per block that the graph does not have"
@@ -42,6 +43,7 @@ FAMILIES.add(
         qkv=Fused(path="attention.query_key_value", per_head=True),
         out="attention.dense",
         mlp="mlp",
+        activation="mlp.act",
         norm="layer",
         parallel=lambda module: bool(getattr(module.config, "use_parallel_residual", True)),
     ),
@@ -61,6 +63,8 @@ FAMILIES.add(
         qkv=Separate(q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj"),
         out="self_attn.o_proj",
         mlp="mlp",
+        activation="mlp.act_fn",
+        gated=lambda block: "mlp.down_proj",
         norm="rms",
         q_norm="self_attn.q_norm",
         k_norm="self_attn.k_norm",

@@ -1,4 +1,4 @@
-"""Loading models by hub id, directory, live module, timm name or `mini`."""
+"""Loading models by hub id, directory, live module, timm name, or name of an embedded or planted model."""
 
 import json
 import warnings
@@ -38,6 +38,10 @@ _REFUSED = {
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 MINI = Path(__file__).parent / "mini"
+# What comes with the package: name to directory.
+EMBEDDED = {"mini": MINI, "colour-digits": Path(__file__).parent / "colour_digits"}
+_PLANTED = "planted:"
+_NAMED = f"{', '.join(map(repr, EMBEDDED))}, 'planted:NAME'"
 
 
 def family_of(module: nn.Module) -> Family:
@@ -79,8 +83,10 @@ def load_model(
     """Load a transformer and describe it as a residual-stream graph.
 
     Args:
-        source: `"mini"` (the embedded model, no network); a hub id; a directory written by
-            `save_pretrained`, or by timm's `save_for_hf(..., safe_serialization=True)`; `"timm:NAME"`, or
+        source: `"mini"` or `"colour-digits"` (the embedded language model and image classifier, no network);
+            `"planted:NAME"`, a model whose circuit is known (`assay.models.planted.planted_names()`); a hub
+            id; a directory written by `save_pretrained`, or by timm's
+            `save_for_hf(..., safe_serialization=True)`; `"timm:NAME"`, or
             `"timm:NAME@checkpoint.safetensors"` for weights of your own; or a live module of a known family,
             which is used as it is.
         tokenizer: Tokenizer to use; default: the one stored with the weights, if any.
@@ -90,6 +96,7 @@ def load_model(
 
     Raises:
         UnsupportedModelError: If the layout is not a pre-norm residual stream of a known family.
+        UnknownNameError: If there is no planted model of that name.
         UnsafeFileError: If the checkpoint is a pickle and `allow_pickle` is false.
         FileFormatError: If the files cannot be read as a checkpoint.
         MissingExtraError: If the model is timm's and timm is not installed.
@@ -107,8 +114,10 @@ def load_model(
             )
         stored = vits.timm_preprocessing(source) if vits.is_timm_vit(source) else None
         return _bound(source, tokenizer=tokenizer, name=type(source).__name__, preprocessing=stored)
-    path = MINI if str(source) == "mini" else Path(source)
-    name = path.name if path.is_dir() else _short(str(source))
+    if str(source).startswith(_PLANTED):
+        return _planted(str(source), tokenizer=tokenizer, dtype=dtype, device=device)
+    path = EMBEDDED.get(str(source), Path(source))
+    name = str(source) if str(source) in EMBEDDED else path.name if path.is_dir() else _short(str(source))
     location = str(path) if path.is_dir() else str(source)
     if path.is_dir():
         _check_directory(path, allow_pickle=allow_pickle)
@@ -124,6 +133,20 @@ def load_model(
     if tokenizer is None and family_of(module).vision is None:
         tokenizer = _load_tokenizer(location)
     return _bound(module.eval(), tokenizer=tokenizer, name=name, preprocessing=preprocessing)
+
+
+def _planted(
+    source: str, *, tokenizer: Any, dtype: torch.dtype | None, device: str | torch.device | None
+) -> Model:
+    """A model whose weights were written by hand; a fresh one for every call."""
+    from assay.models.planted import planted_model  # which needs this package's adapters
+
+    model = planted_model(source.removeprefix(_PLANTED), dtype=dtype or torch.float32).model
+    if device is not None:
+        model.module.to(device)
+    if tokenizer is not None:
+        model.tokenizer = tokenizer
+    return model
 
 
 def _bound(module: nn.Module, *, tokenizer: Any, name: str, preprocessing: Mapping[str, Any] | None) -> Model:
@@ -288,7 +311,7 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise FileFormatError(
-            f"cannot load {location!r} as {what}: {error}. Expected 'mini', a hub id, or a "
+            f"cannot load {location!r} as {what}: {error}. Expected {_NAMED}, a hub id, or a "
             "directory with config.json and model.safetensors"
         ) from error
     # transformers fills missing weights with random numbers; a measurement of those would mean nothing.

@@ -105,6 +105,7 @@ def _hugging_face(key: str, backbone: str, unembed: str) -> Family:
         qkv=Separate(q="attention.q_proj", k="attention.k_proj", v="attention.v_proj"),
         out="attention.o_proj",
         mlp="mlp",
+        activation="mlp.activation_fn",
         norm="layer",
         refuse=_refuse_headless,
         facts=_hf_facts,
@@ -171,6 +172,17 @@ def _refuse_block(block: Any) -> str | None:
     if not isinstance(block.norm1, nn.LayerNorm):
         return f"has norm {type(block.norm1).__name__}; served is LayerNorm"
     return None
+
+
+def _timm_gated(block: nn.Module) -> str | None:
+    """Where a gated MLP's product is read: its norm, which is a placeholder where it has none."""
+    kind = type(block.get_submodule("mlp")).__name__
+    if kind not in ("Mlp", "GluMlp", "SwiGLU"):
+        raise UnsupportedModelError(
+            f"the MLP is a {kind}, and where its gate is, if it has one, is not described; described are "
+            "Mlp, GluMlp and SwiGLU"
+        )
+    return None if kind == "Mlp" else "mlp.norm"
 
 
 def _timm_sizes(module: nn.Module) -> Sizes:
@@ -250,6 +262,8 @@ FAMILIES.add(
         qkv=Fused(path="attn.qkv"),
         out="attn.proj",
         mlp="mlp",
+        activation="mlp.act",
+        gated=_timm_gated,
         norm="layer",
         q_norm="attn.q_norm",
         k_norm="attn.k_norm",

@@ -18,7 +18,7 @@ import torch
 
 from assay.calibration.battery import USUAL_PROMPTS
 from assay.circuits import Circuit, EdgeScores, write_atomically
-from assay.discovery import METHODS
+from assay.discovery import get_method
 from assay.errors import InputError
 from assay.execution import CircuitRuns, get_ablation
 from assay.heads.interventions import INTERVENTIONS
@@ -275,10 +275,14 @@ def plan(
     ]
 
 
-def plan_discovery(model: Model, *, method: str, n: int, steps: int | str) -> Stage:
+def plan_discovery(
+    model: Model, *, method: str, n: int, steps: int | str, options: Mapping[str, Any] | None = None
+) -> Stage:
     """Cost of scoring all edges, at most, as the method states it."""
-    sweeps = REFINED_STEPS if isinstance(steps, str) else (steps,)
-    per_prompt = sum(METHODS[method].most_passes(model, nodes) for nodes in sweeps)
+    chosen = get_method(method, **(options or {}))
+    usual = REFINED_STEPS if chosen.integrates else (1,)
+    sweeps = usual if isinstance(steps, str) else (steps,)
+    per_prompt = sum(chosen.most_passes(model, nodes) for nodes in sweeps)
     return Stage(name="discover", runs=1, passes=per_prompt * n)
 
 
@@ -495,7 +499,7 @@ class _Job:
                     "objective": self.objective.key,
                     "ablation": self.ablation,
                     "steps": scores.details.get("steps", self.steps)
-                    if METHODS[self.method].needs_gradients
+                    if get_method(self.method).integrates
                     else None,
                     "quadrature": "midpoint",
                     "completeness_gap": scores.details.get("completeness_gap"),

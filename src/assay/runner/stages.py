@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery import METHODS, discover
+from assay.discovery import discover, get_method
 from assay.errors import InputError, OutputError
 from assay.execution import ABLATIONS, Ablation, CircuitRuns, get_ablation
 from assay.measurement import library_version, record_id
@@ -21,7 +21,7 @@ from assay.objectives import Objective, get_objective, is_registered
 from assay.runner.prompts import draw_prompts
 from assay.stats import recovery_of
 from assay.store import Store
-from assay.tasks import TASKS, ImageTask, Task, load_task
+from assay.tasks import TASKS, ImageTask, Task, digits_source, load_task
 
 
 FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
@@ -72,6 +72,7 @@ def check_writable(directory: Path, *, make: bool = False) -> None:
 def check_options(
     *,
     method: str | None = None,
+    options: Mapping[str, Any] | None = None,
     task: Task | str | None = None,
     ablation: str | None = None,
     objective: str | Objective | None = None,
@@ -80,8 +81,8 @@ def check_options(
 ) -> None:
     """Refuse unknown names before a model is loaded; the errors name near matches or what there is."""
     if method is not None:
-        METHODS[method]
-    if isinstance(task, str) and Path(task).suffix != ".jsonl":
+        get_method(method, **(options or {}))
+    if isinstance(task, str) and Path(task).suffix != ".jsonl" and digits_source(task) is None:
         TASKS[task.replace("_", "-")]
     if ablation is not None:
         get_ablation(ablation)
@@ -130,13 +131,16 @@ def discover_stored(
     quadrature: str = "midpoint",
     batch_size: int | None = None,
     seed: int = 0,
+    options: Mapping[str, Any] | None = None,
     store: Store | None = None,
 ) -> EdgeScores:
     """`assay.discover`, taken from the store where the same scores were computed before.
 
     Under an objective or ablation that is not registered the store is left alone.
     """
-    loss, replacement = get_objective(objective or task.objective), get_ablation(ablation or task.ablation)
+    chosen = get_method(method, **(options or {}))
+    loss = get_objective(objective or chosen.objective or task.objective)
+    replacement = get_ablation(ablation or task.ablation)
     if not registered(loss, replacement):
         store = None
     record = {
@@ -144,13 +148,15 @@ def discover_stored(
         "model": model.describe(),
         "task": task.describe(),
         "graph": model.graph.fingerprint,
-        "method": METHODS[method].key,
+        "method": chosen.key,
         "objective": loss.key,
         "ablation": replacement.key,
         "steps": steps,
         "quadrature": quadrature,
         "seed": seed,
     }
+    if chosen.options():
+        record["options"] = chosen.options()
     identity = record_id("scores", record)
     if store is not None and store.has(identity):
         found = store.get(identity)
@@ -160,7 +166,7 @@ def discover_stored(
     scores = discover(
         model,
         task,
-        method,
+        chosen,
         objective=objective,
         ablation=ablation,
         steps=steps,

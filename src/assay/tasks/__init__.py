@@ -1,6 +1,15 @@
 """Tasks: pairs of clean and corrupted prompts drawn from seeded grammars or read from files, and images."""
 
 from assay.tasks.corruptions import CORRUPTIONS, Corruption, corrupt
+from assay.tasks.digits import (
+    COLOUR_DIGITS,
+    DIGIT_CLASSES,
+    DIGIT_SWAPS,
+    DigitsSource,
+    digits_source,
+    digits_task,
+    draw_digits,
+)
 from assay.tasks.docstring import Docstring
 from assay.tasks.encoding import EncodedPrompts, encode_prompts, pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt, task_data
@@ -31,13 +40,17 @@ Task = PairTask | ImageTask
 Batch = PairBatch | ImageBatch
 
 __all__ = [
+    "COLOUR_DIGITS",
     "CORRUPTIONS",
+    "DIGIT_CLASSES",
+    "DIGIT_SWAPS",
     "SHAPE_CLASSES",
     "SHAPE_DOMAINS",
     "TASKS",
     "WILDS_LAYOUTS",
     "Batch",
     "Corruption",
+    "DigitsSource",
     "Docstring",
     "DomainSource",
     "EncodedPrompts",
@@ -60,6 +73,9 @@ __all__ = [
     "Task",
     "Tokens",
     "corrupt",
+    "digits_source",
+    "digits_task",
+    "draw_digits",
     "draw_shapes",
     "draw_task",
     "encode_prompts",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.errors import FileFormatError, InputError, unknown_name
+from assay.tasks.digits import COLOUR_DIGITS, digits_source, draw_digits
 from assay.tasks.image_files import (
     DEFAULTS,
     SUFFIXES,
@@ -77,13 +78,21 @@ def find_domains(
             DomainSource(name=name, labelled=True, read=_drawn(name, start, drawn))
             for name in ([wanted] if wanted else sorted(SHAPE_DOMAINS))
         ]
+    if (digits := digits_source(source)) is not None:
+        return [
+            DomainSource(
+                name=f"agreement-{agreement:g}", labelled=True, read=_drawn_digits(agreement, start, drawn)
+            )
+            for agreement in sorted(digits.domains)
+        ]
     path = Path(source)
     if path.suffix in _READERS and path.is_file():
         return [_archive(path)]
     if not path.is_dir():
         raise FileFormatError(
-            f"there are no images at {path}; expected a folder, an .npz or .parquet file, 'shapes' or "
-            f"'shapes:DOMAIN' with a domain of {', '.join(SHAPE_DOMAINS)}"
+            f"there are no images at {path}; expected a folder, an .npz or .parquet file, "
+            f"'{COLOUR_DIGITS}' or '{COLOUR_DIGITS}:AGREEMENT', 'shapes' or 'shapes:DOMAIN' with a domain of "
+            f"{', '.join(SHAPE_DOMAINS)}"
         )
     return _folder(path, labels)
 
@@ -100,8 +109,9 @@ def read_source(
     """The images that a name or a path stands for, by domain.
 
     Args:
-        source: `shapes` or `shapes:DOMAIN`; an `.npz` or `.parquet` file; a folder of such files, one per
-            domain; `folder/DOMAIN/CLASS/IMAGE`; `folder/CLASS/IMAGE`; or a folder of unlabelled images.
+        source: `shapes` or `shapes:DOMAIN`; `colour-digits` or `colour-digits:AGREEMENT` (of digits that no
+            model was trained on); an `.npz` or `.parquet` file; a folder of such files, one per domain;
+            `folder/DOMAIN/CLASS/IMAGE`; `folder/CLASS/IMAGE`; or a folder of unlabelled images.
         transform: The model's; its geometry is applied while reading.
         classes: The model's class names, label 0 first; default: those of the data.
         options: Sample, seed, bad files; its transform does not count.
@@ -131,6 +141,17 @@ def _drawn(name: str, start: int, drawn: int) -> Callable[[ReadOptions, Sequence
         n = drawn if options.n is None else options.n
         side = _square(options.transform or EvalTransform(resize=None))
         return draw_shapes(name, n, seed=options.seed, size=side, start=start)
+
+    return read
+
+
+def _drawn_digits(
+    agreement: float, start: int, drawn: int
+) -> Callable[[ReadOptions, Sequence[str] | None], ImageSet]:
+    def read(options: ReadOptions, classes: Sequence[str] | None) -> ImageSet:
+        n = drawn if options.n is None else options.n
+        side = _square(options.transform or EvalTransform(resize=None))
+        return draw_digits(n, agreement=agreement, seed=options.seed, split="test", size=side, start=start)
 
     return read
 
@@ -201,7 +222,7 @@ def _square(transform: EvalTransform) -> int:
     made = transform.crop or transform.resize or 32
     height, width = (made, made) if isinstance(made, int) else made
     if height != width:
-        raise InputError(f"shapes are drawn square and the model reads {height} x {width}; give other images")
+        raise InputError(f"images are drawn square and the model reads {height} x {width}; give other images")
     return height
 
 
@@ -214,6 +235,13 @@ def one_domain(sets: dict[str, ImageSet], source: str | Path) -> ImageSet:
     if len(sets) != 1:
         raise InputError(
             f"{source} holds {len(sets)} domains ({', '.join(sorted(sets))}); name one of them, e.g. "
-            f"{source}{':' if is_shapes(source) else '/'}{min(sets)}"
+            f"{_named(source, min(sets))}"
         )
     return next(iter(sets.values()))
+
+
+def _named(source: str | Path, domain: str) -> str:
+    """How one domain of a source is named."""
+    if digits_source(source) is not None:
+        return f"{COLOUR_DIGITS}:{domain.removeprefix('agreement-')}"
+    return f"{source}{':' if is_shapes(source) else '/'}{domain}"

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from assay.errors import AssayError, FileFormatError, InputError, TokenizationError, unknown_name
 from assay.rng import stream
+from assay.tasks.digits import digits_source, digits_task
 from assay.tasks.encoding import pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt
 from assay.tasks.image_files import ReadOptions
@@ -229,8 +230,9 @@ def load_images(
 
     Args:
         source: `shapes:DOMAIN` (drawn, no download; numbers from 20,000 on, which no model of the embedded
-            zoo was trained on), an `.npz` or `.parquet` file, a folder with a folder per class, or a folder
-            of unlabelled images.
+            zoo was trained on), `colour-digits[:AGREEMENT[/SWAP]]` (as `digits_task` draws
+            them; default 0.9 and `both`), an `.npz` or `.parquet` file, a folder with a folder per class, or
+            a folder of unlabelled images.
         model: A loaded image classifier; its stored transform is applied, its class names give the labels.
         n: Number of images, a random sample. Default: 200 drawn ones, all of a file or folder.
         seed: Seed of the sample, or of the drawing.
@@ -252,6 +254,14 @@ def load_images(
         )
     if n is not None and n < 1:
         raise InputError(f"n is {n}; a task needs at least one image")
+    if (digits := digits_source(source)) is not None:
+        return digits_task(
+            model,
+            DEFAULT_N if n is None else n,
+            agreement=0.9 if digits.agreement is None else digits.agreement,
+            swap=digits.swap or "both",
+            seed=seed,
+        )
     transform = EvalTransform.for_model(model)
     read = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
     sets = read_source(

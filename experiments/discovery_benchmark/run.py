@@ -1,0 +1,233 @@
+"""Every discovery method judged: the tables and pictures of docs/truth.md and docs/discovery-on-mini.md.
+
+    python experiments/discovery_benchmark/run.py truth [--methods ...] [--models ...]
+    python experiments/discovery_benchmark/run.py mini [--tasks ioi greater-than] [--methods ...]
+    python experiments/discovery_benchmark/run.py vision [--methods ...]
+    python experiments/discovery_benchmark/run.py signs [--tasks ...]
+    python experiments/discovery_benchmark/run.py docs
+
+One CPU thread, so that times are processor times. `truth` with some methods or models adds them to what
+`truth.json` holds; the others measure anew, since methods are compared on the same examples in one run.
+Results are `truth.json`, `mini-TASK.json` and `colour-digits.json` beside this file; `docs` (also the end of
+every other step) writes from them the tables in `docs/tables` and the pictures in `docs/images`.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.benchmark import DiscoveryBenchmark, TruthTable, benchmark_discovery, measure_truth
+from assay.benchmark.targets import find_target
+from assay.circuits import write_atomically
+from assay.discovery import METHODS, discover
+from assay.models.planted import planted_names
+from assay.report import benchmark_figures, benchmark_tables
+from assay.report.benchmark_figures import write_picture
+from assay.runner.benchmark import parse_options
+
+
+HERE = Path(__file__).resolve().parent
+DOCS = HERE.parent.parent / "docs"
+TRUTH_N, MINI_N, SEED = 32, 60, 0
+STRONGEST = 100  # edges whose signs are compared
+MINI_TASKS = ("ioi", "greater-than")
+# Learned masks on planted models: their few edges need fewer updates than the 3,000 of the papers.
+TRUTH_OPTIONS: dict[str, dict[str, Any]] = {"ugs": {"updates": 300}, "edge-pruning": {"updates": 300}}
+# A learned mask that starts from EAP-IG, with a twelfth of the updates.
+WARM = {"ugs@warm": {"warm_start": "eap-ig-inputs", "updates": 250}}
+
+
+# Cheapest first, as pages list them; others come last.
+ORDER = (
+    "random", "ifr", "eap", "relp", "clean-corrupted", "eap-ig-inputs", "eap-ig-activations", "acdc", "ugs",
+    "edge-pruning", "exact",
+)  # fmt: skip
+
+
+def progress(stage: str, done: int, total: int) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {done}/{total} {stage}", file=sys.stderr, flush=True)
+
+
+def options_of(names: Sequence[str], given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The options of those that compete."""
+    return {name: own for name, own in given.items() if name in names}
+
+
+def truth(
+    methods: Sequence[str] | None, models: Sequence[str] | None, options: dict[str, dict[str, Any]]
+) -> None:
+    names = list(methods or METHODS)
+    chosen = [each for each in planted_names() if models is None or each.startswith(tuple(models))]
+    path = HERE / "truth.json"
+    for model in chosen:  # saved model by model: a run that is stopped keeps what it has
+        found = measure_truth(
+            [model],
+            names,
+            n=TRUTH_N,
+            options=options_of(names, TRUTH_OPTIONS | options),
+            seed=SEED,
+            progress=progress,
+        )
+        if path.exists():
+            before = TruthTable.load(path)
+            kept = {**before.settings["options"], **found.settings["options"]}
+            found = before.merged(found)
+            found = TruthTable(cells=in_order(found), settings={**found.settings, "options": kept})
+        found.save(path)
+
+
+def in_order(table: TruthTable) -> tuple[Any, ...]:
+    """Cells of models that still exist, in the order of the planted models and of `ORDER`."""
+    places = {name: place for place, name in enumerate(planted_names())}
+    methods = {name: place for place, name in enumerate(dict.fromkeys((*ORDER, *table.methods)))}
+    kept = [cell for cell in table.cells if cell.model in places]
+    return tuple(sorted(kept, key=lambda cell: (places[cell.model], methods[cell.method])))
+
+
+def mini(
+    tasks: Sequence[str], methods: Sequence[str] | None, options: dict[str, dict[str, Any]], n: int
+) -> None:
+    usual = [*METHODS, *(WARM if "ugs" in METHODS else ())]
+    names = list(methods or usual)
+    for task in tasks:
+        target = find_target("mini", task, n=n, seed=SEED)
+        found = benchmark_discovery(
+            target.model,
+            target.task,
+            names,
+            options=options_of(names, WARM | options),
+            seed=SEED,
+            progress=progress,
+        )
+        found.save(HERE / f"mini-{found.task}.json")
+
+
+def vision(methods: Sequence[str] | None, options: dict[str, dict[str, Any]], n: int) -> None:
+    target = find_target("colour-digits", n=n, seed=SEED)
+    names = list(methods or METHODS)
+    found = benchmark_discovery(
+        target.model,
+        target.task,
+        names,
+        options=options_of(names, options),
+        held_out=target.held_out,
+        seed=SEED,
+        progress=progress,
+    )
+    found.save(HERE / "colour-digits.json")
+
+
+def signs(tasks: Sequence[str], n: int) -> None:
+    """Of the strongest edges by eap-ig-inputs, the share to which other methods give the other sign."""
+    path = HERE / "signs.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    for task in tasks:
+        target = find_target("mini", task, n=n, seed=SEED)
+        values = {
+            key: discover(target.model, target.task, key, seed=SEED).values.flatten()
+            for key in ("eap-ig-inputs", "eap", "clean-corrupted", "relp")
+        }
+        strongest = values["eap-ig-inputs"].abs().topk(STRONGEST).indices
+        reference = values.pop("eap-ig-inputs")[strongest]
+        found[target.task.name] = {
+            key: float((own[strongest] * reference < 0).double().mean()) for key, own in values.items()
+        }
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def docs() -> None:
+    tables, images = DOCS / "tables", DOCS / "images"
+    tables.mkdir(exist_ok=True)
+    path = HERE / "truth.json"
+    if path.exists():
+        table = TruthTable.load(path)
+        table = TruthTable(cells=in_order(table), settings=table.settings)
+        write(tables / "truth-methods.inc", benchmark_tables.truth_methods_table(table).markdown())
+        write(tables / "truth-models.inc", benchmark_tables.truth_models_table(table).markdown())
+        write(tables / "truth-misses.inc", bullets(benchmark_tables.misses(table)))
+        write(tables / "truth-refusals.inc", bullets(benchmark_tables.refusals(table)))
+        write(tables / "truth-facts.inc", truth_facts(table))
+        write_picture(
+            images, "truth-map", benchmark_figures.plot_truth_map(benchmark_figures.truth_map_data(table))
+        )
+    found = [HERE / f"mini-{task}.json" for task in MINI_TASKS] + [HERE / "colour-digits.json"]
+    for each in found:
+        if not each.exists():
+            continue
+        benchmark = DiscoveryBenchmark.load(each)
+        name = each.stem
+        quality = benchmark_tables.quality_table(benchmark).markdown()
+        text = f"{benchmark_tables.heading(benchmark)}.\n\n{quality}"
+        write(tables / f"{name}-quality.inc", text)
+        write(tables / f"{name}-order.inc", benchmark_tables.order_of(benchmark).markdown())
+        write(
+            tables / f"{name}-notes.inc", bullets(benchmark_tables.notes(benchmark)) or "Nothing to note.\n"
+        )
+        data = benchmark_figures.quality_cost_data(benchmark)
+        write_picture(images, f"benchmark-{name}", benchmark_figures.plot_quality_cost(data))
+    path = HERE / "signs.json"
+    if path.exists():
+        shares = json.loads(path.read_text())
+        columns = ("task", *next(iter(shares.values())))
+        rows = tuple((task, *(f"{value:.0%}" for value in own.values())) for task, own in shares.items())
+        table_of_signs = benchmark_tables.Table(columns=columns, rows=rows, right=columns[1:])
+        write(tables / "mini-signs.inc", table_of_signs.markdown())
+    for name in ("truth-map", *(f"benchmark-{each.stem}" for each in found)):
+        (images / f"{name}.png").unlink(missing_ok=True)  # the pages show the SVG
+
+
+def truth_facts(table: TruthTable) -> str:
+    """What was measured, in a sentence."""
+    options = table.settings["options"]
+    told = "; ".join(
+        f"{name} with {', '.join(f'{key} = {value}' for key, value in own.items())}"
+        for name, own in options.items()
+    )
+    lowest = benchmark_tables.share(table.summary().lowest_best)
+    return (
+        f"{len(table.models)} models, {len(table.methods)} methods, {table.settings['n']} examples of each "
+        f"model, seed {table.settings['seed']}, resample ablation{'; ' + told if told else ''}. The best "
+        f"method of each model reaches an AUROC of at least {lowest}.\n"
+    )
+
+
+def bullets(lines: Sequence[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)
+
+
+def write(path: Path, text: str) -> None:
+    write_atomically(path, text.encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("step", choices=("truth", "mini", "vision", "signs", "docs"))
+    parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--models", nargs="+", help="of truth: beginnings of names")
+    parser.add_argument("--tasks", nargs="+", default=MINI_TASKS)
+    parser.add_argument("--option", nargs="+", default=[], help="METHOD.NAME=VALUE")
+    parser.add_argument("--n", type=int, default=MINI_N)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    options = parse_options(arguments.option)
+    if arguments.step == "truth":
+        truth(arguments.methods, arguments.models, options)
+    elif arguments.step == "mini":
+        mini(arguments.tasks, arguments.methods, options, arguments.n)
+    elif arguments.step == "signs":
+        signs(arguments.tasks, arguments.n)
+    elif arguments.step == "vision":
+        vision(arguments.methods, options, arguments.n)
+    docs()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""Pictures of a benchmark of discovery methods: quality against cost, and the map of planted truth."""
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float64
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.transforms import Bbox
+
+from assay.benchmark import DiscoveryBenchmark, TruthTable
+from assay.circuits import write_atomically
+from assay.report.benchmark_tables import title
+from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
+
+
+SIZE = (7.2, 4.6)  # inches
+LABEL_SIZE = 8.5  # points
+CHEAPEST = 0.1  # forward-equivalents; what costs less is drawn there
+REACHES = (8.0, 16.0, 28.0, 44.0, 64.0)  # points from a marker to its label, nearest first
+DIRECTIONS = 16
+CELL = (0.46, 0.2)  # inches
+CHANCE = 0.5
+PICTURE_DPI = 150
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityCostData:
+    """Quality against cost: one point per method, one line per row whose cost is unknown.
+
+    Attributes:
+        names: Methods that have both.
+        cost: Plain forward passes over the same examples.
+        quality, low, high: CPR by signed score with its 95 % interval.
+        levels: Rows without a cost, such as imported scores: name and CPR.
+        n: Examples behind each quality.
+        where: Model and task.
+    """
+
+    names: tuple[str, ...]
+    cost: tuple[float, ...]
+    quality: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    levels: tuple[tuple[str, float], ...]
+    n: int
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruthMapData:
+    """AUROC of methods on planted models.
+
+    Attributes:
+        models: Rows.
+        methods: Columns.
+        objectives: One panel each.
+        values: `[n_objectives, n_models, n_methods]`; NaN where a method did not serve.
+    """
+
+    models: tuple[str, ...]
+    methods: tuple[str, ...]
+    objectives: tuple[str, ...]
+    values: Float64[np.ndarray, "n_objectives n_models n_methods"]
+
+
+def quality_cost_data(benchmark: DiscoveryBenchmark) -> QualityCostData:
+    """Every row with a CPR: those with a cost as points, the others as levels."""
+    points, levels = [], []
+    for row in benchmark.rows:
+        if row.cpr is None or math.isnan(row.cpr.value):
+            continue
+        if math.isnan(row.forward_equivalents):
+            levels.append((title(row), row.cpr.value))
+        else:
+            points.append((title(row), row.forward_equivalents, row.cpr))
+    return QualityCostData(
+        names=tuple(name for name, _, _ in points),
+        cost=tuple(cost for _, cost, _ in points),
+        quality=tuple(cpr.value for _, _, cpr in points),
+        low=tuple(cpr.low for _, _, cpr in points),
+        high=tuple(cpr.high for _, _, cpr in points),
+        levels=tuple(levels),
+        n=int(benchmark.evaluated_on["n"]),
+        where=f"{benchmark.model['id']}, {benchmark.task}",
+    )
+
+
+def truth_map_data(table: TruthTable) -> TruthMapData:
+    """AUROC of |score| in every cell; objectives that no method served are left out."""
+    values = np.full((len(table.objectives), len(table.models), len(table.methods)), np.nan)
+    places = [
+        {name: place for place, name in enumerate(names)}
+        for names in (table.objectives, table.models, table.methods)
+    ]
+    for cell in table.cells:
+        values[places[0][cell.objective], places[1][cell.model], places[2][cell.method]] = cell.auroc
+    served = np.isfinite(values).any(axis=(1, 2))
+    return TruthMapData(
+        models=table.models,
+        methods=table.methods,
+        objectives=tuple(name for name, kept in zip(table.objectives, served, strict=True) if kept),
+        values=values[served],
+    )
+
+
+# ---------------------------------------------------------------------------------------------- drawing
+
+
+def plot_quality_cost(data: QualityCostData, ax: Axes | None = None) -> Axes:
+    """Draw quality upwards and cost to the right, on a logarithmic axis; labels keep clear of each other."""
+    ax = axes_of(ax, *SIZE)
+    cost = np.maximum(np.array(data.cost, dtype=float), CHEAPEST)
+    ax.set_xscale("log")
+    ax.axhline(1, color=RULE, linewidth=0.8, zorder=0)
+    ax.axhline(0, color=RULE, linewidth=0.8, zorder=0)
+    for x, value, low, high in zip(cost, data.quality, data.low, data.high, strict=True):
+        if math.isfinite(low) and math.isfinite(high):
+            ax.plot([x, x], [low, high], color=SUPPORTS, linewidth=2.0, alpha=0.55, zorder=2)
+        ax.plot([x], [value], "o", color=INK, markersize=5, zorder=3)
+    for name, value in data.levels:
+        ax.axhline(value, color=OPPOSES, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+        ax.annotate(
+            f"{name} (cost unknown)",
+            (1, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 3),
+            textcoords="offset points",
+            ha="right",
+            color=OPPOSES,
+            fontsize=LABEL_SIZE,
+        )
+    _limits(ax, data, cost)
+    ax.xaxis.set_major_formatter(FuncFormatter(_cost_tick))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("cost of discovery in plain forward passes over the same examples")
+    ax.set_ylabel("CPR (edges by signed score)")
+    ax.set_title(f"{data.where}, n = {data.n}", fontsize=9, color=INK, loc="left")
+    place_labels(
+        ax, data.names, cost, np.array(data.quality), low=np.array(data.low), high=np.array(data.high)
+    )
+    return ax
+
+
+def _limits(ax: Axes, data: QualityCostData, cost: Float64[np.ndarray, " n"]) -> None:
+    if len(cost):
+        ax.set_xlim(float(cost.min()) / 2, float(cost.max()) * 4)
+    values = [value for _, value in data.levels]
+    shown = [value for value in (*data.quality, *data.low, *data.high, *values) if math.isfinite(value)]
+    if shown:
+        low, high = min(0.0, *shown), max(1.0, *shown)
+        room = 0.07 * (high - low)
+        ax.set_ylim(low - room, high + room)
+
+
+def _cost_tick(value: float, place: int | None) -> str:
+    del place
+    return f"≤ {CHEAPEST:g}" if math.isclose(value, CHEAPEST) else f"{value:,g}"
+
+
+def place_labels(
+    ax: Axes,
+    names: Sequence[str],
+    x: Float64[np.ndarray, " n"],
+    y: Float64[np.ndarray, " n"],
+    *,
+    low: Float64[np.ndarray, " n"],
+    high: Float64[np.ndarray, " n"],
+) -> list[Bbox]:
+    """Write each name near its point, clear of the other names, points and intervals, inside the axes.
+
+    Each label in turn, most crowded point first, takes the nearest free place around its point; one further
+    away gets a thin line to it. Where nothing is free, the place that covers least is taken.
+
+    Args:
+        ax: Axes whose limits are final.
+        names: One per point.
+        x: Of the points, in data.
+        y: Of the points, in data.
+        low: Lower ends of their vertical intervals, in data; NaN where there is none.
+        high: Upper ends, likewise.
+
+    Returns:
+        The boxes of the labels in pixels, in the order of the names.
+    """
+    figure = ax.get_figure()
+    assert isinstance(figure, Figure)
+    canvas = FigureCanvasAgg(figure)
+    figure.draw_without_rendering()  # fixes the place of the axes, which a layout engine decides late
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]  # matplotlib's own
+    pixel = figure.dpi / 72
+    points = ax.transData.transform(np.column_stack([x, y])) if len(names) else np.empty((0, 2))
+    taken = [
+        box
+        for place in range(len(names))
+        for box in _marks(ax, points[place], x[place], low[place], high[place], pixel)
+    ]
+    taken += _rules(ax, (0.0, 1.0))
+    inside = ax.get_window_extent(renderer).frozen()
+    crowd = [float(np.hypot(*(points - point).T).sum()) for point in points]
+    boxes: dict[int, Bbox] = {}
+    for place in sorted(range(len(names)), key=lambda each: (crowd[each], each)):
+        text = ax.annotate(
+            names[place],
+            (x[place], y[place]),
+            xytext=(0, 0),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            color=INK,
+            fontsize=LABEL_SIZE,
+        )
+        text.set_in_layout(False)  # the axes stay where they are
+        size = text.get_window_extent(renderer)
+        offset, reach, box = min(
+            _candidates(points[place], size.width, size.height, pixel),
+            key=lambda each: (_covered(each[2], [*taken, *boxes.values()], inside), each[1]),
+        )
+        text.set_position(offset)
+        boxes[place] = box
+        if reach > REACHES[1]:
+            _leader(ax, points[place], box)
+    return [boxes[place] for place in range(len(names))]
+
+
+def _marks(
+    ax: Axes, point: Float64[np.ndarray, " 2"], x: float, low: float, high: float, pixel: float
+) -> list[Bbox]:
+    """What a point with its interval covers, in pixels."""
+    radius = 4 * pixel
+    marks = [Bbox.from_extents(point[0] - radius, point[1] - radius, point[0] + radius, point[1] + radius)]
+    if math.isfinite(low) and math.isfinite(high):
+        (left, bottom), (_, top) = ax.transData.transform([[x, low], [x, high]])
+        marks.append(Bbox.from_extents(left - pixel, bottom, left + pixel, top))
+    return marks
+
+
+def _rules(ax: Axes, heights: Sequence[float]) -> list[Bbox]:
+    """Horizontal lines at these heights, in pixels."""
+    left, right = ax.get_xlim()
+    ends = [ax.transData.transform([[left, height], [right, height]]) for height in heights]
+    return [Bbox.from_extents(start[0], start[1] - 1, end[0], end[1] + 1) for start, end in ends]
+
+
+def _candidates(
+    point: Float64[np.ndarray, " 2"], width: float, height: float, pixel: float
+) -> Iterator[tuple[tuple[float, float], float, Bbox]]:
+    """Places of a label around a point: offset of its centre in points, distance, box in pixels."""
+    for reach in REACHES:
+        for turn in range(DIRECTIONS):
+            angle = 2 * math.pi * turn / DIRECTIONS
+            across, up = math.cos(angle), math.sin(angle)
+            # The box touches a circle round the point rather than being centred on it.
+            dx = reach * pixel * across + across * width / 2
+            dy = reach * pixel * up + up * height / 2
+            box = Bbox.from_extents(
+                point[0] + dx - width / 2,
+                point[1] + dy - height / 2,
+                point[0] + dx + width / 2,
+                point[1] + dy + height / 2,
+            )
+            yield (dx / pixel, dy / pixel), reach, box
+
+
+def _covered(box: Bbox, taken: Sequence[Bbox], inside: Bbox) -> float:
+    """Pixels of a box that something else holds, or that lie outside the axes."""
+    overlaps = (Bbox.intersection(box, other) for other in taken)
+    covered = sum(each.width * each.height for each in overlaps if each is not None)
+    within = Bbox.intersection(box, inside)
+    outside = box.width * box.height - (0.0 if within is None else within.width * within.height)
+    return round(float(covered + 4 * outside), 3)
+
+
+def _leader(ax: Axes, point: Float64[np.ndarray, " 2"], box: Bbox) -> None:
+    """A thin line from a point to the nearest edge of its label."""
+    end = (min(max(point[0], box.x0), box.x1), min(max(point[1], box.y0), box.y1))
+    start = ax.transData.inverted().transform(np.array([point, end]))
+    (line,) = ax.plot(start[:, 0], start[:, 1], color=MUTED, linewidth=0.6, zorder=1)
+    line.set_in_layout(False)
+
+
+def plot_truth_map(data: TruthMapData, ax: Axes | None = None) -> Axes:
+    """Draw a panel per objective: planted models downwards, methods across, AUROC in the cells.
+
+    Ink grows with the distance from chance; a light cell with a dot was not served.
+
+    Args:
+        data: What to draw.
+        ax: Axes for a single objective; default: a new figure with a panel for each.
+    """
+    if ax is not None:
+        _truth_panel(ax, data, 0)
+        return ax
+    n_panels = max(1, len(data.objectives))
+    width = 2.6 + CELL[0] * len(data.methods) * n_panels + 0.3 * n_panels
+    height = 1.9 + CELL[1] * len(data.models)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, n_panels, sharey=True, squeeze=False)[0]
+    for place, each in enumerate(axes[: len(data.objectives)]):
+        _truth_panel(each, data, place)
+    for each in axes[1:]:
+        each.tick_params(labelleft=False)
+    first: Axes = axes[0]
+    return first
+
+
+def _truth_panel(ax: Axes, data: TruthMapData, place: int) -> None:
+    axes_of(ax, 0.0, 0.0)
+    for (row, column), value in np.ndenumerate(data.values[place]):
+        corner = (column - 0.48, row - 0.47)
+        ax.add_patch(Rectangle(corner, 0.96, 0.94, facecolor=RULE, alpha=0.25, linewidth=0))
+        if not math.isfinite(value):
+            ax.text(column, row, "·", ha="center", va="center", fontsize=7, color=MUTED)
+            continue
+        ink = min(1.0, abs(value - CHANCE) / (1 - CHANCE))
+        colour = SUPPORTS if value >= CHANCE else OPPOSES
+        # Squared, so that the last hundredths, where good methods differ, can be told apart by eye.
+        ax.add_patch(
+            Rectangle(corner, 0.96, 0.94, facecolor=colour, alpha=round(0.95 * ink**2, 3), linewidth=0)
+        )
+        ax.text(
+            column,
+            row,
+            _auroc(value),
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            color=PAPER if ink > 0.8 else INK,
+        )
+    ax.set_xlim(-0.55, len(data.methods) - 0.45)
+    ax.set_ylim(len(data.models) - 0.45, -0.55)
+    ax.set_xticks(range(len(data.methods)), data.methods, rotation=60, ha="right", rotation_mode="anchor")
+    ax.set_yticks(range(len(data.models)), data.models)
+    ax.tick_params(length=0, labelsize=7.5)
+    ax.set_title(data.objectives[place], fontsize=9, color=INK, loc="left")
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
+
+def _auroc(value: float) -> str:
+    """Two decimals; 1 only where it is exactly 1, so that .995 and above is shown as .99+."""
+    if value == 1:
+        return "1"
+    return ".99+" if value >= 0.995 else f"{value:.2f}".replace("0.", ".", 1)
+
+
+def write_picture(folder: Path, name: str, ax: Axes) -> dict[str, Path]:
+    """The figure of `ax` as PNG and SVG, without a date, so that equal numbers give equal files."""
+    figure = ax.get_figure()
+    assert isinstance(figure, Figure)
+    found = {}
+    for kind in ("png", "svg"):
+        content = io.BytesIO()
+        with rc_context({"svg.hashsalt": name}):
+            figure.savefig(
+                content, format=kind, dpi=PICTURE_DPI, metadata={"Date": None} if kind == "svg" else {}
+            )
+        found[kind] = write_atomically(folder / f"{name}.{kind}", content.getvalue())
+    return found
+
+
+__all__ = [
+    "QualityCostData",
+    "TruthMapData",
+    "place_labels",
+    "plot_quality_cost",
+    "plot_truth_map",
+    "quality_cost_data",
+    "truth_map_data",
+    "write_picture",
+]

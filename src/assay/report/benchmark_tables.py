@@ -1,0 +1,222 @@
+"""Tables of a benchmark of discovery methods: columns and cells, for terminals, Markdown and pages alike."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from assay.benchmark import (
+    BenchmarkRow,
+    Bounded,
+    DiscoveryBenchmark,
+    OrderLink,
+    TruthTable,
+    examine_order,
+)
+from assay.benchmark.truth import GOOD
+
+
+MISSING = "–"
+NAMED = 3  # methods named where several are best
+LISTED = 8  # models named of those that a method misses, hardest first
+LEGEND = (
+    "CPR and CMD with 95 % intervals over examples; by signed score and by |score| as published, CPR(|s|) "
+    "and CMD(s) the other way round. Passes: time of the discovery in plain forward passes over the same "
+    "examples. MiB: memory it added."
+)
+TRUTH_LEGEND = (
+    "AUROC of |score| for the true edges: share of models with at least .95 and .99, median, lowest. "
+    "Precision: mean average precision; recall: mean share of true edges among as many best ones."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns, which of them hold numbers, and rows of text."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """The table in Markdown, numbers flush right."""
+        lines = [_line(self.columns), _line("---:" if name in self.right else "---" for name in self.columns)]
+        return "\n".join([*lines, *(_line(row) for row in self.rows)]) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def quality_table(benchmark: DiscoveryBenchmark) -> Table:
+    """A row per competitor that has scores, best CPR first: quality with intervals, and cost."""
+    judged = any(row.truth is not None for row in benchmark.rows)
+    columns = ["method", "CPR", "CMD", "CPR(|s|)", "CMD(s)"]
+    cost = ["passes", "seconds", "MiB"]
+    columns += [*cost, "AUROC"] if judged else cost
+    rows = []
+    for row in benchmark.ranking():
+        if row.signed is None or row.absolute is None:
+            continue
+        cells = [title(row), f"{row.signed.cpr}", f"{row.absolute.cmd}"]
+        cells += [bare(row.absolute.cpr), bare(row.signed.cmd), significant(row.forward_equivalents)]
+        cells += [
+            significant(row.seconds),
+            MISSING if row.peak_memory is None else mebibytes(row.peak_memory),
+        ]
+        if judged:
+            cells.append(MISSING if row.truth is None else share(row.truth.auroc))
+        rows.append(tuple(cells))
+    return Table(columns=tuple(columns), rows=tuple(rows), right=tuple(columns[1:]))
+
+
+def title(row: BenchmarkRow) -> str:
+    """A competitor with the options that are not at their defaults."""
+    told = ", ".join(f"{name}={value}" for name, value in row.options.items())
+    return f"{row.name} ({told})" if told else row.name
+
+
+def notes(benchmark: DiscoveryBenchmark) -> list[str]:
+    """What the table does not say: who could not compete, and what methods warned of."""
+    found = [f"{row.name} did not compete: {row.reason}" for row in benchmark.rows if row.reason]
+    found += [f"{row.name}: {text}" for row in benchmark.rows for text in row.warnings]
+    found += [
+        f"{row.name}: not converged"
+        for row in benchmark.rows
+        if row.details.get("converged") is False and not row.warnings
+    ]
+    return found
+
+
+def heading(benchmark: DiscoveryBenchmark) -> str:
+    """What was judged on what, in a line."""
+    settings, judged = benchmark.settings, benchmark.evaluated_on
+    where = f"{judged['n']} other examples" if benchmark.held_out else "the same examples"
+    return (
+        f"{benchmark.model['id']}, {benchmark.task}: {settings['n_edges']:,} edges; scores from "
+        f"{benchmark.discovered_on['n']} examples, circuits judged on {where} ({settings['objective']}, "
+        f"{settings['ablation']} ablation)"
+    )
+
+
+def order_table(links: Sequence[OrderLink]) -> Table:
+    """The published order, a row per step."""
+    rows = [
+        (
+            f"{link.worse} {'<' if link.strict else '≤'} {link.better}",
+            MISSING if link.difference is None else f"{link.difference:+.3f}",
+            link.verdict if link.reason is None else f"{link.verdict}: {link.reason}",
+        )
+        for link in links
+    ]
+    return Table(columns=("published", "difference", "measured"), rows=tuple(rows), right=("difference",))
+
+
+def order_of(benchmark: DiscoveryBenchmark) -> Table:
+    """The published order beside what a benchmark found."""
+    return order_table(examine_order(benchmark))
+
+
+def truth_methods_table(table: TruthTable) -> Table:
+    """A row per method and objective: shares of models, the hardest model, the cost."""
+    columns = (
+        "method", "objective", "served", "≥.95", "≥.99", "median", "lowest", "hardest", "precision", "recall",
+        "seconds",
+    )  # fmt: skip
+    rows = [
+        (
+            each.method,
+            each.objective,
+            f"{each.served} of {each.of}",
+            f"{each.good:.0%}",
+            f"{each.nearly_perfect:.0%}",
+            share(each.median),
+            share(each.lowest),
+            (each.hardest if each.lowest < 1 else None) or MISSING,
+            share(each.average_precision),
+            share(each.recall),
+            significant(each.seconds) if each.served else MISSING,
+        )
+        for each in table.summary().methods
+    ]
+    words = ("method", "objective", "hardest")
+    return Table(
+        columns=columns, rows=tuple(rows), right=tuple(name for name in columns if name not in words)
+    )
+
+
+def truth_models_table(table: TruthTable) -> Table:
+    """A row per planted model: its size, the best AUROC of any method, and who reaches it."""
+    rows = []
+    for each in table.summary().models:
+        named = ", ".join(each.best[:NAMED])
+        more = f" and {len(each.best) - NAMED} more" if len(each.best) > NAMED else ""
+        rows.append((each.model, f"{each.n_edges:,}", str(each.n_true), share(each.auroc), named + more))
+    columns = ("model", "edges", "true", "AUROC", "best")
+    return Table(columns=columns, rows=tuple(rows), right=("edges", "true", "AUROC"))
+
+
+def truth_cells_table(table: TruthTable, objective: str) -> Table:
+    """AUROC of every method on every model under one objective."""
+    known = {(cell.model, cell.method): cell for cell in table.cells if cell.objective == objective}
+    rows = [
+        (model, *(share(known[model, method].auroc) if (model, method) in known else MISSING
+                  for method in table.methods))
+        for model in table.models
+    ]  # fmt: skip
+    return Table(columns=("model", *table.methods), rows=tuple(rows), right=table.methods)
+
+
+def misses(table: TruthTable) -> list[str]:
+    """For each method, the models whose circuit it misses (AUROC below .95) under its best objective."""
+    found = []
+    for method in table.methods:
+        best: dict[str, float] = {}
+        for cell in table.cells:
+            if cell.method == method and cell.found is not None:
+                best[cell.model] = max(cell.auroc, best.get(cell.model, 0.0))
+        missed = sorted((value, model) for model, value in best.items() if value < GOOD)
+        if not best:
+            continue
+        listed = ", ".join(f"{model} ({share(value)})" for value, model in missed[:LISTED])
+        more = f" and {len(missed) - LISTED} more" if len(missed) > LISTED else ""
+        found.append(
+            f"{method} misses {len(missed)} of {len(best)} models" + (f": {listed}{more}" if missed else "")
+        )
+    return found
+
+
+def refusals(table: TruthTable) -> list[str]:
+    """Why cells are empty, each reason once, with the number of cells it explains."""
+    counted: dict[tuple[str, str, str], int] = {}
+    for cell in table.cells:
+        if cell.reason is not None:
+            key = (cell.method, cell.objective, cell.reason)
+            counted[key] = counted.get(key, 0) + 1
+    return [
+        f"{method}, {objective} ({count} model{'s' if count > 1 else ''}): {reason}"
+        for (method, objective, reason), count in counted.items()
+    ]
+
+
+def bare(known: Bounded) -> str:
+    """A number without its interval."""
+    return MISSING if math.isnan(known.value) else f"{known.value:.3f}"
+
+
+def share(value: float) -> str:
+    """A number of [0, 1] with three decimals; 1 only where it is exactly 1."""
+    if math.isnan(value):
+        return MISSING
+    return "1" if value == 1 else f"{min(value, 0.9994999):.3f}"
+
+
+def significant(value: float) -> str:
+    """Two or three significant digits, no exponent."""
+    if math.isnan(value):
+        return MISSING
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
+
+
+def mebibytes(size: int) -> str:
+    """Bytes as mebibytes."""
+    return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"

@@ -1,0 +1,363 @@
+"""The `colour-digits` data set: handwritten digits in two colours, where the colour is the misleading cue.
+
+The digits are those that scikit-learn ships (8 x 8 pixels), enlarged, turned and moved a little, and painted
+on black. The class of an image is `low` (0 to 4) or `high` (5 to 9); its colour stands for its label with a
+chosen probability, the `agreement`, which makes the domain: 0.9 to train on, 0.5 and 0.1 to test what was
+learned. Every image has counterparts in which one of the two cues, or both, stand for the other class and
+nothing else is changed, so that the circuit that reads the digit and the one that reads the colour can be
+told apart.
+
+Everything about an image comes from the stream `colour-digits/SPLIT/ID` of the seed, so an image depends on
+nothing but its number.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from PIL import Image
+
+from assay.errors import InputError, unknown_name
+from assay.rng import stream
+from assay.tasks.image_transform import EvalTransform
+from assay.tasks.images import ImageSet, ImageTask
+
+
+DIGIT_CLASSES = ("low", "high")
+DIGIT_COLOURS = ("orange", "blue")  # the colour of a class stands at its number
+DIGIT_SWAPS = ("digit", "colour", "both")
+DIGIT_AGREEMENTS = (0.9, 0.5, 0.1)  # the domains that are named in lists; any share can be drawn
+DIGIT_SPLITS = ("train", "test")
+COLOUR_DIGITS = "colour-digits"
+COLOUR_DIGITS_VERSION = 1  # raised when the same arguments draw other images than before
+
+SIDE = 28
+N_TEST = 500  # of the 1,797 handwritten digits; the others are for training
+_PAINT = np.array([(255, 150, 20), (60, 160, 255)], dtype=np.float64)  # a pair for colour-blind readers too
+_MARGIN = 2  # empty pixels round the 8 x 8, so that interpolation ends in black
+_BRIGHTEST = 16.0
+
+
+def draw_digits(
+    n: int,
+    *,
+    agreement: float = 0.9,
+    seed: int = 0,
+    split: str = "train",
+    swap: str | None = None,
+    label_noise: float = 0.0,
+    size: int = SIDE,
+    start: int = 0,
+) -> ImageSet:
+    """Coloured digits of one domain, or their counterparts; image number i shows a digit of class i modulo 2.
+
+    Args:
+        n: Number of images, 1 or more; a longer draw begins with the shorter one.
+        agreement: Probability that the colour is the one of the label, 0 .. 1. The same image number with a
+            higher agreement shows the same digit.
+        seed: Root seed.
+        split: `train` or `test`: of which handwritten digits. They share none.
+        swap: None for the images themselves. `digit`: the same colour on a digit of the other class;
+            `colour`: the same digit in the other colour; `both`: a digit of the other class in the other
+            colour. Place, size, turn and brightness stay. These are counterparts, to be ablated with.
+        label_noise: Probability that the label is the other class than the digit's, 0 .. 1; the colour
+            follows the label, so with noise it can be the better cue.
+        size: Height and width in pixels, 14 or more.
+        start: Number of the first image: disjoint ranges give disjoint draws.
+
+    Returns:
+        `n` images with labels, ids `start` to `start + n - 1`, and the fields `digit` (0 .. 9), `colour`
+        (`orange` stands for `low`, `blue` for `high`), `agrees` (whether colour and label do) and `source`
+        (row of `sklearn.datasets.load_digits`). The domain is `agreement-0.9` or alike. Of counterparts the
+        label is that of the digit shown, noise as in the image.
+
+    Raises:
+        UnknownNameError: If there is no such split or swap.
+        InputError: If a share is outside 0 .. 1, or `n`, `size` or `start` is too small.
+
+    References:
+        Arjovsky et al. (2019), arXiv:1907.02893 (coloured MNIST: two classes, label noise, colour).
+        Alpaydin and Kaynak (1998), UCI Optical Recognition of Handwritten Digits, as in scikit-learn.
+
+    Example:
+        >>> images = draw_digits(4, agreement=1.0)
+        >>> images.pixels.shape, images.fields["colour"]
+        ((4, 28, 28, 3), ['orange', 'blue', 'orange', 'blue'])
+        >>> draw_digits(4, agreement=1.0, swap="colour").fields["colour"]
+        ['blue', 'orange', 'blue', 'orange']
+    """
+    _check(n=n, agreement=agreement, split=split, swap=swap, label_noise=label_noise, size=size, start=start)
+    ids = np.arange(start, start + n)
+    scenes = [
+        _scene(int(number), agreement, label_noise, seed=seed, split=split, swap=swap) for number in ids
+    ]
+    return ImageSet(
+        pixels=np.stack([scene.draw(size) for scene in scenes]),
+        labels=np.array([scene.label for scene in scenes], dtype=np.int64),
+        ids=ids,
+        domain=f"agreement-{agreement:g}",
+        fields={
+            "digit": [scene.digit for scene in scenes],
+            "colour": [DIGIT_COLOURS[scene.colour] for scene in scenes],
+            "agrees": [scene.colour == scene.label for scene in scenes],
+            "source": [scene.source for scene in scenes],
+        },
+        classes=DIGIT_CLASSES,
+        name=COLOUR_DIGITS,
+        config={
+            "generator": COLOUR_DIGITS,
+            "generator_version": COLOUR_DIGITS_VERSION,
+            "agreement": float(agreement),
+            "label_noise": float(label_noise),
+            "split": split,
+            "swap": swap,
+            "seed": seed,
+            "size": size,
+            "start": start,
+            "n": n,
+        },
+    )
+
+
+def digits_task(
+    model: Any,
+    n: int = 200,
+    *,
+    swap: str = "both",
+    answer: str = "label",
+    agreement: float = 0.9,
+    seed: int = 0,
+    split: str = "test",
+    start: int = 0,
+) -> ImageTask:
+    """Coloured digits with counterparts, as an image classifier of two classes reads them.
+
+    The other class is the foil; objective and ablation are `logit_diff` and `resample` unless told otherwise.
+
+    Args:
+        model: A loaded image classifier of two classes; its stored transform is applied.
+        n: Number of images.
+        swap: What the counterparts change: `digit`, `colour` or `both`; see `draw_digits`.
+        answer: What counts as right: `label`, the class of the digit, or `colour`, the class that the colour
+            stands for. With `swap="colour"` the latter asks what carries the colour.
+        agreement: Probability that the colour is the one of the label. 0.5 makes the two cues independent.
+        seed: Root seed.
+        split: `test` or `train`.
+        start: Number of the first image.
+
+    Raises:
+        UnknownNameError: If there is no such swap, split or answer.
+        InputError: If the model reads prompts or has other classes, or as for `draw_digits`.
+
+    Example:
+        >>> task = digits_task(load_model("colour-digits"), 6, swap="colour", answer="colour")
+        >>> task.images.shape, task.objective, task.ablation
+        (torch.Size([6, 3, 28, 28]), 'logit_diff', 'resample')
+    """
+    if answer not in ("label", "colour"):
+        raise unknown_name("answer of coloured digits", answer, ("label", "colour"))
+    if swap not in DIGIT_SWAPS:
+        raise unknown_name("swap of coloured digits", str(swap), DIGIT_SWAPS)
+    if getattr(model, "vision", None) is None:
+        raise InputError(
+            f"{getattr(model, 'id', model)} reads prompts; coloured digits need an image classifier"
+        )
+    if model.vision.n_classes(model.module) != len(DIGIT_CLASSES):
+        raise InputError(
+            f"{model.id} has {model.vision.n_classes(model.module)} classes and coloured digits have 2, "
+            f"{' and '.join(DIGIT_CLASSES)}; use load_model('colour-digits')"
+        )
+    height, width = model.image_size
+    if height != width:
+        raise InputError(f"coloured digits are drawn square and {model.id} reads {height} x {width}")
+    images, others = (
+        draw_digits(n, agreement=agreement, seed=seed, split=split, swap=each, size=height, start=start)
+        for each in (None, swap)
+    )
+    task = images.task(EvalTransform.for_model(model), corrupted=others)
+    right = task.labels
+    if answer == "colour":
+        right = torch.tensor([DIGIT_COLOURS.index(colour) for colour in images.fields["colour"]])
+    assert right is not None
+    return replace(
+        task,
+        labels=right,
+        foils=1 - right[:, None],
+        objective="logit_diff",
+        ablation="resample",
+        config={**task.config, "answer": answer},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsSource:
+    """Coloured digits as a source of images names them: `colour-digits[:AGREEMENT[/SWAP]]`.
+
+    Attributes:
+        agreement: Share of images whose colour is that of the label; None if not named.
+        swap: What counterparts change; None if not named.
+    """
+
+    agreement: float | None
+    swap: str | None
+
+    @property
+    def domains(self) -> tuple[float, ...]:
+        """The agreements that are meant: the named one, else the usual three."""
+        return DIGIT_AGREEMENTS if self.agreement is None else (self.agreement,)
+
+
+def digits_source(source: Any) -> DigitsSource | None:
+    """What a source of images says if it names coloured digits, else None.
+
+    Raises:
+        InputError: If the agreement is no probability.
+        UnknownNameError: If there is no such swap.
+
+    Example:
+        >>> digits_source("colour-digits:0.5/digit")
+        DigitsSource(agreement=0.5, swap='digit')
+    """
+    name, _, rest = str(source).partition(":")
+    if name != COLOUR_DIGITS:
+        return None
+    share, _, swap = rest.partition("/")
+    try:
+        agreement = float(share) if share else None
+    except ValueError:
+        agreement = float("nan")
+    if agreement is not None and not 0 <= agreement <= 1:
+        raise InputError(
+            f"{source!r} names the agreement {share!r}; it is a probability, e.g. {COLOUR_DIGITS}:0.5 or "
+            f"{COLOUR_DIGITS}:0.5/colour"
+        )
+    if swap and swap not in DIGIT_SWAPS:
+        raise unknown_name("swap of coloured digits", swap, DIGIT_SWAPS)
+    return DigitsSource(agreement=agreement, swap=swap or None)
+
+
+def _check(
+    *,
+    n: int,
+    agreement: float,
+    split: str,
+    swap: str | None,
+    label_noise: float,
+    size: int,
+    start: int,
+) -> None:
+    if split not in DIGIT_SPLITS:
+        raise unknown_name("split of coloured digits", split, DIGIT_SPLITS)
+    if swap is not None and swap not in DIGIT_SWAPS:
+        raise unknown_name("swap of coloured digits", swap, DIGIT_SWAPS)
+    for name, share in (("agreement", agreement), ("label_noise", label_noise)):
+        if not 0 <= share <= 1:  # NaN fails too
+            raise InputError(f"{name} is {share}; it is a probability, 0 to 1")
+    if n < 1 or size < 14 or start < 0:
+        raise InputError(
+            f"n={n}, size={size}, start={start}: at least 1 image of 14 pixels, from number 0 on"
+        )
+
+
+# ------------------------------------------------------------------------------------------------- images
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scene:
+    """What one image shows, and how.
+
+    Attributes:
+        source: Row of the handwritten digits.
+        digit: 0 .. 9.
+        label: 0 or 1.
+        colour: 0 or 1.
+        side: Of the digit, as a share of the image's.
+        turn: Radians.
+        left, top: Of its centre from the image's, as shares of the image's side.
+        brightness: 0 .. 1.
+    """
+
+    source: int
+    digit: int
+    label: int
+    colour: int
+    side: float
+    turn: float
+    left: float
+    top: float
+    brightness: float
+
+    def draw(self, size: int) -> UInt8[np.ndarray, "h w 3"]:
+        """The image, `size` pixels high and wide."""
+        ink = np.pad(_handwritten()[0][self.source], _MARGIN)
+        # Pillow wants, for every pixel of the result, where to read in the original.
+        step = 8 / (self.side * size)
+        cos, sin = step * np.cos(self.turn), step * np.sin(self.turn)
+        x, y = size * (0.5 + self.left), size * (0.5 + self.top)
+        middle = 4 + _MARGIN
+        back = (cos, sin, middle - cos * x - sin * y, -sin, cos, middle + sin * x - cos * y)
+        painted = Image.fromarray(ink).transform(
+            (size, size), Image.Transform.AFFINE, back, Image.Resampling.BICUBIC
+        )
+        shade = np.clip(np.asarray(painted, dtype=np.float64) / _BRIGHTEST, 0, 1)[..., None]
+        pixels: UInt8[np.ndarray, "h w 3"] = np.rint(shade * self.brightness * _PAINT[self.colour]).astype(
+            np.uint8
+        )
+        return pixels
+
+
+def _scene(
+    number: int, agreement: float, label_noise: float, *, seed: int, split: str, swap: str | None
+) -> _Scene:
+    """What image `number` shows; each fact is always the same draw of its stream, so swaps share the rest."""
+    rng = stream(seed, f"{COLOUR_DIGITS}/{split}/{number}")
+    shown = number % 2
+    sources = [
+        _pick(split, 5 * kind + int(rng.integers(5)), float(rng.random())) for kind in (shown, 1 - shown)
+    ]
+    noisy, agrees = rng.random() < label_noise, rng.random() < agreement
+    side, turn = rng.uniform(0.75, 0.95), rng.uniform(-0.2, 0.2)
+    left, top = rng.uniform(-0.07, 0.07, 2)
+    brightness = rng.uniform(0.7, 1.0)
+    label = shown ^ int(noisy)
+    colour = label if agrees else 1 - label
+    other_digit = swap in ("digit", "both")
+    source = sources[int(other_digit)]
+    return _Scene(
+        source=source,
+        digit=int(_handwritten()[1][source]),
+        label=label ^ int(other_digit),
+        colour=colour ^ int(swap in ("colour", "both")),
+        side=float(side),
+        turn=float(turn),
+        left=float(left),
+        top=float(top),
+        brightness=float(brightness),
+    )
+
+
+def _pick(split: str, digit: int, place: float) -> int:
+    """The handwritten digit at a place, 0 .. 1, among those of one value in a split."""
+    rows = _rows(split)[digit]
+    return int(rows[int(place * len(rows))])
+
+
+@functools.cache
+def _handwritten() -> tuple[Float32[np.ndarray, "1797 8 8"], Int64[np.ndarray, " 1797"]]:
+    """Ink, 0 .. 16, and values of the digits that scikit-learn ships."""
+    from sklearn.datasets import load_digits
+
+    held = load_digits()
+    return held.images.astype(np.float32), held.target.astype(np.int64)
+
+
+@functools.cache
+def _rows(split: str) -> tuple[Int64[np.ndarray, " _"], ...]:
+    """Rows of each digit in a split. Always the same: a trained model must not meet its digits in a test."""
+    values = _handwritten()[1]
+    order = stream(0, f"{COLOUR_DIGITS}/split").permutation(len(values))
+    chosen = np.sort(order[:N_TEST] if split == "test" else order[N_TEST:])
+    return tuple(chosen[values[chosen] == digit] for digit in range(10))

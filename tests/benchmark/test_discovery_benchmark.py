@@ -1,0 +1,348 @@
+"""The benchmark of discovery methods: curves as measured one by one, cost, held-out examples, the order."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import assay
+from assay.benchmark import (
+    BenchmarkRow,
+    Bounded,
+    Difference,
+    DiscoveryBenchmark,
+    benchmark_discovery,
+    examine_order,
+    measured,
+    plain_seconds,
+    planted_task,
+)
+from assay.benchmark.targets import find_target
+from assay.circuits import EdgeScores
+from assay.errors import FileFormatError, GraphMismatchError, InputError, UnknownNameError
+from assay.graph import build_graph
+from assay.metrics import faithfulness_curve
+from assay.models import Model
+from assay.models.planted import planted_model
+from assay.runner.benchmark import export_submission, parse_options, quick_settings, read_scores
+from assay.tasks import PairTask
+
+
+METHODS = ["random", "eap", "eap-ig-inputs"]
+FRACTIONS = (0.05, 0.3, 1.0)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return assay.load_model("mini")
+
+
+@pytest.fixture(scope="module")
+def task(model: Model) -> PairTask:
+    return assay.load_task("ioi", model, n=10, seed=0)
+
+
+@pytest.fixture(scope="module")
+def found(model: Model, task: PairTask) -> DiscoveryBenchmark:
+    return benchmark_discovery(model, task, METHODS, fractions=FRACTIONS)
+
+
+def test_rows_hold_what_discover_and_faithfulness_curve_give(
+    model: Model, task: PairTask, found: DiscoveryBenchmark
+) -> None:
+    unseen = assay.load_task("ioi", model, n=40, seed=1)
+    seen = {tuple(row) for row in task.clean.tolist()}
+    rows = [place for place, row in enumerate(unseen.clean.tolist()) if tuple(row) not in seen][:10]
+    unseen = unseen.subset(rows)
+    scores = assay.discover(model, task, "eap-ig-inputs")
+    row = found.row("eap-ig-inputs")
+    assert torch.equal(found.scores["eap-ig-inputs"].values, scores.values)
+    for absolute, ranked in ((False, row.signed), (True, row.absolute)):
+        curve = faithfulness_curve(scores, model, unseen, fractions=FRACTIONS, absolute=absolute)
+        assert ranked is not None
+        assert ranked.faithfulness == pytest.approx(curve.values.tolist())
+        assert ranked.cpr.value == pytest.approx(curve.cpr)
+        assert ranked.cmd.value == pytest.approx(curve.cmd)
+        assert ranked.cpr.low == pytest.approx(curve.area.interval().low)
+        assert list(ranked.kept_edges) == curve.kept_edges.tolist()
+    assert row.cpr == row.signed.cpr if row.signed else False
+    assert row.cmd == row.absolute.cmd if row.absolute else False
+
+
+def test_the_whole_model_is_faithful_whoever_chose_it(found: DiscoveryBenchmark) -> None:
+    for row in found.rows:
+        assert row.signed is not None
+        assert row.signed.faithfulness[-1] == pytest.approx(1.0)
+
+
+def test_judged_examples_are_none_of_those_seen(
+    model: Model, task: PairTask, found: DiscoveryBenchmark
+) -> None:
+    assert found.held_out
+    assert found.evaluated_on["data_hash"] != found.discovered_on["data_hash"]
+    same = benchmark_discovery(model, task, ["random"], fractions=FRACTIONS, evaluate="same")
+    assert same.evaluated_on == same.discovered_on
+    assert not same.held_out
+
+
+def test_a_task_without_a_grammar_is_cut_in_two(model: Model, task: PairTask) -> None:
+    bare = replace(task, grammar=None)
+    halves = benchmark_discovery(model, bare, ["random"], fractions=FRACTIONS)
+    assert (halves.discovered_on["n"], halves.evaluated_on["n"]) == (5, 5)
+
+
+def test_other_examples_can_be_given(model: Model, task: PairTask) -> None:
+    other = assay.load_task("ioi", model, n=5, seed=9)
+    given = benchmark_discovery(model, task, ["random"], fractions=FRACTIONS, held_out=other)
+    assert given.evaluated_on["data_hash"] == other.data_hash
+    assert given.discovered_on["n"] == 10
+
+
+def test_cost_is_in_plain_passes_of_the_same_run(found: DiscoveryBenchmark) -> None:
+    gradients, random = found.row("eap-ig-inputs"), found.row("random")
+    assert gradients.forward_equivalents == gradients.seconds / gradients.plain_seconds
+    assert gradients.forward_equivalents > random.forward_equivalents
+    assert gradients.passes["backward"] == 5
+    assert found.settings["clock"] in ("processor", "wall")
+
+
+def test_differences_are_paired_and_antisymmetric(found: DiscoveryBenchmark) -> None:
+    gap = found.difference("eap-ig-inputs", "random")
+    back = found.difference("random", "eap-ig-inputs")
+    assert gap is not None
+    assert back is not None
+    first, second = (found.row(name).cpr for name in ("eap-ig-inputs", "random"))
+    assert first is not None
+    assert second is not None
+    assert gap.value == pytest.approx(first.value - second.value)
+    assert (gap.low, gap.high) == (-back.high, -back.low)
+    assert gap.low <= gap.value <= gap.high
+    assert found.difference("random", "nobody") is None
+
+
+def test_two_equal_rows_differ_by_exactly_nothing(model: Model, task: PairTask) -> None:
+    twice = benchmark_discovery(model, task, ["random", "random@again"], fractions=FRACTIONS)
+    assert twice.difference("random", "random@again") == Bounded(value=0.0, low=0.0, high=0.0)
+
+
+def test_options_reach_the_method_and_the_record(model: Model, task: PairTask) -> None:
+    two = benchmark_discovery(
+        model, task, ["eap-ig-inputs@two"], options={"eap-ig-inputs@two": {"steps": 2}}, fractions=FRACTIONS
+    )
+    row = two.rows[0]
+    assert row.passes["backward"] == 2
+    assert row.options == {"steps": 2}
+    assert two.scores["eap-ig-inputs@two"].provenance["steps"] == 2
+
+
+def test_a_method_that_cannot_serve_has_a_row_that_says_so(model: Model, task: PairTask) -> None:
+    under_kl = benchmark_discovery(model, task, ["eap", "random"], objective="kl", fractions=FRACTIONS)
+    row = under_kl.row("eap")
+    assert not row.served
+    assert row.reason is not None
+    assert "zero gradient" in row.reason
+    assert row.cpr is None
+    assert [each.name for each in under_kl.ranking()] == ["random", "eap"]
+    assert examine_order(under_kl)[1].verdict == "not measured"
+
+
+def test_planted_truth_is_judged_too() -> None:
+    planted = planted_model("induction/gpt2/bare")
+    task = planted_task(planted, n=8)
+    found = benchmark_discovery(
+        planted.model, task, ["eap-ig-inputs"], fractions=FRACTIONS, truth=planted.edges, evaluate="same"
+    )
+    assert found.rows[0].truth is not None
+    assert found.rows[0].truth.auroc > 0.95
+    assert "auroc" in found.to_frame().columns
+
+
+def test_imported_scores_are_rows_without_a_cost(
+    model: Model, task: PairTask, found: DiscoveryBenchmark
+) -> None:
+    scores = found.scores["eap-ig-inputs"]
+    again = benchmark_discovery(
+        model, task, ["eap-ig-inputs"], fractions=FRACTIONS, imports={"theirs": scores}
+    )
+    ours, theirs = again.rows
+    assert theirs.signed == ours.signed
+    assert theirs.absolute == ours.absolute
+    assert theirs.method is None
+    assert math.isnan(theirs.forward_equivalents)
+
+
+def test_submissions_go_out_and_come_back(model: Model, found: DiscoveryBenchmark, tmp_path: Path) -> None:
+    root = export_submission(tmp_path / "out", found, model)
+    assert sorted(each.name for each in root.iterdir()) == sorted(METHODS)
+    for place in (root / "eap", root / "eap" / "ioi_mini", root / "eap" / "ioi_mini" / "importances.json"):
+        assert torch.equal(read_scores(place, model, "ioi").values, found.scores["eap"].values)
+    file = found.scores["eap"].save(tmp_path / "eap.safetensors")
+    assert torch.equal(read_scores(file, model).values, found.scores["eap"].values)
+
+
+def test_a_benchmark_survives_its_file(found: DiscoveryBenchmark, tmp_path: Path) -> None:
+    loaded = DiscoveryBenchmark.load(found.save(tmp_path / "benchmark.json"))
+    assert loaded.to_dict() == found.to_dict()
+    assert loaded.rows == found.rows
+    assert loaded.scores == {}
+    assert loaded.task == "ioi"
+
+
+# ---------------------------------------------------------------------------------------------- the order
+
+
+def order_of(gap: Bounded | None, *, names: tuple[str, str] = ("eap", "ifr")) -> list[str]:
+    rows = tuple(BenchmarkRow(name=name, method=name, reason=None if gap else "no images") for name in names)
+    served = Bounded(value=0.0, low=0.0, high=0.0)
+    if gap is not None:
+        from assay.benchmark import Ranked
+
+        ranked = Ranked(cpr=served, cmd=served, faithfulness=(), kept_edges=())
+        rows = tuple(replace(row, signed=ranked, absolute=ranked) for row in rows)
+    benchmark = DiscoveryBenchmark(
+        model={},
+        discovered_on={},
+        evaluated_on={},
+        settings={},
+        rows=rows,
+        differences=() if gap is None else (Difference(first=names[0], second=names[1], cpr=gap),),
+    )
+    return [link.verdict for link in examine_order(benchmark)]
+
+
+def test_each_step_of_the_published_order_is_judged_by_its_interval() -> None:
+    absent = "not measured"
+    above, below = Bounded(value=0.2, low=0.1, high=0.3), Bounded(value=-0.2, low=-0.3, high=-0.1)
+    across, touching = Bounded(value=0.1, low=-0.1, high=0.3), Bounded(value=0.1, low=0.0, high=0.3)
+    assert order_of(above) == [absent, "as published", absent, absent]
+    assert order_of(below) == [absent, "reversed", absent, absent]
+    assert order_of(across) == [absent, "not told apart", absent, absent]
+    assert order_of(touching) == [absent, "not told apart", absent, absent]  # strictly better is claimed
+    weak = ("ugs", "eap-ig-inputs")
+    assert order_of(touching, names=weak)[3] == "as published"  # at least as good is claimed
+    assert order_of(None)[1] == absent
+
+
+def test_steps_say_who_is_missing(found: DiscoveryBenchmark) -> None:
+    links = examine_order(found)
+    assert links[0].reason == "ifr did not compete"
+    assert links[2].difference is not None
+    assert "eap ≤ eap-ig-inputs: " in str(links[2])
+
+
+# ------------------------------------------------------------------------------------------------- cost
+
+
+def test_memory_is_what_the_work_adds(model: Model) -> None:
+    with measured(model) as cost:
+        block = torch.ones(64 * 2**20 // 4)
+        del block
+    if cost.peak_bytes is not None:  # Linux
+        assert 60 * 2**20 < cost.peak_bytes < 80 * 2**20
+    with measured(model) as little:
+        torch.ones(16)
+    if little.peak_bytes is not None:
+        assert little.peak_bytes < 4 * 2**20
+
+
+def test_plain_passes_run_text_and_images(model: Model, task: PairTask) -> None:
+    assert plain_seconds(model, task, 4) > 0
+    planted = planted_model("patch-marker/vit/bare")
+    images = planted.model.bind(planted_task(planted, n=4))
+    assert plain_seconds(planted.model, images, 4) > 0
+
+
+# ------------------------------------------------------------------------------------------------ targets
+
+
+def test_planted_models_bring_their_examples_and_truth() -> None:
+    target = find_target("planted:induction/gpt2/bare", n=6, seed=3)
+    assert target.held_out is not None
+    assert target.task.n == target.held_out.n == 6
+    assert isinstance(target.task, PairTask)
+    assert isinstance(target.held_out, PairTask)
+    assert target.task.data_hash != target.held_out.data_hash
+    assert target.truth == planted_model("induction/gpt2/bare").edges
+    with pytest.raises(InputError, match="brings its own examples"):
+        find_target("planted:induction/gpt2/bare", "ioi")
+
+
+def test_mini_does_ioi_unless_told_otherwise() -> None:
+    assert find_target("mini", n=4).task.name == "ioi"
+    assert find_target("mini", "greater_than", n=4).task.name == "greater-than"
+    with pytest.raises(InputError, match="give one of them"):
+        find_target("mini", "ioi", images="shapes:flat")
+
+
+# ------------------------------------------------------------------------------------------------ options
+
+
+def test_options_are_read_as_json_or_text() -> None:
+    found = parse_options(
+        ["ugs.updates=300", "ugs.price=1e-3", "ugs@warm.warm-start=eap", "x.y=true", "x.z=null"]
+    )
+    assert found == {
+        "ugs": {"updates": 300, "price": 0.001},
+        "ugs@warm": {"warm_start": "eap"},
+        "x": {"y": True, "z": None},
+    }
+    for text in ("ugs", "ugs=3", ".updates=3", "ugs.=3"):
+        with pytest.raises(InputError, match="not of the form"):
+            parse_options([text])
+    with pytest.raises(InputError, match="given twice"):
+        parse_options(["ugs.updates=1", "ugs.updates=2"])
+
+
+def test_a_quick_benchmark_says_what_it_shrinks_and_leaves_what_was_asked_for() -> None:
+    quick = quick_settings(None, {}, None)
+    assert "exact" not in quick.methods
+    assert quick.n == 40
+    assert any("40 examples" in text for text in quick.said)
+    named = quick_settings(["exact", "eap"], {}, 100)
+    assert (named.methods, named.n, named.said) == (("exact", "eap"), 100, ())
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_contradictions_are_refused(model: Model, task: PairTask, found: DiscoveryBenchmark) -> None:
+    with pytest.raises(InputError, match="evaluate"):
+        benchmark_discovery(model, task, ["random"], evaluate="elsewhere")
+    with pytest.raises(InputError, match="selection"):
+        benchmark_discovery(model, task, ["random"], selection="best")
+    with pytest.raises(InputError, match="held_out= is given"):
+        benchmark_discovery(model, task, ["random"], evaluate="same", held_out=task)
+    with pytest.raises(InputError, match="like a method judged"):
+        benchmark_discovery(model, task, ["eap"], imports={"eap": found.scores["eap"]})
+    foreign = build_graph(1, 1)
+    scores = EdgeScores(foreign, torch.zeros(foreign.n_sources, foreign.n_targets))
+    with pytest.raises(GraphMismatchError, match="imported scores 'x'"):
+        benchmark_discovery(model, task, ["random"], imports={"x": scores})
+    with pytest.raises(UnknownNameError, match="unknown method 'nobody'"):
+        benchmark_discovery(model, task, ["nobody"])
+    with pytest.raises(InputError, match="too few to judge"):
+        benchmark_discovery(model, replace(task.subset([0, 1]), grammar=None), ["random"])
+    with pytest.raises(InputError, match="no row 'x'"):
+        found.row("x")
+
+
+def test_files_that_hold_no_scores_are_refused(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="there is no"):
+        read_scores(tmp_path / "none.json", model)
+    for name in ("a_mini", "b_mini"):
+        (tmp_path / "many" / name).mkdir(parents=True)
+    with pytest.raises(FileFormatError, match="0 folders for task 'ioi': a_mini, b_mini"):
+        read_scores(tmp_path / "many", model, "ioi")
+    (tmp_path / "x.json").write_text('{"format": "other"}')
+    with pytest.raises(FileFormatError, match="no discovery benchmark"):
+        DiscoveryBenchmark.load(tmp_path / "x.json")
+
+
+def test_bounded_numbers_print_with_their_interval() -> None:
+    assert f"{Bounded(value=0.5, low=0.25, high=0.75):.2f}" == "0.50 [0.25, 0.75]"
+    assert f"{Bounded(value=0.5, low=math.nan, high=math.nan)}" == "0.500"
+    assert f"{Bounded(value=math.nan, low=math.nan, high=math.nan)}" == "undefined"
+    assert np.isnan(Bounded(value=math.nan, low=math.nan, high=math.nan).value)

@@ -1,0 +1,379 @@
+"""Certified circuits: exact frequencies, error rates, and radii that adversarial edits cannot beat."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Float
+from scipy import stats
+from torch import Tensor
+
+from assay.circuits import (
+    CertifiedCircuit,
+    Circuit,
+    EdgeScores,
+    certify,
+    load_certified,
+    selection_probability,
+)
+from assay.circuits.certified import _decisions, clopper_pearson_limits
+from assay.errors import FileFormatError, GraphMismatchError, InputError, UnknownNameError
+from assay.graph import build_graph
+from assay.stats import clopper_pearson
+
+
+TINY = build_graph(1, 1)  # 8 edges
+GRAPH = build_graph(2, 3)
+
+
+def scores_of(edges: Float[Tensor, "N E"], graph=TINY) -> EdgeScores:
+    per_example = torch.zeros(len(edges), graph.n_sources, graph.n_targets, dtype=edges.dtype)
+    per_example[:, graph.valid] = edges
+    values = per_example.mean(0) if len(edges) else torch.zeros(graph.n_sources, graph.n_targets)
+    return EdgeScores(graph, values, per_example=per_example, provenance={"method": "given"})
+
+
+def noisy(n: int, seed: int = 0, graph=GRAPH) -> EdgeScores:
+    generator = torch.Generator().manual_seed(seed)
+    strength = 3 * torch.randn(graph.n_edges, generator=generator) ** 3
+    return scores_of(strength + torch.randn(n, graph.n_edges, generator=generator), graph)
+
+
+def probability_by_parts(scores: EdgeScores, k: int, deletion: float, absolute: bool = True) -> Tensor:
+    """Literal: `EdgeScores.top` of the mean of every part, weighted by the probability of that part."""
+    assert scores.per_example is not None
+    n = len(scores.per_example)
+    found = torch.zeros(scores.graph.valid.shape, dtype=torch.float64)
+    for kept in itertools.product((False, True), repeat=n):
+        if any(kept):
+            part = EdgeScores(scores.graph, scores.per_example[torch.tensor(kept)].double().mean(0))
+            size = sum(kept)
+            weight = (1 - deletion) ** size * deletion ** (n - size)
+            found += weight * part.top(k, absolute=absolute).mask.double()
+    return found
+
+
+# ---- frequencies ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_the_probability_is_that_of_all_sixteen_parts(absolute: bool) -> None:
+    edges = torch.tensor(
+        [
+            [3.0, 1.0, 0.0, 2.0, 0.0, 1.0, -1.0, 0.0],
+            [3.0, -1.0, 0.0, 2.0, 0.0, 1.0, -9.0, 0.0],
+            [3.0, 5.0, 0.0, -2.0, 0.0, 1.0, 4.0, 0.0],
+            [3.0, 5.0, 0.0, -8.0, 0.0, 1.0, 4.0, 0.0],
+        ]
+    )
+    scores = scores_of(edges)
+    exact = selection_probability(scores, 2, deletion=0.6, absolute=absolute)
+    torch.testing.assert_close(exact, probability_by_parts(scores, 2, 0.6, absolute), rtol=0, atol=1e-12)
+    # Each part that is left selects two edges.
+    assert exact.sum().item() == pytest.approx(2 * (1 - 0.6**4))
+
+
+def test_frequencies_estimate_the_probability() -> None:
+    scores = scores_of(torch.randn(4, 8, generator=torch.Generator().manual_seed(1)))
+    exact = selection_probability(scores, 3, deletion=0.5)
+    found = certify(scores, 3, deletion=0.5, resamples=20_000)
+    # Five standard errors of a share of 20,000 draws.
+    assert (found.frequency - exact).abs().max() < 5 * 0.5 / math.sqrt(20_000)
+    inside = (found.low <= exact) & (exact <= found.high)
+    assert bool(inside[TINY.valid].all())
+
+
+def test_worked_case() -> None:
+    # One edge is alone on top of every part, the rest are 0: selected unless all examples are deleted.
+    edges = torch.zeros(30, 8)
+    edges[:, 4] = 1.0
+    found = certify(scores_of(edges), 1, deletion=0.9, resamples=1000)
+    share = 1 - 0.9**30
+    edge = TINY.valid.nonzero()[4].tolist()
+    assert abs(found.frequency[*edge] - share) < 0.03
+    low = clopper_pearson(round(float(found.frequency[*edge]) * 1000), 1000, level=1 - 0.05 / 8).low
+    assert float(found.low[*edge]) == pytest.approx(low, rel=1e-9)
+    assert found.radius[*edge] == math.floor(math.log(1.5 - low) / math.log(0.9)) == 5
+    assert found.circuit.edges() == [TINY.edge_name(*edge)]
+    assert found.n_excluded == 7
+    assert found.n_abstained == 0
+
+
+def test_a_coin_flip_abstains() -> None:
+    edges = torch.zeros(400, 8)
+    edges[:200, 2], edges[200:, 6] = 1.0, 1.0  # each wins on about half of the parts
+    found = certify(scores_of(edges), 1, resamples=100)
+    assert found.abstained.mask[TINY.valid].nonzero().squeeze(1).tolist() == [2, 6]
+    assert found.radius[found.abstained.mask].tolist() == [-1] * found.n_abstained
+
+
+def test_every_edge_is_in_one_class() -> None:
+    found = certify(noisy(25), 20)
+    classes = [found.circuit.mask, found.excluded.mask, found.abstained.mask]
+    assert torch.equal(sum(mask.int() for mask in classes), GRAPH.valid.int())
+    assert (found.n_included, found.n_excluded, found.n_abstained) == tuple(
+        int(mask.sum()) for mask in classes
+    )
+    assert found.n_included + found.n_excluded + found.n_abstained == GRAPH.n_edges
+    assert "deletion" in repr(found)
+    assert f"{found.n_included} included" in repr(found)
+    assert found.low[~GRAPH.valid].isnan().all()
+    assert (found.frequency[~GRAPH.valid] == 0).all()
+
+
+def test_the_required_radius_turns_decisions_into_abstentions() -> None:
+    scores = noisy(25)
+    free, held = (certify(scores, 20, deletion=0.9, radius=radius) for radius in (0, 3))
+    assert bool((held.circuit.mask <= free.circuit.mask).all())
+    assert held.n_abstained > free.n_abstained
+    assert int(held.radius[held.decision != 0].min()) >= 3
+    assert held.circuit == free.certified(3)
+
+
+def test_bootstrap_frequencies_have_no_radius() -> None:
+    found = certify(noisy(25), 20, how="bootstrap")
+    assert found.deletion is None
+    assert (found.radius == -1).all()
+    assert found.n_included > 0
+    with pytest.raises(InputError, match="carry no certificate"):
+        found.certified(0)
+
+
+def test_corrections_are_nested() -> None:
+    scores = noisy(25)
+    bonferroni, holm, none = (
+        certify(scores, 20, resamples=100, correction=key) for key in ("bonferroni", "holm", "none")
+    )
+    decided = [(found.decision != 0) for found in (bonferroni, holm, none)]
+    assert bool((decided[0] <= decided[1]).all())
+    assert bool((decided[1] <= decided[2]).all())
+    assert decided[0].sum() < decided[2].sum()
+    assert (holm.radius[decided[1]] == 0).all()
+
+
+def test_other_selections_run_on_every_resample() -> None:
+    scores = noisy(8)
+    fast = certify(scores, 12, resamples=60, seed=4)
+    slow = certify(scores, 12, resamples=60, seed=4, selection=lambda each, k: each.top(k))
+    assert torch.equal(fast.frequency, slow.frequency)
+    greedy = certify(scores, 12, resamples=60, seed=4, selection="greedy")
+    assert greedy.provenance["base"] == "greedy"
+    assert not torch.equal(greedy.frequency, fast.frequency)
+    assert bool(greedy.circuit.mask.any())
+
+
+def test_the_seed_decides() -> None:
+    scores = noisy(8)
+    first, again, other = (certify(scores, 12, resamples=60, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.frequency, again.frequency)
+    assert not torch.equal(first.frequency, other.frequency)
+
+
+def test_ablations_that_look_at_all_examples_are_marked() -> None:
+    scores = noisy(8)
+    for ablation, marked in (("resample", False), ("mean-positional", True)):
+        own = EdgeScores(
+            GRAPH, scores.values, per_example=scores.per_example, provenance={"ablation": ablation}
+        )
+        assert ("assumes" in certify(own, 5, resamples=20).provenance) == marked
+        assert "assumes" not in certify(own, 5, resamples=20, how="bootstrap").provenance
+
+
+# ---- limits and error rates -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_limits_are_clopper_and_pearsons(n: int) -> None:
+    low, high = clopper_pearson_limits(n, 0.02)
+    for count in range(n + 1):
+        one = clopper_pearson(count, n, level=0.98)
+        # The other one searches for its roots to about 1e-12.
+        assert (low[count], high[count]) == pytest.approx((one.low, one.high), abs=1e-9)
+
+
+@pytest.mark.parametrize("correction", ["bonferroni", "holm"])
+def test_false_decisions_are_as_rare_as_promised(correction: str) -> None:
+    # Edges around the border of decision, where errors are most likely; true probabilities are known.
+    rng = np.random.default_rng(0)
+    true = np.array([0.5, 0.5, 0.49, 0.51, 0.45, 0.55, 0.9, 0.91, 0.1, 0.09, 0.5, 0.5])
+    runs, n, level, deletion = 500, 60, 0.9, 0.6
+    wrong = 0
+    for _ in range(runs):
+        counts = rng.binomial(n, true)
+        found = _decisions(counts, n, level=level, correction=correction, deletion=deletion)
+        move = np.where(found.decision != 0, 1 - deletion ** np.maximum(found.radius, 0), 0.0)
+        included, excluded = found.decision == 1, found.decision == -1
+        # False where the edits that the radius allows would undo the majority.
+        wrong += bool(((true[included] - move[included]) <= 0.5).any())
+        wrong += bool(((true[excluded] + move[excluded]) >= 0.5).any())
+    # 0.1 is promised; the bound adds three standard errors of the simulation.
+    assert wrong / runs <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / runs)
+    assert wrong > 0
+
+
+def test_uncorrected_decisions_hold_edge_by_edge() -> None:
+    rng = np.random.default_rng(1)
+    counts = rng.binomial(300, 0.5, 20_000)
+    found = _decisions(counts, 300, level=0.95, correction="none", deletion=0.6)
+    assert 0.01 < np.mean(found.decision != 0) <= 0.05
+
+
+def test_certificates_on_data_hold_with_the_promised_confidence() -> None:
+    # End to end: six examples, the true probabilities from all 64 parts, many independent seeds.
+    scores = noisy(6, graph=TINY, seed=3)
+    true = selection_probability(scores, 3, deletion=0.7)[TINY.valid]
+    runs, wrong = 150, 0
+    for seed in range(runs):
+        found = certify(scores, 3, deletion=0.7, resamples=80, level=0.8, seed=seed)
+        decision, radius = found.decision[TINY.valid], found.radius[TINY.valid]
+        move = 1 - 0.7 ** radius.clamp(min=0).double()
+        held = torch.where(decision == 1, true - move > 0.5, true + move < 0.5) | (decision == 0)
+        wrong += not bool(held.all())
+    assert wrong / runs <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / runs)
+
+
+# ---- radii ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 4),
+    edits=st.lists(st.sampled_from(["insert", "delete", "replace"]), min_size=1, max_size=2),
+    deletion=st.sampled_from([0.6, 0.75, 0.9]),
+    k=st.integers(1, 7),
+)
+def test_edits_move_the_probability_no_further_than_the_radius_allows(
+    seed: int, n: int, edits: list[str], deletion: float, k: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def example() -> Tensor:  # strong enough to take over any part it is in
+        return torch.randint(-50, 51, (8,), generator=generator).double()
+
+    before = [torch.randint(-5, 6, (8,), generator=generator).double() for _ in range(n)]
+    after = list(before)
+    for edit in edits:
+        at = int(torch.randint(0, max(1, len(after)), (1,), generator=generator))
+        if edit == "insert" or not after:
+            after.insert(at, example())
+        elif edit == "delete":
+            after.pop(at)
+        else:
+            after[at] = example()
+    mu = selection_probability(scores_of(torch.stack(before)), k, deletion=deletion)[TINY.valid]
+    edited = torch.stack(after) if after else torch.zeros(0, 8, dtype=torch.float64)
+    moved = selection_probability(scores_of(edited), k, deletion=deletion)[TINY.valid]
+    bound = 1 - deletion ** len(edits)
+    assert bool(((mu - moved).abs() <= bound + 1e-9).all())
+    # So what is decided with that much to spare stays decided.
+    assert bool((moved[mu > 0.5 + bound] > 0.5 - 1e-9).all())
+    assert bool((moved[mu < 0.5 - bound] < 0.5 + 1e-9).all())
+
+
+def test_the_bound_is_met_by_a_takeover() -> None:
+    # A replaced example that decides alone moves the probability by all that one edit can: 1 - p.
+    before = torch.zeros(1, 8, dtype=torch.float64)
+    before[0, 3] = 1.0
+    after = torch.zeros(1, 8, dtype=torch.float64)
+    after[0, 5] = 1.0
+    mu, moved = (
+        selection_probability(scores_of(each), 1, deletion=0.7)[TINY.valid] for each in (before, after)
+    )
+    assert (mu - moved)[3].item() == pytest.approx(1 - 0.7)
+
+
+@pytest.mark.parametrize("deletion", [0.6, 0.8])
+def test_certified_edges_survive_every_single_edit_of_a_small_set(deletion: float) -> None:
+    base = torch.zeros(5, 8, dtype=torch.float64)
+    base[:, 0], base[:, 1] = 9.0, 8.0
+    base[:, 2:] = torch.randint(-2, 3, (5, 6), generator=torch.Generator().manual_seed(0)).double()
+    found = certify(scores_of(base), 2, deletion=deletion, resamples=4000)
+    included = found.decision[TINY.valid] == 1
+    survives = found.radius[TINY.valid] >= 1
+    hostile = [
+        100.0 * sign * torch.eye(8, dtype=torch.float64)[edge] for edge in range(8) for sign in (1, -1)
+    ]
+    for at in range(5):
+        rest = torch.cat([base[:at], base[at + 1 :]])
+        for edited in [rest, *(torch.cat([rest, each[None]]) for each in hostile)]:
+            moved = selection_probability(scores_of(edited), 2, deletion=deletion)[TINY.valid]
+            assert bool((moved[included & survives] > 0.5).all())
+            assert bool((moved[~included & survives] < 0.5).all())
+    assert bool(survives.any())
+
+
+# ---- files and errors -----------------------------------------------------------------------------------
+
+
+def test_files_come_back_as_they_were(tmp_path: Path) -> None:
+    found = certify(noisy(25), 20, radius=1)
+    back = load_certified(found.save(tmp_path / "certified.safetensors"), GRAPH)
+    assert isinstance(back, CertifiedCircuit)
+    for name in ("frequency", "low", "high", "decision", "radius"):
+        torch.testing.assert_close(getattr(back, name), getattr(found, name), rtol=0, atol=0, equal_nan=True)
+    assert back.circuit == found.circuit
+    assert back.to_dict() == found.to_dict()
+    with pytest.raises(GraphMismatchError, match="belongs to another model"):
+        load_certified(tmp_path / "certified.safetensors", TINY)
+    circuit = Circuit.full(GRAPH).save(tmp_path / "circuit.safetensors")
+    with pytest.raises(FileFormatError, match="holds 'circuit', not 'certified-circuit'"):
+        load_certified(circuit)
+
+
+def test_the_record_is_plain_json() -> None:
+    import json
+
+    found = certify(noisy(10), 5)
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert record["n_included"] == found.n_included
+    assert {row["decision"] for row in record["edges"]} <= {"included", "abstained"}
+    assert len(record["edges"]) == found.n_included + found.n_abstained
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"how": "delete"}, UnknownNameError, "did you mean 'deletion'"),
+        ({"correction": "bonferoni"}, UnknownNameError, "did you mean 'bonferroni'"),
+        ({"selection": "topk"}, UnknownNameError, "unknown selection 'topk'"),
+        ({"deletion": 1.0}, InputError, "deletion is 1.0"),
+        ({"level": 0.0}, InputError, "level is 0.0"),
+        ({"resamples": 0}, InputError, "resamples is 0"),
+        ({"radius": -1}, InputError, "radius is -1"),
+        ({"radius": 2}, InputError, "certifies at most 1 edits and radius is 2; use deletion above 0.7071"),
+        ({"radius": 1, "how": "bootstrap"}, InputError, "certify nothing"),
+        ({"radius": 1, "resamples": 20}, InputError, "even 20 agreeing resamples certify at most 0 edits"),
+        ({"k": 0}, InputError, "choose k from 1 to"),
+    ],
+)
+def test_certify_refuses(options: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        certify(noisy(6), **{"k": 4, **options})
+
+
+def test_certify_needs_examples() -> None:
+    bare = EdgeScores(GRAPH, torch.zeros(GRAPH.n_sources, GRAPH.n_targets))
+    with pytest.raises(InputError, match=r"discover\(\.\.\., per_example=True\)"):
+        certify(bare, 4)
+    with pytest.raises(InputError, match="at least 1 examples"):
+        certify(scores_of(torch.zeros(0, 8)), 4)
+    with pytest.raises(InputError, match="at most 16"):
+        selection_probability(noisy(17), 4)
+
+
+def test_a_selection_of_another_graph_is_refused() -> None:
+    with pytest.raises(GraphMismatchError, match="another graph"):
+        certify(noisy(4), 4, resamples=2, selection=lambda scores, k: Circuit.full(TINY))
+
+
+def test_binomial_tails_of_holm_match_a_direct_test() -> None:
+    counts = np.array([95, 50, 3])
+    found = _decisions(counts, 100, level=0.95, correction="holm", deletion=0.6)
+    assert found.decision.tolist() == [1, 0, -1]
+    assert stats.binomtest(95, 100, 0.5, alternative="greater").pvalue < 0.05 / 6

@@ -1,0 +1,525 @@
+"""Files of EAP-IG and submissions to MIB: exact round trips, every published spelling, and hostile input."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from assay.circuits import Circuit, EdgeScores
+from assay.circuits.eap_ig import read_eap_ig, their_edges, write_eap_ig
+from assay.circuits.exchange import PERCENTAGES, load_submission, save_submission, split_folder_name
+from assay.errors import (
+    AssayError,
+    FileFormatError,
+    GraphMismatchError,
+    InputError,
+    NonFiniteError,
+    OutputError,
+    UnknownNameError,
+    UnsafeFileError,
+)
+from assay.graph import Graph, build_graph
+
+
+GRAPH = build_graph(2, 3)
+GROUPED = build_graph(2, 6, 2)
+PARALLEL = build_graph(2, 2, parallel=True)
+
+
+def random_scores(graph: Graph = GRAPH, seed: int = 0, dtype: torch.dtype = torch.float32) -> EdgeScores:
+    generator = torch.Generator().manual_seed(seed)
+    return EdgeScores(graph, torch.randn(graph.valid.shape, generator=generator, dtype=dtype))
+
+
+def eap_ig_edges(n_layers: int, n_heads: int, parallel: bool = False) -> list[str]:
+    """Edge names in the order in which EAP-IG's `Graph.from_model` adds them, by its nested loops."""
+    names: list[str] = []
+    stream = ["input"]
+    for layer in range(n_layers):
+        heads = [f"a{layer}.h{head}" for head in range(n_heads)]
+        names += [f"{node}->{head}<{letter}>" for node in stream for head in heads for letter in "qkv"]
+        if parallel:
+            names += [f"{node}->m{layer}" for node in stream]
+        else:
+            names += [f"{node}->m{layer}" for node in [*stream, *heads]]
+        stream += [*heads, f"m{layer}"]
+    return names + [f"{node}->logits" for node in stream]
+
+
+def document(n_layers: int = 1, n_heads: int = 2) -> dict[str, Any]:
+    """A file as EAP-IG writes it."""
+    nodes = ["input", *(f"a{layer}.h{head}" for layer in range(n_layers) for head in range(n_heads))]
+    nodes += [f"m{layer}" for layer in range(n_layers)] + ["logits"]
+    return {
+        "cfg": {"n_layers": n_layers, "n_heads": n_heads, "parallel_attn_mlp": False, "d_model": 8},
+        "nodes": {name: {"in_graph": True} for name in nodes},
+        "edges": {
+            name: {"score": index / 7, "in_graph": index % 3 == 0}
+            for index, name in enumerate(eap_ig_edges(n_layers, n_heads))
+        },
+    }
+
+
+def put(folder: Path, content: Any, name: str = "graph.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+# ---- reading --------------------------------------------------------------------------------------------
+
+
+def test_every_edge_of_the_published_order_is_read(tmp_path: Path) -> None:
+    content = document(2, 3)
+    found = read_eap_ig(put(tmp_path, content), GRAPH)
+    assert found.scores is not None
+    assert found.circuit is not None
+    assert found.d_model == 8
+    assert len(content["edges"]) == GRAPH.n_edges
+    for name, value in content["edges"].items():
+        at = GRAPH.edge_index(name)
+        assert float(found.scores.values[at]) == value["score"]
+        assert bool(found.circuit.mask[at]) == value["in_graph"]
+    assert found.scores.provenance["sign"] == "positive: keep"
+
+
+def test_the_edges_of_parallel_blocks_are_those_of_the_published_loops() -> None:
+    assert set(their_edges(PARALLEL)) == set(eap_ig_edges(2, 2, parallel=True))
+
+
+@pytest.mark.parametrize("older", ["flag per node", "score per edge", "flag per edge", "no score"])
+def test_older_files_are_read(tmp_path: Path, older: str) -> None:
+    content = document()
+    expected = read_eap_ig(put(tmp_path, content))
+    assert expected.scores is not None
+    if older == "flag per node":
+        content["nodes"] = dict.fromkeys(content["nodes"], True)
+    elif older == "score per edge":
+        content["edges"] = {name: value["score"] for name, value in content["edges"].items()}
+    elif older == "flag per edge":
+        content["edges"] = {name: value["in_graph"] for name, value in content["edges"].items()}
+    else:
+        content["edges"] = {name: value | {"score": None} for name, value in content["edges"].items()}
+    del content["cfg"]["parallel_attn_mlp"], content["cfg"]["d_model"]
+    found = read_eap_ig(put(tmp_path, content))
+    assert found.d_model is None
+    if older in ("flag per node", "score per edge"):
+        assert found.scores is not None
+        assert torch.equal(found.scores.values, expected.scores.values)
+    else:
+        assert found.scores is None
+    assert (found.circuit is None) == (older == "score per edge")
+
+
+def test_a_file_without_marked_edges_has_no_circuit(tmp_path: Path) -> None:
+    content = document()
+    content["edges"] = {name: value | {"in_graph": False} for name, value in content["edges"].items()}
+    assert read_eap_ig(put(tmp_path, content)).circuit is None
+
+
+def test_missing_edges_are_refused_unless_accepted(tmp_path: Path) -> None:
+    content = document()
+    del content["edges"]["input->a0.h1<k>"], content["edges"]["m0->logits"]
+    path = put(tmp_path, content)
+    with pytest.raises(
+        FileFormatError, match=r"11 of the 13 edges .* missing is 'input->a0\.h1<k>'.*partial"
+    ):
+        read_eap_ig(path)
+    found = read_eap_ig(path, partial=True)
+    assert found.scores is not None
+    assert float(found.scores.values[found.graph.edge_index("m0->logits")]) == 0
+
+
+# ---- grouped queries ------------------------------------------------------------------------------------
+
+
+def test_copies_of_a_shared_edge_add_up(tmp_path: Path) -> None:
+    content = document(1, 4)
+    grouped = build_graph(1, 4, 2)
+    found = read_eap_ig(put(tmp_path, content | {"edges": content["edges"]}), grouped, shared="any")
+    assert found.scores is not None
+    score = {name: value["score"] for name, value in content["edges"].items()}
+    at = grouped.edge_index("input->a0.h1.v")
+    expected = score["input->a0.h2<v>"] + score["input->a0.h3<v>"]
+    assert float(found.scores.values[at]) == pytest.approx(expected, rel=1e-12)
+    at = grouped.edge_index("input->a0.h3.q")
+    assert float(found.scores.values[at]) == score["input->a0.h3<q>"]
+
+
+def test_a_split_edge_is_kept_as_told(tmp_path: Path) -> None:
+    content = document(1, 4)
+    grouped = build_graph(1, 4, 2)
+    for name, value in content["edges"].items():
+        value["in_graph"] = name in ("input->a0.h2<v>", "input->a0.h0<k>", "input->a0.h1<k>", "m0->logits")
+    path = put(tmp_path, content)
+    with pytest.raises(InputError, match=r"keeps 1 of the 2 copies of input->a0\.h1\.v"):
+        read_eap_ig(path, grouped)
+    loose, strict = (read_eap_ig(path, grouped, shared=rule).circuit for rule in ("any", "all"))
+    assert loose is not None
+    assert strict is not None
+    assert loose.edges() == ["input->a0.h0.k", "input->a0.h1.v", "m0->logits"]
+    assert strict.edges() == ["input->a0.h0.k", "m0->logits"]
+    assert strict.provenance["split_edges"] == 1
+
+
+# ---- round trips ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    graph=st.sampled_from([GRAPH, GROUPED, PARALLEL, build_graph(1, 4, 1, parallel=True)]),
+    seed=st.integers(0, 1000),
+    kept=st.integers(0, 30),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_scores_and_circuits_come_back_exactly(
+    tmp_path: Path, graph: Graph, seed: int, kept: int, dtype: torch.dtype
+) -> None:
+    group = graph.n_heads // graph.n_kv_heads
+    scores = random_scores(graph, seed, dtype)
+    circuit = Circuit.random(graph, min(kept, graph.n_edges), seed=seed)
+    path = write_eap_ig(scores, tmp_path / "both.json", circuit=circuit, d_model=16)
+    found = read_eap_ig(path, graph)
+    assert found.scores is not None
+    assert found.d_model == 16
+    if group in (1, 2, 4) or dtype == torch.float32:  # thirds of a float64 round
+        assert torch.equal(found.scores.values, scores.values)
+        assert found.scores.values.dtype == dtype
+    else:
+        torch.testing.assert_close(found.scores.values, scores.values, rtol=1e-15, atol=0)
+    assert (found.circuit or Circuit.empty(graph)) == circuit
+    alone = read_eap_ig(write_eap_ig(circuit, tmp_path / "alone.json"), graph)
+    assert (alone.circuit or Circuit.empty(graph)) == circuit
+
+
+def test_a_written_file_is_what_eap_ig_reads(tmp_path: Path) -> None:
+    circuit = Circuit.from_edges(GRAPH, ["input->a0.h1.q", "a0.h1->logits"])
+    content = json.loads(write_eap_ig(circuit, tmp_path / "circuit.json", d_model=16).read_text())
+    assert set(content) == {"cfg", "nodes", "edges"}
+    assert content["cfg"] == {"n_layers": 2, "n_heads": 3, "parallel_attn_mlp": False, "d_model": 16}
+    assert set(content["edges"]) == set(eap_ig_edges(2, 3))
+    assert content["edges"]["input->a0.h1<q>"] == {"score": 1.0, "in_graph": True}
+    assert content["edges"]["input->a0.h1<k>"] == {"score": 0.0, "in_graph": False}
+    assert [name for name, node in content["nodes"].items() if node["in_graph"]] == [
+        "input",
+        "a0.h1",
+        "logits",
+    ]
+
+
+def torch_file(path: Path, **changes: Any) -> Path:
+    """A file as EAP-IG's `to_pt` writes it: all cells filled, also those without an edge."""
+    scores = torch.arange(GRAPH.valid.numel(), dtype=torch.float32).view_as(GRAPH.valid) / 3
+    content = {
+        "cfg": {"n_layers": 2, "n_heads": 3, "parallel_attn_mlp": False, "d_model": 24},
+        "src_nodes": list(GRAPH.sources),
+        "dst_nodes": [name[:-2] + f"<{name[-1]}>" if "." in name else name for name in GRAPH.targets],
+        "edges_scores": scores.masked_fill(~GRAPH.valid, -torch.inf),
+        "edges_in_graph": scores > 4,
+        "nodes_in_graph": torch.ones(GRAPH.n_sources, dtype=torch.bool),
+    }
+    torch.save({key: value for key, value in (content | changes).items() if value is not None}, path)
+    return path
+
+
+def test_torch_files_are_read(tmp_path: Path) -> None:
+    found = read_eap_ig(torch_file(tmp_path / "graph.pt"), GRAPH)
+    scores = torch.arange(GRAPH.valid.numel(), dtype=torch.float32).view_as(GRAPH.valid) / 3
+    assert found.scores is not None
+    assert found.circuit is not None
+    assert torch.equal(found.scores.values, scores.where(GRAPH.valid, 0))
+    assert torch.equal(found.circuit.mask, (scores > 4) & GRAPH.valid)
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return (print, ("run",))
+
+
+def test_a_torch_file_that_runs_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnsafeFileError, match="could run code"):
+        read_eap_ig(torch_file(tmp_path / "graph.pt", extra=Harmful()))
+    path = tmp_path / "plain.pt"
+    path.write_bytes(pickle.dumps({"cfg": Harmful()}, protocol=2))
+    with pytest.raises(UnsafeFileError, match="could run code"):
+        read_eap_ig(path)
+    assert "run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"edges_scores": None}, "is not an EAP-IG graph file: needs cfg"),
+        ({"edges_scores": torch.zeros(2, 2)}, r"\(2, 2\).*9 sources and 21 targets"),
+        ({"edges_in_graph": "all"}, "'str'"),
+        ({"neurons_in_graph": torch.zeros(9, 24)}, "single neurons"),
+        ({"cfg": {"n_layers": 0, "n_heads": 3}}, "n_layers=0"),
+    ],
+)
+def test_foreign_torch_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FileFormatError, match=message):
+        read_eap_ig(torch_file(tmp_path / "graph.pt", **changes))
+
+
+def test_an_unknown_target_of_a_torch_file_is_named(tmp_path: Path) -> None:
+    targets = [name[:-2] + f"<{name[-1]}>" if "." in name else name for name in GRAPH.targets]
+    targets[3] = "a0.h7<k>"
+    with pytest.raises(UnknownNameError, match=r"unknown target 'a0\.h7<k>'; did you mean"):
+        read_eap_ig(torch_file(tmp_path / "graph.pt", dst_nodes=targets))
+
+
+def test_a_truncated_torch_file_is_refused(tmp_path: Path) -> None:
+    content = torch_file(tmp_path / "graph.pt").read_bytes()
+    for length in (0, 10, len(content) // 2, len(content) - 1):
+        (tmp_path / "graph.pt").write_bytes(content[:length])
+        with pytest.raises(FileFormatError):
+            read_eap_ig(tmp_path / "graph.pt")
+
+
+# ---- bad files ------------------------------------------------------------------------------------------
+
+
+def changed(**edges: Any) -> dict[str, Any]:
+    content = document()
+    content["edges"] |= edges
+    return content
+
+
+def with_edge(name: str, value: Any = None) -> dict[str, Any]:
+    return changed(**{name: {"score": 1.0, "in_graph": True} if value is None else value})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("input->a0.h9<q>", r"unknown edge 'input->a0\.h9<q>': .* no target 'a0\.h9<q>'; did you mean"),
+        ("imput->m0", r"no source 'imput'; did you mean input\?"),
+        ("m0->a0.h1<q>", "m0 writes after a0.h1<q> reads"),
+        ("input->a0.h1", r"no target 'a0\.h1'; did you mean"),
+        ("m0", "it has no '->'"),
+        ("", "it has no '->'"),
+        ("../../etc/passwd->m0", r"no source '\.\./\.\./etc/passwd'"),
+        ("a" * 10_000 + "->m0", r"'a+\.\.\.'"),
+        ("input->m0\x00\x1b[2J", r"no target 'm0\\x00"),
+    ],
+)
+def test_unknown_edges_are_refused_by_name(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UnknownNameError, match=message) as error:
+        read_eap_ig(put(tmp_path, with_edge(name)))
+    assert len(str(error.value)) < 700
+
+
+def test_the_first_unknown_edge_is_the_one_named(tmp_path: Path) -> None:
+    content = document()
+    first = {"input->a0.h5<q>": 1.0, "input->a0.h6<q>": 1.0}
+    content["edges"] = first | content["edges"]
+    with pytest.raises(UnknownNameError, match="a0.h5<q>"):
+        read_eap_ig(put(tmp_path, content))
+
+
+@pytest.mark.parametrize("score", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400])
+def test_scores_that_are_not_finite_are_refused(tmp_path: Path, score: str) -> None:
+    text = json.dumps(with_edge("input->m0", {"score": "here", "in_graph": True})).replace('"here"', score)
+    with pytest.raises(NonFiniteError, match=r"score of 'input->m0' is (nan|-?inf)"):
+        read_eap_ig(put(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "holds a list"),
+        ("{", "not a readable JSON document"),
+        ("", "not a readable JSON document"),
+        ("[" * 100_000, "not a readable JSON document"),
+        ('{"cfg": {}}', "nodes, edges should be an object"),
+        ('{"cfg": {"n_layers": 1, "n_heads": 2}, "nodes": {}}', "node-level file"),
+        ({**document(), "edges": {}}, "node-level file"),
+        ({**document(), "cfg": {"n_layers": "1", "n_heads": 2}}, "n_layers='1'"),
+        ({**document(), "cfg": {"n_layers": 10**9, "n_heads": 10**9}}, "more than any file"),
+        (
+            {**document(), "cfg": {"n_layers": 1, "n_heads": 2, "parallel_attn_mlp": "no"}},
+            "parallel_attn_mlp",
+        ),
+        ({**document(), "nodes": {"m0": {"in_graph": True, "neurons": [True]}}}, "single neurons"),
+        (with_edge("input->m0", {"score": "high"}), "a number as score"),
+        (with_edge("input->m0", {"score": True}), "a number as score"),
+        (with_edge("input->m0", {}), "a number as score"),
+        (with_edge("input->m0", [1.0]), "a number as score"),
+        (with_edge("input->m0", {"score": 1.0, "in_graph": 1}), "expected true or false"),
+        (with_edge("input->m0", {"in_graph": True}), "12 of 13 edges have a score"),
+        (json.dumps(document()).replace('"edges": {', '"edges": {"input->m0": 1.0, '), "stands twice"),
+    ],
+)
+def test_foreign_files_are_refused(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(FileFormatError, match=message):
+        read_eap_ig(put(tmp_path, content))
+
+
+def test_every_truncation_is_an_error_of_ours(tmp_path: Path) -> None:
+    text = json.dumps(document())
+    for length in range(0, len(text), 11):
+        with pytest.raises(AssayError):
+            read_eap_ig(put(tmp_path, text[:length]))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_damage_raises_anything_but_an_error_of_ours(tmp_path: Path, data: st.DataObject) -> None:
+    text = bytearray(json.dumps(document()).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at] = data.draw(st.sampled_from(list(b'{}[]":,0123456789.eE-+<>qkvamhl \\tfnN\xff\x00')))
+    path = tmp_path / "damaged.json"
+    path.write_bytes(bytes(text))
+    try:
+        found = read_eap_ig(path, partial=data.draw(st.booleans()))
+    except AssayError:
+        return
+    assert found.scores is not None or found.circuit is not None or found.graph.n_edges == 13
+
+
+def test_an_unknown_node_is_refused(tmp_path: Path) -> None:
+    content = document()
+    content["nodes"]["a0.h7"] = {"in_graph": True}
+    with pytest.raises(UnknownNameError, match=r"unknown node 'a0\.h7' in a graph of 1 layers and 2 heads"):
+        read_eap_ig(put(tmp_path, content))
+
+
+def test_graphs_must_agree(tmp_path: Path) -> None:
+    path = put(tmp_path, document())
+    with pytest.raises(
+        GraphMismatchError, match="describes 1 layers of 2 heads.*asked for has 2 layers of 3"
+    ):
+        read_eap_ig(path, GRAPH)
+    with pytest.raises(GraphMismatchError, match="parallel False; .* parallel True"):
+        read_eap_ig(path, build_graph(1, 2, parallel=True))
+    with pytest.raises(GraphMismatchError, match="attention-only"):
+        read_eap_ig(path, build_graph(1, 2, mlps=False))
+    with pytest.raises(GraphMismatchError, match="attention-only and cannot be written"):
+        write_eap_ig(random_scores(build_graph(1, 2, mlps=False)), tmp_path / "out.json")
+    with pytest.raises(GraphMismatchError, match="the circuit is of a graph"):
+        write_eap_ig(random_scores(), tmp_path / "out.json", circuit=Circuit.full(PARALLEL))
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_other_misuse_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="no file at"):
+        read_eap_ig(tmp_path / "absent.json")
+    with pytest.raises(UnknownNameError, match="unknown rule for shared edges 'some'"):
+        read_eap_ig(put(tmp_path, document()), shared="some")
+    with pytest.raises(InputError, match="not twice"):
+        write_eap_ig(Circuit.full(GRAPH), tmp_path / "out.json", circuit=Circuit.full(GRAPH))
+    with pytest.raises(OutputError, match="cannot write"):
+        write_eap_ig(random_scores(), tmp_path / "nowhere" / "out.json")
+
+
+# ---- submissions ----------------------------------------------------------------------------------------
+
+
+def nine(graph: Graph) -> list[Circuit]:
+    scores = random_scores(graph)
+    sizes = [int(percentage / 100 * graph.n_edges) for percentage in PERCENTAGES]
+    return [scores.top(size) if size else Circuit.empty(graph) for size in sizes]
+
+
+def test_submissions_come_back_as_they_were(tmp_path: Path) -> None:
+    scores, circuits = random_scores(), nine(GRAPH)
+    root = save_submission(
+        {
+            ("ioi", "gpt2"): scores,
+            ("arc-easy", "llama3"): random_scores(GROUPED),
+            ("arithmetic_addition", "qwen2_5"): circuits,
+        },
+        tmp_path / "submission",
+        d_model={"gpt2": 16},
+    )
+    assert sorted(each.name for each in root.iterdir()) == [
+        "arc-easy_llama3",
+        "arithmetic_addition_qwen2_5",
+        "ioi_gpt2",
+    ]
+    assert sorted(each.name for each in (root / "arithmetic_addition_qwen2_5").iterdir())[:2] == [
+        "0.1.json",
+        "0.2.json",
+    ]
+    entries = {(each.task, each.model): each for each in load_submission(root, {"llama3": GROUPED})}
+    assert list(entries) == [("arc-easy", "llama3"), ("arithmetic_addition", "qwen2_5"), ("ioi", "gpt2")]
+    found = entries["ioi", "gpt2"].scores
+    assert found is not None
+    assert torch.equal(found.values, scores.values)
+    assert found.provenance["task"] == "ioi"
+    grouped = entries["arc-easy", "llama3"].scores
+    assert grouped is not None
+    assert torch.equal(grouped.values, random_scores(GROUPED).values)
+    several = entries["arithmetic_addition", "qwen2_5"]
+    assert several.scores is None
+    assert list(several.circuits) == circuits
+    (one,) = load_submission(root / "ioi_gpt2", GRAPH)
+    assert one.model == "gpt2"
+    content = json.loads((root / "arithmetic_addition_qwen2_5" / "50.json").read_text())
+    assert content["edges"]["input->m0"].keys() == {"in_graph"}
+
+
+def test_torch_importances_are_read(tmp_path: Path) -> None:
+    (tmp_path / "ioi_gpt2").mkdir()
+    torch_file(tmp_path / "ioi_gpt2" / "importances.pt")
+    (tmp_path / "ioi_gpt2" / ".DS_Store").write_text("")
+    (entry,) = load_submission(tmp_path, GRAPH)
+    assert entry.scores is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", "../up", "a/b", "ioi\\x", "ioi ", "a\nb", "-ioi", "x..y", "nul\x00"]
+)
+def test_names_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "submission"
+    with pytest.raises(InputError, match="cannot be part of a folder name"):
+        save_submission({(name, "gpt2"): random_scores()}, root)
+    with pytest.raises(InputError, match="cannot be part of a folder name"):
+        save_submission({("ioi", name): random_scores()}, root)
+    assert not root.exists()
+
+
+def test_submissions_are_checked(tmp_path: Path) -> None:
+    root = tmp_path / "submission"
+    with pytest.raises(InputError, match="the submission is empty"):
+        save_submission({}, root)
+    with pytest.raises(InputError, match="would be read as task and model"):
+        save_submission({("ioi", "my_model"): random_scores()}, root)
+    with pytest.raises(InputError, match="has 2 circuits; one for each of"):
+        save_submission({("ioi", "gpt2"): nine(GRAPH)[:2]}, root)
+    with pytest.raises(InputError, match=r"for 0\.1 % keeps 37 of 75 edges"):
+        save_submission({("ioi", "gpt2"): nine(GRAPH)[::-1]}, root)
+    with pytest.raises(FileFormatError, match="no folder at"):
+        load_submission(root)
+    root.mkdir()
+    with pytest.raises(FileFormatError, match="holds no .json or .pt file"):
+        load_submission(_empty(root))
+    (root / "gpt2").mkdir()
+    with pytest.raises(FileFormatError, match="does not name a task and a model"):
+        load_submission(root)
+
+
+def _empty(root: Path) -> Path:
+    (root.parent / "ioi_empty").mkdir()
+    return root.parent / "ioi_empty"
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("ioi_gpt2", ("ioi", "gpt2")),
+        ("arithmetic_addition_llama3", ("arithmetic_addition", "llama3")),
+        ("ioi_qwen2_5", ("ioi", "qwen2_5")),
+        ("mcqa_qwen2.5", ("mcqa", "qwen2.5")),
+        ("my_task_other", ("my_task", "other")),
+    ],
+)
+def test_folder_names_divide_into_task_and_model(name: str, parts: tuple[str, str]) -> None:
+    assert split_folder_name(name) == parts

@@ -1,0 +1,369 @@
+"""Spans, position-aware scores and circuits: naming, choosing, paths, files."""
+
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.circuits import Circuit
+from assay.circuits.positions import (
+    PositionCircuit,
+    PositionScores,
+    load_position_circuit,
+    load_position_scores,
+    position_slots,
+)
+from assay.circuits.spans import Spans
+from assay.errors import (
+    FileFormatError,
+    GraphMismatchError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+)
+from assay.graph import Graph, build_graph
+from assay.tasks import PairTask
+
+
+GRAPH = build_graph(2, 2, 1)
+THREE = Spans.each(3)
+
+
+def prompts(*lengths: int, **changed: Any) -> PairTask:
+    """Prompts of these lengths; their tokens do not matter."""
+    n, width = len(lengths), max(lengths)
+    ids = torch.arange(n * width).view(n, width) + 1
+    return PairTask(
+        clean=ids,
+        corrupted=ids.flip(1),
+        answers=torch.zeros(n, 1, dtype=torch.long),
+        lengths=torch.tensor(lengths),
+        **changed,
+    )
+
+
+def spans_of(task: PairTask, choice: Any, **changed: Any) -> Spans:
+    return Spans.of(task, choice, causal=True, **changed)
+
+
+def random_scores(graph: Graph = GRAPH, spans: Spans = THREE, seed: int = 0) -> PositionScores:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(len(spans), graph.n_sources, graph.n_targets, generator=generator)
+    return PositionScores(graph, spans, values)
+
+
+# ------------------------------------------------------------------------------------------------- spans
+
+
+def test_each_position_is_a_span_that_reaches_itself_and_later_ones() -> None:
+    spans = spans_of(prompts(3, 3), "each")
+    assert spans.names == ("0", "1", "2")
+    assert spans.reach.tolist() == [[True, True, True], [False, True, True], [False, False, True]]
+    assert spans.read.tolist() == [False, False, True]
+    assert spans.label(prompts(3, 3, 3)).tolist() == [[0, 1, 2]] * 3
+    assert spans.describe() == Spans.each(3).describe()
+
+
+def test_images_reach_everywhere_and_pooling_reads_everywhere() -> None:
+    spans = Spans.of(prompts(3), "each", causal=False, pools=True)
+    assert bool(spans.reach.all())
+    assert bool(spans.read.all())
+    assert Spans.each(3, causal=False, read=None).describe() == spans.describe()
+
+
+def test_named_places_are_counted_in_each_prompt() -> None:
+    task = prompts(4, 6)
+    spans = spans_of(task, {"subject": [1, 2], "last": -1})
+    assert spans.names == ("subject", "last", "rest")
+    assert spans.label(task).tolist() == [[2, 0, 0, 1, -1, -1], [2, 0, 0, 2, 2, 1]]
+    # "rest" stands before and behind "subject" in the second prompt, and nothing follows "last" but itself.
+    assert spans.reach.tolist() == [[True, True, True], [False, True, False], [True, True, True]]
+    assert spans.read.tolist() == [False, True, False]
+
+
+def test_slices_are_cut_from_each_prompt() -> None:
+    task = prompts(3, 5)
+    spans = spans_of(task, {"first": 0, "others": slice(1, None)})
+    assert spans.label(task).tolist() == [[0, 1, 1, -1, -1], [0, 1, 1, 1, 1]]
+    again = Spans.restored(spans.describe())
+    assert again.label(task).tolist() == spans.label(task).tolist()
+
+
+def test_slots_and_what_lies_between_them_are_spans() -> None:
+    slots = {"name": torch.tensor([1, 2]), "place": torch.tensor([3, 3])}
+    task = prompts(6, 5, slots=slots)
+    spans = spans_of(task, "slots")
+    assert spans.names == ("start", "name", "name+", "place", "place+", "end")
+    named = [[spans.names[i] for i in row if i >= 0] for row in spans.label(task).tolist()]
+    assert named == [
+        ["start", "name", "name+", "place", "place+", "end"],
+        ["start", "start", "name", "place", "end"],
+    ]
+    assert spans.label(task.subset([1])).tolist() == [[0, 0, 1, 3, 5, -1]]
+
+
+def test_a_slot_at_the_read_position_keeps_its_name() -> None:
+    spans = spans_of(prompts(3, slots={"x": torch.tensor([2])}), "slots")
+    assert spans.names == ("start", "x")
+
+
+def test_labels_serve_ragged_prompts_and_belong_to_one_task() -> None:
+    task = prompts(2, 3)
+    labels = torch.tensor([[0, 1, -1], [0, 0, 1]])
+    spans = spans_of(task, labels)
+    assert spans.names == ("0", "1")
+    assert spans.label(task, labels).tolist() == labels.tolist()
+    with pytest.raises(InputError, match="belong to one task; give labels="):
+        spans.label(task)
+    with pytest.raises(InputError, match="labels name span 4, but there are 0 to 1"):
+        spans.label(prompts(2), torch.tensor([[0, 4]]))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "choice", "message"),
+    [
+        ((3, 4), "each", "prompt 0 has 3 tokens and prompt 1 has 4; use spans='slots'"),
+        ((3,), "slots", "'custom' has no slots"),
+        ((3,), {}, "empty mapping"),
+        ((3,), {"a": 0, "b": [0, 1]}, "spans 'a' and 'b' overlap in prompt 0"),
+        ((4, 3), {"a": 3}, "holds position 3, but prompt 1 has 3 tokens"),
+        ((3,), {"a": slice(5, 9)}, "span 'a' is empty in prompt 0"),
+        ((3,), {"a": []}, r"span 'a' holds \[\] in prompt 0"),
+        ((3,), {"a": [0, -3]}, "give each position once"),
+        ((3,), {"rest": 0}, "the name 'rest', which such positions get, is taken"),
+        ((3,), {"a@b": 0}, "holds '@' or '->'"),
+        ((3,), torch.tensor([[0, -1, 1]]), "position 1 of prompt 0 has label -1"),
+    ],
+)
+def test_spans_that_do_not_fit_are_refused(lengths: tuple[int, ...], choice: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        spans_of(prompts(*lengths), choice)
+
+
+def test_wrong_kinds_of_spans_are_refused(unchecked: None) -> None:
+    with pytest.raises(UnknownNameError, match="unknown spans 'every'; choose 'each' or 'slots'"):
+        spans_of(prompts(3), "every")
+    with pytest.raises(InputError, match="spans is a float"):
+        spans_of(prompts(3), 1.5)
+    with pytest.raises(InputError, match="holds 1.5; give whole numbers or a slice"):
+        spans_of(prompts(3), {"a": [1.5]})
+    with pytest.raises(ShapeError, match=r"labels are torch.int64 \(2, 3\); expected torch.int64 \(1, 3\)"):
+        spans_of(prompts(3), torch.zeros(2, 3, dtype=torch.long))
+
+
+def test_spans_are_checked_when_made(unchecked: None) -> None:
+    with pytest.raises(ShapeError, match=r"reach is \(2, 2\) and read \(1,\) for 1 spans"):
+        Spans(names=("a",), reach=torch.ones(2, 2).bool(), read=torch.ones(1).bool(), rule={})
+    with pytest.raises(InputError, match="the logits are read in no span"):
+        Spans(names=("a",), reach=torch.ones(1, 1).bool(), read=torch.zeros(1).bool(), rule={})
+    with pytest.raises(InputError, match="each name once"):
+        Spans(names=("a", "a"), reach=torch.ones(2, 2).bool(), read=torch.ones(2).bool(), rule={})
+    with pytest.raises(InputError, match="give a length >= 1"):
+        Spans.each(2, read=2)
+
+
+def test_a_task_of_another_template_is_refused() -> None:
+    with pytest.raises(InputError, match="has a span '3' where the circuit has 0, 1, 2"):
+        THREE.label(prompts(4))
+
+
+def test_a_task_that_is_read_elsewhere_is_refused() -> None:
+    task = prompts(3, positions=torch.tensor([1]))
+    with pytest.raises(
+        InputError, match="read in span '1', and these spans have edges into the logits at 2 only"
+    ):
+        THREE.label(task)
+
+
+# ------------------------------------------------------------------------------------------------ scores
+
+
+def test_top_and_threshold_by_hand() -> None:
+    values = torch.zeros(3, GRAPH.n_sources, GRAPH.n_targets)
+    row, column = GRAPH.edge_index("input->a0.h0.k")
+    values[0, row, column], values[1, row, column] = 3.0, -4.0
+    values[2, 0, -1] = 1.0
+    scores = PositionScores(GRAPH, THREE, values)
+    assert scores.top(1).edges() == ["input->a0.h0.k@1"]
+    assert scores.top(1, absolute=False).edges() == ["input->a0.h0.k@0"]
+    assert scores.threshold(1.0).edges() == ["input->a0.h0.k@0", "input->a0.h0.k@1", "input->logits@2"]
+    assert scores.threshold(1, absolute=False).n_edges == 2
+    total = scores.total()
+    assert total.values[row, column].item() == -1.0  # the terms of the two positions cancel
+    assert scores.at("1").values[row, column].item() == -4.0
+    frame = scores.to_frame()
+    assert len(frame) == scores.n_slots
+    assert frame.iloc[0].to_list() == ["1", "input", "a0.h0.k", -4.0]
+
+
+def test_logits_are_no_edge_where_they_are_not_read() -> None:
+    scores = random_scores()
+    assert scores.n_slots == 3 * GRAPH.n_edges - 2 * GRAPH.n_sources
+    assert not bool(scores.values[:2, :, -1].any())
+
+
+def test_bad_scores_and_selections_are_refused() -> None:
+    values = torch.zeros(3, GRAPH.n_sources, GRAPH.n_targets)
+    values[1, 0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match="score of input->a0.h0.q@1 is nan"):
+        PositionScores(GRAPH, THREE, values)
+    with pytest.raises(ShapeError, match=r"values has shape \(2, 7, 11\)"):
+        PositionScores(GRAPH, THREE, torch.zeros(2, 7, 11))
+    with pytest.raises(InputError, match="choose k from 1 to"):
+        random_scores().top(0)
+    with pytest.raises(InputError, match="threshold is NaN"):
+        random_scores().threshold(float("nan"))
+
+
+# ---------------------------------------------------------------------------------------------- circuits
+
+
+def test_names_come_back() -> None:
+    names = ["a0.h1->a1.h0.q@2", "input->a0.h0.k@0", "m1->logits@2"]
+    circuit = PositionCircuit.from_edges(GRAPH, THREE, names)
+    assert sorted(circuit.edges()) == sorted(names)
+    assert PositionCircuit.from_edges(GRAPH, THREE, circuit.edges()) == circuit
+    assert circuit.n_edges == 3
+    assert circuit.edge_circuit().edges() == ["input->a0.h0.k", "a0.h1->a1.h0.q", "m1->logits"]
+    assert circuit.at("0").edges() == ["input->a0.h0.k"]
+    assert circuit.to_frame().to_dict("list") == {
+        "span": ["0", "2", "2"],
+        "source": ["input", "a0.h1", "m1"],
+        "target": ["a0.h0.k", "a1.h0.q", "logits"],
+    }
+    everywhere = PositionCircuit.from_edges(GRAPH, THREE, ["input->a0.h0.k", "m1->logits"])
+    assert everywhere.n_edges == 4
+
+
+def test_complement_and_ends() -> None:
+    circuit = random_scores().top(10)
+    full, empty = PositionCircuit.full(GRAPH, THREE), PositionCircuit.empty(GRAPH, THREE)
+    assert (circuit.mask ^ (~circuit).mask).equal(full.mask)
+    assert ~full == empty
+    assert circuit.emptied() == empty
+    assert PositionCircuit.everywhere(Circuit.full(GRAPH), THREE) == full
+    assert len({circuit, empty, full, ~empty}) == 3
+    assert "10 of" in repr(circuit)
+
+
+def test_bad_circuits_are_refused() -> None:
+    slots = position_slots(GRAPH, THREE)
+    with pytest.raises(InputError, match="mask keeps input->logits@0, which is not an edge there"):
+        PositionCircuit(graph=GRAPH, spans=THREE, mask=torch.ones_like(slots))
+    with pytest.raises(ShapeError, match="need a torch.bool mask"):
+        PositionCircuit(graph=GRAPH, spans=Spans.each(4), mask=slots)
+    with pytest.raises(InputError, match="the logits are not read in span '1'"):
+        PositionCircuit.from_edges(GRAPH, THREE, ["m1->logits@1"])
+    with pytest.raises(UnknownNameError, match="unknown span '7'"):
+        PositionCircuit.from_edges(GRAPH, THREE, ["m1->logits@7"])
+    with pytest.raises(UnknownNameError, match="unknown source 'a9'"):
+        PositionCircuit.from_edges(GRAPH, THREE, ["a9->logits@2"])
+
+
+def test_attention_alone_moves_information_and_only_forward() -> None:
+    forward = ["input->a0.h0.v@0", "a0.h0->m1@2", "m1->logits@2"]
+    keep = PositionCircuit.from_edges(GRAPH, THREE, forward)
+    assert keep.connected() == keep
+    # The MLP reads position 1 and is read at 2: nothing carries it there.
+    stuck = PositionCircuit.from_edges(GRAPH, THREE, ["input->a0.h0.v@0", "a0.h0->m1@1", "m1->logits@2"])
+    assert stuck.connected().n_edges == 0
+    # A value at position 2 cannot be read at 1.
+    names = ["input->a0.h0.v@2", "a0.h0->a1.h0.k@1", "a1.h0->logits@2"]
+    back = PositionCircuit.from_edges(GRAPH, THREE, names)
+    assert back.connected().n_edges == 0
+    # A query stays where it is.
+    query = PositionCircuit.from_edges(GRAPH, THREE, ["input->a0.h0.q@0", "a0.h0->m1@2", "m1->logits@2"])
+    assert query.connected().n_edges == 0
+    anywhere = Spans.each(3, causal=False)
+    seen = PositionCircuit.from_edges(GRAPH, anywhere, back.edges())
+    assert seen.connected() == seen
+
+
+def path_graph(circuit: PositionCircuit) -> Any:
+    """Every way of information, written out: a node per source and span and per target and span."""
+    graph, spans = circuit.graph, circuit.spans
+    ways: Any = nx.DiGraph()
+    for number in range(len(spans)):
+        ways.add_edge("start", ("source", 0, number))
+        ways.add_node(("target", graph.n_targets - 1, number))
+        ways.add_edge(("target", graph.n_targets - 1, number), "stop")
+    for span, row, column in circuit.mask.nonzero().tolist():
+        ways.add_edge(("source", row, span), ("target", column, span))
+    for column, row in graph.feeds.nonzero().tolist():
+        for before in range(len(spans)):
+            for after in range(len(spans)):
+                carried = graph.targets[column][-1] in "kv" and graph.targets[column][0] == "a"
+                if bool(spans.reach[before, after]) if carried else before == after:
+                    ways.add_edge(("target", column, before), ("source", row, after))
+    return ways
+
+
+RAGGED = Spans(
+    names=("a", "b", "c"),
+    reach=torch.tensor([[1, 1, 0], [1, 1, 1], [0, 0, 1]]).bool(),
+    read=torch.tensor([0, 1, 1]).bool(),
+    rule={"kind": "labels"},
+)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    share=st.floats(0.02, 0.3),
+    graph=st.sampled_from([GRAPH, build_graph(2, 2, parallel=True), build_graph(3, 1)]),
+    spans=st.sampled_from([THREE, Spans.each(3, causal=False), RAGGED, Spans.each(1)]),
+)
+def test_connected_is_what_lies_on_a_path(seed: int, share: float, graph: Graph, spans: Spans) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    slots = position_slots(graph, spans)
+    mask = slots & (torch.rand(slots.shape, generator=generator) < share)
+    circuit = PositionCircuit(graph=graph, spans=spans, mask=mask)
+    ways = path_graph(circuit)
+    ahead = nx.descendants(ways, "start")
+    behind = nx.ancestors(ways, "stop")
+    expected = torch.zeros_like(mask)
+    for span, row, column in mask.nonzero().tolist():
+        expected[span, row, column] = ("source", row, span) in ahead and ("target", column, span) in behind
+    assert circuit.connected().mask.equal(expected)
+
+
+@given(seed=st.integers(0, 10_000), share=st.floats(0.05, 0.5))
+def test_one_span_is_the_ordinary_circuit(seed: int, share: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mask = GRAPH.valid & (torch.rand(GRAPH.valid.shape, generator=generator) < share)
+    plain = Circuit(graph=GRAPH, mask=mask)
+    one = PositionCircuit.everywhere(plain, Spans.each(1))
+    assert one.connected().edge_circuit().mask.equal(plain.connected().mask)
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+def test_files_bring_back_scores_and_circuits(tmp_path: Path) -> None:
+    scores = PositionScores(
+        GRAPH, RAGGED, random_scores().values, provenance={"method": "eap"}, details={"seconds": 1.5}
+    )
+    loaded = load_position_scores(scores.save(tmp_path / "scores.safetensors"), GRAPH)
+    assert loaded.values.equal(scores.values)
+    assert loaded.spans.describe() == RAGGED.describe()
+    assert dict(loaded.provenance) == {"method": "eap"}
+    assert loaded.details["seconds"] == 1.5
+    circuit = scores.top(5)
+    path = circuit.save(tmp_path / "circuit.safetensors")
+    assert load_position_circuit(path) == circuit
+    assert load_position_circuit(path).provenance["k"] == 5
+    with pytest.raises(GraphMismatchError, match="belongs to another model"):
+        load_position_circuit(path, build_graph(3, 2, 1))
+    with pytest.raises(FileFormatError, match="holds 'position circuit', not 'position scores'"):
+        load_position_scores(path)
+
+
+def test_the_hash_tells_circuits_apart() -> None:
+    circuit = random_scores().top(5)
+    other = PositionCircuit(graph=GRAPH, spans=RAGGED, mask=torch.zeros_like(circuit.mask))
+    assert circuit.hash != other.hash
+    assert circuit != other

@@ -1,0 +1,383 @@
+"""ACDC against the algorithm as published: the whole model run anew, node by node, for each edge."""
+
+import math
+from collections.abc import Callable
+
+import literal
+import literal_vits
+import pytest
+import torch
+import transformers
+from cut_models import TEXT, model_and_task
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from assay.benchmark import planted_task
+from assay.discovery import acdc as module
+from assay.discovery import discover
+from assay.discovery.acdc import Acdc
+from assay.errors import InputError, NonFiniteError, UnknownNameError
+from assay.execution import ABLATIONS, run_circuit, run_model
+from assay.models import Model, load_model
+from assay.models.planted import planted_model
+from assay.objectives import get_objective
+from assay.tasks import PairTask, Task, load_task
+
+
+Run = Callable[[Tensor], Tensor]  # mask of kept edges -> logits at the read position
+
+
+def whole_model_run(model: Model, task: Task, ablation: str) -> Run:
+    """The ablated run by its definition: every node of the model, each with its own copy of the stream."""
+    batch = next(iter(task.batches(task.n)))
+    baseline = ABLATIONS[ablation].prepare(model, task, batch_size=2, seed=0).baseline(batch)
+    shape = (task.n, task.length, -1)
+    ablated = {"input": baseline.input.expand(shape)}
+    for layer, block in enumerate(model.blocks):
+        z = baseline.z[layer].expand(shape).unflatten(-1, (model.n_heads, model.d_head))
+        ablated |= {
+            f"a{layer}.h{head}": z[:, :, head] @ block.out_weight()[head] for head in range(model.n_heads)
+        }
+        ablated[f"m{layer}"] = baseline.mlp[layer].expand(shape)
+    graph = model.graph
+
+    if isinstance(task, PairTask):
+        embed = literal.run_plain(model, task.clean)[1]["input"]
+
+        def on_prompts(mask: Tensor) -> Tensor:
+            def stream_of(target: str, outputs: literal.Outputs, biases: Tensor) -> Tensor:
+                kept = mask[:, graph.target_index(target)].tolist()
+                return biases + sum(
+                    value if kept[graph.source_index(name)] else ablated[name]
+                    for name, value in outputs.items()
+                )
+
+            with torch.no_grad():
+                logits, _ = literal.run(model, task.clean, stream_of, embed=embed)
+            return logits[torch.arange(task.n), task.positions]
+
+        return on_prompts
+    vit = literal_vits.literal(model.module)
+    images = vit.embed(batch.clean).detach()
+
+    def on_images(mask: Tensor) -> Tensor:
+        kept = {(graph.sources[row], graph.targets[column]) for row, column in mask.nonzero().tolist()}
+        return literal_vits.with_edges(vit, images, kept, ablated)
+
+    return on_images
+
+
+def published(
+    model: Model, task: Task, run: Run, objective: str, threshold: float, order: str = "reverse"
+) -> tuple[Tensor, Tensor, float]:
+    """Values, kept edges and final loss of the algorithm, one edge after the other, no edge left out."""
+    graph, batch = model.graph, next(iter(task.batches(task.n)))
+    loss_of, clean = get_objective(objective), run_model(model, task)
+    mask, values = graph.valid.clone(), torch.zeros(graph.valid.shape, dtype=torch.float64)
+    loss = float(loss_of(run(mask), clean, batch).mean())
+    for target in reversed(range(graph.n_targets)):
+        rows = graph.valid[:, target].nonzero().squeeze(1).tolist()
+        for row in reversed(rows) if order == "reverse" else rows:
+            mask[row, target] = False
+            new = float(loss_of(run(mask), clean, batch).mean())
+            values[row, target] = new - loss
+            if new - loss < threshold:
+                loss = new
+            else:
+                mask[row, target] = True
+    return values, mask, loss
+
+
+def check(
+    model: Model, task: Task, ablation: str, objective: str, threshold: float, order: str = "reverse"
+) -> int:
+    found = discover(
+        model,
+        task,
+        "acdc",
+        objective=objective,
+        ablation=ablation,
+        threshold=threshold,
+        order=order,
+        batch_size=3,
+    )
+    values, mask, loss = published(
+        model, task, whole_model_run(model, task, ablation), objective, threshold, order
+    )
+    assert torch.equal(found.threshold(threshold, absolute=False).mask, mask)
+    torch.testing.assert_close(found.values, values, rtol=0, atol=1e-9)
+    assert found.details["loss"] == pytest.approx(loss, abs=1e-9)
+    assert found.details["n_kept"] == int(mask.sum())
+    assert found.details["tested"] + found.details["skipped_dead"] == model.graph.n_edges
+    return int(mask.sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "ablation", "objective", "threshold"),
+    [
+        ("gpt2", "resample", "kl", 0.03),
+        ("neox", "zero", "ce", 0.01),
+        ("llama", "resample", "logit_diff_max", 0.1),
+        ("window", "mean", "pseudo_margin", 0.01),
+        ("vit", "mean-positional", "kl", 0.01),
+        ("pooled", "resample", "js", 0.003),
+    ],
+)
+def test_equals_the_published_algorithm(
+    name: str, ablation: str, objective: str, threshold: float, tiny_module: Callable[..., nn.Module]
+) -> None:
+    model, task = model_and_task(name, tiny_module)
+    kept = check(model, task, ablation, objective, threshold)
+    assert 0 < kept < model.graph.n_edges
+
+
+@pytest.mark.parametrize(
+    ("name", "ablation"), [("neox", "mean-positional"), ("llama", "noise"), ("vit", "noise-additive")]
+)
+def test_equals_it_under_the_other_ablations(
+    name: str, ablation: str, tiny_module: Callable[..., nn.Module]
+) -> None:
+    model, task = model_and_task(name, tiny_module, ragged=False)
+    check(model, task, ablation, "js", 0.003)
+
+
+@pytest.mark.parametrize("objective", ["logit_diff", "prob_diff"])
+def test_equals_it_for_the_other_objectives(objective: str, tiny_module: Callable[..., nn.Module]) -> None:
+    model, task = model_and_task("gpt2", tiny_module)
+    check(model, task, "resample", objective, 0.02, order="forward")
+
+
+@pytest.mark.parametrize(("threshold", "kept"), [(0.0, None), (math.inf, 0)])
+def test_extreme_thresholds(
+    threshold: float, kept: int | None, tiny_module: Callable[..., nn.Module]
+) -> None:
+    """0 cuts what lowers the loss and nothing else; a huge one cuts every edge, as measured on the way."""
+    model, task = model_and_task("gpt2", tiny_module)
+    found = check(model, task, "resample", "ce", threshold)
+    assert found == kept if kept is not None else 0 < found < model.graph.n_edges
+
+
+# --------------------------------------------------------------------------------------- worked by hand
+
+
+def two_writers() -> nn.Module:
+    """One block whose two heads each write u = (1, -1, 0, 0) for any input, on a stream e = (0, 0, 1, -1).
+
+    The final norm turns e + c u into (c, -c, 1, -1) sqrt(2 / (1 + c^2)) for c writers, c u into
+    (1, -1, 0, 0) sqrt(2), and the logit of token 0 is its first entry.
+    """
+    config = transformers.GPT2Config(
+        vocab_size=5,
+        n_positions=4,
+        n_embd=4,
+        n_layer=1,
+        n_head=2,
+        layer_norm_epsilon=1e-12,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = transformers.GPT2LMHeadModel(config).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1.0 if ".ln_" in name and name.endswith("weight") else 0.0)
+        model.transformer.wte.weight[:, 2], model.transformer.wte.weight[:, 3] = 1.0, -1.0
+        attention = model.transformer.h[0].attn
+        attention.c_attn.bias[8] = attention.c_attn.bias[10] = 1.0  # first value channel of each head
+        attention.c_proj.weight[0] = attention.c_proj.weight[2] = torch.tensor([1.0, -1.0, 0.0, 0.0]).double()
+        model.lm_head.weight[0, 0] = 1.0
+    return model
+
+
+def minus_first_logit(logits: Tensor, clean_logits: Tensor, batch: object) -> Tensor:
+    return -logits[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "second"), [("reverse", "a0.h1", "a0.h0"), ("forward", "a0.h0", "a0.h1")]
+)
+def test_of_two_redundant_heads_the_second_visited_stays(order: str, first: str, second: str) -> None:
+    model = load_model(two_writers())
+    task = PairTask(
+        clean=torch.tensor([[1, 2]]), corrupted=torch.tensor([[3, 4]]), answers=torch.tensor([[0]])
+    )
+    found = discover(
+        model, task, "acdc", objective=minus_first_logit, ablation="zero", threshold=0.5, order=order
+    )
+    assert found.threshold(0.5, absolute=False).edges() == [f"{second}->logits"]
+    value = {
+        edge: float(found.values[model.graph.edge_index(edge)])
+        for edge in (f"{first}->logits", f"{second}->logits", "m0->logits", "input->logits", "input->a0.h0.v")
+    }
+    # From c = 2 to c = 1: 2 sqrt(2/5) - 1. Then to c = 0: a rise of 1, or of sqrt(2) once e is cut.
+    before_e = order == "reverse"
+    assert value[f"{first}->logits"] == pytest.approx(2 * math.sqrt(2 / 5) - 1 if before_e else 0.0, abs=1e-9)
+    assert value["m0->logits"] == 0
+    assert value[f"{second}->logits"] == pytest.approx(1.0 if before_e else math.sqrt(2), abs=1e-9)
+    # Cutting e lets the norm magnify what is left: (c, -c, 1, -1) becomes (1, -1, 0, 0) sqrt(2).
+    full = 1.0 if before_e else 2 * math.sqrt(2 / 5)
+    assert value["input->logits"] == pytest.approx(full - math.sqrt(2), abs=1e-9)
+    assert value["input->a0.h0.v"] == pytest.approx(0, abs=1e-12)
+    assert found.details["loss"] == pytest.approx(-math.sqrt(2), abs=1e-9)
+    assert found.details["clean_loss"] == pytest.approx(-2 * math.sqrt(2 / 5), abs=1e-9)
+    assert found.details["n_kept"] == 1
+
+
+# ------------------------------------------------------------------------------------------- what holds
+
+
+@given(threshold=st.floats(1e-5, 1.0), name=st.sampled_from(TEXT), order=st.sampled_from(module.ORDERS))
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_the_scores_say_of_the_circuit(
+    threshold: float, name: str, order: str, tiny_module: Callable[..., nn.Module]
+) -> None:
+    """Rises of the cut edges add up to the loss of the circuit, and each is below the threshold."""
+    model, task = model_and_task(name, tiny_module)
+    scores = discover(model, task, "acdc", threshold=threshold, order=order)
+    circuit = scores.threshold(threshold, absolute=False)
+    cut = model.graph.valid & ~circuit.mask
+    assert bool((scores.values[cut] < threshold).all())
+    assert scores.details["loss"] == pytest.approx(float(scores.values[cut].sum()), abs=1e-9)
+    assert scores.details["loss"] < threshold * int(cut.sum()) + 1e-9
+    logits = run_circuit(model, task, circuit)
+    loss = get_objective("kl")(logits, run_model(model, task), next(task.batches(task.n))).mean()
+    assert scores.details["loss"] == pytest.approx(float(loss), abs=1e-9)
+    # Edges into dead targets are cut, so every edge that is kept has a way to the logits.
+    reaching = torch.zeros(model.graph.n_targets, dtype=torch.bool)
+    reaching[-1] = True
+    for row in reversed(range(model.graph.n_sources)):
+        if bool((circuit.mask[row] & reaching).any()):
+            reaching |= model.graph.feeds[:, row]
+    assert not bool(circuit.mask[:, ~reaching].any())
+
+
+def test_a_higher_threshold_may_keep_more(tiny_module: Callable[..., nn.Module]) -> None:
+    """The size is not monotone: what a higher threshold cuts early can make a later edge matter."""
+    model, task = model_and_task("neox", tiny_module)
+    low, high = (
+        discover(model, task, "acdc", objective="ce", ablation="zero", threshold=threshold).details["n_kept"]
+        for threshold in (0.03, 0.1)
+    )
+    assert low < high
+
+
+@pytest.mark.parametrize("name", ["llama", "pooled"])
+def test_neither_batches_nor_hypotheses_per_pass_change_the_result(
+    name: str, tiny_module: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = model_and_task(name, tiny_module, 5)
+    threshold = {"llama": 0.01, "pooled": 0.003}[name]
+    expected = discover(model, task, "acdc", objective="kl", threshold=threshold)
+    again = discover(model, task, "acdc", objective="kl", threshold=threshold)
+    assert torch.equal(expected.values, again.values)
+    for positions, batch_size in ((1, 5), (60, 2), (10**6, 1)):
+        monkeypatch.setattr(module, "POSITIONS_PER_PASS", {"cpu": positions, "cuda": positions})
+        found = discover(model, task, "acdc", objective="kl", threshold=threshold, batch_size=batch_size)
+        torch.testing.assert_close(found.values, expected.values, rtol=0, atol=1e-11)
+        assert torch.equal(
+            found.threshold(threshold, absolute=False).mask,
+            expected.threshold(threshold, absolute=False).mask,
+        )
+        for fact in ("n_kept", "tested", "skipped_dead"):
+            assert found.details[fact] == expected.details[fact]
+        if positions == 1:
+            assert found.details["runs"] == found.details["tested"]
+        assert found.details["tested"] <= found.details["runs"] <= 2 * model.graph.n_edges
+
+
+def test_passes_computed_again_give_the_same(
+    tiny_module: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the hypotheses of all examples do not fit, the accepted one is computed a second time."""
+    model, task = model_and_task("gpt2", tiny_module)
+    expected = discover(model, task, "acdc", threshold=0.01)
+    each = module._bytes_per_hypothesis(model, task.length)
+    monkeypatch.setattr(module, "free_memory", lambda device: 4 * each * 10 // 6)
+    found = discover(model, task, "acdc", threshold=0.01, batch_size=1)
+    torch.testing.assert_close(found.values, expected.values, rtol=0, atol=1e-11)
+
+
+def test_single_precision_on_the_embedded_model() -> None:
+    model = load_model("mini")
+    task = load_task("ioi", model, n=8)
+    scores = discover(model, task, "acdc", threshold=0.1)
+    circuit = scores.threshold(0.1, absolute=False)
+    assert circuit.n_edges == scores.details["n_kept"]
+    logits, clean = run_circuit(model, task, circuit).double(), run_model(model, task).double()
+    loss = get_objective("kl")(logits, clean, next(task.batches(8))).mean()
+    assert scores.details["loss"] == pytest.approx(float(loss), rel=1e-4)
+    assert scores.details["clean_loss"] == 0
+    assert scores.provenance["options"] == {"threshold": 0.1}
+    assert scores.provenance["objective"] == "kl"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("induction/gpt2/interfering", 0),
+        ("two-hop/llama/inert", 0),
+        ("patch-marker/vit/interfering", 0),
+        ("duplicate/gpt2/vote", 3),  # one of three voters: two suffice
+    ],
+)
+def test_circuits_of_planted_models(name: str, missing: int) -> None:
+    planted = planted_model(name)
+    scores = discover(planted.model, planted_task(planted, n=16), "acdc", threshold=0.1)
+    found = set(scores.threshold(0.1, absolute=False).edges())
+    assert found <= set(planted.edges)
+    assert len(planted.edges) - len(found) == missing
+
+
+# --------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("threshold", [-0.1, math.nan])
+def test_thresholds_that_mean_nothing(threshold: float) -> None:
+    with pytest.raises(InputError, match=r"threshold is .*; give the rise of the objective .* at least 0"):
+        Acdc(threshold=threshold)
+
+
+def test_an_order_that_does_not_exist() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown order 'revers'.*reverse"):
+        Acdc(order="revers")
+
+
+def test_an_option_that_does_not_exist(tiny_module: Callable[..., nn.Module]) -> None:
+    model, task = model_and_task("gpt2", tiny_module)
+    with pytest.raises(UnknownNameError, match=r"option of method 'acdc' 'treshold'.*threshold"):
+        discover(model, task, "acdc", treshold=0.1)
+
+
+def test_scores_of_single_examples_do_not_exist(tiny_module: Callable[..., nn.Module]) -> None:
+    model, task = model_and_task("gpt2", tiny_module)
+    with pytest.raises(InputError, match="acdc decides on all examples together"):
+        discover(model, task, "acdc", per_example=True)
+
+
+def test_more_examples_than_fit(
+    tiny_module: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = model_and_task("gpt2", tiny_module, 9)
+    needed = 9 * (
+        module._bytes_clean(model, 6)
+        + module._bytes_live(model, 6, 9)
+        + module._bytes_per_hypothesis(model, 6)
+    )
+    monkeypatch.setattr(module, "free_memory", lambda device: int(needed * 0.8) * 10 // 6)
+    with pytest.raises(InputError, match=r"9 examples need .* enough for about 7; give task.subset"):
+        discover(model, task, "acdc")
+    monkeypatch.setattr(module, "free_memory", lambda device: 1000)
+    with pytest.raises(InputError, match="enough for about 0; free some memory"):
+        discover(model, task, "acdc")
+
+
+def test_an_objective_that_is_not_a_number(tiny_module: Callable[..., nn.Module]) -> None:
+    model, task = model_and_task("gpt2", tiny_module)
+
+    def broken(logits: Tensor, clean_logits: Tensor, batch: object) -> Tensor:
+        loss = (logits - clean_logits).square().sum(1)
+        return loss.where(loss == 0, math.nan)
+
+    with pytest.raises(NonFiniteError, match="objective 'broken' is NaN or infinite for example 0"):
+        discover(model, task, "acdc", objective=broken)

@@ -1,0 +1,278 @@
+"""Learned masks: uniform gradient sampling and edge pruning, on models whose good circuit is known."""
+
+import math
+import warnings
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_methods import random_task
+from torch import Tensor, nn
+
+from assay.circuits import Circuit, EdgeScores
+from assay.discovery import METHODS, discover
+from assay.discovery.masked_runs import MaskedRuns, agreement
+from assay.discovery.method import Settings
+from assay.discovery.pruning import EdgePruning
+from assay.discovery.ugs import Ugs, _sample, connected
+from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, UnknownNameError
+from assay.execution import ABLATIONS
+from assay.graph import Graph, build_graph
+from assay.models import Model, load_model
+from assay.objectives import OBJECTIVES
+from assay.tasks import PairTask
+
+
+QUICK = {"ugs": {"updates": 3, "samples": 2}, "edge-pruning": {"updates": 3}}
+
+
+def learned(model: Model, task: PairTask, method: str, **options: object) -> EdgeScores:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssayWarning)  # a few updates never settle
+        return discover(model, task, method, **QUICK[method] | options)
+
+
+def settings_of(objective: str, ablation: str) -> Settings:
+    return Settings(
+        objective=OBJECTIVES[objective],
+        ablation=ABLATIONS[ablation],
+        steps=5,
+        quadrature="midpoint",
+        per_example=False,
+        seed=0,
+    )
+
+
+# ---- uniform gradient sampling, by hand ----------------------------------------------------------
+
+
+def test_a_mask_entry_by_hand() -> None:
+    """With p = 1/2 the window is 1/4: u = .5 is the middle, .6 lies inside, .3 below, .7 above."""
+    probability = torch.full((1, 4), 0.5, dtype=torch.float64)
+    uniform = torch.tensor([[[0.5, 0.6, 0.3, 0.7]]], dtype=torch.float64)
+    window = _sample(probability, uniform, 1.0, torch.ones(1, 4, dtype=torch.bool))
+    torch.testing.assert_close(window.mask, torch.tensor([[[0.5, 0.1, 1.0, 0.0]]], dtype=torch.float64))
+    assert window.inside.tolist() == [[[True, True, False, False]]]
+
+
+@given(p=st.floats(0.02, 0.98), seed=st.integers(0, 100))
+def test_the_mean_of_an_entry_is_its_probability(p: float, seed: int) -> None:
+    """The window lies symmetrically about p, inside (0, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand((20_000, 1, 1), generator=generator, dtype=torch.float64)
+    window = _sample(
+        torch.tensor([[p]], dtype=torch.float64), uniform, 1.0, torch.ones(1, 1, dtype=torch.bool)
+    )
+    assert abs(float(window.mask.mean()) - p) < 4 * math.sqrt(p * (1 - p) / 20_000) + 1e-3
+
+
+def test_step_sizes_are_the_published_ones() -> None:
+    assert Ugs().step_size(paired=False) == 0.05
+    assert Ugs().step_size(paired=True) == pytest.approx(0.01)
+    assert Ugs(price=5e-4).step_size(paired=False) == 0.1
+    assert Ugs(price=1e-4).step_size(paired=False) == 0.15
+    assert Ugs(rate=0.3).step_size(paired=True) == 0.3
+
+
+@given(seed=st.integers(0, 1000), keep=st.floats(0.05, 0.7))
+def test_connected_equals_pruning_row_by_row(seed: int, keep: float) -> None:
+    shapes: tuple[Graph, ...] = (build_graph(2, 2), build_graph(2, 4, 2), build_graph(2, 2, parallel=True))
+    graph = shapes[seed % 3]
+    generator = torch.Generator().manual_seed(seed)
+    masks = (torch.rand((3, *graph.valid.shape), generator=generator) < keep) & graph.valid
+    found = connected(graph, masks.float()) & masks
+    for mask, kept in zip(masks, found, strict=True):
+        assert torch.equal(kept, Circuit(graph=graph, mask=mask).connected().mask)
+
+
+def test_gradients_of_a_linear_loss_are_its_slope(gpt2_tiny64: nn.Module) -> None:
+    """With a loss sum_e c_e a_e the re-weighted estimate is c_e for every edge seen inside its window."""
+    model = load_model(gpt2_tiny64)
+    task = random_task(model)
+    generator = torch.Generator().manual_seed(0)
+    slope = torch.rand(model.graph.valid.shape, generator=generator, dtype=torch.float64) * model.graph.valid
+    probability = torch.full_like(slope, 0.5) * model.graph.valid
+    uniform = torch.rand((50, *slope.shape), generator=generator, dtype=torch.float64)
+    window = _sample(probability, uniform, 1.0, model.graph.valid)
+    mask = window.mask.requires_grad_()
+    (found,) = torch.autograd.grad((mask * slope).sum() / 50, mask)
+    share = window.inside.sum(0) / 50
+    estimate = torch.where(share > 0, (found * window.inside).sum(0) / share.clamp(min=1e-9), 0)
+    seen = model.graph.valid & (share > 0)
+    torch.testing.assert_close(estimate[seen], slope[seen])
+    assert task.n == 4
+
+
+# ---- what both find ------------------------------------------------------------------------------
+
+
+def with_silent_nodes(module: nn.Module) -> tuple[Model, Tensor]:
+    """A copy in which half of the nodes write nothing, and the edges that touch none of them."""
+    silenced = deepcopy(module)
+    model = load_model(silenced)
+    graph = model.graph
+    silent = [graph.head_source(0, 1), graph.mlp_source(0), graph.head_source(1, 0), graph.head_source(1, 2)]
+    with torch.no_grad():
+        for layer, block in enumerate(silenced.transformer.h):
+            for head in range(model.n_heads):
+                if graph.head_source(layer, head) in silent:
+                    block.attn.c_proj.weight[head * model.d_head : (head + 1) * model.d_head] = 0
+            if graph.mlp_source(layer) in silent:
+                block.mlp.c_proj.weight.zero_()
+                block.mlp.c_proj.bias.zero_()
+    useful = graph.valid.clone()
+    useful[silent] = False
+    useful[:, graph.feeds[:, silent].any(1)] = False
+    return model, useful
+
+
+@pytest.mark.parametrize("method", ["ugs", "edge-pruning"])
+@pytest.mark.parametrize("ablation", ["resample", "mean"])
+def test_edges_that_carry_nothing_are_closed(gpt2_tiny64: nn.Module, method: str, ablation: str) -> None:
+    model, useful = with_silent_nodes(gpt2_tiny64)
+    task = random_task(model, n=6)
+    options: dict[str, object] = (
+        {"updates": 60, "examples": 6, "samples": 3, "rate": 0.15, "price": 1e-2}
+        if method == "ugs"
+        else {"updates": 60, "examples": 6, "n_edges": int(useful.sum())}
+    )
+    scores = learned(model, task, method, ablation=ablation, **options).values
+    # Of every pair of a useful and a silent edge, nearly always the useful one is the more open.
+    first, second = scores[useful], scores[model.graph.valid & ~useful]
+    assert float((first[:, None] > second).double().mean()) > 0.9
+
+
+@pytest.mark.parametrize("method", ["ugs", "edge-pruning"])
+def test_every_ablation_and_objective_is_served(module32: nn.Module, method: str) -> None:
+    model = load_model(module32)
+    task = random_task(model, n=3, length=4, ragged=True)
+    for ablation in ("resample", "zero", "mean", "noise"):
+        scores = learned(model, task, method, ablation=ablation, objective="logit_diff")
+        assert scores.provenance["ablation"] == ablation
+        assert float(scores.values[model.graph.valid].min()) >= 0
+    assert learned(model, task, method).provenance["objective"] == "kl"
+
+
+@pytest.mark.parametrize("method", ["ugs", "edge-pruning"])
+def test_a_warm_start_starts_where_it_is_told(gpt2_tiny: nn.Module, method: str) -> None:
+    model = load_model(gpt2_tiny)
+    task = random_task(model)
+    begun = discover(model, task, "eap-ig-inputs", objective="kl")
+    given_scores = learned(model, task, method, warm_start=begun, rate=1e-6)
+    by_name = learned(model, task, method, warm_start="eap-ig-inputs", rate=1e-6)
+    torch.testing.assert_close(given_scores.values, by_name.values, rtol=1e-3, atol=1e-4)
+    assert by_name.details["passes"]["forward"] > given_scores.details["passes"]["forward"]
+    strongest = begun.top(30).mask
+    assert agreement(by_name.top(30).mask, strongest) > 0.8
+    stored = given_scores.provenance["options"]["warm_start"]
+    assert stored["scores"]["method"] == "eap-ig-inputs"
+
+
+def test_an_edge_worth_its_price_starts_undecided(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    values = torch.full(model.graph.valid.shape, 0.01) * model.graph.valid
+    values[0, 0], values[0, 1] = 0.1, 0.001
+    method = {"warm_start": EdgeScores(model.graph, values), "price": 0.01, "rate": 1e-9, "updates": 1}
+    found = learned(model, random_task(model), "ugs", **method).values
+    torch.testing.assert_close(found[0, 2], torch.tensor(0.5))
+    torch.testing.assert_close(found[0, 0], torch.tensor(10 / 11), rtol=1e-4, atol=0)  # odds of score / price
+    torch.testing.assert_close(found[0, 1], torch.tensor(1 / 11), rtol=1e-4, atol=0)
+
+
+def test_examples_are_drawn_in_rounds(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    task = model.bind(random_task(model, n=7))
+    runs = MaskedRuns(model, task, settings_of("kl", "resample"), 7, examples=3)
+    rows = torch.cat([runs.rows_of(step) for step in range(7)]).tolist()
+    assert all(sorted(rows[first : first + 7]) == list(range(7)) for first in (0, 7, 14))
+
+
+@pytest.mark.parametrize("method", ["ugs", "edge-pruning"])
+def test_what_has_not_settled_says_so(gpt2_tiny: nn.Module, method: str) -> None:
+    model = load_model(gpt2_tiny)
+    # Two downward steps leave every gate above 1/2 and the third closes it; a single step reorders the rest.
+    options: dict[str, object] = (
+        {"updates": 3, "rate": 0.4, "price": 100.0, "samples": 2}
+        if method == "ugs"
+        else {"updates": 2, "rate": 3.0, "n_edges": 20}
+    )
+    with pytest.warns(AssayWarning, match=rf"{method} has not settled after \d updates.*updates=\d"):
+        scores = discover(model, random_task(model), method, **options)
+    assert scores.details["converged"] is False
+
+
+def test_options_of_ugs_change_what_they_say(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    task = random_task(model)
+    plain = learned(model, task, "ugs", updates=6)
+    for option in ({"node_price": True}, {"dynamic_window": True}, {"price": 0.3}):
+        assert not torch.equal(learned(model, task, "ugs", updates=6, **option).values, plain.values)
+    dear = learned(model, task, "ugs", updates=40, rate=0.2, price=5.0)
+    assert dear.details["n_open"] == 0
+
+
+# ---- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("ugs", {"price": 0.0}, "needs price > 0"),
+        ("ugs", {"updates": 0}, "updates, examples and samples >= 1"),
+        ("ugs", {"rate": -1.0}, "rate of ugs is -1.0; give a step size above 0"),
+        ("edge-pruning", {"share": 0.0}, r"needs a share in \(0, 1\]"),
+        ("edge-pruning", {"n_edges": 10**6}, "edges"),
+        ("edge-pruning", {"rate": 0.0}, "rate > 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    gpt2_tiny: nn.Module, method: str, options: dict[str, object], message: str
+) -> None:
+    model = load_model(gpt2_tiny)
+    with pytest.raises(InputError, match=message):
+        discover(model, random_task(model), method, **options)
+
+
+def test_unknown_options_are_named(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    with pytest.raises(UnknownNameError, match="option of method 'ugs' 'update'; did you mean 'updates'"):
+        discover(model, random_task(model), "ugs", update=3)
+    with pytest.raises(UnknownNameError, match="option of method 'eap'"):
+        discover(model, random_task(model), "eap", updates=3)
+
+
+def test_scores_of_single_examples_are_refused(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    with pytest.raises(InputError, match=r"ugs decides on all examples together.*eap-ig-inputs"):
+        discover(model, random_task(model), "ugs", per_example=True)
+
+
+def test_warm_starts_that_do_not_fit_are_refused(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    task = random_task(model)
+    with pytest.raises(InputError, match="eap takes the gradient at the clean run only"):
+        discover(model, task, "ugs", warm_start="eap")
+    with pytest.raises(UnknownNameError, match="eap-ig-input"):
+        discover(model, task, "edge-pruning", warm_start="eap-ig-input")
+    other = build_graph(3, 3)
+    with pytest.raises(GraphMismatchError, match="warm_start holds scores of another graph"):
+        discover(model, task, "ugs", warm_start=EdgeScores(other, other.valid.float()))
+
+
+def test_a_loss_that_is_not_finite_is_named(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+
+    def broken(logits: Tensor, clean_logits: Tensor, batch: object) -> Tensor:
+        return logits.sum(1) * math.nan
+
+    with pytest.raises(NonFiniteError, match="the loss of update 0 of ugs is NaN"):
+        discover(model, random_task(model), "ugs", objective=broken, updates=2)
+
+
+def test_methods_are_registered_with_their_source() -> None:
+    assert isinstance(METHODS["ugs"], Ugs)
+    assert isinstance(METHODS["edge-pruning"], EdgePruning)
+    assert "2409.09951" in METHODS["ugs"].source
+    assert "2406.16778" in METHODS["edge-pruning"].source

@@ -1,0 +1,345 @@
+"""Scores and runs position by position, against ordinary ones and against literal twins."""
+
+from typing import Any
+
+import literal
+import literal_vits
+import pytest
+import torch
+import vit_goldens
+from torch import Tensor, nn
+
+from assay.circuits import Circuit
+from assay.circuits.positions import PositionCircuit, PositionScores, position_slots
+from assay.circuits.spans import Spans
+from assay.discovery import METHODS, discover, get_method
+from assay.discovery.positions import discover_positions
+from assay.errors import GraphMismatchError, InputError, NonFiniteError, UnknownNameError
+from assay.execution import ABLATIONS, CircuitRuns, run_circuit, run_model
+from assay.execution.positions import run_position_circuit
+from assay.metrics import measure
+from assay.metrics.positions import measure_positions
+from assay.models import Model, load_model
+from assay.tasks import ImageTask, PairTask
+
+
+METHOD_KEYS = ("eap", "eap-ig-inputs", "clean-corrupted")
+# Llama's norms round to float32 even in a float64 model.
+EXACT = {"gpt2": 1e-10, "neox": 1e-10, "llama": 2e-5}
+
+
+def small_task(model: Model, *, n: int = 4, ragged: bool = False) -> PairTask:
+    generator = torch.Generator().manual_seed(5)
+
+    def ids(*shape: int) -> Tensor:
+        return torch.randint(1, model.n_vocab, shape, generator=generator)
+
+    answers = ids(n, 1)
+    lengths = torch.tensor([6, 4, 5, 3] if ragged else [6, 6, 6, 6])[:n]
+    return PairTask(
+        clean=ids(n, 6),
+        corrupted=ids(n, 6),
+        answers=answers,
+        wrong=(answers + 1) % model.n_vocab,
+        lengths=lengths,
+    )
+
+
+def small_images() -> ImageTask:
+    return vit_goldens.task("vit_edges_a").subset([0, 4, 7])
+
+
+def random_circuit(model: Model, spans: Spans, *, share: float = 0.6, seed: int = 0) -> PositionCircuit:
+    generator = torch.Generator().manual_seed(seed)
+    slots = position_slots(model.graph, spans)
+    mask = slots & (torch.rand(slots.shape, generator=generator) < share)
+    return PositionCircuit(graph=model.graph, spans=spans, mask=mask)
+
+
+def ablated_outputs(model: Model, task: PairTask, ablation: str) -> literal.Outputs:
+    """Ablated value of every node, as the stream sees it."""
+    batch = next(iter(task.batches(task.n)))
+    baseline = ABLATIONS[ablation].prepare(model, task, batch_size=task.n, seed=0).baseline(batch)
+    shape = (task.n, task.length, -1)
+    outputs = {"input": baseline.input.expand(shape)}
+    for layer, block in enumerate(model.blocks):
+        z = baseline.z[layer].expand(shape).unflatten(-1, (model.n_heads, model.d_head))
+        for head in range(model.n_heads):
+            outputs[f"a{layer}.h{head}"] = z[:, :, head] @ block.out_weight()[head]
+        outputs[f"m{layer}"] = baseline.mlp[layer].expand(shape)
+    return outputs
+
+
+# ------------------------------------------------------------------------------------------------ scores
+
+
+@pytest.mark.parametrize("method", METHOD_KEYS)
+def test_terms_of_each_position_are_the_literal_ones(module64: nn.Module, method: str) -> None:
+    model = load_model(module64)
+    task = small_task(model)
+    found = discover_positions(model, task, method, steps=2)
+    batch = next(iter(task.batches(task.n)))
+    logits, clean = literal.run_plain(model, task.clean)
+    loss = literal.loss_of(model, "logit_diff", batch, task.positions, logits[:, -1].detach())
+    ablated = ablated_outputs(model, task, "resample")
+    runs: list[tuple[float, Tensor]] = {
+        "eap": [(1.0, clean["input"])],
+        "eap-ig-inputs": [
+            (0.5, ablated["input"] + alpha * (clean["input"] - ablated["input"])) for alpha in (0.25, 0.75)
+        ],
+        "clean-corrupted": [(0.5, clean["input"]), (0.5, ablated["input"])],
+    }[method]
+    gradients: dict[str, Tensor] = {}
+    for weight, embed in runs:
+        for name, gradient in literal.edge_gradients(model, task.clean, loss, embed=embed).items():
+            gradients[name] = gradients.get(name, 0) + weight * gradient
+    expected = torch.zeros_like(found.values)
+    for row, column in model.graph.valid.nonzero().tolist():
+        source, target = model.graph.sources[row], model.graph.targets[column]
+        term = ((ablated[source] - clean[source]) * gradients[target]).sum(2)
+        expected[:, row, column] = term.mean(0).detach()
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("ablation", ["resample", "zero", "mean", "noise"])
+def test_the_sum_over_spans_is_the_ordinary_score(module64: nn.Module, ablation: str) -> None:
+    model = load_model(module64)
+    task = small_task(model, ragged=True)
+    ordinary = discover(model, task, ablation=ablation, steps=2)
+    for spans in ({"first": 0, "last": -1}, torch.arange(6).expand(4, 6) % 4):
+        if isinstance(spans, Tensor):
+            spans = spans.clone()
+        found = discover_positions(model, task, ablation=ablation, steps=2, spans=spans)
+        close = {"rtol": 0, "atol": 1e-12 * float(ordinary.values.abs().max())}
+        torch.testing.assert_close(found.total().values, ordinary.values, **close)
+        for name, passes in ordinary.details["passes"].items():
+            # Ordinary means keep their clean passes for the gradients.
+            assert found.details["passes"][name] <= passes + (ablation == "mean")
+        assert found.details["completeness_gap"] == pytest.approx(
+            ordinary.details["completeness_gap"], abs=1e-9
+        )
+
+
+def test_images_have_positions_too() -> None:
+    model = vit_goldens.model("vit_edges_a")
+    task = small_images()
+    ordinary = discover(model, task, objective="ce", steps=2)
+    for spans in ("each", {"cls": 0, "patches": slice(1, None)}):
+        found = discover_positions(model, task, objective="ce", steps=2, spans=spans)
+        torch.testing.assert_close(found.total().values, ordinary.values, rtol=0, atol=1e-12)
+        assert found.spans.read.tolist() == [True] + [False] * (len(found.spans) - 1)
+        assert bool(found.spans.reach.all())
+
+
+def test_classifiers_that_pool_are_read_everywhere() -> None:
+    model = vit_goldens.model("vit_edges_a")
+    spans = Spans.each(model.n_tokens, causal=False, read=None)
+    assert bool(spans.read.all())
+    assert position_slots(model.graph, spans).sum() == model.n_tokens * model.graph.n_edges
+
+
+def test_scores_do_not_depend_on_batch_size(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = small_task(model, ragged=True)
+    spans = {"first": 0, "last": -1}
+    first, second = (discover_positions(model, task, spans=spans, batch_size=size) for size in (4, 1))
+    torch.testing.assert_close(first.values, second.values, rtol=1e-12, atol=1e-12)
+    assert first.provenance == second.provenance
+    assert first.provenance["spans"]["names"] == ["first", "last", "rest"]
+
+
+def test_nothing_behind_the_read_position_has_a_score(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = small_task(model)
+    early = PairTask(
+        clean=task.clean, corrupted=task.corrupted, answers=task.answers, wrong=task.wrong,
+        lengths=task.lengths, positions=torch.full((4,), 3),
+    )  # fmt: skip
+    values = discover_positions(model, early).values
+    assert bool(values[:4].any())
+    assert not bool(values[4:].any())
+
+
+def test_methods_without_this_form_are_refused(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    task = small_task(model)
+    others = [key for key in METHODS if key not in METHOD_KEYS]
+    assert {"exact", "random", "eap-ig-activations"} <= set(others)
+    for key in ("exact", "random", "eap-ig-activations"):
+        with pytest.raises(InputError, match=f"{key} has no scores by position"):
+            discover_positions(model, task, key)
+    with pytest.raises(InputError, match="needs prompts of one length"):
+        discover_positions(model, small_task(model, ragged=True))
+    with pytest.raises(InputError, match="estimator 'spsa' has none"):
+        discover_positions(model, task, get_method("eap-ig-inputs", estimator="spsa"))
+    with pytest.raises(InputError, match="has zero gradient"):
+        discover_positions(model, task, "eap", objective="kl")
+    with pytest.raises(UnknownNameError, match="unknown spans 'word'"):
+        discover_positions(model, task, spans="word")
+
+
+def test_automatic_steps_are_refused(gpt2_tiny: nn.Module, unchecked: None) -> None:
+    model = load_model(gpt2_tiny)
+    automatic: Any = "auto"
+    with pytest.raises(InputError, match="steps='auto' serves discover alone"):
+        discover_positions(model, small_task(model), steps=automatic)
+
+
+# -------------------------------------------------------------------------------------------------- runs
+
+
+def test_ends_are_the_model_and_the_ablated_run(module64: nn.Module, family: str) -> None:
+    model = load_model(module64)
+    task = small_task(model)
+    spans = Spans.each(6)
+    close = {"rtol": 0, "atol": EXACT[family]}
+    full = run_position_circuit(model, task, PositionCircuit.full(model.graph, spans))
+    torch.testing.assert_close(full, run_model(model, task), **close)
+    for ablation in ("resample", "mean"):
+        empty = PositionCircuit.empty(model.graph, spans)
+        found = run_position_circuit(model, task, empty, ablation=ablation)
+        expected = run_circuit(model, task, Circuit.empty(model.graph), ablation=ablation)
+        torch.testing.assert_close(found, expected, **close)
+
+
+@pytest.mark.parametrize("ablation", ["resample", "zero", "mean", "noise"])
+def test_the_same_edges_everywhere_are_the_ordinary_circuit(
+    module64: nn.Module, family: str, ablation: str
+) -> None:
+    model = load_model(module64)
+    task = small_task(model, ragged=True)
+    plain = Circuit.random(model.graph, model.graph.n_edges // 2, seed=3)
+    spans = Spans.of(task, {"first": 0, "last": -1}, causal=True)
+    everywhere = PositionCircuit.everywhere(plain, spans)
+    found = run_position_circuit(model, task, everywhere, ablation=ablation)
+    expected = run_circuit(model, task, plain, ablation=ablation)
+    torch.testing.assert_close(found, expected, rtol=0, atol=EXACT[family])
+
+
+@pytest.mark.parametrize("ablation", ["resample", "mean"])
+def test_mixed_positions_equal_the_literal_run(module64: nn.Module, family: str, ablation: str) -> None:
+    model = load_model(module64)
+    task = small_task(model, ragged=True)
+    labels = torch.tensor(
+        [[0, 1, 2, 0, 1, 2], [2, 1, 0, 1, -1, -1], [0, 0, 1, 1, 2, -1], [2, 2, 1, -1, -1, -1]]
+    )
+    spans = Spans.of(task, labels, causal=True)
+    circuit = random_circuit(model, spans, seed=7)
+    found = run_position_circuit(model, task, circuit, labels=labels, ablation=ablation, batch_size=3)
+    ablated = ablated_outputs(model, task, ablation)
+    graph = model.graph
+
+    def stream_of(target: str, outputs: literal.Outputs, biases: Tensor) -> Tensor:
+        column = graph.target_index(target)
+        rows = []
+        for prompt in range(task.n):
+            places = []
+            for place in range(task.length):
+                total = biases.clone()
+                span = max(int(labels[prompt, place]), 0)
+                for name, value in outputs.items():
+                    row = graph.source_index(name)
+                    if graph.valid[row, column]:
+                        kept = bool(circuit.mask[span, row, column])
+                        total = total + (value if kept else ablated[name])[prompt, place]
+                places.append(total)
+            rows.append(torch.stack(places))
+        return torch.stack(rows)
+
+    with torch.no_grad():
+        logits, _ = literal.run(model, task.clean, stream_of)
+    expected = logits[torch.arange(task.n), task.positions]
+    torch.testing.assert_close(found, expected, rtol=0, atol=max(EXACT[family], 1e-9))
+
+
+def test_images_with_mixed_positions_equal_the_literal_run() -> None:
+    module = vit_goldens.module("vit_edges_a")
+    model = load_model(module)
+    task = model.bind(small_images())
+    spans = Spans.each(model.n_tokens, causal=False, read=0)
+    circuit = random_circuit(model, spans, seed=8)
+    found = run_position_circuit(model, task, circuit, ablation="resample")
+    vit = literal_vits.literal(module)
+    with torch.no_grad():
+        clean, other = vit.embed(task.images), vit.embed(next(task.batches(3)).corrupted)
+    _, ablated = literal_vits.whole(vit, other)
+    graph = model.graph
+
+    def stream_of(target: str, outputs: literal_vits.Outputs, biases: Tensor) -> Tensor:
+        column = graph.target_index(target)
+        total = torch.zeros_like(clean) + biases
+        for name, value in outputs.items():
+            row = graph.source_index(name)
+            if graph.valid[row, column]:
+                kept = circuit.mask[:, row, column][None, :, None]
+                total = total + torch.where(kept, value, ablated[name])
+        return total
+
+    with torch.no_grad():
+        expected, _ = literal_vits.run(vit, clean, stream_of)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    full = run_position_circuit(model, task, PositionCircuit.full(graph, spans))
+    torch.testing.assert_close(full, run_model(model, task), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("share", [0.15, 0.4])
+def test_what_is_not_connected_changes_no_logit(module64: nn.Module, family: str, share: float) -> None:
+    model = load_model(module64)
+    task = small_task(model)
+    for seed in range(4):
+        circuit = random_circuit(model, Spans.each(6), share=share, seed=seed)
+        connected = circuit.connected()
+        assert connected.n_edges < circuit.n_edges
+        before, after = (run_position_circuit(model, task, each) for each in (circuit, connected))
+        torch.testing.assert_close(before, after, rtol=0, atol=EXACT[family])
+
+
+def test_circuits_that_do_not_fit_are_refused(gpt2_tiny: nn.Module, llama_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    task = small_task(model)
+    other = PositionCircuit.full(load_model(llama_tiny64).graph, Spans.each(6))
+    with pytest.raises(GraphMismatchError, match="the circuit belongs to another model"):
+        run_position_circuit(model, task, other)
+    with pytest.raises(InputError, match="has a span '4' where the circuit has 0, 1, 2, 3"):
+        run_position_circuit(model, task, PositionCircuit.full(model.graph, Spans.each(4)))
+
+
+# --------------------------------------------------------------------------------------------- measuring
+
+
+def test_metrics_of_the_ends_and_of_ordinary_circuits(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = small_task(model)
+    spans = Spans.each(6)
+    plain = discover(model, task).top(40)
+    shared = CircuitRuns(model, task, plain)
+    everywhere = PositionCircuit.everywhere(plain, spans)
+    for metric in ("faithfulness-norm", "faithfulness", "completeness", "kl"):
+        found = measure_positions(everywhere, model, task, metric, shared=shared)
+        assert found.value == pytest.approx(measure(plain, model, task, metric).value, abs=1e-9)
+    full = measure_positions(PositionCircuit.full(model.graph, spans), model, task)
+    empty = measure_positions(PositionCircuit.empty(model.graph, spans), model, task)
+    assert (full.value, empty.value) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
+    assert full.interval().low == pytest.approx(1)
+    assert full.provenance["circuit"] == PositionCircuit.full(model.graph, spans).hash
+
+
+def test_metrics_of_single_edges_and_foreign_runs_are_refused(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = small_task(model)
+    circuit = random_circuit(model, Spans.each(6))
+    for metric in ("minimality", "scrub-kl", "cpr"):
+        with pytest.raises(InputError, match=f"{metric} changes single edges or heads of a circuit, or many"):
+            measure_positions(circuit, model, task, metric)
+    shared = CircuitRuns(model, task.subset([0, 1]), Circuit.empty(model.graph))
+    with pytest.raises(InputError, match="shared= was made for another model or task"):
+        measure_positions(circuit, model, task, shared=shared)
+
+
+def test_infinite_scores_name_the_examples(gpt2_tiny: nn.Module) -> None:
+    graph = load_model(gpt2_tiny).graph
+    values = torch.zeros(1, graph.n_sources, graph.n_targets)
+    values[0, 0, 0] = torch.inf
+    with pytest.raises(NonFiniteError, match="score of input->a0.h0.q@0 is inf"):
+        PositionScores(graph, Spans.each(1), values)

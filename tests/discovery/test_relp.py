@@ -1,0 +1,419 @@
+"""Relevance patching: the rules one by one, a literal twin, conservation, what it leaves as it was."""
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+
+import literal
+import literal_relevance
+import literal_vits
+import pytest
+import torch
+import transformers
+from literal_relevance import vit_with_rules
+from test_methods import Literal, assert_scores, random_task
+from torch import Tensor, nn
+from vit_conformance import image_task, randomise
+
+from assay.discovery import discover
+from assay.discovery.relp import Relp, relevance_rules
+from assay.errors import InputError, UnknownNameError, UnsupportedModelError
+from assay.models import Model, load_model
+from assay.tasks import PairTask
+
+
+ATTENTION = ("full", "values")
+
+
+def qwen3() -> nn.Module:
+    """Grouped-query attention with norms of queries and keys."""
+    return transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(
+            vocab_size=61,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            intermediate_size=40,
+            initializer_range=0.3,
+        )
+    )
+
+
+def vit(**options: object) -> nn.Module:
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL_VIT, **options))
+
+
+SMALL_VIT = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "image_size": 16,
+    "patch_size": 8,
+    "num_labels": 5,
+}
+VITS: dict[str, Callable[[], nn.Module]] = {
+    "vit": vit,
+    "vit with quick gelu": lambda: vit(hidden_act="quick_gelu", layer_norm_eps=1e-3),
+    "deit with a teacher": lambda: transformers.DeiTForImageClassificationWithTeacher(
+        transformers.DeiTConfig(**SMALL_VIT)
+    ),
+}
+
+
+# ------------------------------------------------------------------------------------- rules worked by hand
+
+
+def gradient(output: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Gradient of an output's sum."""
+    x = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(output(x).sum(), x)
+    return found
+
+
+def test_identity_rule_by_hand() -> None:
+    """GELU is x Phi(x): the coefficient is Phi(x), where the gradient is Phi(x) + x phi(x)."""
+    module = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=5, n_positions=4, n_embd=4, n_layer=1, n_head=1, activation_function="gelu"
+        )
+    )
+    model = load_model(module.double().eval())
+    act = module.transformer.h[0].mlp.act
+    x = torch.tensor([-2.0, 0.0, 1.0], dtype=torch.float64)
+    phi = torch.tensor([0.022750131948179, 0.5, 0.841344746068543], dtype=torch.float64)
+    density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+    with relevance_rules(model):
+        torch.testing.assert_close(gradient(act, x), phi, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient(act, x), phi + x * density, rtol=1e-12, atol=1e-12)
+
+
+def test_norm_rule_by_hand(gpt2_tiny64: nn.Module, llama_tiny64: nn.Module) -> None:
+    """(e_i - 1/d) gain / sigma for LayerNorm, e_i gain / rms for RMSNorm; a gradient has no part along x."""
+    x = torch.randn(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for module, centred in ((gpt2_tiny64, True), (llama_tiny64, False)):
+        model = load_model(module)
+        norm = model.blocks[1].mlp_norm.module
+        kept = x - x.mean() if centred else x
+        scale = kept.square().mean().sqrt()
+        expected = torch.zeros(24, dtype=torch.float64)
+        expected[3] = norm.weight.detach()[3] / scale
+        expected = expected - expected.mean() if centred else expected
+        with relevance_rules(model):
+            found = gradient(lambda x, norm=norm: norm(x)[3], x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)  # eps; float32 norms of Llama
+        assert float(gradient(lambda x, norm=norm: norm(x)[3], x) @ x) == pytest.approx(0, abs=1e-4)
+
+
+def test_half_rule_by_hand(llama_tiny64: nn.Module) -> None:
+    """silu(g) u with g = gate x and u = up x: half of silu(g) / g u to the gate, half of silu(g) to up."""
+    model = load_model(llama_tiny64)
+    mlp = model.blocks[0].mlp
+    x = torch.randn(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gate, up, down = (part.weight.detach() for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    above = down.sum(0)
+    to_gate = above * (gate @ x).sigmoid() * (up @ x) / 2
+    to_up = above * nn.functional.silu(gate @ x) / 2
+    with relevance_rules(model):
+        torch.testing.assert_close(gradient(mlp, x), to_gate @ gate + to_up @ up, rtol=1e-10, atol=1e-10)
+
+
+def test_attention_rule_by_hand(module64: nn.Module) -> None:
+    """The pattern a constant: the gradient at the norm's output is that of the values."""
+    model = load_model(module64)
+    tokens = random_task(model).clean
+    found = {}
+    for attention in ATTENTION:
+        with model.frozen(), relevance_rules(model, attention=attention), torch.enable_grad():
+            with model.tracing(gradients=True) as trace:
+                hidden = model.forward(tokens)
+            torch.autograd.grad(hidden[:, -1].sum(), trace.leaf)
+        parts = [trace.gradients["qkv", 0, part] for part in range(len(model.blocks[0].qkv))]
+        found[attention] = model.blocks[0].channels(parts)
+    first = model.n_heads + model.n_kv_heads
+    assert not found["values"][:, :, :first].any()
+    assert bool((found["full"][:, :, :first].abs().amax((0, 1, 3)) > 1e-6).all())
+    assert bool((found["values"][:, :, first:].abs().amax((0, 1, 3)) > 1e-6).all())
+
+
+def test_relu_needs_no_rule() -> None:
+    """f(x) / x is f'(x), at 0 too."""
+    module = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=5, n_positions=4, n_embd=4, n_layer=1, n_head=1, activation_function="relu"
+        )
+    )
+    model = load_model(module.eval())
+    act, x = module.transformer.h[0].mlp.act, torch.tensor([-1.0, 0.0, 2.0])
+    plain = gradient(act, x)
+    with relevance_rules(model):
+        assert torch.equal(gradient(act, x), plain)
+
+
+# --------------------------------------------------------------------------------------------- literal twins
+
+
+def literal_relp(model: Model, task: PairTask, ablation: str, attention: str) -> Tensor:
+    """Differences times explicitly propagated coefficients: `[batch, S, R]`."""
+    twin = Literal(model, task, "logit_diff", ablation)
+    arrived, logits = literal_relevance.coefficients(model, task.clean, twin.loss, attention)
+    native = literal.run_plain(model, task.clean)[0]
+    torch.testing.assert_close(logits, native, rtol=1e-5, atol=1e-5)  # the twin runs the same model
+    return literal.scores(model, twin.differences, arrived, task.lengths)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("ablation", ["resample", "mean", "zero"])
+def test_scores_equal_their_twin(module64: nn.Module, ablation: str, attention: str) -> None:
+    model = load_model(module64)
+    task = random_task(model, ragged=True)
+    found = discover(
+        model, task, "relp", ablation=ablation, attention=attention, per_example=True, batch_size=3
+    )
+    assert_scores(found, literal_relp(model, task, ablation, attention))
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_norms_of_queries_and_keys_follow_the_rule(attention: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = load_model(qwen3().double().eval())
+    task = random_task(model)
+    found = discover(model, task, "relp", attention=attention, per_example=True)
+    assert_scores(found, literal_relp(model, task, "resample", attention))
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("name", VITS)
+def test_scores_of_images_equal_their_twin(name: str, attention: str) -> None:
+    module = randomise(VITS[name]())
+    model, twin = load_model(module), vit_with_rules(module, attention)
+    task = image_task(model)
+    with torch.no_grad():
+        embed, other = twin.embed(task.images), twin.embed(task.corrupted)
+    loss = literal_vits.cross_entropy(task.labels)
+    ablated = literal_vits.whole(twin, other)[1]
+    expected = literal_vits.path_scores(twin, embed, ablated, loss, (1.0,))
+    found = discover(
+        model,
+        task,
+        "relp",
+        objective="ce",
+        ablation="resample",
+        attention=attention,
+        per_example=True,
+        batch_size=3,
+    )
+    torch.testing.assert_close(found.per_example, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_it_is_another_estimate_than_eap(module64: nn.Module) -> None:
+    model = load_model(module64)
+    task = random_task(model)
+    eap, relp = (discover(model, task, method).values for method in ("eap", "relp"))
+    assert float((eap - relp).norm() / eap.norm()) > 0.05
+
+
+def test_edges_into_queries_and_keys(module64: nn.Module) -> None:
+    """Zero to the bit under the AH rule, and something else without it."""
+    model = load_model(module64)
+    task = random_task(model)
+    columns = [index for index, name in enumerate(model.graph.targets) if name.endswith((".q", ".k"))]
+    assert not discover(model, task, "relp", attention="values").values[:, columns].any()
+    assert bool(discover(model, task, Relp(attention="full")).values[0, columns].all())
+
+
+# ---------------------------------------------------------------------------------------------- conservation
+
+
+def without_biases(module: nn.Module) -> nn.Module:
+    bare = deepcopy(module)
+    with torch.no_grad():
+        for name, parameter in bare.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    return bare
+
+
+def test_relevance_is_conserved_from_the_logits_to_the_input(module64: nn.Module) -> None:
+    """Without biases, under zero ablation, for a linear objective, by the AH rule; no gradient does that."""
+    model = load_model(without_biases(module64))
+    task = random_task(model, ragged=True)
+    settings = {"ablation": "zero", "per_example": True}
+    found = discover(model, task, "relp", attention="values", **settings).per_example
+    clean = Literal(model, task, "logit_diff", "zero").clean_loss
+    # norms of Llama run in float32
+    torch.testing.assert_close(found[:, 0].sum(-1), -clean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[:, :, -1].sum(-1), -clean, rtol=1e-5, atol=1e-5)
+    eap = discover(model, task, "eap", **settings).per_example
+    assert float((eap[:, 0].sum(-1) + clean).abs().max()) > 0.1 * float(clean.abs().max())
+
+
+def test_relevance_is_conserved_in_every_node(gpt2_tiny64: nn.Module) -> None:
+    """What leaves a head or MLP is what arrives at its value or its input."""
+    model = load_model(without_biases(gpt2_tiny64))
+    graph = model.graph
+    found = discover(model, random_task(model), "relp", attention="values", ablation="zero").values
+    for row, name in enumerate(graph.sources[1:], start=1):
+        target = name if name.startswith("m") else f"{name}.v"
+        arrived = found[:, graph.target_index(target)].sum()
+        torch.testing.assert_close(found[row].sum(), arrived, rtol=1e-9, atol=1e-9)
+
+
+# --------------------------------------------------------------------------------- what it leaves as it was
+
+
+def hooks_of(module: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_rules_change_no_value(module64: nn.Module, attention: str) -> None:
+    """To the bit, with and without gradients."""
+    model = load_model(module64)
+    tokens = random_task(model).clean
+    plain = model.forward(tokens)
+    with relevance_rules(model, attention=attention):
+        assert torch.equal(model.forward(tokens), plain)
+        with torch.no_grad():
+            assert torch.equal(model.forward(tokens), plain)
+    assert torch.equal(model.forward(tokens), plain)
+
+
+def test_hooks_go_also_after_an_error(module64: nn.Module) -> None:
+    model = load_model(module64)
+
+    def fail() -> None:
+        with relevance_rules(model, attention="values"):
+            assert hooks_of(module64) > 0
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert hooks_of(module64) == 0
+
+    def loss(logits: Tensor, clean: Tensor, batch: object) -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        discover(model, random_task(model), "relp", objective=loss)
+    assert hooks_of(module64) == 0
+    assert all(parameter.requires_grad for parameter in module64.parameters())
+
+
+def test_gradients_are_native_again_afterwards(module64: nn.Module) -> None:
+    model = load_model(module64)
+    task = random_task(model)
+    before = discover(model, task, "eap").values
+    discover(model, task, "relp")
+    assert torch.equal(discover(model, task, "eap").values, before)
+
+
+def test_an_activation_that_blocks_share_gets_the_rule_once(gpt2_tiny64: nn.Module) -> None:
+    module = deepcopy(gpt2_tiny64)
+    task = random_task(load_model(module))
+    apart = discover(load_model(module), task, "relp").values
+    module.transformer.h[1].mlp.act = module.transformer.h[0].mlp.act
+    assert torch.equal(discover(load_model(module), task, "relp").values, apart)
+
+
+def test_padding_does_not_matter(module64: nn.Module) -> None:
+    model = load_model(module64)
+    task = random_task(model, ragged=True)
+    whole = discover(model, task, "relp", per_example=True)
+    for example in range(task.n):
+        here, length = slice(example, example + 1), int(task.lengths[example])
+        alone = PairTask(
+            clean=task.clean[here, :length],
+            corrupted=task.corrupted[here, :length],
+            answers=task.answers[here],
+            wrong=task.wrong[here],
+            lengths=task.lengths[here],
+        )
+        expected = whole.per_example[example]
+        atol = 1e-6 * float(expected.abs().max())  # rotary tables and norms in float32
+        torch.testing.assert_close(discover(model, alone, "relp").values, expected, rtol=0, atol=atol)
+
+
+def test_cost_and_options_are_on_record(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    scores = discover(model, random_task(model), "relp", attention="values")
+    assert scores.details["passes"] == {"forward": 2.0, "backward": 1.0}
+    assert scores.provenance["options"] == {"attention": "values"}
+
+
+def test_half_precision_reports_its_drift(llama_tiny64: nn.Module) -> None:
+    model = load_model(deepcopy(llama_tiny64).to(torch.bfloat16))
+    scores = discover(model, random_task(model), "relp")
+    assert scores.values.dtype == torch.float32
+    assert 0 < scores.details["drift"] < 0.2
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("objective", ["kl", "js"])
+def test_objectives_that_are_stationary_are_refused(gpt2_tiny64: nn.Module, objective: str) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(InputError, match="zero gradient.*eap-ig-inputs"):
+        discover(model, random_task(model), "relp", objective=objective)
+
+
+def test_unknown_attention_is_refused(gpt2_tiny64: nn.Module, unchecked: None) -> None:
+    model = load_model(gpt2_tiny64)
+    with pytest.raises(UnknownNameError, match="attention of relp.*did you mean 'values'"):
+        discover(model, random_task(model), "relp", attention="value")
+    with pytest.raises(UnknownNameError, match="attention of relp"), relevance_rules(model, attention="none"):
+        pass
+
+
+def changed(module: nn.Module, change: Callable[[nn.Module], None]) -> Model:
+    copy = deepcopy(module)
+    change(copy)
+    return load_model(copy)
+
+
+def set_activation(activation: nn.Module) -> Callable[[nn.Module], None]:
+    return lambda module: setattr(module.transformer.h[1].mlp, "act", activation)
+
+
+class OtherNorm(nn.Module):
+    """A norm that no rule is known for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(24, dtype=torch.float64)), 1e-5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x / (x.abs().mean(-1, keepdim=True) + self.eps)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_activation(nn.Sigmoid()), "the activation Sigmoid of .* is 0.5 at 0"),
+        (set_activation(nn.ReLU(inplace=True)), "overwrites its input"),
+        (
+            lambda module: setattr(module.transformer.h[1], "ln_2", OtherNorm()),
+            "block 1 of .* has norm OtherNorm",
+        ),
+    ],
+    ids=["not zero at zero", "in place", "norm"],
+)
+def test_parts_without_a_rule_are_named(
+    gpt2_tiny64: nn.Module, change: Callable[[nn.Module], None], message: str
+) -> None:
+    model = changed(gpt2_tiny64, change)
+    with pytest.raises(UnsupportedModelError, match=message):
+        discover(model, random_task(model), "relp")
+    assert hooks_of(model.module) == 0
+
+
+def test_families_that_name_no_activation_are_refused(gpt2_tiny64: nn.Module) -> None:
+    known = load_model(gpt2_tiny64)
+    model = Model(gpt2_tiny64, replace(known.family, activation=None), name="mine")
+    with pytest.raises(UnsupportedModelError, match="family 'gpt2' does not name; add `activation`"):
+        discover(model, random_task(model), "relp")

@@ -1,0 +1,352 @@
+"""Planted language models: their answers are right, their truth is what cutting edges shows."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from assay.circuits import Circuit
+from assay.discovery import discover
+from assay.errors import FileFormatError, InputError, UnknownNameError
+from assay.execution import run_circuit, run_model
+from assay.models.planted import Planted, planted_model, planted_names
+from assay.models.planted.program import INPUT, LOGITS
+from assay.models.planted.programs import PROGRAMS
+from assay.models.planted.truth import FOLDER, read_truth, truth_document, truth_path, write_truth
+from assay.tasks import PairTask
+
+
+PROGRAM_NAMES = ("induction", "reverse", "fraction", "duplicate", "greater-than", "two-hop")
+LAYOUT_NAMES = ("gpt2", "gpt-neox", "llama")
+TEXT = tuple(
+    f"{program}/{layout}/{extras}"
+    for program in PROGRAM_NAMES
+    for layout in LAYOUT_NAMES
+    for extras in ("bare", "inert", "interfering")
+)
+SPECIAL = (*(f"{program}/gpt2/saturated" for program in PROGRAM_NAMES), "duplicate/gpt2/vote")
+# Thousands of single cuts: the largest two of the three two-hop models stay for `-m slow`.
+BARE = [
+    pytest.param(
+        name, marks=[pytest.mark.slow] if name in ("two-hop/gpt2/bare", "two-hop/gpt-neox/bare") else []
+    )
+    for name in TEXT
+    if name.endswith("/bare")
+]
+
+
+@cache
+def build(name: str, seed: int = 0) -> Planted:
+    return planted_model(name, seed=seed, dtype=torch.float64)
+
+
+@cache
+def task_of(name: str, n: int) -> PairTask:
+    drawn = build(name).examples(n)
+    assert drawn.answers is not None
+    assert drawn.positions is not None
+    return PairTask(
+        clean=drawn.clean,
+        corrupted=drawn.corrupted,
+        answers=drawn.answers,
+        wrong=drawn.wrong,
+        positions=drawn.positions,
+        fields=drawn.fields,
+        name=name,
+    )
+
+
+def margins(task: PairTask, logits: Tensor) -> Tensor:
+    assert task.wrong is not None
+    return logits.gather(1, task.answers)[:, 0] - logits.gather(1, task.wrong).max(1).values
+
+
+def truth_and_scores(name: str, method: str, n: int = 16) -> tuple[Tensor, Tensor]:
+    """Whether each edge of the graph is true, and its |score|."""
+    planted = build(name)
+    circuit = Circuit.from_edges(planted.model.graph, planted.edges)
+    scores = discover(planted.model, task_of(name, n), method, objective="logit_diff").values
+    valid = planted.model.graph.valid
+    return circuit.mask[valid], scores[valid].abs()
+
+
+# ---------------------------------------------------------------------------------------- names and builders
+
+
+def test_every_program_comes_in_every_layout_with_every_extras() -> None:
+    names = [name for name in planted_names() if name.split("/")[1] in LAYOUT_NAMES]
+    assert sorted(names) == sorted((*TEXT, *SPECIAL))
+    assert tuple(PROGRAMS) == PROGRAM_NAMES
+
+
+def test_the_modules_are_native_and_of_the_three_kinds_of_block() -> None:
+    gpt2, neox, llama = (build(f"induction/{layout}/inert").model for layout in LAYOUT_NAMES)
+    assert [type(each.module).__name__ for each in (gpt2, neox, llama)] == [
+        "GPT2LMHeadModel",
+        "GPTNeoXForCausalLM",
+        "LlamaForCausalLM",
+    ]
+    assert not gpt2.graph.parallel
+    assert neox.graph.parallel
+    assert llama.n_kv_heads < llama.n_heads
+    assert gpt2.id == "planted:induction/gpt2/inert"
+
+
+def test_a_name_describes_the_model() -> None:
+    planted = build("two-hop/llama/interfering")
+    assert (planted.program, planted.layout, planted.extras) == ("two-hop", "llama", "interfering")
+    assert repr(planted) == f"Planted('two-hop/llama/interfering', edges=8 of {planted.model.graph.n_edges})"
+
+
+def test_equal_seeds_give_equal_weights_and_another_seed_the_same_circuit() -> None:
+    def weights(seed: int) -> Tensor:
+        module = planted_model("induction/gpt2/inert", seed=seed).model.module
+        return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    assert torch.equal(weights(0), weights(0))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not torch.equal(weights(0), weights(1))
+    assert planted_model("induction/gpt2/inert", seed=1).edges == build("induction/gpt2/inert").edges
+
+
+@pytest.mark.parametrize("program", PROGRAM_NAMES)
+def test_another_seed_of_the_extra_parts_leaves_the_answers_right(program: str) -> None:
+    name = f"{program}/llama/interfering"
+    task = task_of(name, 64)
+    assert (margins(task, run_model(build(name, 1).model, task)) > 0).double().mean() >= 0.98
+
+
+def test_weights_come_in_the_dtype_asked_for() -> None:
+    single, double = planted_model("two-hop/llama/inert").model, build("two-hop/llama/inert").model
+    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
+    task = task_of("two-hop/llama/inert", 16)
+    torch.testing.assert_close(run_model(single, task).double(), run_model(double, task), atol=1e-3, rtol=0)
+
+
+# --------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("name", [*TEXT, *SPECIAL])
+def test_answers_are_right(name: str) -> None:
+    planted, task = build(name), task_of(name, 128)
+    with torch.no_grad():
+        logits = planted.model.module(task.clean).logits[torch.arange(task.n), task.positions]
+    assert (margins(task, logits) > 0).double().mean() >= 0.99
+    if planted.program != "greater-than":  # which raises several digits
+        assert (logits.argmax(1) == task.answers[:, 0]).double().mean() >= 0.99
+
+
+Words = Sequence[str]
+
+
+def _after(words: Words, sought: str) -> str:
+    """What stands behind the first `sought`."""
+    return words[list(words).index(sought) + 1]
+
+
+def _two_hop(words: Words, place: int) -> str:
+    facts = dict(zip(words[1:-1:3], words[2:-1:3], strict=True))
+    return facts[facts[words[place]]]
+
+
+# Each program once more, in plain Python over the words up to the read position.
+LITERAL: dict[str, Callable[[Words, int], str]] = {
+    "induction": lambda words, place: _after(words, words[place]),
+    "reverse": lambda words, place: words[words.index("|") - (place - words.index("|"))],
+    "fraction": lambda words, place: "many" if words.count("x") > 4.5 else "few",
+    "duplicate": lambda words, place: "yes" if words[place] in words[:place] else "no",
+    "two-hop": _two_hop,
+}
+
+
+@pytest.mark.parametrize("program", sorted(LITERAL))
+def test_examples_agree_with_the_program_in_plain_words(program: str) -> None:
+    planted = build(f"{program}/gpt2/bare")
+    drawn = planted.examples(200, seed=5)
+    assert drawn.answers is not None
+    assert drawn.wrong is not None
+    assert drawn.positions is not None
+
+    def said(ids: Tensor) -> list[list[str]]:
+        return [[planted.tokens[token] for token in row] for row in ids.tolist()]
+
+    answers, wrong = (said(ids) for ids in (drawn.answers, drawn.wrong))
+    for row, place in enumerate(drawn.positions.tolist()):
+        assert LITERAL[program](said(drawn.clean)[row], place) == answers[row][0]
+        assert LITERAL[program](said(drawn.corrupted)[row], place) == wrong[row][0]
+
+
+def test_greater_than_pairs_change_one_of_their_two_answers() -> None:
+    drawn = build("greater-than/gpt2/bare").examples(200, seed=5)
+    assert drawn.answers is not None
+    assert drawn.wrong is not None
+    digits = drawn.fields["digit"], drawn.fields["corrupted.digit"]
+    for clean, corrupted, answer, wrong in zip(
+        *digits, (drawn.answers[:, 0] - 1).tolist(), (drawn.wrong[:, 0] - 1).tolist(), strict=True
+    ):
+        assert answer > clean >= wrong
+        assert (answer > corrupted) == (wrong > corrupted)
+
+
+@pytest.mark.parametrize("program", PROGRAM_NAMES)
+def test_the_first_examples_do_not_depend_on_how_many_are_drawn(program: str) -> None:
+    planted = build(f"{program}/gpt2/bare")
+    few, many, other = planted.examples(3), planted.examples(9), planted.examples(9, seed=1)
+    assert torch.equal(few.clean, many.clean[:3])
+    assert torch.equal(few.corrupted, many.corrupted[:3])
+    assert not torch.equal(many.clean, other.clean)
+    assert few.n == 3
+    assert all(len(values) == 3 for values in few.fields.values())
+
+
+# ----------------------------------------------------------------------------------------------------- truth
+
+
+def test_the_wires_of_induction_by_hand() -> None:
+    assert set(PROGRAMS["induction"](1.0).wires()) == {
+        (INPUT, "previous", "v"),
+        (INPUT, "induction", "q"),
+        ("previous", "induction", "k"),
+        (INPUT, "induction", "v"),
+        ("induction", LOGITS, ""),
+    }
+    assert build("induction/llama/inert").edges == (
+        "input->a0.h0.v",
+        "input->a2.h0.q",
+        "input->a2.h0.v",
+        "a0.h0->a2.h0.k",
+        "a2.h0->logits",
+    )
+
+
+def test_a_parallel_block_needs_one_layer_more_for_an_mlp_that_reads_a_head() -> None:
+    program = PROGRAMS["greater-than"](1.0)
+    assert program.stages(parallel=False) == {"find": 0, "greater": 0}
+    assert program.stages(parallel=True) == {"find": 0, "greater": 1}
+
+
+@pytest.mark.parametrize("name", [*TEXT, *SPECIAL])
+def test_the_truth_file_is_what_the_builder_derives(name: str) -> None:
+    planted = build(name)
+    assert read_truth(truth_path(name)) == truth_document(planted)
+    writers = {edge.split("->")[0] for edge in planted.edges}
+    assert writers | {LOGITS} == set(planted.roles)
+
+
+def test_there_is_no_truth_file_without_a_model() -> None:
+    known = {truth_path(name).name for name in planted_names()}
+    assert {path.name for path in FOLDER.glob("*.json")} <= known
+
+
+@pytest.mark.parametrize("name", [name for name in (*TEXT, *SPECIAL) if not name.endswith("/inert")])
+def test_the_true_edges_alone_keep_the_behaviour(name: str) -> None:
+    model, task = build(name).model, task_of(name, 64)
+    circuit = Circuit.from_edges(model.graph, build(name).edges)
+    alone = margins(task, run_circuit(model, task, circuit))
+    empty = margins(task, run_circuit(model, task, Circuit.from_edges(model.graph, []))).mean()
+    full = margins(task, run_model(model, task)).mean()
+    assert (alone > 0).double().mean() >= 0.98
+    assert float((alone.mean() - empty) / (full - empty)) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_cutting_a_true_edge_hurts_and_cutting_another_does_not(name: str) -> None:
+    true, damage = truth_and_scores(name, "exact", n=8)
+    full = margins(task_of(name, 8), run_model(build(name).model, task_of(name, 8))).mean()
+    assert damage[true].min() > 0.3 * full
+    assert damage[~true].max() < 0.02 * full
+
+
+def test_extra_parts_carry_values_that_matter_little() -> None:
+    name = "fraction/gpt-neox/interfering"
+    true, damage = truth_and_scores(name, "exact", n=8)
+    assert damage[true].min() > 5 * damage[~true].max()
+    assert damage[~true].max() > 0
+    model, drawn = build(name).model, build(name).examples(16)
+    with torch.no_grad(), model.tracing(gradients=False) as clean:
+        model.forward(drawn.clean)
+    with torch.no_grad(), model.tracing(gradients=False) as corrupted:
+        model.forward(drawn.corrupted)
+    # The last block holds extra parts only; what they write differs between the inputs of a pair about as
+    # much as a one-hot register does.
+    changed = (clean.mlp[-1] - corrupted.mlp[-1]).norm(dim=-1)[:, -1].mean()
+    assert 0.2 < changed < 5
+
+
+def test_a_flat_softmax_hides_edges_from_the_gradient_at_the_clean_input() -> None:
+    true, local = truth_and_scores("duplicate/gpt2/saturated", "eap")
+    _, integrated = truth_and_scores("duplicate/gpt2/saturated", "eap-ig-inputs")
+    _, exact = truth_and_scores("duplicate/gpt2/saturated", "exact", n=8)
+    assert roc_auc_score(true, local) < 0.8
+    assert roc_auc_score(true, integrated) == 1
+    assert roc_auc_score(true, exact) == 1
+
+
+def test_a_majority_hides_its_voters_from_single_cuts() -> None:
+    name = "duplicate/gpt2/vote"
+    true, exact = truth_and_scores(name, "exact")
+    _, integrated = truth_and_scores(name, "eap-ig-inputs")
+    full = margins(task_of(name, 16), run_model(build(name).model, task_of(name, 16))).mean()
+    assert int((exact[true] < 0.2 * full).sum()) == 9  # query, key and output of each of three voters
+    assert integrated[true].min() > 0.1 * full
+    assert roc_auc_score(true, integrated) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+def test_an_unknown_program_names_the_nearest() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"unknown planted program 'inductoin'; did you mean 'induction'"
+    ):
+        planted_model("inductoin/gpt2/bare")
+
+
+def test_an_unknown_layout_names_those_of_the_program() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"unknown layout of 'induction' 'bert'.*gpt-neox, gpt2, llama"
+    ):
+        planted_model("induction/bert/bare")
+
+
+def test_unknown_extras_name_those_that_exist() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown extras of 'reverse/llama' 'saturated'.*interfering"):
+        planted_model("reverse/llama/saturated")
+
+
+def test_a_name_without_three_parts_is_answered_with_whole_names() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown planted model 'induction/gpt2'.*induction/gpt2/"):
+        planted_model("induction/gpt2")
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(InputError, match="seed is -1; give 0 or more"):
+        planted_model("induction/gpt2/bare", seed=-1)
+
+
+def test_weights_of_whole_numbers_are_refused() -> None:
+    with pytest.raises(InputError, match=r"floating-point numbers; got dtype torch\.int64"):
+        planted_model("induction/gpt2/bare", dtype=torch.int64)
+
+
+def test_no_examples_are_refused() -> None:
+    with pytest.raises(InputError, match="was asked for 0 examples; ask for at least 1"):
+        build("induction/gpt2/bare").examples(0)
+
+
+def test_a_truth_file_round_trips_and_a_foreign_one_is_refused(tmp_path: Path) -> None:
+    path = write_truth(build("reverse/gpt2/bare"), tmp_path / "truth.json")
+    assert read_truth(path) == truth_document(build("reverse/gpt2/bare"))
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(FileFormatError, match="cannot read .* as JSON"):
+        read_truth(path)
+    path.write_text(json.dumps({"format": 7}), encoding="utf-8")
+    with pytest.raises(FileFormatError, match="expected a JSON object with format 1, got 7"):
+        read_truth(path)

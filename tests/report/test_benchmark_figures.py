@@ -1,0 +1,221 @@
+"""Pictures and tables of a benchmark: what is drawn, labels that keep clear of each other, words of cells."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from assay.benchmark import (
+    BenchmarkRow,
+    Bounded,
+    Detected,
+    DiscoveryBenchmark,
+    Ranked,
+    TruthCell,
+    TruthTable,
+)
+from assay.report import benchmark_tables as tables
+from assay.report.benchmark_figures import (
+    place_labels,
+    plot_quality_cost,
+    plot_truth_map,
+    quality_cost_data,
+    truth_map_data,
+)
+
+
+def ranked(cpr: float, cmd: float) -> Ranked:
+    return Ranked(
+        cpr=Bounded(value=cpr, low=cpr - 0.02, high=cpr + 0.02),
+        cmd=Bounded(value=cmd, low=cmd, high=cmd),
+        faithfulness=(0.0, 1.0),
+        kept_edges=(1, 8),
+    )
+
+
+def row(name: str, cpr: float, seconds: float = 2.0, **facts: object) -> BenchmarkRow:
+    known = {"signed": ranked(cpr, 0.3), "absolute": ranked(cpr / 2, 0.4), "seconds": seconds}
+    return BenchmarkRow(name=name, method=name, **{"plain_seconds": 0.5, **known, **facts})  # type: ignore[arg-type]
+
+
+def detected(auroc: float) -> Detected:
+    return Detected(
+        auroc=auroc,
+        auroc_signed=auroc,
+        average_precision=auroc,
+        average_precision_signed=auroc,
+        recall=auroc,
+        recall_signed=auroc,
+    )
+
+
+@pytest.fixture
+def benchmark() -> DiscoveryBenchmark:
+    rows = (
+        row("random", 0.2, 0.01),
+        row("eap", 0.7, 2.0, peak_memory=3 * 2**20, warnings=("mind the gap",)),
+        row("ugs", 0.9, 900.0, options={"updates": 300}, details={"converged": False}),
+        row("theirs", 0.8, math.nan, plain_seconds=math.nan),
+        BenchmarkRow(name="acdc", method="acdc", reason="no images here"),
+    )
+    return DiscoveryBenchmark(
+        model={"id": "mini"},
+        discovered_on={"name": "ioi", "n": 20},
+        evaluated_on={"name": "ioi", "n": 30},
+        settings={"evaluate": "held-out", "objective": "logit_diff", "ablation": "resample", "n_edges": 1519},
+        rows=rows,
+    )
+
+
+@pytest.fixture
+def truth() -> TruthTable:
+    facts = {"n_edges": 50, "n_true": 5}
+    cells = [
+        TruthCell(
+            model="a", method="eap", objective="logit_diff", found=detected(0.9996), seconds=1.0, **facts
+        ),
+        TruthCell(model="a", method="eap", objective="kl", found=None, reason="zero gradient", **facts),
+        TruthCell(
+            model="a", method="exact", objective="logit_diff", found=detected(1.0), seconds=2.0, **facts
+        ),
+        TruthCell(model="a", method="exact", objective="kl", found=detected(0.4), seconds=2.0, **facts),
+    ]
+    return TruthTable(cells=tuple(cells), settings={"n": 4, "ablation": "resample"})
+
+
+def test_points_have_a_cost_and_levels_do_not(benchmark: DiscoveryBenchmark) -> None:
+    data = quality_cost_data(benchmark)
+    assert data.names == ("random", "eap", "ugs (updates=300)")
+    assert data.cost == pytest.approx((0.02, 4.0, 1800.0))
+    assert data.quality == (0.2, 0.7, 0.9)  # by signed score, as published
+    assert data.low == pytest.approx((0.18, 0.68, 0.88))
+    assert data.levels == (("theirs", 0.8),)
+    assert (data.n, data.where) == (30, "mini, ioi")
+
+
+def test_the_picture_names_every_competitor_and_its_axes(benchmark: DiscoveryBenchmark) -> None:
+    ax = plot_quality_cost(quality_cost_data(benchmark))
+    written = {text.get_text() for text in ax.texts}
+    assert written == {"random", "eap", "ugs (updates=300)", "theirs (cost unknown)"}
+    assert ax.get_xscale() == "log"
+    assert "plain forward passes" in ax.get_xlabel()
+    assert "CPR" in ax.get_ylabel()
+    low, high = ax.get_ylim()
+    assert low < 0 < 1 < high
+
+
+def overlap(first: Bbox, second: Bbox) -> float:
+    common = Bbox.intersection(first, second)
+    return 0.0 if common is None else float(common.width * common.height)
+
+
+def test_labels_of_crowded_points_do_not_overlap() -> None:
+    rng = np.random.default_rng(0)
+    x, y = 10 ** rng.uniform(0.6, 1.4, 12), rng.uniform(0.85, 1.0, 12)
+    ax = Figure(figsize=(7.2, 4.6), layout="constrained").subplots()
+    ax.set_xscale("log")
+    ax.set_xlim(0.1, 1000)
+    ax.set_ylim(-0.1, 1.1)
+    names = [f"method-{place}" for place in range(12)]
+    boxes = place_labels(ax, names, x, y, low=y - 0.01, high=y + 0.01)
+    figure = ax.get_figure()
+    assert isinstance(figure, Figure)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    frame = ax.get_window_extent(renderer)
+    drawn = [text.get_window_extent(renderer) for text in ax.texts]
+    assert max(overlap(*pair) for pair in itertools.combinations(drawn, 2)) < 1
+    for box in drawn:
+        assert overlap(box, frame) == pytest.approx(box.width * box.height, rel=0.02)
+    assert sorted(box.x0 for box in boxes) == pytest.approx(sorted(box.x0 for box in drawn), abs=1.5)
+    points = ax.transData.transform(np.column_stack([x, y]))
+    assert not any(box.contains(*point) for box in drawn for point in points)
+
+
+def test_a_picture_without_points_is_drawn_all_the_same(benchmark: DiscoveryBenchmark) -> None:
+    from dataclasses import replace
+
+    empty = replace(benchmark, rows=(benchmark.rows[-1],))
+    assert not plot_quality_cost(quality_cost_data(empty)).texts
+
+
+def test_the_map_of_truth_has_a_cell_for_everything(truth: TruthTable) -> None:
+    data = truth_map_data(truth)
+    assert data.objectives == ("logit_diff", "kl")
+    assert data.values.shape == (2, 1, 2)
+    assert math.isnan(data.values[1, 0, 0])
+    figure = plot_truth_map(data).get_figure()
+    assert isinstance(figure, Figure)
+    panels = [[text.get_text() for text in ax.texts] for ax in figure.axes]
+    assert panels == [[".99+", "1"], ["·", ".40"]]
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["logit_diff", "kl"]
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["eap", "exact"]
+
+
+def test_an_objective_that_nobody_serves_has_no_panel(truth: TruthTable) -> None:
+    kept = [cell for cell in truth.cells if cell.method == "eap"]
+    assert truth_map_data(TruthTable(cells=tuple(kept))).objectives == ("logit_diff",)
+
+
+def test_one_panel_can_be_drawn_into_given_axes(truth: TruthTable) -> None:
+    ax = Figure().subplots()
+    assert plot_truth_map(truth_map_data(truth), ax) is ax
+    assert len(ax.texts) == 2
+
+
+def test_the_quality_table_ranks_by_cpr_and_leaves_out_who_did_not_serve(
+    benchmark: DiscoveryBenchmark,
+) -> None:
+    table = tables.quality_table(benchmark)
+    assert [each[0] for each in table.rows] == ["ugs (updates=300)", "theirs", "eap", "random"]
+    assert table.rows[2][1:] == (
+        "0.700 [0.680, 0.720]",
+        "0.400 [0.400, 0.400]",
+        "0.350",
+        "0.300",
+        "4",
+        "2",
+        "3.0",
+    )
+    assert table.rows[1][-3:] == ("–", "–", "–")
+    text = table.markdown()
+    assert text.splitlines()[0] == "| method | CPR | CMD | CPR(\\|s\\|) | CMD(s) | passes | seconds | MiB |"
+    assert text.splitlines()[1].startswith("| --- | ---: |")
+
+
+def test_notes_say_who_is_missing_and_what_did_not_converge(benchmark: DiscoveryBenchmark) -> None:
+    assert tables.notes(benchmark) == [
+        "acdc did not compete: no images here",
+        "eap: mind the gap",
+        "ugs: not converged",
+    ]
+    assert "30 other examples" in tables.heading(benchmark)
+
+
+def test_truth_tables_count_and_name(truth: TruthTable) -> None:
+    methods = tables.truth_methods_table(truth)
+    assert methods.rows[0][:5] == ("eap", "logit_diff", "1 of 1", "100%", "100%")
+    assert methods.rows[0][5] == "0.999"  # never rounded up to 1
+    assert methods.rows[1][2:5] == ("0 of 1", "0%", "0%")
+    models = tables.truth_models_table(truth)
+    assert models.rows == (("a", "50", "5", "1", "exact (logit_diff)"),)
+    cells = tables.truth_cells_table(truth, "kl")
+    assert cells.rows == (("a", "–", "0.400"),)
+    assert tables.misses(truth) == ["eap misses 0 of 1 models", "exact misses 0 of 1 models"]
+    hard = TruthTable(cells=tuple(cell for cell in truth.cells if cell.objective == "kl"))
+    assert tables.misses(hard) == ["exact misses 1 of 1 models: a (0.400)"]
+    assert tables.refusals(truth) == ["eap, kl (1 model): zero gradient"]
+
+
+def test_numbers_keep_few_digits() -> None:
+    assert [tables.significant(value) for value in (math.nan, 0.0123, 12.3, 1234.5)] == [
+        "–",
+        "0.012",
+        "12",
+        "1,234",
+    ]
+    assert [tables.share(value) for value in (math.nan, 1.0, 0.99999, 0.5)] == ["–", "1", "0.999", "0.500"]
+    assert [tables.mebibytes(size) for size in (2**19, 2**31)] == ["0.5", "2,048"]

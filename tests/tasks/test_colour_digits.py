@@ -1,0 +1,242 @@
+"""Coloured digits: seeded, two cues that can be swapped apart, splits that share no handwriting."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay import load_model
+from assay.errors import InputError, UnknownNameError
+from assay.tasks import (
+    DIGIT_CLASSES,
+    DIGIT_SWAPS,
+    EvalTransform,
+    ImageSet,
+    digits_source,
+    digits_task,
+    draw_digits,
+    find_domains,
+    load_images,
+    read_source,
+)
+from assay.tasks.digits import _PAINT, DIGIT_COLOURS
+
+
+def labels_of(images: ImageSet) -> np.ndarray:
+    assert images.labels is not None
+    return images.labels
+
+
+def colours_of(images: ImageSet) -> np.ndarray:
+    """The class that each colour stands for."""
+    return np.array([DIGIT_COLOURS.index(colour) for colour in images.fields["colour"]])
+
+
+def hues(images: ImageSet) -> np.ndarray:
+    """Which paint the pixels of each image are, whatever the field says."""
+    seen = images.pixels.reshape(images.n, -1, 3).astype(float).sum(1)
+    seen /= np.linalg.norm(seen, axis=1, keepdims=True)
+    paint = _PAINT / np.linalg.norm(_PAINT, axis=1, keepdims=True)
+    return np.argmax(seen @ paint.T, axis=1)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 50),
+    start=st.integers(0, 30),
+    n=st.integers(1, 6),
+    agreement=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    swap=st.sampled_from([None, *DIGIT_SWAPS]),
+    split=st.sampled_from(["train", "test"]),
+)
+def test_an_image_depends_on_its_number_alone(
+    seed: int, start: int, n: int, agreement: float, swap: str | None, split: str
+) -> None:
+    def drawn(n: int, start: int) -> ImageSet:
+        return draw_digits(n, agreement=agreement, seed=seed, split=split, swap=swap, start=start)
+
+    whole, part = drawn(start + n, 0), drawn(n, start)
+    np.testing.assert_array_equal(part.pixels, whole.pixels[start:])
+    assert part.ids.tolist() == list(range(start, start + n))
+    assert part.fields["digit"] == whole.fields["digit"][start:]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_labels_are_digits_and_pixels_are_painted_as_the_fields_say(split: str) -> None:
+    images = draw_digits(200, agreement=0.5, split=split)
+    digits = np.array(images.fields["digit"])
+    assert labels_of(images).tolist() == (digits >= 5).astype(int).tolist()
+    assert labels_of(images).tolist() == [0, 1] * 100
+    assert sorted(set(digits.tolist())) == list(range(10))
+    np.testing.assert_array_equal(hues(images), colours_of(images))
+    np.testing.assert_array_equal(images.fields["agrees"], colours_of(images) == labels_of(images))
+    assert images.pixels.max((1, 2, 3)).min() > 100
+    assert images.classes == DIGIT_CLASSES
+
+
+def test_every_digit_stands_inside_the_image() -> None:
+    images = draw_digits(150)
+    light = images.pixels.astype(float).sum(3)
+    rim = np.concatenate([light[:, 0], light[:, -1], light[:, :, 0], light[:, :, -1]], axis=1)
+    assert rim.sum() < 0.03 * light.sum()
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_the_colour_agrees_with_the_label_as_often_as_asked(agreement: float) -> None:
+    images = draw_digits(600, agreement=agreement, size=14)
+    share = float(np.mean(images.fields["agrees"]))
+    assert abs(share - agreement) <= 4 * np.sqrt(agreement * (1 - agreement) / 600)
+    assert images.domain == f"agreement-{agreement:g}"
+
+
+def test_a_higher_agreement_recolours_some_images_and_changes_no_shape() -> None:
+    low, high = draw_digits(80, agreement=0.3), draw_digits(80, agreement=0.8)
+    assert low.fields["source"] == high.fields["source"]
+    assert all(
+        later or not before for before, later in zip(low.fields["agrees"], high.fields["agrees"], strict=True)
+    )
+    same = np.array(low.fields["agrees"]) == np.array(high.fields["agrees"])
+    np.testing.assert_array_equal(low.pixels[same], high.pixels[same])
+
+
+def test_label_noise_flips_labels_and_the_colour_follows_the_label() -> None:
+    images = draw_digits(600, agreement=1.0, label_noise=0.25, size=14)
+    wrong = labels_of(images) != (np.array(images.fields["digit"]) >= 5)
+    assert abs(wrong.mean() - 0.25) < 0.07
+    np.testing.assert_array_equal(colours_of(images), labels_of(images))
+
+
+@pytest.mark.parametrize("swap", DIGIT_SWAPS)
+def test_a_swap_changes_its_cue_and_nothing_else(swap: str) -> None:
+    images, others = (draw_digits(60, agreement=0.6, split="test", swap=each) for each in (None, swap))
+    new_digit, new_colour = swap in ("digit", "both"), swap in ("colour", "both")
+    assert ((labels_of(images) != labels_of(others)) == new_digit).all()
+    assert ((colours_of(images) != colours_of(others)) == new_colour).all()
+    assert (images.fields["source"] == others.fields["source"]) == (not new_digit)
+    np.testing.assert_array_equal(others.ids, images.ids)
+    np.testing.assert_array_equal(hues(others), colours_of(others))
+
+
+def test_swaps_share_the_other_digit() -> None:
+    digit, both = (draw_digits(20, swap=swap) for swap in ("digit", "both"))
+    assert digit.fields["source"] == both.fields["source"]
+    np.testing.assert_array_equal(digit.pixels.any(3), both.pixels.any(3))
+
+
+def test_splits_share_no_handwriting_whatever_the_seed() -> None:
+    sources = [
+        {row for seed in (0, 1) for row in draw_digits(400, seed=seed, split=split, size=14).fields["source"]}
+        for split in ("train", "test")
+    ]
+    assert not sources[0] & sources[1]
+    assert max(sources[0] | sources[1]) < 1797
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n": 0}, "n=0, size=28, start=0: at least 1 image"),
+        ({"size": 13}, "size=13"),
+        ({"start": -1}, "start=-1"),
+        ({"agreement": 1.5}, "agreement is 1.5; it is a probability"),
+        ({"agreement": float("nan")}, "agreement is nan"),
+        ({"label_noise": -0.1}, "label_noise is -0.1"),
+        ({"split": "validation"}, "known: test, train"),
+        ({"swap": "color"}, "did you mean 'colour'|colour"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((InputError, UnknownNameError), match=message):
+        draw_digits(**{"n": 2, **arguments})
+
+
+# --------------------------------------------------------------------------------------------------- tasks
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model("colour-digits")
+
+
+@pytest.mark.parametrize("swap", DIGIT_SWAPS)
+def test_a_task_pairs_every_image_with_its_counterpart(model: Any, swap: str) -> None:
+    task = digits_task(model, 12, swap=swap, seed=3, start=5)
+    transform = EvalTransform.for_model(model)
+    for tensor, each in ((task.images, None), (task.corrupted, swap)):
+        pixels = draw_digits(12, seed=3, split="test", swap=each, start=5).pixels
+        torch.testing.assert_close(tensor, transform.normalised(pixels), rtol=0, atol=0)
+    assert task.labels is not None
+    assert task.foils is not None
+    assert (task.foils[:, 0] == 1 - task.labels).all()
+    assert task.labels.tolist() == [1, 0] * 6
+    assert (task.objective, task.ablation) == ("logit_diff", "resample")
+    assert task.config["counterparts"]["swap"] == swap
+
+
+def test_the_answer_can_be_the_colour(model: Any) -> None:
+    task = digits_task(model, 40, agreement=0.5, answer="colour")
+    assert task.labels is not None
+    assert [DIGIT_COLOURS[label] for label in task.labels.tolist()] == list(task.fields["colour"])
+    assert digits_task(model, 40, agreement=0.5).data_hash != task.data_hash
+
+
+def test_tasks_that_no_model_can_be_given_are_refused(model: Any) -> None:
+    with pytest.raises(UnknownNameError, match="answer"):
+        digits_task(model, 4, answer="shape")
+    with pytest.raises(UnknownNameError, match="swap"):
+        digits_task(model, 4, swap="none")
+    with pytest.raises(InputError, match="mini reads prompts"):
+        digits_task(load_model("mini"), 4)
+    ten = SimpleNamespace(id="ten", module=None, vision=SimpleNamespace(n_classes=lambda module: 10))
+    with pytest.raises(InputError, match="ten has 10 classes"):
+        digits_task(ten, 4)
+    wide = SimpleNamespace(
+        id="wide", module=None, vision=SimpleNamespace(n_classes=lambda module: 2), image_size=(28, 56)
+    )
+    with pytest.raises(InputError, match="wide reads 28 x 56"):
+        digits_task(wide, 4)
+
+
+# ------------------------------------------------------------------------------------------------- sources
+
+
+def test_a_source_names_agreement_and_swap(model: Any) -> None:
+    assert digits_source("shapes:flat") is None
+    assert digits_source("colour-digits.npz") is None
+    found = digits_source("colour-digits:0.5/colour")
+    assert found is not None
+    assert (found.agreement, found.swap, found.domains) == (0.5, "colour", (0.5,))
+    given, drawn = (
+        load_images("colour-digits:0.5/colour", model, n=6),
+        digits_task(model, 6, agreement=0.5, swap="colour"),
+    )
+    assert given.data_hash == drawn.data_hash
+    assert load_images("colour-digits", model, n=6).data_hash == digits_task(model, 6).data_hash
+
+
+def test_the_source_without_an_agreement_is_three_domains() -> None:
+    assert [each.name for each in find_domains("colour-digits")] == [
+        "agreement-0.1",
+        "agreement-0.5",
+        "agreement-0.9",
+    ]
+    sets = read_source("colour-digits:0.1", transform=EvalTransform(resize=(28, 28)), drawn=5)
+    expected = draw_digits(5, agreement=0.1, split="test")
+    np.testing.assert_array_equal(sets["agreement-0.1"].pixels, expected.pixels)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("colour-digits:much", "'much'; it is a probability"),
+        ("colour-digits:1.1", "'1.1'; it is a probability"),
+        ("colour-digits:0.5/size", "swap of coloured digits"),
+    ],
+)
+def test_a_bad_source_is_refused(source: str, message: str) -> None:
+    with pytest.raises((InputError, UnknownNameError), match=message):
+        digits_source(source)

@@ -1,0 +1,180 @@
+"""`assay truth` and `assay benchmark discovery`: tables, files, what a quick run says, what is refused."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from type_checks import no_type_checks
+from typer.testing import CliRunner, Result
+
+import assay
+from assay.benchmark import DiscoveryBenchmark, TruthTable
+from assay.cli import app
+
+
+PLANTED = "induction/gpt2/bare"
+SMALL = ("--methods", "random,eap", "--n", "6", "--quiet")
+
+
+def run(*arguments: str | Path, code: int = 0) -> Result:
+    with no_type_checks():  # the parts are checked in their own tests
+        result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(run(*arguments, "--json").stdout)
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """Everything that one benchmark writes."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    result = run(
+        "benchmark", "discovery", *SMALL,
+        "--out", folder / "out", "--export", folder / "sent", "--scores-dir", folder / "scores",
+    )  # fmt: skip
+    return folder, result
+
+
+def test_a_benchmark_prints_quality_cost_and_the_order(made: tuple[Path, Result]) -> None:
+    text = made[1].stdout
+    assert "mini, ioi: 1,519 edges; scores from 6 examples, circuits judged on 6 other examples" in text
+    assert "passes" in text
+    assert "eap ≤ eap-ig-inputs" in text
+    assert "not measured: eap-ig-inputs did not compete" in text
+    assert "published convention" not in text
+    assert "95 % intervals over examples" in text
+
+
+def test_a_benchmark_writes_json_csv_markdown_and_pictures(made: tuple[Path, Result]) -> None:
+    folder = made[0] / "out"
+    assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md", ".png", ".svg"]
+    loaded = DiscoveryBenchmark.load(folder / "benchmark.json")
+    assert [row.name for row in loaded.rows] == ["random", "eap"]
+    with (folder / "benchmark.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["random", "eap"]
+    assert float(rows[1]["forward_equivalents"]) > 0
+    assert (folder / "benchmark.md").read_text().count("| eap |") == 1
+
+
+def test_scores_are_kept_exported_and_read_again(made: tuple[Path, Result]) -> None:
+    folder = made[0]
+    kept = assay.load_scores(folder / "scores" / "eap.safetensors")
+    assert kept.provenance["method"] == "eap"
+    again = document(
+        "benchmark", "discovery", "--methods", "random", "--n", "6", "--quiet",
+        "--import", folder / "scores" / "eap.safetensors",
+    )  # fmt: skip
+    first = DiscoveryBenchmark.load(folder / "out" / "benchmark.json").row("eap")
+    second = DiscoveryBenchmark.from_dict(again).row("eap")
+    assert second.signed == first.signed
+    assert second.method is None
+    sent = document(
+        "benchmark",
+        "discovery",
+        "--methods",
+        "random",
+        "--n",
+        "6",
+        "--quiet",
+        "--import",
+        folder / "sent" / "eap",
+    )
+    assert DiscoveryBenchmark.from_dict(sent).row("eap").signed == first.signed
+
+
+def test_planted_models_are_judged_by_their_truth() -> None:
+    found = document("benchmark", "discovery", "--model", f"planted:{PLANTED}", *SMALL)
+    rows = {row["name"]: row for row in found["rows"]}
+    assert rows["eap"]["truth"]["auroc"] > 0.95
+    assert found["settings"]["n_true"] == 5
+    assert found["evaluated_on"]["name"] == f"planted:{PLANTED}"
+
+
+def test_options_of_methods_and_names_of_one_s_own_are_passed_on() -> None:
+    found = document(
+        "benchmark", "discovery", "--methods", "eap-ig-inputs@two", "--option", "eap-ig-inputs@two.steps=2",
+        "--n", "4", "--quiet",
+    )  # fmt: skip
+    (row,) = found["rows"]
+    assert (row["name"], row["options"], row["passes"]["backward"]) == ("eap-ig-inputs@two", {"steps": 2}, 2)
+
+
+def test_a_quick_run_says_what_it_shrinks() -> None:
+    result = run("truth", "--models", PLANTED, "--methods", "random", "--objectives", "logit_diff", "--quick")
+    assert "quick: 40 examples instead of the usual number" in result.stderr
+    assert "40 examples each" in result.stdout
+
+
+def test_truth_prints_and_writes_its_table(tmp_path: Path) -> None:
+    result = run("truth", "--models", PLANTED, *SMALL, "--out", tmp_path / "truth")
+    assert "1 planted models" not in result.stdout
+    assert "1 planted model, 2 methods, 6 examples each" in result.stdout
+    assert "not served: eap, kl (1 model): eap takes the gradient at the clean run only" in result.stdout
+    table = TruthTable.load(tmp_path / "truth" / "truth.json")
+    assert table.models == (PLANTED,)
+    assert table.objectives == ("logit_diff", "kl")
+    names = {path.name for path in (tmp_path / "truth").iterdir()}
+    assert names == {"truth.json", "truth.csv", "truth.md", "truth.png", "truth.svg"}
+
+
+def test_the_beginning_of_a_name_stands_for_all_models_that_begin_so() -> None:
+    found = document(
+        "truth", "--models", "patch-marker", "--methods", "random", "--objectives", "kl", "--n", "2"
+    )
+    assert [row["model"] for row in found["summary"]["models"]] == [
+        name for name in assay.models.planted.planted_names() if name.startswith("patch-marker/")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["truth", "--models", "inducton"], "planted model 'inducton'"),
+        (["truth", "--methods", "eapp"], "unknown method 'eapp'"),
+        (["truth", "--option", "eap"], "not of the form METHOD.NAME=VALUE"),
+        (
+            ["truth", "--models", PLANTED, "--methods", "eap", "--option", "eap.x=1"],
+            "option of method 'eap' 'x'",
+        ),
+        (
+            ["truth", "--models", PLANTED, "--methods", "eap", "--objectives", "klm"],
+            "unknown objective 'klm'",
+        ),
+        (["benchmark", "discovery", "--methods", "eap", "--task", "ioj"], "unknown task 'ioj'"),
+        (["benchmark", "discovery", "--methods", "eap", "--evaluate", "elsewhere"], "evaluate"),
+        (["benchmark", "discovery", "--methods", "eap", "--model", "planted:x"], "planted model 'x'"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_what_is_there(arguments: list[str], message: str) -> None:
+    assert message in run(*arguments, "--quiet", code=2).stderr
+
+
+def test_places_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run("benchmark", "discovery", *SMALL, "--out", tmp_path / "file", code=1)
+    assert "is a file; give a directory" in result.stderr
+
+
+def test_an_import_with_an_edge_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.json"
+    content = {
+        "cfg": {"n_layers": 4, "n_heads": 8, "parallel_attn_mlp": False, "d_model": 160},
+        "nodes": {},
+        "edges": {"input->a9.h0<q>": {"score": 1.0, "in_graph": False}},
+    }
+    path.write_text(json.dumps(content))
+    result = run("benchmark", "discovery", "--methods", "random", "--n", "4", "--import", path, code=2)
+    assert "a9.h0<q>" in result.stderr
+
+
+def test_two_imports_of_one_name_are_refused(made: tuple[Path, Result]) -> None:
+    file = made[0] / "scores" / "eap.safetensors"
+    result = run("benchmark", "discovery", *SMALL, "--import", file, "--import", file, code=2)
+    assert "two imported files are called 'eap'" in result.stderr
