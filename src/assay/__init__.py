@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assay.adversarial import WorstCase, worst_case
+    from assay.benchmark import benchmark_discovery, measure_truth
     from assay.calibration import calibrate, calibrate_all
     from assay.catalogue import list_entries as list  # noqa: A004 - the name users know
-    from assay.benchmark import benchmark_discovery, measure_truth
     from assay.circuits import Circuit, EdgeScores, certify, load_circuit, load_scores
     from assay.discovery import consensus, discover, discover_positions, output_scores
     from assay.errors import AssayError

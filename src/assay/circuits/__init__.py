@@ -14,8 +14,15 @@ from assay.circuits.heads import (
     load_head_circuit,
     published_head_circuits,
 )
+from assay.circuits.positions import (
+    PositionCircuit,
+    PositionScores,
+    load_position_circuit,
+    load_position_scores,
+)
 from assay.circuits.published import published_circuit, published_circuits
 from assay.circuits.scores import EdgeScores
+from assay.circuits.spans import Spans
 
 
 __all__ = [
@@ -25,7 +32,10 @@ __all__ = [
     "EdgeScores",
     "GraphFile",
     "HeadCircuit",
+    "PositionCircuit",
+    "PositionScores",
     "Role",
+    "Spans",
     "SubmissionEntry",
     "band_of_layer",
     "band_ordinal",
@@ -33,6 +43,8 @@ __all__ = [
     "load_certified",
     "load_circuit",
     "load_head_circuit",
+    "load_position_circuit",
+    "load_position_scores",
     "load_scores",
     "load_submission",
     "prune",

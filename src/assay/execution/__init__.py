@@ -4,6 +4,7 @@ from assay.execution.ablation import ABLATIONS, Ablation, Baseline, BaselineShel
 from assay.execution.forward import run_circuit, run_model
 from assay.execution.pairs import PairRunner, PreparedInputs
 from assay.execution.plan import Plan, compile_plan
+from assay.execution.positions import run_position_circuit
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
 from assay.execution.soft import SoftPairs, SoftRunner
@@ -28,4 +29,5 @@ __all__ = [
     "get_ablation",
     "run_circuit",
     "run_model",
+    "run_position_circuit",
 ]
