@@ -12,6 +12,8 @@ from typer.testing import CliRunner, Result
 import assay
 from assay.benchmark import DiscoveryBenchmark, TruthTable
 from assay.cli import app
+from assay.discovery import get_method
+from assay.runner.benchmark import quick_settings
 
 
 PLANTED = "induction/gpt2/bare"
@@ -106,6 +108,29 @@ def test_options_of_methods_and_names_of_one_s_own_are_passed_on() -> None:
     assert (row["name"], row["options"], row["passes"]["backward"]) == ("eap-ig-inputs@two", {"steps": 2}, 2)
 
 
+def test_a_quick_run_shortens_what_learns() -> None:
+    found = quick_settings(["ugs", "edge-pruning"], {"ugs": {"updates": 7}}, None)
+    assert found.options["ugs"]["updates"] == 7  # asked for
+    assert found.options["edge-pruning"]["updates"] < get_method("edge-pruning").updates
+    assert any(said.startswith("edge-pruning: ") for said in found.said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("truth", "--models", PLANTED, "--methods", "eap", "--objectives", "kl", "--n", "4"),
+            "no method could",
+        ),
+        (("truth", "--models", "", "--methods", "eap"), "lists names got none"),
+        (("truth", "--models", PLANTED, "--methods", "eap", "--device", "foo"), "no device 'foo'"),
+    ],
+)
+def test_what_leaves_nothing_to_judge_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments, code=2)
+    assert message in result.stderr
+
+
 def test_a_quick_run_says_what_it_shrinks() -> None:
     result = run("truth", "--models", PLANTED, "--methods", "random", "--objectives", "logit_diff", "--quick")
     assert "quick: 40 examples instead of the usual number" in result.stderr
@@ -140,8 +165,8 @@ def test_the_beginning_of_a_name_stands_for_all_models_that_begin_so() -> None:
         (["truth", "--methods", "eapp"], "unknown method 'eapp'"),
         (["truth", "--option", "eap"], "not of the form METHOD.NAME=VALUE"),
         (
-            ["truth", "--models", PLANTED, "--methods", "eap", "--option", "eap.x=1"],
-            "option of method 'eap' 'x'",
+            ["truth", "--models", PLANTED, "--methods", "eap-ig-inputs", "--option", "eap-ig-inputs.x=1"],
+            "unknown eap-ig-inputs option 'x'",
         ),
         (
             ["truth", "--models", PLANTED, "--methods", "eap", "--objectives", "klm"],

@@ -75,10 +75,8 @@ def truth(
             progress=progress,
         )
         if path.exists():
-            before = TruthTable.load(path)
-            kept = {**before.settings["options"], **found.settings["options"]}
-            found = before.merged(found)
-            found = TruthTable(cells=in_order(found), settings={**found.settings, "options": kept})
+            found = TruthTable.load(path).merged(found)
+            found = TruthTable(cells=in_order(found), settings=found.settings)
         found.save(path)
 
 
@@ -153,9 +151,9 @@ def docs() -> None:
         write(tables / "truth-misses.inc", bullets(benchmark_tables.misses(table)))
         write(tables / "truth-refusals.inc", bullets(benchmark_tables.refusals(table)))
         write(tables / "truth-facts.inc", truth_facts(table))
-        write_picture(
-            images, "truth-map", benchmark_figures.plot_truth_map(benchmark_figures.truth_map_data(table))
-        )
+        data = benchmark_figures.truth_map_data(table)
+        drawn = benchmark_figures.plot_truth_map(data)
+        write_picture(images, "truth-map", drawn, label=data.label)
     found = [HERE / f"mini-{task}.json" for task in MINI_TASKS] + [HERE / "colour-digits.json"]
     for each in found:
         if not each.exists():
@@ -169,8 +167,9 @@ def docs() -> None:
         write(
             tables / f"{name}-notes.inc", bullets(benchmark_tables.notes(benchmark)) or "Nothing to note.\n"
         )
-        data = benchmark_figures.quality_cost_data(benchmark)
-        write_picture(images, f"benchmark-{name}", benchmark_figures.plot_quality_cost(data))
+        points = benchmark_figures.quality_cost_data(benchmark)
+        drawn = benchmark_figures.plot_quality_cost(points)
+        write_picture(images, f"benchmark-{name}", drawn, label=points.label)
     path = HERE / "signs.json"
     if path.exists():
         shares = json.loads(path.read_text())
@@ -189,11 +188,12 @@ def truth_facts(table: TruthTable) -> str:
         f"{name} with {', '.join(f'{key} = {value}' for key, value in own.items())}"
         for name, own in options.items()
     )
+    partly = "".join(f" {each[0].upper()}{each[1:]}." for each in benchmark_tables.partly_measured(table))
     lowest = benchmark_tables.share(table.summary().lowest_best)
     return (
         f"{len(table.models)} models, {len(table.methods)} methods, {table.settings['n']} examples of each "
         f"model, seed {table.settings['seed']}, resample ablation{'; ' + told if told else ''}. The best "
-        f"method of each model reaches an AUROC of at least {lowest}.\n"
+        f"method of each model reaches an AUROC of at least {lowest}.{partly}\n"
     )
 
 

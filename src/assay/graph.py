@@ -151,6 +151,19 @@ class Graph:
         return feeds
 
     @cached_property
+    def stages(self) -> tuple[tuple[slice, slice], ...]:
+        """Each attention and each MLP in forward order: columns that it reads at, rows that it writes."""
+        found = []
+        for layer in range(self.n_layers):
+            first, last = self.channel_target(layer, "q"), self.mlp_target(layer)
+            row = self.head_source(layer)
+            found.append((slice(first, last), slice(row, row + self.n_heads)))
+            if self.mlps:
+                row = self.mlp_source(layer)
+                found.append((slice(last, last + 1), slice(row, row + 1)))
+        return tuple(found)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the topology; equal fingerprints mean interchangeable masks."""
         text = f"graph/1 {self.n_layers} {self.n_heads} {self.n_kv_heads} {self.parallel} {self.mlps}"

@@ -28,7 +28,7 @@ from assay.metrics import faithfulness_curve
 from assay.models import Model
 from assay.models.planted import planted_model
 from assay.runner.benchmark import export_submission, parse_options, quick_settings, read_scores
-from assay.tasks import PairTask
+from assay.tasks import ImageTask, PairTask, load_images
 
 
 METHODS = ["random", "eap", "eap-ig-inputs"]
@@ -268,6 +268,30 @@ def test_planted_models_bring_their_examples_and_truth() -> None:
     assert target.truth == planted_model("induction/gpt2/bare").edges
     with pytest.raises(InputError, match="brings its own examples"):
         find_target("planted:induction/gpt2/bare", "ioi")
+
+
+def test_coloured_digits_are_named_as_images_are() -> None:
+    usual, named = (
+        find_target("colour-digits", n=6),
+        find_target("colour-digits", "colour-digits:0.9/both", n=6),
+    )
+    even = find_target("colour-digits", "colour-digits:0.5/colour", n=6)
+    drawn = load_images("colour-digits:0.5/colour", even.model, n=6)
+    for target in (usual, named, even):
+        assert isinstance(target.task, ImageTask)
+        assert isinstance(target.held_out, ImageTask)
+        assert target.task.data_hash != target.held_out.data_hash
+        assert target.task.config["start"] + 6 == target.held_out.config["start"]
+    assert usual.task.data_hash == named.task.data_hash != even.task.data_hash == drawn.data_hash
+    assert isinstance(even.held_out, ImageTask)
+    facts = even.held_out.config["counterparts"]
+    assert (facts["swap"], facts["agreement"]) == ("colour", 0.5)
+    with pytest.raises(InputError, match="it is a probability"):
+        find_target("colour-digits", "colour-digits:2", n=4)
+    with pytest.raises(UnknownNameError, match="swap of coloured digits"):
+        find_target("colour-digits", "colour-digits:0.5/color", n=4)
+    with pytest.raises(InputError, match="reads prompts"):
+        find_target("mini", "colour-digits", n=4)
 
 
 def test_mini_does_ioi_unless_told_otherwise() -> None:

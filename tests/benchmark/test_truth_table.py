@@ -141,6 +141,40 @@ def test_merged_tables_take_the_newer_cell_and_keep_the_order(table: TruthTable)
     assert cell.seconds == 7.0
 
 
+@pytest.mark.parametrize(("name", "value"), [("n", 16), ("seed", 1), ("ablation", "mean")])
+def test_tables_of_other_settings_are_not_merged(table: TruthTable, name: str, value: int | str) -> None:
+    other = TruthTable(cells=table.cells, settings={**table.settings, name: value})
+    message = f"tables of {name} {table.settings[name]} and of {name} {value} cannot be merged"
+    with pytest.raises(InputError, match=message):
+        table.merged(other)
+    with pytest.raises(InputError, match="n 8, seed 0, ablation resample and of n None"):
+        table.merged(TruthTable(cells=table.cells))
+
+
+def test_merged_tables_keep_the_options_of_the_methods_that_have_cells_left(table: TruthTable) -> None:
+    def with_options(method: str, options: dict[str, dict[str, int]]) -> TruthTable:
+        cells = tuple(cell for cell in table.cells if cell.method == method)
+        return TruthTable(cells=cells, settings={**table.settings, "options": options})
+
+    ten, two = {"steps": 10}, {"steps": 2}
+    gradients, usual = (
+        with_options("eap-ig-inputs", {"eap-ig-inputs": ten}),
+        with_options("eap-ig-inputs", {}),
+    )
+    other = with_options("random", {"random": two})
+    assert gradients.merged(other).settings["options"] == {"eap-ig-inputs": ten, "random": two}
+    assert gradients.merged(usual).settings["options"] == {}
+    assert usual.merged(gradients).settings["options"] == {"eap-ig-inputs": ten}
+
+
+def test_shares_are_of_the_models_that_a_method_was_measured_on(table: TruthTable) -> None:
+    kept = [cell for cell in table.cells if (cell.method, cell.model) != ("eap-ig-inputs", VIT)]
+    rows = {(row.method, row.objective): row for row in TruthTable(cells=tuple(kept)).summary().methods}
+    gradients = rows["eap-ig-inputs", "logit_diff"]
+    assert (gradients.served, gradients.of, gradients.good) == (1, 1, 1.0)
+    assert rows["eap", "kl"].of == 2  # refused, which is a measurement
+
+
 def test_results_are_the_same_in_small_batches() -> None:
     whole = measure_truth([BARE], ["eap-ig-inputs"], ["logit_diff"], n=8)
     parts = measure_truth([BARE], ["eap-ig-inputs"], ["logit_diff"], n=8, batch_size=3)
@@ -235,5 +269,7 @@ def test_competitors_are_checked_by_name_and_option() -> None:
         choose_entries(["eap@"])
     with pytest.raises(UnknownNameError, match="among those judged 'exact'"):
         choose_entries(["eap"], {"exact": {"steps": 3}})
-    with pytest.raises(UnknownNameError, match="option of method 'eap'"):
+    with pytest.raises(UnknownNameError, match="unknown eap-ig-inputs option 'temperature'"):
+        choose_entries(["eap-ig-inputs"], {"eap-ig-inputs": {"temperature": 3}})
+    with pytest.raises(UnknownNameError, match="'eap' has no options, and 'temperature' was given"):
         choose_entries(["eap"], {"eap": {"temperature": 3}})

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from test_methods import random_task
 from torch import Tensor, nn
 
-from assay.circuits import Circuit, EdgeScores
+from assay.circuits import EdgeScores
 from assay.discovery import METHODS, discover
 from assay.discovery.masked_runs import MaskedRuns, agreement
 from assay.discovery.method import Settings
 from assay.discovery.pruning import EdgePruning
-from assay.discovery.ugs import Ugs, _sample, connected
+from assay.discovery.ugs import Ugs, _sample, reweighted
 from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, UnknownNameError
 from assay.execution import ABLATIONS
-from assay.graph import Graph, build_graph
+from assay.graph import build_graph
 from assay.models import Model, load_model
 from assay.objectives import OBJECTIVES
 from assay.tasks import PairTask
@@ -76,33 +76,18 @@ def test_step_sizes_are_the_published_ones() -> None:
     assert Ugs(rate=0.3).step_size(paired=True) == 0.3
 
 
-@given(seed=st.integers(0, 1000), keep=st.floats(0.05, 0.7))
-def test_connected_equals_pruning_row_by_row(seed: int, keep: float) -> None:
-    shapes: tuple[Graph, ...] = (build_graph(2, 2), build_graph(2, 4, 2), build_graph(2, 2, parallel=True))
-    graph = shapes[seed % 3]
-    generator = torch.Generator().manual_seed(seed)
-    masks = (torch.rand((3, *graph.valid.shape), generator=generator) < keep) & graph.valid
-    found = connected(graph, masks.float()) & masks
-    for mask, kept in zip(masks, found, strict=True):
-        assert torch.equal(kept, Circuit(graph=graph, mask=mask).connected().mask)
-
-
-def test_gradients_of_a_linear_loss_are_its_slope(gpt2_tiny64: nn.Module) -> None:
-    """With a loss sum_e c_e a_e the re-weighted estimate is c_e for every edge seen inside its window."""
-    model = load_model(gpt2_tiny64)
-    task = random_task(model)
+def test_gradients_of_a_linear_loss_are_its_slope() -> None:
+    """With a loss sum_e c_e a_e the estimate is c_e for every edge that some draw saw inside its window."""
     generator = torch.Generator().manual_seed(0)
-    slope = torch.rand(model.graph.valid.shape, generator=generator, dtype=torch.float64) * model.graph.valid
-    probability = torch.full_like(slope, 0.5) * model.graph.valid
-    uniform = torch.rand((50, *slope.shape), generator=generator, dtype=torch.float64)
-    window = _sample(probability, uniform, 1.0, model.graph.valid)
+    slope = torch.rand((4, 6), generator=generator, dtype=torch.float64)
+    uniform = torch.rand((8, 4, 6), generator=generator, dtype=torch.float64)
+    window = _sample(torch.full_like(slope, 0.5), uniform, 1.0, torch.ones(4, 6, dtype=torch.bool))
     mask = window.mask.requires_grad_()
-    (found,) = torch.autograd.grad((mask * slope).sum() / 50, mask)
-    share = window.inside.sum(0) / 50
-    estimate = torch.where(share > 0, (found * window.inside).sum(0) / share.clamp(min=1e-9), 0)
-    seen = model.graph.valid & (share > 0)
-    torch.testing.assert_close(estimate[seen], slope[seen])
-    assert task.n == 4
+    (found,) = torch.autograd.grad((mask * slope).sum() / len(uniform), mask)
+    estimate = reweighted((found * window.inside).sum(0), window.inside)
+    seen = window.inside.any(0)
+    assert 0 < int(seen.sum()) < seen.numel()
+    torch.testing.assert_close(estimate, slope.where(seen, 0))
 
 
 # ---- what both find ------------------------------------------------------------------------------
@@ -219,16 +204,29 @@ def test_options_of_ugs_change_what_they_say(gpt2_tiny: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("ugs", {"price": 0.0}, "needs price > 0"),
-        ("ugs", {"updates": 0}, "updates, examples and samples >= 1"),
+        ("ugs", {"price": 0.0}, "price of ugs is 0.0; give a finite number above 0"),
+        ("ugs", {"price": math.inf}, "price of ugs is inf"),
+        (
+            "ugs",
+            {"updates": "abc"},
+            "option updates of ugs is 'abc'; give a whole number",
+        ),
+        ("ugs", {"updates": 300.0}, "option updates of ugs is 300.0"),
+        ("ugs", {"price": "x"}, "option price of ugs is 'x'; give a number"),
+        ("ugs", {"updates": 0}, "updates of ugs is 0; give at least 1"),
         ("ugs", {"rate": -1.0}, "rate of ugs is -1.0; give a step size above 0"),
-        ("edge-pruning", {"share": 0.0}, r"needs a share in \(0, 1\]"),
+        (
+            "edge-pruning",
+            {"share": 0.0},
+            r"share of edge-pruning is 0.0; give a share",
+        ),
         ("edge-pruning", {"n_edges": 10**6}, "edges"),
-        ("edge-pruning", {"rate": 0.0}, "rate > 0"),
+        ("edge-pruning", {"rate": 0.0}, "rate of edge-pruning is 0.0"),
+        ("edge-pruning", {"n_edges": 0}, "n_edges of edge-pruning is 0; give a whole number from 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(
-    gpt2_tiny: nn.Module, method: str, options: dict[str, object], message: str
+    gpt2_tiny: nn.Module, unchecked: None, method: str, options: dict[str, object], message: str
 ) -> None:
     model = load_model(gpt2_tiny)
     with pytest.raises(InputError, match=message):
@@ -237,9 +235,9 @@ def test_settings_out_of_range_are_refused(
 
 def test_unknown_options_are_named(gpt2_tiny: nn.Module) -> None:
     model = load_model(gpt2_tiny)
-    with pytest.raises(UnknownNameError, match="option of method 'ugs' 'update'; did you mean 'updates'"):
+    with pytest.raises(UnknownNameError, match="unknown ugs option 'update'; did you mean 'updates'"):
         discover(model, random_task(model), "ugs", update=3)
-    with pytest.raises(UnknownNameError, match="option of method 'eap'"):
+    with pytest.raises(UnknownNameError, match="method 'eap' has no options, and 'updates' was given"):
         discover(model, random_task(model), "eap", updates=3)
 
 
@@ -269,6 +267,43 @@ def test_a_loss_that_is_not_finite_is_named(gpt2_tiny: nn.Module) -> None:
 
     with pytest.raises(NonFiniteError, match="the loss of update 0 of ugs is NaN"):
         discover(model, random_task(model), "ugs", objective=broken, updates=2)
+
+
+@pytest.mark.parametrize(
+    "method", ["eap", "eap-ig-inputs", "eap-ig-activations", "relp", "ugs", "edge-pruning"]
+)
+def test_objectives_without_a_gradient_are_refused(gpt2_tiny: nn.Module, method: str) -> None:
+    def accuracy(logits: Tensor, clean_logits: Tensor, batch: object) -> Tensor:
+        return (logits.argmax(1) != clean_logits.argmax(1)).float()
+
+    model = load_model(gpt2_tiny)
+    with pytest.raises(InputError, match=r"objective 'accuracy' has no gradient.*'acdc' or 'exact'"):
+        discover(model, random_task(model), method, objective=accuracy)
+
+
+def test_goals_below_what_closed_gates_add_up_to_are_refused() -> None:
+    model = load_model("mini")
+    with pytest.raises(InputError, match=r"cannot hold 1 of 1519 edges.*n_edges of at least 2"):
+        EdgePruning(n_edges=1).goal(model)
+
+
+@pytest.mark.parametrize("method", ["ugs", "edge-pruning"])
+def test_a_handful_of_updates_never_settles(gpt2_tiny: nn.Module, method: str) -> None:
+    model = load_model(gpt2_tiny)
+    options: dict[str, object] = {"samples": 2} if method == "ugs" else {"n_edges": 20}
+    with pytest.warns(AssayWarning, match=f"{method} has not settled after 5 updates"):
+        scores = discover(model, random_task(model), method, updates=5, **options)
+    assert scores.details["converged"] is False
+
+
+def test_what_a_warm_start_was_made_with_is_recorded(gpt2_tiny: nn.Module) -> None:
+    model = load_model(gpt2_tiny)
+    task = random_task(model)
+    warm = learned(model, task, "ugs", warm_start="eap-ig-inputs", updates=1, steps=3)
+    assert (warm.provenance["steps"], warm.provenance["quadrature"]) == (3, "midpoint")
+    assert learned(model, task, "ugs", updates=1, steps=3).provenance["steps"] is None
+    by_method = learned(model, task, "ugs", warm_start=METHODS["exact"], updates=1)
+    assert by_method.provenance["options"]["warm_start"] == {"method": "exact"}
 
 
 def test_methods_are_registered_with_their_source() -> None:

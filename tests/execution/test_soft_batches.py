@@ -64,7 +64,9 @@ def test_equal_masks_at_all_positions_are_one_mask(module64: nn.Module) -> None:
     model = load_model(module64)
     task = random_task(model, ragged=True)
     runner, pairs = prepared(model, task, "resample")
-    mask = torch.rand(model.graph.valid.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    mask = torch.rand(
+        model.graph.valid.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4)
+    )
     everywhere = mask.expand(1, pairs.embedded.shape[1], *mask.shape)
     torch.testing.assert_close(runner.logits(pairs, everywhere), runner.logits(pairs, mask))
     each = everywhere.expand(len(pairs), -1, -1, -1)

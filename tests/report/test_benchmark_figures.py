@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -20,12 +22,16 @@ from assay.benchmark import (
 )
 from assay.report import benchmark_tables as tables
 from assay.report.benchmark_figures import (
+    TruthMapData,
     place_labels,
     plot_quality_cost,
     plot_truth_map,
     quality_cost_data,
+    svg_file,
     truth_map_data,
+    write_picture,
 )
+from assay.runner.benchmark import truth_markdown
 
 
 def ranked(cpr: float, cmd: float) -> Ranked:
@@ -202,12 +208,67 @@ def test_truth_tables_count_and_name(truth: TruthTable) -> None:
     assert methods.rows[1][2:5] == ("0 of 1", "0%", "0%")
     models = tables.truth_models_table(truth)
     assert models.rows == (("a", "50", "5", "1", "exact (logit_diff)"),)
-    cells = tables.truth_cells_table(truth, "kl")
-    assert cells.rows == (("a", "–", "0.400"),)
     assert tables.misses(truth) == ["eap misses 0 of 1 models", "exact misses 0 of 1 models"]
     hard = TruthTable(cells=tuple(cell for cell in truth.cells if cell.objective == "kl"))
     assert tables.misses(hard) == ["exact misses 1 of 1 models: a (0.400)"]
     assert tables.refusals(truth) == ["eap, kl (1 model): zero gradient"]
+
+
+def test_a_method_measured_on_fewer_models_says_so(truth: TruthTable) -> None:
+    facts = {"n_edges": 50, "n_true": 5, "objective": "kl"}
+    more = TruthCell(model="b", method="exact", found=detected(1.0), **facts)  # type: ignore[arg-type]
+    table = TruthTable(cells=(*truth.cells, more), settings=truth.settings)
+    served = {each[:2]: each[2:4] for each in tables.truth_methods_table(table).rows}
+    assert served["eap", "kl"] == ("0 of 1", "0%")
+    assert served["exact", "logit_diff"] == ("1 of 1", "100%")
+    assert served["exact", "kl"] == ("2 of 2", "50%")
+    assert tables.partly_measured(truth) == []
+    assert tables.partly_measured(table) == [
+        "eap (logit_diff, kl) was measured on 1 of the 2 models; its shares are of those",
+        "exact (logit_diff) was measured on 1 of the 2 models; its shares are of those",
+    ]
+    text = truth_markdown(table)
+    assert "- eap (logit_diff, kl) was measured on 1 of the 2 models" in text
+    figure = plot_truth_map(truth_map_data(table)).get_figure()
+    assert isinstance(figure, Figure)
+    written = [[each.get_text() for each in ax.texts] for ax in figure.axes]
+    assert written == [[".99+", "1"], ["·", ".40", "1"]]  # nothing where nothing was measured
+
+
+def test_a_picture_is_a_small_file_whose_text_is_text(
+    truth: TruthTable, benchmark: DiscoveryBenchmark, tmp_path: Path
+) -> None:
+    points, cells = quality_cost_data(benchmark), truth_map_data(truth)
+    for name, data, ax in (
+        ("points", points, plot_quality_cost(points)),
+        ("cells", cells, plot_truth_map(cells)),
+    ):
+        written = write_picture(tmp_path, name, ax, label=data.label)
+        content = written["svg"].read_text()
+        root = ET.fromstring(content)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.get("aria-label") == data.label
+        texts = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert {"eap", "exact"} & texts
+        assert "var(" not in content
+        assert (
+            written["svg"].read_bytes()
+            == write_picture(tmp_path, name, ax, label=data.label)["svg"].read_bytes()
+        )
+        assert written["png"].read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_map_of_all_planted_models_is_a_small_file() -> None:
+    rng = np.random.default_rng(0)
+    shape = (2, 64, 11)
+    data = TruthMapData(
+        models=tuple(f"model-{place}" for place in range(64)),
+        methods=tuple(f"method-{place}" for place in range(11)),
+        objectives=("logit_diff", "kl"),
+        values=rng.uniform(0, 1, shape),
+        measured=np.ones(shape, dtype=bool),
+    )
+    assert len(svg_file(plot_truth_map(data), label=data.label, key="map")) < 150_000
 
 
 def test_numbers_keep_few_digits() -> None:

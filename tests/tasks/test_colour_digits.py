@@ -146,7 +146,7 @@ def test_splits_share_no_handwriting_whatever_the_seed() -> None:
         ({"agreement": float("nan")}, "agreement is nan"),
         ({"label_noise": -0.1}, "label_noise is -0.1"),
         ({"split": "validation"}, "known: test, train"),
-        ({"swap": "color"}, "did you mean 'colour'|colour"),
+        ({"swap": "color"}, "unknown swap of coloured digits 'color'; did you mean 'colour'"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -8,6 +8,7 @@ from assay.models.planted import Planted
 from assay.tasks import ImageTask, PairTask
 
 
+PLANTED = "planted:"  # before the name of a planted model, as `load_model` reads it
 ABLATION = "resample"  # the ablation under which the true edge set of a planted model is defined
 
 
@@ -35,7 +36,7 @@ def planted_task(planted: Planted, n: int = 64, seed: int = 0) -> PairTask | Ima
         raise InputError(f"n is {n}; a task needs at least one example")
     drawn = planted.examples(n, seed=seed)
     facts: dict[str, Any] = {
-        "name": f"planted:{planted.name}",
+        "name": f"{PLANTED}{planted.name}",
         "objective": "logit_diff",
         "ablation": ABLATION,
         "config": {"planted": planted.name, "n": n, "seed": seed},

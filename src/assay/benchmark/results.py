@@ -1,14 +1,14 @@
 """What a benchmark of discovery methods found: a row per method, paired differences, files."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.benchmark.truth import Detected, number, read_json
-from assay.circuits import EdgeScores, write_atomically
+from assay.benchmark.files import number, read_json, write_json
+from assay.benchmark.truth import Detected
+from assay.circuits import EdgeScores
 from assay.errors import FileFormatError, InputError
 from assay.measurement import plain
 
@@ -231,8 +231,7 @@ class DiscoveryBenchmark:
 
     def save(self, path: str | Path) -> Path:
         """Write the benchmark as one JSON file, whole or not at all; edge scores are not in it."""
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False)
-        return write_atomically(Path(path), (text + "\n").encode())
+        return write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "DiscoveryBenchmark":
@@ -241,7 +240,7 @@ class DiscoveryBenchmark:
         Raises:
             FileFormatError: If the file is missing or holds something else.
         """
-        return cls.from_dict(read_json(Path(path)))
+        return cls.from_dict(read_json(path))
 
 
 def _flat(row: BenchmarkRow) -> dict[str, Any]:

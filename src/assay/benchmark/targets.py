@@ -4,16 +4,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from assay.benchmark.planted import planted_task
+from assay.benchmark.planted import PLANTED, planted_task
 from assay.errors import InputError
 from assay.models import Model, load_model
 from assay.models.planted import planted_model
-from assay.tasks import Task, load_images, load_task
+from assay.tasks import COLOUR_DIGITS, Task, digits_source, load_images, load_task
+from assay.tasks.digits import DigitsSource, digits_task
 
 
 DEFAULT_N = 200
-PLANTED = "planted:"
-COLOUR_DIGITS = "colour-digits"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,16 +45,16 @@ def find_target(
 
     Args:
         model: `mini`, `planted:NAME`, `colour-digits`, a hub id or a directory.
-        task: Registered text task, JSONL file, or `colour-digits`. Default: the examples of a planted model,
-            the coloured digits of their model, else `ioi`.
+        task: Registered text task, JSONL file, or `colour-digits[:AGREEMENT[/SWAP]]`. Default: the examples
+            of a planted model, the coloured digits of their model, else `ioi`.
         images: Source of images instead, as of `load_images`.
         n: Examples of each sample; default 200.
         seed: Root seed of what methods see; the examples to judge on are drawn with the next one.
         device: Where the model runs.
 
     Raises:
-        UnknownNameError: For an unknown planted model or task.
-        InputError: For a model and a task of different kinds.
+        UnknownNameError: For an unknown planted model, task or swap.
+        InputError: For a model and a task of different kinds, or an agreement that is no probability.
     """
     n = DEFAULT_N if n is None else n
     if model.startswith(PLANTED):
@@ -80,8 +79,9 @@ def find_target(
         return Target(model=loaded, task=load_images(images, loaded, n=2 * n, seed=seed))
     if task is None and loaded.vision is None:
         task = "ioi"
-    if task == COLOUR_DIGITS or (task is None and model == COLOUR_DIGITS):
-        return _colour_digits(loaded, n=n, seed=seed)
+    digits = digits_source(model if task is None else task)
+    if digits is not None:
+        return _colour_digits(loaded, digits, n=n, seed=seed)
     if task is None:
         raise InputError(
             f"{model} reads images; give --images, e.g. --images shapes:flat, or --task {COLOUR_DIGITS}"
@@ -89,12 +89,13 @@ def find_target(
     return Target(model=loaded, task=load_task(task, loaded, n=n, seed=seed))
 
 
-def _colour_digits(model: Any, *, n: int, seed: int) -> Target:
+def _colour_digits(model: Any, digits: DigitsSource, *, n: int, seed: int) -> Target:
     """Coloured digits under resample ablation; images of other numbers are held out."""
-    from assay.tasks.digits import digits_task
-
+    named: dict[str, Any] = {} if digits.agreement is None else {"agreement": digits.agreement}
+    if digits.swap is not None:
+        named["swap"] = digits.swap
     return Target(
         model=model,
-        task=digits_task(model, n, seed=seed),
-        held_out=digits_task(model, n, seed=seed, start=n),
+        task=digits_task(model, n, seed=seed, **named),
+        held_out=digits_task(model, n, seed=seed, start=n, **named),
     )

@@ -1,6 +1,5 @@
 """Every method against models whose circuit is known: does a true edge score higher than any other?"""
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from assay.benchmark.competing import take_turn
 from assay.benchmark.entries import Entry, choose_entries
+from assay.benchmark.files import number, read_json, write_json
 from assay.benchmark.planted import ABLATION, planted_task
-from assay.circuits import Circuit, EdgeScores, write_atomically
+from assay.circuits import Circuit, EdgeScores
 from assay.discovery.method import METHODS
 from assay.errors import FileFormatError, InputError
 from assay.measurement import library_version, plain
@@ -30,6 +30,7 @@ OBJECTIVES = ("logit_diff", "kl")
 TRUTH_N = 64  # examples of each model
 GOOD, NEARLY_PERFECT = 0.95, 0.99  # AUROCs whose shares of models a summary counts
 FORMAT = "assay-truth-table/1"
+_SAME = ("n", "seed", "ablation")  # settings of tables that may be merged
 
 Progress = Callable[[str, int, int], None]
 
@@ -126,7 +127,8 @@ class MethodTruth:
     Attributes:
         method, objective: Which.
         served: Models that it served.
-        of: Models there are; shares are of these, so a model that is not served counts as missed.
+        of: Models that it was measured on; shares are of these, so one that it does not serve counts as
+            missed, and one that it was not measured on does not count.
         good: Share of models with an AUROC of at least 0.95.
         nearly_perfect: The same for 0.99.
         median: Median AUROC of the models served; NaN where none was.
@@ -180,7 +182,7 @@ class TruthTable:
     """Methods judged on planted models.
 
     Attributes:
-        cells: One per model, method and objective; none is left out.
+        cells: One per model, method and objective that were measured together; a merged table may lack some.
         settings: How they came to be, JSON-able.
     """
 
@@ -230,7 +232,7 @@ class TruthTable:
         served = [cell for cell in cells if cell.found is not None]
         found = [cell.found for cell in served if cell.found is not None]
         lowest = min(served, key=lambda cell: cell.auroc, default=None)
-        n = len(self.models)
+        n = len(cells)
         return MethodTruth(
             method=method,
             objective=objective,
@@ -298,8 +300,7 @@ class TruthTable:
 
     def save(self, path: str | Path) -> Path:
         """Write the table as one JSON file, whole or not at all."""
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False)
-        return write_atomically(Path(path), (text + "\n").encode())
+        return write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "TruthTable":
@@ -308,11 +309,32 @@ class TruthTable:
         Raises:
             FileFormatError: If the file is missing or holds something else.
         """
-        return cls.from_dict(read_json(Path(path)))
+        return cls.from_dict(read_json(path))
 
     def merged(self, other: "TruthTable") -> "TruthTable":
-        """Both tables as one; where both have a cell, that of `other` stands."""
-        together = {(cell.model, cell.method, cell.objective): cell for cell in (*self.cells, *other.cells)}
+        """Both tables as one; where both have a cell, that of `other` stands.
+
+        Options may differ by method, and are kept for the methods that have cells left.
+
+        Raises:
+            InputError: If the tables differ in n, seed or ablation.
+        """
+        differing = [name for name in _SAME if self.settings.get(name) != other.settings.get(name)]
+        if differing:
+            ours, theirs = (
+                ", ".join(f"{name} {table.settings.get(name)}" for name in differing)
+                for table in (self, other)
+            )
+            raise InputError(
+                f"tables of {ours} and of {theirs} cannot be merged, since their cells do not compare; "
+                "measure both with the same settings"
+            )
+        newer = {(cell.model, cell.method, cell.objective): cell for cell in other.cells}
+        older = {(cell.model, cell.method, cell.objective): cell for cell in self.cells}
+        together = older | newer
+        left = {method for _, method, _ in older.keys() - newer.keys()}
+        own = self.settings.get("options", {})
+        options = {name: own[name] for name in own if name in left} | dict(other.settings.get("options", {}))
         models = list(dict.fromkeys((*self.models, *other.models)))
         methods = list(dict.fromkeys((*METHODS, *self.methods, *other.methods)))
         objectives = list(dict.fromkeys((*self.objectives, *other.objectives)))
@@ -324,7 +346,10 @@ class TruthTable:
                 objectives.index(cell.objective),
             ),
         )
-        return TruthTable(cells=tuple(cells), settings={**self.settings, **other.settings})
+        settings = {**self.settings, **other.settings}
+        if "options" in settings:
+            settings["options"] = options
+        return TruthTable(cells=tuple(cells), settings=settings)
 
 
 def measure_truth(
@@ -425,30 +450,6 @@ def _cell(record: Mapping[str, Any]) -> TruthCell:
     measures = None if found is None else Detected(**{key: number(value) for key, value in found.items()})
     rest = {**record, "found": measures, "seconds": number(record["seconds"])}
     return TruthCell(**{**rest, "warnings": tuple(record["warnings"])})
-
-
-def number(value: float | int | None) -> float:
-    """A number of a JSON record, undefined ones as NaN."""
-    return math.nan if value is None else float(value)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        FileFormatError: If the file is missing or holds no JSON object.
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileFormatError(
-            f"cannot read {path}: {error.strerror}; give the path of a JSON file"
-        ) from error
-    except ValueError as error:
-        raise FileFormatError(f"{path} is no JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise FileFormatError(f"{path} holds a {type(record).__name__}; expected a JSON object")
-    return record
 
 
 def _mean(values: Iterable[float]) -> float:

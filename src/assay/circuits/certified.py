@@ -350,6 +350,11 @@ def certify(
 def _assumption(scores: EdgeScores, how: str) -> dict[str, str]:
     """What the radii take for granted and the ablation of these scores breaks."""
     ablation = scores.provenance.get("ablation")
+    if how == "deletion" and scores.provenance.get("method") == "consensus":
+        return {
+            "assumes": "the weight of each method stays as measured on all examples; recomputed after an "
+            "edit it moves, and the radii are not certified"
+        }
     if how != "deletion" or ablation not in SHARED_BASELINES:
         return {}
     return {

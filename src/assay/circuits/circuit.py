@@ -328,38 +328,27 @@ def _minus(first: Any, second: Any) -> Any:
     return first & ~second if isinstance(first, Tensor) else first - second
 
 
-def prune(graph: Graph, mask: Bool[Tensor, "n_sources n_targets"]) -> Bool[Tensor, "n_sources n_targets"]:
-    """Edges of `mask` that lie on a path from `input` to `logits` inside `mask`.
+def prune(
+    graph: Graph, mask: Bool[Tensor, "*masks n_sources n_targets"]
+) -> Bool[Tensor, "*masks n_sources n_targets"]:
+    """Edges of each mask that lie on a path from `input` to `logits` inside it.
 
     Equal to dropping nodes without kept in- or out-edges until nothing changes. Two sweeps over the
-    blocks, so the cost is that of a few reductions over the mask.
+    blocks, so the cost is that of a few reductions over the masks.
     """
-    stages = _stages(graph)
-    reached = torch.zeros(graph.n_sources, dtype=torch.bool)
-    reached[0] = True
-    for columns, rows in stages:
-        read = (mask[:, columns] & reached[:, None]).any(0)
-        reached[rows] = (graph.feeds[columns, rows] & read[:, None]).any(0)
-    needed = mask[:, -1].clone()
-    wanted = torch.zeros(graph.n_targets, dtype=torch.bool)
-    wanted[-1] = True
-    for columns, rows in reversed(stages):
-        wanted[columns] = (graph.feeds[columns, rows] & needed[rows]).any(1)
-        needed |= (mask[:, columns] & wanted[columns]).any(1)
-    return mask & reached[:, None] & wanted
-
-
-def _stages(graph: Graph) -> list[tuple[slice, slice]]:
-    """(columns, rows) of each attention and MLP, in forward order."""
-    stages = []
-    for layer in range(graph.n_layers):
-        first, last = graph.channel_target(layer, "q"), graph.mlp_target(layer)
-        row = graph.head_source(layer)
-        stages.append((slice(first, last), slice(row, row + graph.n_heads)))
-        if graph.mlps:
-            row = graph.mlp_source(layer)
-            stages.append((slice(last, last + 1), slice(row, row + 1)))
-    return stages
+    feeds, masks = graph.feeds.to(mask.device), mask.shape[:-2]
+    reached = torch.zeros(*masks, graph.n_sources, dtype=torch.bool, device=mask.device)
+    reached[..., 0] = True
+    for columns, rows in graph.stages:
+        read = (mask[..., columns] & reached[..., None]).any(-2)
+        reached[..., rows] = (feeds[columns, rows] & read[..., None]).any(-2)
+    needed = mask[..., -1].clone()
+    wanted = torch.zeros(*masks, graph.n_targets, dtype=torch.bool, device=mask.device)
+    wanted[..., -1] = True
+    for columns, rows in reversed(graph.stages):
+        wanted[..., columns] = (feeds[columns, rows] & needed[..., None, rows]).any(-1)
+        needed |= (mask[..., columns] & wanted[..., None, columns]).any(-1)
+    return mask & reached[..., None] & wanted[..., None, :]
 
 
 def check_n_edges(graph: Graph, n_edges: int, *, allow_zero: bool = False) -> None:

@@ -100,6 +100,13 @@ def _load_entry(
         record = {**scores.provenance, "task": task, "model": model}
         labelled = EdgeScores(scores.graph, scores.values, provenance=record)
         return SubmissionEntry(task=task, model=model, scores=labelled)
+    if len(read) > 1:
+        for file, each in zip(files, read, strict=True):
+            if each.circuit is None and each.scores is not None and bool(each.scores.values.any()):
+                raise FileFormatError(
+                    f"{file} holds scores and stands beside {len(files) - 1} other file(s); expected one "
+                    "file with scores, or files that each hold a circuit"
+                )
     circuits = [each.circuit or Circuit.empty(each.graph) for each in read]
     ordered = tuple(sorted(circuits, key=lambda circuit: circuit.n_edges))
     return SubmissionEntry(task=task, model=model, scores=None, circuits=ordered)
@@ -168,7 +175,7 @@ def save_submission(
         _check_sizes(what, task, model)
         for percentage, circuit in zip(PERCENTAGES, what, strict=True):
             name = f"{percentage:g}.json"
-            documents[folder / name] = graph_document(None, circuit, d_model=width, always_scored=False)
+            documents[folder / name] = graph_document(None, circuit, d_model=width, always_scored=True)
     for file, document in documents.items():  # all are made before the first is written
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

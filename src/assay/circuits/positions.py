@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from assay.circuits.circuit import Circuit, _stages
+from assay.circuits.circuit import Circuit
 from assay.circuits.scores import EdgeScores
 from assay.circuits.spans import Spans
 from assay.errors import InputError, NonFiniteError, ShapeError
@@ -359,7 +359,7 @@ def _connected(
     moved = torch.zeros(graph.n_targets, dtype=torch.bool)  # targets whose positions attention carries on
     for layer in range(graph.n_layers):
         moved[graph.channel_target(layer, "k") : graph.mlp_target(layer)] = True
-    stages, reach = _stages(graph), spans.reach
+    stages, reach = graph.stages, spans.reach
 
     def product(left: Tensor, right: Tensor) -> Tensor:
         """Boolean matrix product."""

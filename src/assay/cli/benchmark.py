@@ -83,12 +83,14 @@ def truth(
     traceback: TracebackOption = False,
 ) -> None:
     """Judge methods on models whose circuit is known: AUROC, average precision, recall at the true size."""
+    from assay import runner
     from assay.benchmark import measure_truth
     from assay.benchmark.truth import OBJECTIVES, TRUTH_N
     from assay.runner.benchmark import write_truth
 
     chosen, settings, n = _competitors(methods, options, n, quick=quick, usual=TRUTH_N, quiet=quiet)
     _check_folder(out)
+    runner.check_options(device=device)
     with progress_on_stderr(quiet=quiet) as progress:
         found = measure_truth(
             _planted(_split(models)),
@@ -101,6 +103,7 @@ def truth(
             seed=seed,
             progress=progress,
         )
+    _check_served([cell.reason for cell in found.cells])
     written = {} if out is None else write_truth(out, found)
     if as_json:
         print_json(found.to_dict())
@@ -117,7 +120,11 @@ def discovery(
     ] = "mini",
     task: Annotated[
         str | None,
-        option("--task", "Registered task, JSONL file, or colour-digits.  [default: what suits the model]"),
+        option(
+            "--task",
+            "Registered task, JSONL file, or colour-digits[:AGREEMENT[/SWAP]].  "
+            "[default: what suits the model]",
+        ),
     ] = None,
     images: Annotated[
         str | None, option("--images", "For an image classifier: shapes:DOMAIN, an .npz file, or a folder.")
@@ -157,6 +164,7 @@ def discovery(
     traceback: TracebackOption = False,
 ) -> None:
     """Judge discovery methods on one model and task: CPR, CMD, seconds, memory, plain forward passes."""
+    from assay import runner
     from assay.benchmark import benchmark_discovery
     from assay.benchmark.targets import DEFAULT_N, find_target
     from assay.runner.benchmark import write_benchmark
@@ -164,6 +172,7 @@ def discovery(
     chosen, settings, n = _competitors(methods, options, n, quick=quick, usual=DEFAULT_N, quiet=quiet)
     for folder in (out, export, scores_dir):
         _check_folder(folder)
+    runner.check_options(device=device)
     with progress_on_stderr(quiet=quiet) as progress:
         progress("load", 0, 1)
         target = find_target(model, task, images=images, n=n, seed=seed, device=device)
@@ -183,6 +192,7 @@ def discovery(
             seed=seed,
             progress=progress,
         )
+    _check_served([row.reason for row in found.rows])
     written = {} if out is None else write_benchmark(out, found)
     written |= _keep_scores(found, target.model, export=export, scores_dir=scores_dir)
     if as_json:
@@ -199,7 +209,16 @@ def _split(texts: list[str] | None) -> list[str] | None:
     """Names from options that may be repeated and may hold commas."""
     if texts is None:
         return None
-    return [name.strip() for text in texts for name in text.split(",") if name.strip()] or None
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError("an option that lists names got none; name some, or leave the option out for all")
+    return names
+
+
+def _check_served(reasons: list[str | None]) -> None:
+    """Refuse a comparison in which no method could take part, with the first reason."""
+    if reasons and all(reason is not None for reason in reasons):
+        raise InputError(f"no method could take part: {reasons[0]}")
 
 
 def _competitors(
@@ -228,6 +247,7 @@ def _competitors(
 
 def _planted(names: list[str] | None) -> list[str] | None:
     """Planted models by name or by the beginning of it: `induction`, `induction/gpt2`."""
+    from assay.benchmark.planted import PLANTED
     from assay.errors import unknown_name
     from assay.models.planted import planted_names
 
@@ -236,7 +256,7 @@ def _planted(names: list[str] | None) -> list[str] | None:
     known = planted_names()
     found: list[str] = []
     for name in names:
-        plain = name.removeprefix("planted:")
+        plain = name.removeprefix(PLANTED)
         matching = [each for each in known if each == plain or each.startswith(f"{plain.rstrip('/')}/")]
         if not matching:
             raise unknown_name("planted model", plain, known)
@@ -309,6 +329,8 @@ def _print_truth(table: "TruthTable") -> None:
     typer.echo(benchmark_tables.TRUTH_LEGEND)
     lowest = benchmark_tables.share(summary.lowest_best)
     typer.echo(f"AUROC of the best method on the model where that is lowest: {lowest}")
+    for text in benchmark_tables.partly_measured(table):
+        typer.echo(f"note: {text}")
     for text in benchmark_tables.refusals(table):
         typer.echo(f"not served: {text}")
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 TASKS = ["ioi"]  # defaults of repeatable options
 METRICS = ["faithfulness-norm"]
+USUAL_EDGES = 200  # of a circuit whose size nobody named
 REPORTED = ("audit", "worst_case", "calibration", "ranking", "ranking-comparison", "subset-path")
 
 app = typer.Typer(
@@ -164,7 +165,8 @@ def discover(
         str, option("--quadrature", "midpoint, left (as published), right or gauss-legendre.")
     ] = "midpoint",
     top: Annotated[
-        int | None, option("--top", "Keep the K edges of largest |score|.  [default: 200]")
+        int | None,
+        option("--top", "Keep the K edges of largest |score|.  [default: 200, or what the method means]"),
     ] = None,
     threshold: Annotated[float | None, option("--threshold", "Keep edges of at least this |score|.")] = None,
     greedy: Annotated[int | None, option("--greedy", "Grow K edges from the logits.")] = None,
@@ -185,6 +187,7 @@ def discover(
 ) -> None:
     """Score every edge and keep the strongest as a circuit."""
     from assay import runner
+    from assay.discovery import get_method
     from assay.runner.benchmark import parse_options
 
     named = task if images is None else None
@@ -221,7 +224,10 @@ def discover(
             store=kept,
         )
         progress("discover", 1, 1)
-    circuit = _choose(scores, top=top, threshold=threshold, greedy=greedy)
+    if top is None and threshold is None and greedy is None:
+        circuit = get_method(method, **options).select(scores, USUAL_EDGES)
+    else:
+        circuit = _choose(scores, top=top, threshold=threshold, greedy=greedy)
     circuit = circuit if keep_unconnected else circuit.connected()
     if out is not None:
         circuit.save(make_room(out))
@@ -286,7 +292,7 @@ def _choose(
         return scores.threshold(threshold)
     if greedy is not None:
         return scores.greedy(greedy)
-    return scores.top(min(200, scores.graph.n_edges) if top is None else top)
+    return scores.top(min(USUAL_EDGES, scores.graph.n_edges) if top is None else top)
 
 
 @app.command()
@@ -376,6 +382,13 @@ def _inputs(
     """Prompts of a task, or images where they are named."""
     from assay.tasks import digits_source, load_images, load_task
 
+    if model.id.startswith("planted:") and images is None and task in ("ioi", "planted"):
+        from assay.benchmark import planted_task
+        from assay.models.planted import planted_model
+
+        return planted_task(planted_model(model.id.removeprefix("planted:")), n or 64, seed)
+    if images is None and task == "ioi" and model.id == "colour-digits":
+        task = "colour-digits"
     if images is None and digits_source(task) is not None:
         images = task
     if images is None:

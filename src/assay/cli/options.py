@@ -69,18 +69,21 @@ def parse_steps(value: str | int) -> int | str:
     return steps
 
 
-ModelOption = Annotated[str, option("--model", "mini, a hub id, or a directory written by save_pretrained.")]
+ModelOption = Annotated[
+    str, option("--model", "mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.")
+]
 ImagesOption = Annotated[
     str | None,
     option(
         "--images",
-        "For an image classifier, instead of --task: shapes:DOMAIN, an .npz file, or a folder of one domain.",
+        "For an image classifier, instead of --task: shapes:DOMAIN, colour-digits:AGREEMENT, an .npz file, "
+        "or a folder of one domain.",
     ),
 ]
 SkipBadOption = Annotated[
     bool, option("--skip-bad", "Leave out image files that cannot be decoded; counted.")
 ]
-TaskOption = Annotated[str, option("--task", "Registered task or a JSONL file of prompts.")]
+TaskOption = Annotated[str, option("--task", "Registered task, a JSONL file of prompts, or colour-digits.")]
 MethodOption = Annotated[str, option("--method", "Discovery method; see `assay list methods`.")]
 ObjectiveOption = Annotated[
     str | None, option("--objective", "Loss that defines the behaviour.  [default: the task's own]")

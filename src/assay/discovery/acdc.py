@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from assay.circuits import Circuit, EdgeScores
 from assay.discovery.method import METHODS, EdgeMethod, Settings, Sweep
 from assay.errors import InputError, NonFiniteError, unknown_name
 from assay.execution import SuffixRunner
@@ -58,6 +59,7 @@ class Acdc(EdgeMethod):
     order: str = "reverse"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if math.isnan(self.threshold) or self.threshold < 0:
             raise InputError(
                 f"threshold is {self.threshold}; give the rise of the objective that saves an edge, a number "
@@ -65,6 +67,10 @@ class Acdc(EdgeMethod):
             )
         if self.order not in ORDERS:
             raise unknown_name("order", self.order, ORDERS)
+
+    def select(self, scores: EdgeScores, k: int) -> Circuit:
+        """The circuit that the search kept, whatever its size."""
+        return scores.threshold(self.threshold, absolute=False)
 
     def most_passes(self, model: Model, nodes: int) -> int:
         return 2 * model.graph.n_edges + 3  # what is evaluated in vain never exceeds the number of edges

@@ -9,7 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.discovery.gradients import ActivationDifferences, GradientSums
-from assay.discovery.method import METHODS, BatchMethod, BatchScores, Settings, Sweep, check_steps
+from assay.discovery.method import (
+    METHODS,
+    BatchMethod,
+    BatchScores,
+    Settings,
+    Sweep,
+    check_differentiable,
+    check_steps,
+)
 from assay.discovery.quadrature import Node, quadrature_nodes
 from assay.discovery.spsa import check_spsa, spsa_sweep
 from assay.errors import InputError, unknown_name
@@ -84,6 +92,7 @@ class Passes:
         self.forward += 1
         if leaf is not None:
             self.backward += 1
+            check_differentiable(loss, self.settings)
             torch.autograd.grad(loss.sum(), leaf)  # the hooks of the trace keep what passes by
 
     def loss(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, " batch"]:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from assay.circuits import Circuit, EdgeScores
 from assay.discovery.method import METHODS, BatchMethod, BatchScores, Settings, Sweep
 from assay.execution import ABLATIONS, Prepared
 from assay.execution.forward import check_finite
@@ -64,6 +65,10 @@ class Ifr(BatchMethod):
         floats = (8 * model.n_layers + 2) * model.d_model * length
         table = model.graph.n_sources * (2 * model.n_layers + 1 + model.graph.n_targets)
         return _item_size(model) * (floats + (table if settings.per_example else 0))
+
+    def select(self, scores: EdgeScores, k: int) -> Circuit:
+        """Grown from `logits`, as published: importances are shares within each target."""
+        return scores.greedy(min(k, scores.graph.n_edges))
 
     def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
         # No edge is cut, so nothing has to be measured for it: zeros cost no pass.

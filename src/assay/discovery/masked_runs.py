@@ -8,12 +8,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.discovery.method import EdgeMethod, Settings, get_method
+from assay.discovery.method import EdgeMethod, Settings, check_differentiable, get_method
 from assay.errors import GraphMismatchError
 from assay.execution.forward import free_memory
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
-from assay.objectives import Objective
 from assay.rng import torch_stream
 from assay.tasks import Batch, Task, map_tensors
 
@@ -26,13 +25,13 @@ class Drawn:
         runner: Runs the model under real-valued masks.
         batch: The examples.
         pairs: What the runs need of them.
-        objective: What the runs are judged by.
+        settings: The objective the runs are judged by.
     """
 
     runner: SoftRunner
     batch: Batch
     pairs: SoftPairs
-    objective: Objective
+    settings: Settings
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -49,7 +48,8 @@ class Drawn:
         """Objective of each example under a mask, or under its own; differentiable in the mask."""
         wide = torch.float64 if self.runner.dtype == torch.float64 else torch.float32
         logits = self.runner.logits(self.pairs, mask).to(wide)
-        return self.objective(logits, self.pairs.model_logits.to(wide), self.batch)
+        loss = self.settings.objective(logits, self.pairs.model_logits.to(wide), self.batch)
+        return check_differentiable(loss, self.settings) if mask.requires_grad else loss
 
 
 class MaskedRuns:
@@ -70,6 +70,16 @@ class MaskedRuns:
         self.prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed)
         bytes_each = self.runner.bytes_per_pair(task.length)
         self.most_rows = max(1, free_memory(model.device) // 2 // bytes_each)
+
+    def passes(self, updates: int, *, masks: int) -> dict[str, float]:
+        """Passes per example that some updates cost, with `masks` masked runs of each example drawn."""
+        ablation = self.settings.ablation
+        drawn = updates * self.examples / self.task.n
+        measured = 0 if ablation.paired or ablation.key == "zero" else 1
+        return {
+            "forward": measured + drawn * (1 + ablation.paired + masks),
+            "backward": drawn * masks,
+        }
 
     @property
     def repeats_at_once(self) -> int:
@@ -96,7 +106,7 @@ class MaskedRuns:
             runner=self.runner,
             batch=batch,
             pairs=self.runner.prepare_batch(batch, self.prepared),
-            objective=self.settings.objective,
+            settings=self.settings,
         )
 
 
@@ -136,6 +146,11 @@ def warm_start_passes(warm_start: str | EdgeMethod | EdgeScores | None, model: M
     if isinstance(warm_start, str | EdgeMethod):
         return get_method(warm_start).most_passes(model, nodes)
     return 0
+
+
+def uses_steps(warm_start: str | EdgeMethod | EdgeScores | None) -> bool:
+    """Whether the quadrature enters by way of the scores that a mask starts from."""
+    return isinstance(warm_start, str | EdgeMethod) and get_method(warm_start).uses_steps()
 
 
 def agreement(first: Bool[Tensor, "*edges"], second: Bool[Tensor, "*edges"]) -> float:

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.circuits import EdgeScores
+from assay.circuits import Circuit, EdgeScores
 from assay.discovery.quadrature import quadrature_nodes
-from assay.errors import AssayWarning, InputError, NonFiniteError, unknown_name
+from assay.errors import AssayWarning, InputError, NonFiniteError, UnknownNameError, unknown_name
 from assay.execution import Ablation, Prepared, get_ablation
 from assay.execution.ablation import KeptRuns, Mean
 from assay.execution.forward import choose_batch_size, free_memory
@@ -97,7 +97,6 @@ class EdgeMethod(abc.ABC):
         source: Author, year, arXiv id.
         objective: What it attributes unless told otherwise; None: the task's own.
         keeps_examples: Whether the scores of each example can be kept.
-        experimental: Whether its limits make it no choice for everyday use.
     """
 
     key: ClassVar[str]
@@ -106,19 +105,42 @@ class EdgeMethod(abc.ABC):
     source: ClassVar[str]
     objective: ClassVar[str | None] = None
     keeps_examples: ClassVar[bool] = True
-    experimental: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            value, usual = getattr(self, each.name), each.default
+            kind = next((kind for kind in _KINDS if type(usual) is kind), None)
+            accepted = (float, int) if kind is float else (kind,)
+            if kind is not None and (type(value) not in accepted):
+                raise InputError(
+                    f"option {each.name} of {self.key} is {value!r}; give {_KINDS[kind]}, such as its "
+                    f"default {usual!r}"
+                )
 
     def configured(self, **options: Any) -> "EdgeMethod":
         """The same method with other options.
 
         Raises:
-            InputError: For an option that it does not have; those it has are named.
+            UnknownNameError: For an option that it does not have; those it has are named.
+            InputError: For a value of another kind, or out of range.
         """
         known = [each.name for each in dataclasses.fields(self)]
         for name in options:
+            if name not in known and not known:
+                raise UnknownNameError(
+                    f"method {self.key!r} has no options, and {name!r} was given; leave it out"
+                )
             if name not in known:
-                raise unknown_name(f"option of method {self.key!r}", name, known)
+                raise unknown_name(f"{self.key} option", name, known)
         return replace(self, **options)
+
+    def select(self, scores: EdgeScores, k: int) -> Circuit:
+        """The circuit that the method means where nobody says how to choose one: usually the k strongest."""
+        return scores.top(min(k, scores.graph.n_edges))
+
+    def uses_steps(self) -> bool:
+        """Whether `steps` and `quadrature` change its numbers."""
+        return self.integrates
 
     def options(self) -> dict[str, Any]:
         """Its options that are not the defaults, as they enter provenance, JSON-able."""
@@ -147,8 +169,13 @@ class EdgeMethod(abc.ABC):
         return 24 * model.n_layers * model.d_model * length * 4
 
 
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a name"}
+
+
 def plain_option(value: Any) -> Any:
-    """A value of an option as it enters provenance: scores by their own record."""
+    """A value of an option as it enters provenance: scores by their record, methods by key and options."""
+    if isinstance(value, EdgeMethod):
+        return {"method": value.key, **value.options()}
     if isinstance(value, EdgeScores):
         digest = hashlib.sha256(value.values.contiguous().numpy().tobytes()).hexdigest()[:16]
         return {"scores": dict(value.provenance), "values": digest}
@@ -402,11 +429,25 @@ def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Settin
         "method": method.key,
         "objective": settings.objective.key,
         "ablation": settings.ablation.key,
-        "steps": settings.steps if method.integrates else None,
-        "quadrature": settings.quadrature if method.integrates else None,
+        "steps": settings.steps if method.uses_steps() else None,
+        "quadrature": settings.quadrature if method.uses_steps() else None,
         "seed": settings.seed,
     }
     return record | ({"options": method.options()} if method.options() else {})
+
+
+def check_differentiable(loss: Tensor, settings: Settings) -> Tensor:
+    """The loss itself, after checking that a gradient can be taken of it.
+
+    Raises:
+        InputError: For an objective that is flat wherever it is defined, such as an accuracy.
+    """
+    if not loss.requires_grad:
+        raise InputError(
+            f"objective {settings.objective.key!r} has no gradient, so gradient methods and learned masks "
+            "cannot serve it; use method='acdc' or 'exact', or another objective"
+        )
+    return loss
 
 
 def check_steps(steps: int | str, quadrature: str) -> None:

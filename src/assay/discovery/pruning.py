@@ -1,9 +1,11 @@
 """Edge pruning: a hard-concrete gate on every edge, trained under a goal for how many stay open."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from assay.circuits import EdgeScores
@@ -13,17 +15,19 @@ from assay.discovery.masked_runs import (
     agreement,
     check_warm_start,
     start_scores,
+    uses_steps,
     warm_start_passes,
 )
-from assay.discovery.masks import MaskSettings, learn_mask
-from assay.discovery.method import METHODS, EdgeMethod, Settings, Sweep
+from assay.discovery.masks import BOUND, MaskSettings, learn_mask
+from assay.discovery.method import METHODS, EdgeMethod, Settings, Sweep, check_differentiable
 from assay.errors import AssayWarning, InputError
 from assay.execution.soft import SoftPairs
 from assay.models import Model
 from assay.tasks import Task
 
 
-SETTLED = 0.9  # Jaccard overlap of the most open edges over the last tenth of the updates
+SETTLED = 0.9  # Jaccard overlap of the most open edges over the last tenth of the updates, at least
+OPEN = 0.5  # mean probability that their gates are open, at least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +55,47 @@ class EdgePruning(EdgeMethod):
     updates: int = 400
     examples: int = 16
     rate: float = 0.15
-    warm_start: str | EdgeScores | None = None
+    warm_start: str | EdgeMethod | EdgeScores | None = None
 
     def check(self, settings: Settings) -> None:
-        if not 0 < self.share <= 1 or min(self.updates, self.examples) < 1 or not self.rate > 0:
+        if not 0 < self.share <= 1:
+            raise InputError(f"share of edge-pruning is {self.share}; give a share of all edges in (0, 1]")
+        if self.n_edges is not None and (type(self.n_edges) is not int or self.n_edges < 1):
             raise InputError(
-                "edge-pruning needs a share in (0, 1], rate > 0 and updates and examples >= 1; got "
-                f"{self.share}, {self.rate}, {self.updates} and {self.examples}"
+                f"n_edges of edge-pruning is {self.n_edges!r}; give a whole number from 1, or None"
             )
+        for name in ("updates", "examples"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} of edge-pruning is {getattr(self, name)}; give at least 1")
+        if not 0 < self.rate < math.inf:
+            raise InputError(f"rate of edge-pruning is {self.rate}; give a step size above 0")
         check_warm_start(self.warm_start, settings)
+
+    def uses_steps(self) -> bool:
+        return uses_steps(self.warm_start)
+
+    def goal(self, model: Model) -> int:
+        """Edges that should stay open.
+
+        Raises:
+            InputError: If it is less than what closed gates let through together.
+        """
+        goal = max(1, round(self.share * model.graph.n_edges)) if self.n_edges is None else self.n_edges
+        gates = MaskSettings().gates
+        least = float(gates.open_probability(torch.tensor(-BOUND))) * model.graph.n_edges
+        if goal < least:
+            raise InputError(
+                f"edge-pruning cannot hold {goal} of {model.graph.n_edges} edges: gates as good as closed "
+                f"add up to {least:.1f} already; give n_edges of at least {math.ceil(least)}"
+            )
+        return goal
 
     def most_passes(self, model: Model, nodes: int) -> int:
         # Per example of a task of at least one step's examples: clean, ablated, masked forward and backward.
         return 5 * self.updates + warm_start_passes(self.warm_start, model, nodes)
 
     def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
-        n_edges = self.n_edges or max(1, round(self.share * model.graph.n_edges))
+        n_edges = self.goal(model)
         start, spent = start_scores(self.warm_start, model, task, settings, size)
         runs = MaskedRuns(model, task, settings, size, examples=min(self.examples, task.n))
         late = self.updates - max(1, self.updates // 10)
@@ -85,32 +114,38 @@ class EdgePruning(EdgeMethod):
             runs.runner,
             draw,
             n_edges,
-            divergence=lambda full, run: settings.objective(run, full, drawn[0].batch),
+            divergence=lambda full, run: check_differentiable(
+                settings.objective(run, full, drawn[0].batch), settings
+            ),
             start=start,
             settings=MaskSettings(steps=self.updates, rate=self.rate),
             watch=watch,
             seed=settings.seed,
         )
-        overlap = agreement(before[0], learned.scores.top(n_edges).mask) if before else 0.0
-        if overlap < SETTLED:
+        chosen = learned.scores.top(n_edges).mask
+        overlap = agreement(before[0], chosen) if before else 0.0
+        openness = float(MaskSettings().gates.open_probability(learned.openness)[chosen].mean())
+        settled = overlap >= SETTLED and openness >= OPEN
+        if not settled:
             warnings.warn(
-                f"edge-pruning has not settled after {self.updates} updates: over the last tenth of them the "
-                f"{n_edges} most open edges overlap by {overlap:.2f} (Jaccard; {SETTLED} counts as settled); "
-                f"give more, e.g. updates={2 * self.updates}",
+                f"edge-pruning has not settled after {self.updates} updates: its {n_edges} most open gates "
+                f"are open with a probability of {openness:.2f} ({OPEN} is wanted), and over the last tenth "
+                f"of the updates they overlap by {overlap:.2f} (Jaccard; {SETTLED} is wanted); give more, "
+                f"e.g. updates={2 * self.updates}",
                 AssayWarning,
                 stacklevel=5,
             )
-        each = self.updates * runs.examples / task.n
+        passes = {
+            name: spent.get(name, 0.0) + count for name, count in runs.passes(self.updates, masks=1).items()
+        }
         tenth = learned.history[-max(1, len(learned.history) // 10) :]
         return Sweep(
             total=learned.scores.values.double() * task.n,
-            passes={
-                "forward": spent.get("forward", 0.0) + 3 * each,
-                "backward": spent.get("backward", 0.0) + each,
-            },
+            passes=passes,
             details={
-                "converged": overlap >= SETTLED,
+                "converged": settled,
                 "overlap": overlap,
+                "open": openness,
                 "loss": sum(step.mean for step in tenth) / len(tenth),
                 "expected_edges": learned.history[-1].size,
                 "undecided": _undecided(learned.openness, model),

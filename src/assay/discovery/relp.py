@@ -16,7 +16,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from assay.discovery.gradients import ActivationDifferences, GradientSums
-from assay.discovery.method import METHODS, BatchMethod, BatchScores, Settings
+from assay.discovery.method import METHODS, BatchMethod, BatchScores, Settings, check_differentiable
 from assay.errors import InputError, UnsupportedModelError, unknown_name
 from assay.execution import Prepared
 from assay.execution.forward import check_finite
@@ -110,6 +110,7 @@ class Relp(BatchMethod):
             check_finite(logits.detach(), f"{model.id} on the clean input", batch.indices)
             loss = settings.objective(logits, logits.detach(), batch)
             assert trace.leaf is not None
+            check_differentiable(loss, settings)
             torch.autograd.grad(loss.sum(), trace.leaf)
         return trace
 

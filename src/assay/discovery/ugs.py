@@ -9,9 +9,9 @@ its derivative in p_e is taken as 1. Most of a mask is therefore a real circuit,
 averaged over its whole range between cut and kept. (Li and Janson 2024, arXiv:2409.09951.)
 """
 
+import math
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from assay.circuits import EdgeScores
+from assay.circuits import EdgeScores, prune
 from assay.discovery.masked_runs import (
     MaskedRuns,
     agreement,
     check_warm_start,
     start_scores,
+    uses_steps,
     warm_start_passes,
 )
 from assay.discovery.method import METHODS, EdgeMethod, Settings, Sweep
@@ -37,7 +38,8 @@ from assay.tasks import Task
 
 CLIP = 5.0  # of the gradient's norm, for the edges into one block
 STEEP = 4.0  # |theta| of a warm start at most: p from .02 to .98, so every gate can still turn
-SETTLED = 0.9  # Jaccard overlap of the kept edges over the last tenth of the updates
+SETTLED = 0.9  # Jaccard overlap of the kept edges over the last tenth of the updates, at least
+UNDECIDED = 1 / 3  # share of the edges with .1 < p < .9, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +72,19 @@ class Ugs(EdgeMethod):
     rate: float | None = None
     node_price: bool = False
     dynamic_window: bool = False
-    warm_start: str | EdgeScores | None = None
+    warm_start: str | EdgeMethod | EdgeScores | None = None
+
+    def uses_steps(self) -> bool:
+        return uses_steps(self.warm_start)
 
     def check(self, settings: Settings) -> None:
-        if not self.price > 0 or min(self.updates, self.examples, self.samples) < 1:
-            raise InputError(
-                "ugs needs price > 0 and updates, examples and samples >= 1; got "
-                f"{self.price}, {self.updates}, {self.examples} and {self.samples}"
-            )
-        if self.rate is not None and not self.rate > 0:
-            raise InputError(f"rate of ugs is {self.rate}; give a step size above 0, or None")
+        if not 0 < self.price < math.inf:
+            raise InputError(f"price of ugs is {self.price}; give a finite number above 0, such as 1e-3")
+        for name in ("updates", "examples", "samples"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} of ugs is {getattr(self, name)}; give at least 1")
+        if self.rate is not None and (type(self.rate) not in (float, int) or not self.rate > 0):
+            raise InputError(f"rate of ugs is {self.rate!r}; give a step size above 0, or None")
         check_warm_start(self.warm_start, settings)
 
     def step_size(self, *, paired: bool) -> float:
@@ -101,28 +106,30 @@ class Ugs(EdgeMethod):
         training = _Training(self, model.graph, model.device, paired=settings.ablation.paired, start=start)
         history = [training.step(runs, number, settings.seed) for number in range(self.updates)]
         overlap = training.settled()
-        if overlap < SETTLED:
+        probability = training.probability().detach().cpu().double()
+        undecided = float(((probability > 0.1) & (probability < 0.9)).sum() / model.graph.n_edges)
+        settled = overlap >= SETTLED and undecided <= UNDECIDED
+        if not settled:
             warnings.warn(
-                f"ugs has not settled after {self.updates} updates: over the last tenth of them the kept "
-                f"edges overlap by {overlap:.2f} (Jaccard; {SETTLED} counts as settled); give more, e.g. "
-                f"updates={2 * self.updates}",
+                f"ugs has not settled after {self.updates} updates: {undecided:.0%} of the edges are "
+                f"undecided (.1 < p < .9; {UNDECIDED:.0%} are let pass), and over the last tenth of the "
+                f"updates the kept edges overlap by {overlap:.2f} (Jaccard; {SETTLED} is wanted); give more, "
+                f"e.g. updates={2 * self.updates}",
                 AssayWarning,
                 stacklevel=5,
             )
-        probability = training.probability().detach().cpu().double()
-        steps = self.updates * min(self.examples, task.n) / task.n
         passes = {
-            "forward": spent.get("forward", 0.0) + steps * (2 + self.samples),
-            "backward": spent.get("backward", 0.0) + steps * self.samples,
+            name: spent.get(name, 0.0) + count
+            for name, count in runs.passes(self.updates, masks=self.samples).items()
         }
         tenth = max(1, len(history) // 10)
         details = {
-            "converged": overlap >= SETTLED,
+            "converged": settled,
             "overlap": overlap,
             "loss": sum(history[-tenth:]) / tenth,
             "loss_at_start": sum(history[:tenth]) / tenth,
             "n_open": int((probability > 0.5).sum()),
-            "undecided": float(((probability > 0.1) & (probability < 0.9)).sum() / model.graph.n_edges),
+            "undecided": undecided,
             "learning_seconds": time.perf_counter() - began,
         }
         return Sweep(total=probability * task.n, passes=passes, details=details)
@@ -172,7 +179,7 @@ class _Training:
             times = min(runs.repeats_at_once, samples - first)
             rows = slice(first * len(inputs), (first + times) * len(inputs))
             mask = window.mask[rows].requires_grad_()
-            losses = inputs.repeat(times).losses(mask * connected(self.graph, mask.detach()))
+            losses = inputs.repeat(times).losses(mask * prune(self.graph, mask.detach() > 0))
             if not bool(torch.isfinite(losses).all()):
                 raise NonFiniteError(
                     f"the loss of update {number} of ugs is NaN or infinite; check the model's weights and "
@@ -181,9 +188,7 @@ class _Training:
             (found,) = torch.autograd.grad(losses.sum() / n_masks, mask)
             gradient += (found * window.inside[rows]).sum(0)  # da/dp = 1 inside the window, else 0
             loss += float(losses.detach().sum()) / n_masks
-        # Only draws inside the window tell anything of an edge; the mean over those replaces that over all.
-        share = window.inside.sum(0) / n_masks
-        gradient = torch.where(share > 0, gradient / share.clamp(min=1e-9), 0)
+        gradient = reweighted(gradient, window.inside)
         self._descend(gradient, probability)
         return loss
 
@@ -230,42 +235,23 @@ class _Training:
         return agreement(self.kept_before, self.probability().detach() > 0.5)
 
 
+def reweighted(
+    gradient: Float[Tensor, "n_sources n_targets"], inside: Bool[Tensor, "rows n_sources n_targets"]
+) -> Float[Tensor, "n_sources n_targets"]:
+    """The mean gradient over the draws that fell inside an edge's window, from that over all draws.
+
+    Only draws inside tell anything of an edge; one that had none gets 0.
+    """
+    share = inside.to(gradient.dtype).mean(0)
+    return torch.where(share > 0, gradient / share.clamp(min=1e-9), 0)
+
+
 def _sample(probability: Tensor, uniform: Tensor, scale: Tensor | float, valid: Tensor) -> _Window:
     """Masks of uniform numbers, one per row; 0 where there is no edge."""
     p = probability.detach()
     width = (p * (1 - p) * scale).clamp(min=1e-6)
     mask = (1 - ((uniform - p) / width + 0.5).clamp(0, 1)) * valid
     return _Window(mask=mask, inside=(mask > 1e-3) & (mask < 1 - 1e-3))
-
-
-def connected(
-    graph: Graph, mask: Float[Tensor, "rows n_sources n_targets"]
-) -> Bool[Tensor, "rows n_sources n_targets"]:
-    """Edges of each row's mask on a path of open edges from `input` to `logits`."""
-    open_edges = mask > 0
-    feeds = graph.feeds.to(mask.device)
-    from_input = torch.zeros(mask.shape[0], graph.n_sources, dtype=torch.bool, device=mask.device)
-    from_input[:, 0] = True
-    stages = list(_stages(graph))
-    for rows, columns in stages:
-        reached = (open_edges[:, :, columns] & from_input[:, :, None]).any(1)
-        from_input[:, rows] = (reached[:, :, None] & feeds[columns, rows]).any(1)
-    to_logits = open_edges[:, :, -1].clone()
-    wanted = torch.zeros(mask.shape[0], graph.n_targets, dtype=torch.bool, device=mask.device)
-    wanted[:, -1] = True
-    for rows, columns in reversed(stages):
-        wanted[:, columns] = (to_logits[:, None, rows] & feeds[columns, rows]).any(2)
-        to_logits |= (open_edges[:, :, columns] & wanted[:, None, columns]).any(2)
-    return from_input[:, :, None] & wanted[:, None, :]
-
-
-def _stages(graph: Graph) -> Iterator[tuple[slice, slice]]:
-    """Sources and targets of each attention and each MLP, in forward order."""
-    for layer in range(graph.n_layers):
-        row, first, last = graph.head_source(layer), graph.channel_target(layer, "q"), graph.mlp_target(layer)
-        yield slice(row, row + graph.n_heads), slice(first, last)
-        if graph.mlps:
-            yield slice(row + graph.n_heads, row + graph.n_heads + 1), slice(last, last + 1)
 
 
 METHODS.add(Ugs.key, Ugs())

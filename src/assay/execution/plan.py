@@ -156,7 +156,7 @@ def source_types(
     clean = torch.zeros(graph.n_sources, dtype=torch.bool)
     ablated = torch.zeros(graph.n_sources, dtype=torch.bool)
     clean[0] = True
-    for rows, columns in _nodes(graph):
+    for columns, rows in graph.stages:
         upstream, kept = graph.valid[:, columns], mask[:, columns]
         target_clean = (~upstream | (kept & clean[:, None])).all(0)
         target_ablated = (~kept | ablated[:, None]).all(0)
@@ -164,16 +164,6 @@ def source_types(
         clean[rows] = (~feeds | target_clean[:, None]).all(0)
         ablated[rows] = (~feeds | target_ablated[:, None]).all(0)
     return clean, ablated
-
-
-def _nodes(graph: Graph) -> list[tuple[slice, slice]]:
-    stages = []
-    for layer in range(graph.n_layers):
-        first, last, row = graph.channel_target(layer, "q"), graph.mlp_target(layer), graph.head_source(layer)
-        stages.append((slice(row, row + graph.n_heads), slice(first, last)))
-        if graph.mlps:
-            stages.append((slice(row + graph.n_heads, row + graph.n_heads + 1), slice(last, last + 1)))
-    return stages
 
 
 def compile_plan(
@@ -233,7 +223,7 @@ def _liveness(
     """
     somewhere = kept[:, -1].clone()
     everywhere = somewhere.clone() if pools else torch.zeros_like(somewhere)
-    for rows, columns in reversed(_nodes(graph)):
+    for columns, rows in reversed(graph.stages):
         feeds = graph.feeds[columns, rows]
         active = somewhere[rows] & ~clean[rows]
         wanted = (feeds & active).any(1)

@@ -49,8 +49,7 @@ def run_position_circuit(
     Notes:
         Every target has its own stream at every position, so a run costs what one under a real-valued mask
         does: two passes to prepare a batch, and a product over all sources per target. The mask of an example
-            takes
-        T S R numbers; prompts whose spans stand at the same places share one.
+        takes T S R numbers; prompts whose spans stand at the same places share one.
     """
     chosen = get_ablation(ablation or task.ablation)
     check_circuit(model, circuit.edge_circuit())

@@ -24,7 +24,8 @@ LEGEND = (
     "examples. MiB: memory it added."
 )
 TRUTH_LEGEND = (
-    "AUROC of |score| for the true edges: share of models with at least .95 and .99, median, lowest. "
+    "AUROC of |score| for the true edges: share of the models it was measured on with at least .95 and .99, "
+    "median, lowest. "
     "Precision: mean average precision; recall: mean share of true edges among as many best ones."
 )
 
@@ -155,17 +156,6 @@ def truth_models_table(table: TruthTable) -> Table:
     return Table(columns=columns, rows=tuple(rows), right=("edges", "true", "AUROC"))
 
 
-def truth_cells_table(table: TruthTable, objective: str) -> Table:
-    """AUROC of every method on every model under one objective."""
-    known = {(cell.model, cell.method): cell for cell in table.cells if cell.objective == objective}
-    rows = [
-        (model, *(share(known[model, method].auroc) if (model, method) in known else MISSING
-                  for method in table.methods))
-        for model in table.models
-    ]  # fmt: skip
-    return Table(columns=("model", *table.methods), rows=tuple(rows), right=table.methods)
-
-
 def misses(table: TruthTable) -> list[str]:
     """For each method, the models whose circuit it misses (AUROC below .95) under its best objective."""
     found = []
@@ -183,6 +173,19 @@ def misses(table: TruthTable) -> list[str]:
             f"{method} misses {len(missed)} of {len(best)} models" + (f": {listed}{more}" if missed else "")
         )
     return found
+
+
+def partly_measured(table: TruthTable) -> list[str]:
+    """Methods that were measured on fewer models than the table has; their shares are of those."""
+    n = len(table.models)
+    found: dict[tuple[str, int], list[str]] = {}
+    for each in table.summary().methods:
+        if each.of < n:
+            found.setdefault((each.method, each.of), []).append(each.objective)
+    return [
+        f"{method} ({', '.join(objectives)}) was measured on {of} of the {n} models; its shares are of those"
+        for (method, of), objectives in found.items()
+    ]
 
 
 def refusals(table: TruthTable) -> list[str]:

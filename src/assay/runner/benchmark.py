@@ -69,10 +69,10 @@ def quick_settings(
     shrunk = {name: dict(own) for name, own in options.items()}
     for name in chosen:
         key = name.partition("@")[0]
-        if key not in METHODS or "updates" not in METHODS[key].options():
+        usual = getattr(METHODS[key], "updates", None) if key in METHODS else None
+        if usual is None:
             continue
         if "updates" not in shrunk.setdefault(name, {}):
-            usual = METHODS[key].options()["updates"]
             shrunk[name]["updates"] = QUICK_UPDATES
             said.append(f"{name}: {QUICK_UPDATES} updates instead of {usual:,}, far from converged")
     kept = {name: own for name, own in shrunk.items() if own}
@@ -116,11 +116,11 @@ def _folder_of(path: Path, task: str | None) -> Path:
     if not folders:
         return path
     known = [each for each in folders if task and _plain(split_folder_name(each.name)[0]) == _plain(task)]
-    if len(known) == 1 or len(folders) == 1:
-        return (known or folders)[0]
+    if len(known) == 1:
+        return known[0]
+    names = ", ".join(each.name for each in folders[:8])
     raise FileFormatError(
-        f"{path} has {len(known)} folders for task {task!r}: {', '.join(each.name for each in folders[:8])}; "
-        "give the one to read"
+        f"{path} has {len(known)} folders for task {task!r} among {names}; give the one to read"
     )
 
 
@@ -167,7 +167,9 @@ def write_benchmark(
         "json": benchmark.save(folder / f"{name}.json"),
         "csv": _write_csv(folder / f"{name}.csv", benchmark.to_frame().to_dict("records")),
         "markdown": write_atomically(folder / f"{name}.md", text.encode()),
-        **benchmark_figures.write_picture(folder, name, benchmark_figures.plot_quality_cost(data)),
+        **benchmark_figures.write_picture(
+            folder, name, benchmark_figures.plot_quality_cost(data), label=data.label
+        ),
     }
 
 
@@ -204,7 +206,8 @@ def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict
     }
     if not data.objectives:  # nothing was served, so there is nothing to draw
         return written
-    return written | benchmark_figures.write_picture(folder, name, benchmark_figures.plot_truth_map(data))
+    drawn = benchmark_figures.plot_truth_map(data)
+    return written | benchmark_figures.write_picture(folder, name, drawn, label=data.label)
 
 
 def truth_markdown(table: TruthTable) -> str:
@@ -214,6 +217,9 @@ def truth_markdown(table: TruthTable) -> str:
         f"{benchmark_tables.TRUTH_LEGEND}\n",
         benchmark_tables.truth_models_table(table).markdown(),
     ]
+    partial = benchmark_tables.partly_measured(table)
+    if partial:
+        parts.insert(2, "".join(f"- {each}\n" for each in partial))
     refused = benchmark_tables.refusals(table)
     if refused:
         parts.append("Not served:\n\n" + "".join(f"- {each}\n" for each in refused))
