@@ -57,7 +57,7 @@ def consensus(
     Notes:
         No passes. Ranks throw sizes away, so `mean-rank` is for selecting edges, not for sums of scores; its
         values have no ties at 0 even where most edges do nothing. `vote(k)` is for `threshold(0.5)`: the
-        edges that more than half of the weight names.
+        edges that half of the weight or more names.
 
     References:
         Mondorf et al. (2025), arXiv:2510.06811 (averaged scores of attribution methods on MIB); Borda counts
