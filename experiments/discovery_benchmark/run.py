@@ -2,6 +2,7 @@
 
     python experiments/discovery_benchmark/run.py truth [--methods ...] [--models ...]
     python experiments/discovery_benchmark/run.py mini [--tasks ioi greater-than] [--methods ...]
+    python experiments/discovery_benchmark/run.py warm
     python experiments/discovery_benchmark/run.py vision [--methods ...]
     python experiments/discovery_benchmark/run.py signs [--tasks ...]
     python experiments/discovery_benchmark/run.py docs
@@ -104,6 +105,17 @@ def mini(
             progress=progress,
         )
         found.save(HERE / f"mini-{found.task}.json")
+
+
+def warm() -> None:
+    """Uniform gradient sampling from EAP-IG scores at a lower price, on the examples of `mini-ioi.json`."""
+    target = find_target("mini", "ioi", n=MINI_N, seed=SEED)
+    name = "ugs@warm"
+    options = {name: {"warm_start": "eap-ig-inputs", "updates": 300, "rate": 0.05, "price": 3e-4}}
+    found = benchmark_discovery(
+        target.model, target.task, [name], options=options, seed=SEED, progress=progress
+    )
+    found.save(HERE / "mini-ioi-warm.json")
 
 
 def vision(methods: Sequence[str] | None, options: dict[str, dict[str, Any]], n: int) -> None:
@@ -209,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("truth", "mini", "vision", "signs", "docs"))
+    parser.add_argument("step", choices=("truth", "mini", "warm", "vision", "signs", "docs"))
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--models", nargs="+", help="of truth: beginnings of names")
     parser.add_argument("--tasks", nargs="+", default=MINI_TASKS)
@@ -222,6 +234,8 @@ def main() -> None:
         truth(arguments.methods, arguments.models, options)
     elif arguments.step == "mini":
         mini(arguments.tasks, arguments.methods, options, arguments.n)
+    elif arguments.step == "warm":
+        warm()
     elif arguments.step == "signs":
         signs(arguments.tasks, arguments.n)
     elif arguments.step == "vision":

@@ -345,7 +345,7 @@ def test_an_order_that_does_not_exist() -> None:
 
 def test_an_option_that_does_not_exist(tiny_module: Callable[..., nn.Module]) -> None:
     model, task = model_and_task("gpt2", tiny_module)
-    with pytest.raises(UnknownNameError, match=r"option of method 'acdc' 'treshold'.*threshold"):
+    with pytest.raises(UnknownNameError, match=r"unknown acdc option 'treshold'.*threshold"):
         discover(model, task, "acdc", treshold=0.1)
 
 
