@@ -358,7 +358,7 @@ def test_files_that_hold_no_scores_are_refused(model: Model, tmp_path: Path) -> 
         read_scores(tmp_path / "none.json", model)
     for name in ("a_mini", "b_mini"):
         (tmp_path / "many" / name).mkdir(parents=True)
-    with pytest.raises(FileFormatError, match="0 folders for task 'ioi': a_mini, b_mini"):
+    with pytest.raises(FileFormatError, match="0 folders for task 'ioi' among a_mini, b_mini"):
         read_scores(tmp_path / "many", model, "ioi")
     (tmp_path / "x.json").write_text('{"format": "other"}')
     with pytest.raises(FileFormatError, match="no discovery benchmark"):

@@ -463,7 +463,7 @@ def test_submissions_come_back_as_they_were(tmp_path: Path) -> None:
     (one,) = load_submission(root / "ioi_gpt2", GRAPH)
     assert one.model == "gpt2"
     content = json.loads((root / "arithmetic_addition_qwen2_5" / "50.json").read_text())
-    assert content["edges"]["input->m0"].keys() == {"in_graph"}
+    assert content["edges"]["input->m0"].keys() == {"score", "in_graph"}
 
 
 def test_torch_importances_are_read(tmp_path: Path) -> None:

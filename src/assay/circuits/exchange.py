@@ -156,7 +156,7 @@ def save_submission(
         OutputError: If a folder or file cannot be written.
 
     Notes:
-        Circuits are files `0.1.json` to `50.json` without scores. Scores are written as they are: positive
+        Circuits are files `0.1.json` to `50.json` whose scores are 0. Scores are written as they are: positive
         means keep. MIB wants at least two tasks and two models, which is not checked.
 
     References:
