@@ -156,8 +156,8 @@ def save_submission(
         OutputError: If a folder or file cannot be written.
 
     Notes:
-        Circuits are files `0.1.json` to `50.json` whose scores are 0. Scores are written as they are: positive
-        means keep. MIB wants at least two tasks and two models, which is not checked.
+        Circuits are files `0.1.json` to `50.json` whose scores are 0. Scores are written as they are:
+        positive means keep. MIB wants at least two tasks and two models, which is not checked.
 
     References:
         Mueller et al. (2025), arXiv:2504.13151.
