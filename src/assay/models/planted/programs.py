@@ -54,7 +54,7 @@ def _copier(name: str, role: str, size: int, letters: list[int], writes: str, **
         value=Reading(register=TOKEN, map=_select(size, letters)),
         writes=writes,
         output=_whole(len(letters)),
-        **attention,  # type: ignore[arg-type]
+        **attention,  # type: ignore[arg-type]  # fields of `Head`, which it checks itself
     )
 
 
