@@ -242,11 +242,16 @@ def place_labels(
         size = text.get_window_extent(renderer)
         offset, reach, box = min(
             _candidates(points[place], size.width, size.height, pixel),
-            key=lambda each: (_covered(each[2], [*taken, *boxes.values()], inside), each[1]),
+            # A label nearer to another point than to its own would name the wrong one.
+            key=lambda each: (
+                _covered(each[2], [*taken, *boxes.values()], inside),
+                _strange(points, place, each[2]),
+                each[1],
+            ),
         )
         text.set_position(offset)
         boxes[place] = box
-        if reach > REACHES[1]:
+        if reach > REACHES[0]:
             _leader(ax, points[place], box)
     return [boxes[place] for place in range(len(names))]
 
@@ -297,6 +302,20 @@ def _covered(box: Bbox, taken: Sequence[Bbox], inside: Bbox) -> float:
     within = Bbox.intersection(box, inside)
     outside = box.width * box.height - (0.0 if within is None else within.width * within.height)
     return round(float(covered + 4 * outside), 3)
+
+
+def _strange(points: Float64[np.ndarray, "n 2"], place: int, box: Bbox) -> bool:
+    """Whether a label there could be taken for that of another point: not twice as near to its own."""
+    gaps = [_gap(point, box) for point in points]
+    own = gaps.pop(place)
+    return bool(gaps) and own > min(gaps) / 2
+
+
+def _gap(point: Float64[np.ndarray, " 2"], box: Bbox) -> float:
+    """Pixels between a point and the nearest edge of a box."""
+    across = max(box.x0 - point[0], 0.0, point[0] - box.x1)
+    up = max(box.y0 - point[1], 0.0, point[1] - box.y1)
+    return float(np.hypot(across, up))
 
 
 def _leader(ax: Axes, point: Float64[np.ndarray, " 2"], box: Bbox) -> None:
