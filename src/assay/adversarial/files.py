@@ -18,6 +18,7 @@ from assay.circuits import Circuit, write_atomically
 from assay.errors import FileFormatError, GraphMismatchError, InputError
 from assay.measurement import canonical_json
 from assay.models import Model
+from assay.untrusted import MALFORMED, malformed, parse_json
 
 
 FORMAT = 1
@@ -74,17 +75,36 @@ def load_result(path: Path, *, model: Model | None, circuit: Circuit | None) -> 
         content = path.read_bytes()
     except OSError as error:
         raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != record["sha256"]:
+    if hashlib.sha256(content).hexdigest() != record.get("sha256"):
         raise FileFormatError(
             f"{path} is not what its document describes (hash mismatch): one of the two was changed or "
             "truncated; restore them or run again"
         )
     try:
         arrays = load(content)
-    except SafetensorError as error:
+    except (SafetensorError, *MALFORMED) as error:
         raise FileFormatError(f"{path} is not a readable safetensors file ({error})") from error
+    with malformed(path, "a worst-case result"):
+        return _restored(path, record, arrays, model, circuit)
+
+
+def _restored(
+    path: Path,
+    record: dict[str, Any],
+    arrays: dict[str, Tensor],
+    model: Model | None,
+    circuit: Circuit | None,
+) -> WorstCase:
     document = record["document"]
     sample = _sample(record, arrays)
+    shape = (sample.clean.n, sample.corrupted.n) if sample.pairs is None else (len(sample.pairs),)
+    for name in ("divergence", "empty", "argmax_differs"):
+        if tuple(arrays[name].shape) != shape or arrays[name].is_complex():
+            raise ValueError(f"{name} has shape {tuple(arrays[name].shape)}; {shape} is that of the pairs")
+    if sample.pairs is not None:
+        _check_ids(arrays["pairs"], len(sample.pairs), 2)
+    if not isinstance(document.get("worst", []), list):
+        raise ValueError("its worst pairs are no list")
     if sample.data_hash != record["sample"]["data_hash"]:
         raise FileFormatError(f"{path}: the inputs have another hash than the document says; run again")
     rerun = None
@@ -102,7 +122,7 @@ def load_result(path: Path, *, model: Model | None, circuit: Circuit | None) -> 
         sample=sample,
         facts={name: document[name] for name in names},
         thresholds=tuple(record["thresholds"]),
-        notes=record["notes"],
+        notes=dict(record["notes"]),
         seconds=document["seconds"],
         rerun=rerun,
         document=document,
@@ -114,19 +134,26 @@ def load_result(path: Path, *, model: Model | None, circuit: Circuit | None) -> 
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         given = record.pop("record_sha256")
     except OSError as error:
         raise FileFormatError(f"cannot read {path}, the document of a result: {error.strerror}") from error
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise FileFormatError(f"{path} is not the document of a worst-case result: {error!r}") from error
     if hashlib.sha256(canonical_json(record).encode()).hexdigest() != given:
         raise FileFormatError(f"{path} was changed after it was written (hash mismatch); restore it")
-    if record["format"] > FORMAT:
+    if not isinstance(number := record.get("format"), int) or number > FORMAT:
         raise FileFormatError(
-            f"{path} has format {record['format']}, this version reads up to {FORMAT}; update assay"
+            f"{path} has format {number!r}, this version reads up to {FORMAT}; update assay"
         )
     return record
+
+
+def _check_ids(array: Tensor, n: int, axes: int) -> None:
+    if array.dtype != torch.int64 or array.ndim != axes or len(array) != n:
+        raise ValueError(
+            f"inputs are {array.dtype} of shape {tuple(array.shape)}; whole numbers of {n} are due"
+        )
 
 
 def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
@@ -134,12 +161,23 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
     sides = {}
     for name in _SIDES:
         inputs = record["inputs"][name]
+        for key in ("tokens", "lengths", "positions"):
+            _check_ids(arrays[f"{name}.{key}"], len(arrays[f"{name}.tokens"]), 2 if key == "tokens" else 1)
+        for key in ("answers", "wrong"):
+            if f"{name}.{key}" in arrays:
+                _check_ids(arrays[f"{name}.{key}"], len(arrays[f"{name}.tokens"]), 2)
         sides[name] = PromptSet(
             # An absent array is None, which answers may be; the hash of the file vouches for the others.
             **{key: arrays.get(f"{name}.{key}") for key in _IDS},  # type: ignore[arg-type]
-            texts=None if inputs["texts"] is None else tuple(inputs["texts"]),
-            fields=dict(inputs["fields"]),
+            texts=None if inputs["texts"] is None else tuple(map(str, inputs["texts"])),
+            fields={str(field): list(values) for field, values in inputs["fields"]},
         )
+        side = sides[name]
+        listed = [*side.fields.values(), *([] if side.texts is None else [side.texts])]
+        if any(len(values) != side.n for values in listed):
+            raise ValueError(f"texts or fields of the {name} inputs are not those of {side.n} inputs")
+        if bool(((side.lengths < 1) | (side.lengths > side.tokens.shape[1])).any()):
+            raise ValueError(f"a length of the {name} inputs is not that of their tokens")
     return PairSample(
         protocol=facts["protocol"],
         clean=sides["clean"],

@@ -8,6 +8,7 @@ from typing import Any
 
 from assay.circuits import write_atomically
 from assay.errors import FileFormatError
+from assay.untrusted import parse_json
 
 
 def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:
@@ -28,7 +29,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileFormatError(
             f"cannot read {path}: {error.strerror}; give the path of a JSON file"

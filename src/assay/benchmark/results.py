@@ -11,6 +11,7 @@ from assay.benchmark.truth import Detected
 from assay.circuits import EdgeScores
 from assay.errors import FileFormatError, InputError
 from assay.measurement import plain
+from assay.untrusted import malformed
 
 
 if TYPE_CHECKING:
@@ -240,7 +241,8 @@ class DiscoveryBenchmark:
         Raises:
             FileFormatError: If the file is missing or holds something else.
         """
-        return cls.from_dict(read_json(path))
+        with malformed(path, "a discovery benchmark"):
+            return cls.from_dict(read_json(path))
 
 
 def _flat(row: BenchmarkRow) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from assay.measurement import library_version, plain
 from assay.models.planted import Planted, planted_model, planted_names
 from assay.objectives import get_objective
 from assay.stats import auroc, average_precision, precision_at
+from assay.untrusted import malformed
 
 
 if TYPE_CHECKING:
@@ -309,7 +310,8 @@ class TruthTable:
         Raises:
             FileFormatError: If the file is missing or holds something else.
         """
-        return cls.from_dict(read_json(path))
+        with malformed(path, "a table of truth"):
+            return cls.from_dict(read_json(path))
 
     def merged(self, other: "TruthTable") -> "TruthTable":
         """Both tables as one; where both have a cell, that of `other` stands.

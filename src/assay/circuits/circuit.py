@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from assay import display
 from assay.circuits.heads import HeadCircuit, check_heads, load_head_circuit
 from assay.errors import GraphMismatchError, InputError, ShapeError
 from assay.graph import Graph
@@ -222,6 +223,35 @@ class Circuit:
     def __repr__(self) -> str:
         share = self.n_edges / self.graph.n_edges
         return f"Circuit({self.n_edges} of {self.graph.n_edges} edges, {share:.1%}, hash {self.hash})"
+
+    def _repr_html_(self) -> str:
+        names = self.nodes()
+        layers = dict(zip(self.graph.sources, self.graph.source_layer.tolist(), strict=True))
+        ends = [
+            (self.graph.sources[row], node)
+            for row, column in self.mask.nonzero()[: display.MOST_DRAWN_EDGES + 1].tolist()
+            for node in self._fed_nodes(column)
+        ]
+        # Within a block heads come before the MLP; the logits come last.
+        places = [
+            (name, 2 * layers.get(name, self.graph.n_layers + 1) + name.startswith("m")) for name in names
+        ]
+        return display.card(
+            "circuit",
+            (
+                (
+                    "edges",
+                    f"{self.n_edges} of {self.graph.n_edges} ({self.n_edges / self.graph.n_edges:.1%})",
+                ),
+                ("nodes", len(names)),
+                ("heads", len(self.heads) if self.heads is not None else None),
+                ("method", self.provenance.get("method")),
+                ("selection", self.provenance.get("selection")),
+                ("graph", self.graph.fingerprint),
+            ),
+            id=self.hash,
+            picture=display.drawing(places, ends),
+        )
 
     # ---- set operations -------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from assay.errors import (
     unknown_name,
 )
 from assay.graph import Graph, build_graph
+from assay.untrusted import MALFORMED, malformed, parse_json
 
 
 SIGN = "positive: keep"
@@ -160,8 +161,8 @@ class _Content:
 
 def _read_json(path: Path) -> _Content:
     try:
-        document = json.loads(path.read_bytes(), object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(path.read_bytes(), pairs=_without_duplicates)
+    except ValueError as error:
         raise FileFormatError(
             f"{path} is not a readable JSON document ({shorten(str(error))}); it may be truncated, so export "
             "it again"
@@ -250,7 +251,8 @@ def _read_torch(path: Path) -> _Content:
             f"{path} is refused: it holds more than tensors and plain values, or is no torch file; loading "
             "it could run code. Export it as JSON (EAP-IG: graph.to_json)"
         ) from error
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
+    # A damaged archive fails with whatever its first wrong byte brings about.
+    except (EOFError, OSError, *MALFORMED) as error:
         raise FileFormatError(
             f"{path} is not a readable torch file ({shorten(str(error))}); it may be truncated, so export it "
             "again"
@@ -264,7 +266,8 @@ def _read_torch(path: Path) -> _Content:
         raise FileFormatError(
             f"{path} has neurons; circuits of single neurons are not read, export at edge level"
         )
-    sources, targets = list(document["src_nodes"]), list(document["dst_nodes"])
+    with malformed(path, "a graph file with lists of nodes"):
+        sources, targets = (tuple(map(str, document[key])) for key in ("src_nodes", "dst_nodes"))
     matrices = (document["edges_scores"], document["edges_in_graph"])
     if any(
         not isinstance(each, Tensor) or tuple(each.shape) != (len(sources), len(targets)) for each in matrices

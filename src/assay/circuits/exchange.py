@@ -24,7 +24,7 @@ IMPORTANCES = "importances.json"
 SUFFIXES = (".json", ".pt")
 # Names of models in the benchmark; one holds the separator.
 MIB_MODELS = ("interpbench", "gpt2", "qwen2_5", "qwen2.5", "gemma2", "llama3")
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.\-_]*[A-Za-z0-9])?")
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.\-_]{0,98}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

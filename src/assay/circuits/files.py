@@ -1,9 +1,11 @@
 """Circuits and scores on disk: one safetensors file each, with JSON metadata and a content hash."""
 
+import contextlib
 import hashlib
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from assay.circuits.circuit import Circuit
+from assay.circuits.heads import check_heads
 from assay.circuits.scores import EdgeScores
 from assay.errors import FileFormatError, GraphMismatchError, OutputError
 from assay.graph import Graph, build_graph
+from assay.untrusted import MALFORMED, malformed, parse_json, refuse_pickle
 
 
 FORMAT = 1
+MOST_CELLS = 1 << 27  # of a matrix of edges that a file may ask for
 
 
 def save_circuit(circuit: Circuit, path: Path) -> Path:
@@ -44,16 +49,18 @@ def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
         GraphMismatchError: If it belongs to another graph.
     """
     stored, arrays, metadata = _read(Path(path), "circuit", graph)
-    heads = metadata["heads"]
-    return Circuit(
-        graph=stored,
-        mask=arrays["mask"].bool(),
-        heads=None if heads is None else tuple((layer, head) for layer, head in heads),
-        roles={
-            name: tuple((layer, head) for layer, head in pairs) for name, pairs in metadata["roles"].items()
-        },
-        provenance=metadata["provenance"],
-    )
+    with malformed(path, "a circuit written by .save()"):
+        heads = metadata["heads"]
+        return Circuit(
+            graph=stored,
+            mask=flags(arrays["mask"]),
+            heads=None if heads is None else check_heads(heads, stored.n_layers, stored.n_heads),
+            roles={
+                name: check_heads(pairs, stored.n_layers, stored.n_heads)
+                for name, pairs in metadata["roles"].items()
+            },
+            provenance=dict(metadata["provenance"]),
+        )
 
 
 def save_scores(scores: EdgeScores, path: Path) -> Path:
@@ -68,13 +75,14 @@ def save_scores(scores: EdgeScores, path: Path) -> Path:
 def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
     """Read edge scores written by `EdgeScores.save`; errors as in `load_circuit`."""
     stored, arrays, metadata = _read(Path(path), "scores", graph)
-    return EdgeScores(
-        stored,
-        arrays["values"],
-        per_example=arrays.get("per_example"),
-        provenance=metadata["provenance"],
-        details=metadata["details"],
-    )
+    with malformed(path, "edge scores written by .save()"):
+        return EdgeScores(
+            stored,
+            real_numbers(arrays["values"]),
+            per_example=None if (each := arrays.get("per_example")) is None else real_numbers(each),
+            provenance=dict(metadata["provenance"]),
+            details=dict(metadata["details"]),
+        )
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
@@ -95,7 +103,8 @@ def write_atomically(path: Path, content: bytes) -> Path:
             f"cannot write {path}: {error.strerror}; nothing was changed, choose a writable directory"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where nothing can be written, nothing is left either
+            temporary.unlink(missing_ok=True)
     return path
 
 
@@ -134,11 +143,13 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
     """
     if not path.is_file():
         raise FileFormatError(f"no {kind} file at {path}")
+    refuse_pickle(path)
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except SafetensorError as error:
+    # Beside its own errors, safetensors fails as torch does for a type that torch lacks, and for empty files.
+    except (SafetensorError, OSError, *MALFORMED) as error:
         raise FileFormatError(
             f"{path} is not a readable safetensors file ({error}); it may be truncated, so save it again"
         ) from error
@@ -150,14 +161,49 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
         raise FileFormatError(
             f"{path} was changed after it was written (hash mismatch); restore it or make it again"
         )
-    metadata = json.loads(header["assay"])
-    if metadata["format"] > FORMAT:
-        raise FileFormatError(
-            f"{path} has format {metadata['format']}, this version reads up to {FORMAT}; update assay"
-        )
-    if metadata["kind"] != kind:
-        raise FileFormatError(f"{path} holds {metadata['kind']!r}, not {kind!r}")
+    with malformed(path, f"a {kind} written by .save()"):
+        metadata: dict[str, Any] = parse_json(header["assay"])
+        if metadata["format"] > FORMAT:
+            raise FileFormatError(
+                f"{path} has format {metadata['format']}, this version reads up to {FORMAT}; update assay"
+            )
+        if metadata["kind"] != kind:
+            raise FileFormatError(f"{path} holds {metadata['kind']!r}, not {kind!r}")
     return arrays, metadata
+
+
+def flags(array: Tensor) -> Tensor:
+    """Flags that `write_arrays` kept as bytes.
+
+    Raises:
+        ValueError: If a byte is neither 0 nor 1, or the array holds something else.
+    """
+    if array.dtype != torch.uint8 or bool((array > 1).any()):
+        raise ValueError(f"its flags are {array.dtype}; bytes that are 0 or 1 are needed")
+    return array.bool()
+
+
+def real_numbers(array: Tensor) -> Tensor:
+    """The array, if it holds real floating-point numbers.
+
+    Raises:
+        ValueError: If it holds something else.
+    """
+    if not array.dtype.is_floating_point:
+        raise ValueError(f"its numbers are {array.dtype}; floating-point numbers are needed")
+    return array
+
+
+def _described(shape: Mapping[str, Any]) -> Graph:
+    """The graph of `Graph.describe`, whose matrices are not built before their size is known to be sane."""
+    layers, heads, shared = (shape[key] for key in ("n_layers", "n_heads", "n_kv_heads"))
+    if any(type(each) is not int for each in (layers, heads, shared)) or any(
+        type(shape[key]) is not bool for key in ("parallel", "mlps")
+    ):
+        raise ValueError(f"its graph is described by {dict(shape)}")
+    if layers * (heads + 1) * layers * (heads + 2 * shared + 1) > MOST_CELLS:
+        raise ValueError(f"its graph has {layers} layers of {heads} heads, more than any file can hold")
+    return build_graph(layers, heads, shared, parallel=shape["parallel"], mlps=shape["mlps"])
 
 
 def _write(path: Path, graph: Graph, arrays: dict[str, Tensor], metadata: dict[str, Any]) -> Path:
@@ -167,18 +213,13 @@ def _write(path: Path, graph: Graph, arrays: dict[str, Tensor], metadata: dict[s
 
 def _read(path: Path, kind: str, graph: Graph | None) -> tuple[Graph, dict[str, Tensor], dict[str, Any]]:
     arrays, metadata = read_arrays(path, kind)
-    shape = metadata["graph"]
-    stored = build_graph(
-        shape["n_layers"],
-        shape["n_heads"],
-        shape["n_kv_heads"],
-        parallel=shape["parallel"],
-        mlps=shape["mlps"],
-    )
-    if stored.fingerprint != metadata["fingerprint"]:
-        raise FileFormatError(
-            f"{path}: graph description and fingerprint disagree; the file was not written by this package"
-        )
+    with malformed(path, f"a {kind} written by .save()"):
+        stored = _described(metadata["graph"])
+        if stored.fingerprint != metadata["fingerprint"]:
+            raise FileFormatError(
+                f"{path}: graph description and fingerprint disagree; the file was not written by this "
+                "package"
+            )
     if graph is not None and graph.fingerprint != stored.fingerprint:
         raise GraphMismatchError(
             f"{path} belongs to another model: its graph is {stored.describe()}, the one asked for is "

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from assay.errors import AssayWarning, FileFormatError, InputError, unknown_name
+from assay.untrusted import malformed, parse_json
 
 
 Head = tuple[int, int]
@@ -280,8 +281,8 @@ class HeadCircuit:
                 model_id=content["model"].get("id"),
                 task=content.get("task"),
                 mlp_layers={name: tuple(layers) for name, layers in content.get("mlp_layers", {}).items()},
-                published_baselines=content.get("published_baselines", {}),
-                source=content.get("source", {}),
+                published_baselines=dict(content.get("published_baselines", {})),
+                source=dict(content.get("source", {})),
                 status=content.get("status", "discovered"),
                 variant=content.get("variant", ""),
                 notes=tuple(content.get("notes", ())),
@@ -318,12 +319,13 @@ def load_head_circuit(source: str | Path) -> HeadCircuit:
             raise unknown_name("head circuit", source, names)
     path = Path(source)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"cannot read {path} as a head-circuit JSON file: {error}") from error
     if not isinstance(content, dict):
         raise FileFormatError(f"{path} holds a JSON {type(content).__name__}, not a {SCHEMA} object")
-    return HeadCircuit.from_dict(content, origin=path.name)
+    with malformed(path, f"a {SCHEMA} file"):
+        return HeadCircuit.from_dict(content, origin=path.name)
 
 
 def published_head_circuits() -> tuple[str, ...]:

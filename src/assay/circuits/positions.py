@@ -22,6 +22,7 @@ from assay.circuits.scores import EdgeScores
 from assay.circuits.spans import Spans
 from assay.errors import InputError, NonFiniteError, ShapeError
 from assay.graph import Graph
+from assay.untrusted import malformed
 
 
 if TYPE_CHECKING:
@@ -307,18 +308,31 @@ class PositionCircuit:
 
 def load_position_scores(path: str | Path, graph: Graph | None = None) -> PositionScores:
     """Read scores written by `PositionScores.save`; errors as in `load_circuit`."""
+    from assay.circuits import files
+
     stored, spans, arrays, metadata = _read(Path(path), "position scores", graph)
-    return PositionScores(
-        stored, spans, arrays["values"], provenance=metadata["provenance"], details=metadata["details"]
-    )
+    with malformed(path, "position scores written by .save()"):
+        return PositionScores(
+            stored,
+            spans,
+            files.real_numbers(arrays["values"]),
+            provenance=dict(metadata["provenance"]),
+            details=dict(metadata["details"]),
+        )
 
 
 def load_position_circuit(path: str | Path, graph: Graph | None = None) -> PositionCircuit:
     """Read a circuit written by `PositionCircuit.save`; errors as in `load_circuit`."""
+    from assay.circuits import files
+
     stored, spans, arrays, metadata = _read(Path(path), "position circuit", graph)
-    return PositionCircuit(
-        graph=stored, spans=spans, mask=arrays["mask"].bool(), provenance=metadata["provenance"]
-    )
+    with malformed(path, "a position circuit written by .save()"):
+        return PositionCircuit(
+            graph=stored,
+            spans=spans,
+            mask=files.flags(arrays["mask"]),
+            provenance=dict(metadata["provenance"]),
+        )
 
 
 def _write(
@@ -336,7 +350,8 @@ def _read(
     from assay.circuits import files
 
     stored, arrays, metadata = files._read(path, kind, graph)
-    return stored, Spans.restored(metadata["spans"]), arrays, metadata
+    with malformed(path, f"a file of {kind}"):
+        return stored, Spans.restored(metadata["spans"]), arrays, metadata
 
 
 def _frame(graph: Graph, spans: Spans, mask: Bool[Tensor, "n_spans n_sources n_targets"]) -> "pd.DataFrame":

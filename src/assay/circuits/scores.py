@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from assay import display
 from assay.circuits.circuit import Circuit, check_n_edges
 from assay.errors import InputError, NonFiniteError, ShapeError
 from assay.graph import Graph
+from assay.measurement import record_id
 
 
 if TYPE_CHECKING:
@@ -169,6 +171,23 @@ class EdgeScores:
 
     def _circuit(self, mask: Bool[Tensor, "n_sources n_targets"], selection: dict[str, Any]) -> Circuit:
         return Circuit(graph=self.graph, mask=mask, provenance={**self.provenance, **selection})
+
+    def _repr_html_(self) -> str:
+        strongest = self.top(min(8, self.graph.n_edges)).mask.nonzero().tolist()
+        rows = sorted(
+            (
+                (self.graph.edge_name(row, column), float(self.values[row, column]))
+                for row, column in strongest
+            ),
+            key=lambda each: -abs(each[1]),
+        )
+        known = self.provenance
+        return display.table(
+            f"edge scores: {self.graph.n_edges} edges, strongest first",
+            ("edge", "score"),
+            rows,
+            id=record_id("scores", known) if known else None,
+        )
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per edge: source, target, score; strongest first."""

@@ -87,7 +87,7 @@ class Spans:
     def restored(cls, described: Mapping[str, Any]) -> "Spans":
         """Spans out of `describe`."""
         return cls(
-            names=tuple(described["names"]),
+            names=tuple(map(str, described["names"])),
             reach=torch.tensor(described["reach"], dtype=torch.bool),
             read=torch.tensor(described["read"], dtype=torch.bool),
             rule=described["rule"],

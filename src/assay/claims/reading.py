@@ -3,7 +3,6 @@
 import hashlib
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from assay.claims.claim import (
 from assay.errors import FileFormatError, InputError, UnknownNameError, unknown_name
 from assay.heads.interventions import INTERVENTIONS
 from assay.tasks import TASKS
+from assay.untrusted import parse_toml
 
 
 DRAWS = 5  # random sets of a drawn control
@@ -49,7 +49,7 @@ def load_claim(path: str | Path) -> Claim:
     """
     path = Path(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileFormatError(f"cannot read {path}: {error.strerror or error}; give a claim file") from error
     except ValueError as error:  # not TOML, or not UTF-8

@@ -13,6 +13,7 @@ from assay.claims.reading import load_claim
 from assay.claims.sets import head_sets, known_shape
 from assay.errors import FileFormatError, InputError
 from assay.measurement import library_version
+from assay.untrusted import MALFORMED, parse_json
 
 
 REGISTRATION_SCHEMA = "assay-registration/1"
@@ -155,7 +156,7 @@ def read_registration(path: str | Path) -> Registration:
     """
     path = Path(path)
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
         if stored["schema"] != REGISTRATION_SCHEMA:
             raise FileFormatError(
                 f"{path} has schema {stored['schema']!r}; this version reads {REGISTRATION_SCHEMA!r}"
@@ -165,13 +166,13 @@ def read_registration(path: str | Path) -> Registration:
             hash=stored["hash"],
             time=stored["registered"],
             library=stored["library"],
-            content=stored["content"],
-            earlier=tuple(stored["earlier"]),
-            measured=tuple(stored["measured"]),
+            content=dict(stored["content"]),
+            earlier=tuple(dict(each) for each in stored["earlier"]),
+            measured=tuple(dict(each) for each in stored["measured"]),
         )
     except FileFormatError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise FileFormatError(
             f"{path} is not the registration of a claim ({error!r}); restore it from a copy, or delete it "
             "and register the claim again"

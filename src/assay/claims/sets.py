@@ -10,6 +10,7 @@ from assay.errors import InputError
 from assay.models import Model
 from assay.models.loading import MINI
 from assay.rng import stream
+from assay.untrusted import MALFORMED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +46,12 @@ def known_shape(source: str) -> Shape | None:
     path = MINI if source == "mini" else Path(source)
     if not (path / "config.json").is_file():
         return None
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        found = AutoConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError):
+        found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, StrictDataclassError, *MALFORMED):
         return None
     n_layers, n_heads = (getattr(found, key, None) for key in ("num_hidden_layers", "num_attention_heads"))
     if type(n_layers) is not int or type(n_heads) is not int:

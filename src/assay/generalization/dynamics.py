@@ -1,6 +1,5 @@
 """Where a circuit draws from while a model is trained: both sides of the depth bias at every checkpoint."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from assay.generalization.circuit_loss import CircuitSettings, depth_loss
 from assay.generalization.depth_interval import depth_bias_interval
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageSet
+from assay.untrusted import parse_json
 from assay.zoo.training import score_of
 
 
@@ -272,6 +272,8 @@ def load_dynamics(path: str | Path) -> dict[str, Any]:
     """
     content = _json(Path(path))
     document: dict[str, Any] = content.get("dynamics", content)
+    if not isinstance(document, dict):
+        raise FileFormatError(f"{path} holds {type(document).__name__} as dynamics; expected a JSON object")
     if document.get("schema") != SCHEMA:
         raise FileFormatError(f"{path} has schema {document.get('schema')!r}; expected {SCHEMA!r}")
     return document
@@ -279,7 +281,9 @@ def load_dynamics(path: str | Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path} holds a {type(content).__name__}; expected a JSON object")
     return content

@@ -8,6 +8,7 @@ from typing import Any
 
 from assay.errors import FileFormatError, OutputError
 from assay.measurement import plain
+from assay.untrusted import parse_json
 
 
 class Journal:
@@ -29,7 +30,7 @@ class Journal:
         Raises:
             OutputError: If the file cannot be written.
         """
-        line = json.dumps({"kind": kind, **plain(content)}, allow_nan=False, ensure_ascii=False) + "\n"
+        line = json.dumps({"kind": kind, **plain(content)}, allow_nan=False) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
@@ -58,7 +59,7 @@ class Journal:
         found = []
         for number, line in enumerate(text.split(b"\n")[:-1], start=1):
             try:
-                content = json.loads(line)
+                content = parse_json(line)
                 kind = content.pop("kind")
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise FileFormatError(

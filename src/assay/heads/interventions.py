@@ -68,7 +68,7 @@ class Intervention(abc.ABC):
         """Measure what the replacement needs; plain passes happen here."""
 
 
-INTERVENTIONS: Registry[Intervention] = Registry("intervention")
+INTERVENTIONS: Registry[Intervention] = Registry("intervention", holds=Intervention)
 
 
 @dataclass(kw_only=True, eq=False)

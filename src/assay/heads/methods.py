@@ -88,7 +88,7 @@ class HeadMethod:
         return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
-HEAD_METHODS: Registry[HeadMethod] = Registry("head method", plural="head_methods")
+HEAD_METHODS: Registry[HeadMethod] = Registry("head method", plural="head_methods", holds=HeadMethod)
 
 
 def head_method(*, key: str, **facts: Any) -> Callable[[Score], Score]:

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from assay.circuits import write_atomically
-from assay.errors import FileFormatError, InputError, OutputError
+from assay.errors import FileFormatError, InputError, OutputError, UnsafeFileError
+from assay.untrusted import MALFORMED, parse_json, refuse_pickle
 
 
 RECORD = "table.json"
@@ -50,8 +51,8 @@ class Shelf:
 
     def _check(self, path: Path, record: Mapping[str, Any]) -> None:
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            identity, stored = found["hash"], found["record"]
+            found = parse_json(path.read_text(encoding="utf-8"))
+            identity, stored = found["hash"], dict(found["record"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FileFormatError(
                 f"{path} is not the record of a measurement table ({error!r}); it may be half-written, so "
@@ -80,10 +81,13 @@ class Shelf:
         path = self._path(column, start)
         remedy = "delete it, and it will be measured again"
         try:
+            refuse_pickle(path)
             with safe_open(path, framework="pt") as file:
                 header = file.metadata() or {}
                 values = file.get_tensor("values").numpy()
-        except (SafetensorError, OSError) as error:
+        except UnsafeFileError:
+            raise
+        except (SafetensorError, OSError, *MALFORMED) as error:
             raise FileFormatError(
                 f"{path} cannot be read as a block of a measurement table ({error}); it may be half-written: "
                 f"{remedy}"

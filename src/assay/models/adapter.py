@@ -185,7 +185,7 @@ class Family:
 
 T = TypeVar("T")  # a task, whose types live beside this package
 
-FAMILIES: Registry[Family] = Registry("family", plural="families")
+FAMILIES: Registry[Family] = Registry("family", plural="families", holds=Family)
 
 
 def submodule(root: nn.Module, path: str) -> nn.Module:

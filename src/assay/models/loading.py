@@ -1,6 +1,7 @@
 """Loading models by hub id, directory, live module, timm name, or name of an embedded or planted model."""
 
-import json
+import math
+import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from assay.errors import (
+    AssayError,
     FileFormatError,
     InputError,
     MissingExtraError,
@@ -21,6 +23,7 @@ from assay.errors import (
 )
 from assay.models import decoders, vits  # noqa: F401 - decoders registers the families of text
 from assay.models.adapter import FAMILIES, Config, Family, Model
+from assay.untrusted import MALFORMED, malformed, parse_json, printable, refuse_pickle
 
 
 # Layouts that are not additive pre-norm streams: the module that shows it, and why it matters.
@@ -121,6 +124,7 @@ def load_model(
     location = str(path) if path.is_dir() else str(source)
     if path.is_dir():
         _check_directory(path, allow_pickle=allow_pickle)
+        _check_sizes(path)
     preprocessing: Mapping[str, Any] | None
     if location.startswith("timm:") or (path.is_dir() and _is_timm_directory(path)):
         module = _from_timm(location, allow_pickle=allow_pickle).to(dtype or torch.float32)
@@ -132,7 +136,8 @@ def load_model(
         module.to(device)
     if tokenizer is None and family_of(module).vision is None:
         tokenizer = _load_tokenizer(location)
-    return _bound(module.eval(), tokenizer=tokenizer, name=name, preprocessing=preprocessing)
+    with malformed(location, "a model whose configuration makes sense"):
+        return _bound(module.eval(), tokenizer=tokenizer, name=name, preprocessing=preprocessing)
 
 
 def _planted(
@@ -173,7 +178,7 @@ def _is_timm_directory(path: Path) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
     if not isinstance(content, dict):
@@ -182,6 +187,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
+    _check_checkpoint(location, allow_pickle=allow_pickle)
     try:
         # By name, since a folder called timm is found as an empty package; torchvision, which timm imports,
         # fails with RuntimeError where it was built for another PyTorch.
@@ -197,7 +203,7 @@ def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
         if not location.startswith("timm:"):
             module = create_model(f"local-dir:{location}", pretrained=True)
         elif checkpoint:
-            module = _timm_checkpoint(name, Path(checkpoint), allow_pickle=allow_pickle)
+            module = _timm_checkpoint(name, Path(checkpoint))
         else:
             module = create_model(name, pretrained=True)
     except FileFormatError:
@@ -217,25 +223,35 @@ def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
     return module
 
 
-def _timm_checkpoint(name: str, path: Path, *, allow_pickle: bool) -> nn.Module:
-    """A timm architecture with weights of the user's own; class count and image size follow the weights."""
-    from timm import create_model
-
+def _check_checkpoint(location: str, *, allow_pickle: bool) -> None:
+    """Refuse a checkpoint that is missing or a pickle, before timm is asked for."""
+    name, _, checkpoint = location.removeprefix("timm:").partition("@")
+    if not location.startswith("timm:") or not checkpoint:
+        return
+    path = Path(checkpoint)
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}; expected timm:{name}@checkpoint.safetensors")
     if path.suffix == ".safetensors":
+        refuse_pickle(path)
+    elif not allow_pickle:
+        raise UnsafeFileError(
+            f"{path} is not a safetensors file, and opening a pickle can run any code; convert it, or pass "
+            "allow_pickle=True if you trust its origin"
+        )
+
+
+def _timm_checkpoint(name: str, path: Path) -> nn.Module:
+    """A timm architecture with weights of the user's own; class count and image size follow the weights."""
+    from timm import create_model
+
+    if path.suffix == ".safetensors":
         weights = load_file(path)
-    elif allow_pickle:
+    else:
         try:
             weights = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged pickle fails with whatever its first wrong byte brings about
             raise FileFormatError(f"cannot read {path} as a PyTorch checkpoint: {error}") from error
         weights = weights.get("state_dict", weights)
-    else:
-        raise UnsafeFileError(
-            f"{path} is not a safetensors file, and opening a pickle can run any code; convert it, or pass "
-            "allow_pickle=True if you trust its origin"
-        )
     arguments = vits.head_shape(weights)
     module: nn.Module = create_model(name, pretrained=False, **arguments)
     if vits.is_timm_vit(module) and (side := vits.image_side(weights, module)) is not None:
@@ -290,12 +306,66 @@ def _check_directory(path: Path, *, allow_pickle: bool) -> None:
         )
 
 
+def _check_sizes(path: Path) -> None:
+    """Refuse a configuration of a far larger model than the weights are, before it is built.
+
+    Every parameter is in the checkpoint, or tied to one that is.
+    """
+    from safetensors import safe_open
+
+    files = sorted(path.glob("*.safetensors"))
+    tensors = elements = 0
+    try:
+        for each in files:
+            refuse_pickle(each)
+            with safe_open(each, framework="pt") as file:
+                names = file.keys()
+                shapes = [file.get_slice(name).get_shape() for name in names]
+            tensors += len(shapes)
+            elements += sum(map(math.prod, shapes))
+    except UnsafeFileError:
+        raise
+    except (SafetensorError, OSError, *MALFORMED):
+        return  # whoever loads them says what is wrong
+    if not files:
+        return
+    config = _json(path / "config.json")
+    arguments = config.get("model_args")
+    for name, least in _least_sizes(config | (arguments if isinstance(arguments, dict) else {})):
+        most = tensors if name == "layers" else elements
+        if least > most:
+            raise FileFormatError(
+                f"{path / 'config.json'} describes at least {least:,} {name}, and the weights are "
+                f"{tensors:,} tensors of {elements:,} numbers together; the two do not belong together"
+            )
+
+
+def _least_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """What any model of a configuration has at least: layers, and numbers in one kind of weight."""
+
+    def size(*names: str, default: int = 1) -> int:
+        return next((config[name] for name in names if type(config.get(name)) is int), default)
+
+    layers = size("num_hidden_layers", "n_layer", "depth")
+    width = size("hidden_size", "n_embd", "embed_dim")
+    patch = max(1, size("patch_size"))
+    yield "layers", layers
+    yield "numbers in its layers", layers * width * max(width, size("intermediate_size", "n_inner"))
+    yield "numbers in its embedding", width * size("vocab_size")
+    yield (
+        "numbers in its positions",
+        width * size("n_positions", default=(size("image_size", "img_size") // patch) ** 2),
+    )
+    yield "numbers in its patches", width * patch**2 * size("num_channels")
+
+
 def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -> nn.Module:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
     what = "a causal language model or image classifier"
     try:
-        config = AutoConfig.from_pretrained(location)
+        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
         _refuse_early(config, location)
         family = next((each for each in FAMILIES.values() if config.model_type in each.model_types), None)
         sees = family is not None and family.vision is not None
@@ -308,8 +378,16 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
                 dtype=dtype,
                 use_safetensors=None if allow_pickle else True,
                 output_loading_info=True,
+                trust_remote_code=False,  # code of a checkpoint is never run
             )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except AssayError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise UnsafeFileError(
+            f"{location!r} holds a pickle of more than weights, which is refused: "
+            f"{printable(str(error))[:300]}"
+        ) from error
+    except (OSError, SafetensorError, StrictDataclassError, *MALFORMED) as error:
         raise FileFormatError(
             f"cannot load {location!r} as {what}: {error}. Expected {_NAMED}, a hub id, or a "
             "directory with config.json and model.safetensors"
@@ -349,6 +427,6 @@ def _load_tokenizer(location: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return AutoTokenizer.from_pretrained(location)
+            return AutoTokenizer.from_pretrained(location, trust_remote_code=False)
         except (OSError, ValueError, KeyError):  # the checkpoint carries no tokenizer; tasks of ids need none
             return None

@@ -12,6 +12,7 @@ from assay.measurement import canonical_json, library_version
 from assay.runner.stages import Progress, check_writable
 from assay.subsets.data import CorrectnessData
 from assay.subsets.digits import digits_data
+from assay.untrusted import MALFORMED, check_rows, malformed
 
 
 if TYPE_CHECKING:
@@ -240,7 +241,8 @@ def _from_table(
     if examples is not None:
         known = _table(examples)
         given["examples"] = known.set_index(known.columns[0])
-    data = CorrectnessData.from_frame(frame, **given)
+    with malformed(source, "a table of answers"):
+        data = CorrectnessData.from_frame(frame, **given)
     return _with_units(data, units["group"], units["family"])
 
 
@@ -248,11 +250,14 @@ def _table(path: Path) -> "pd.DataFrame":
     """A CSV file with a header, or a Parquet file."""
     import pandas as pd
 
-    if path.suffix == ".parquet":
-        _parquet()
     try:
+        if path.suffix == ".parquet":
+            file = _parquet()[1].read_metadata(path)
+            check_rows(file.num_rows, file.num_columns, path)
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (OSError, ValueError) as error:  # pandas' own are ValueErrors
+    except (FileFormatError, MissingExtraError):
+        raise
+    except (OSError, *MALFORMED) as error:  # pandas' own are ValueErrors, those of pyarrow RuntimeErrors too
         raise FileFormatError(f"cannot read {path} as a table: {error}") from error
 
 

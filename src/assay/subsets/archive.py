@@ -38,6 +38,7 @@ from assay.errors import (
 from assay.measurement import plain
 from assay.subsets.data import CorrectnessData
 from assay.subsets.layouts import PackedMatrix, free_memory
+from assay.untrusted import MALFORMED, check_declared, check_rows, check_unpacked, malformed, parse_json
 
 
 SCHEMA = "assay-correctness/1"
@@ -142,11 +143,17 @@ def _assembled(found: _Contents, path: Path) -> CorrectnessData:
     if "n_id" in arrays and not arrays["n_id"].any():
         del arrays["n_id"]  # 0 is how a zoo writes that nobody knows
     if "label_name" in arrays:
-        arrays["label_name"] = tuple(arrays["label_name"].tolist())
+        with malformed(path, "a correctness archive with a list of label names"):
+            arrays["label_name"] = tuple(map(str, arrays["label_name"].tolist()))
     meta = {key.removeprefix(_META): arrays.pop(key) for key in list(arrays) if key.startswith(_META)}
     source = {"kind": "archive", "file": path.name} if found.source is None else found.source
     if found.packed:
         source = source | {"packed_while_read": "the matrix as bytes takes more than half of the free memory"}
+    for key, array in arrays.items():
+        if isinstance(array, np.ndarray) and array.dtype.kind == "V":
+            raise FileFormatError(
+                f"{path}: the array {key!r} holds {array.dtype}; text or numbers are needed"
+            )
     try:
         return CorrectnessData.of(
             found.matrix,
@@ -276,11 +283,12 @@ def _read_npz(path: Path) -> _Contents:
         )
     try:
         with zipfile.ZipFile(path) as archive:
+            check_unpacked(archive, path)
             return _read_members(archive, path)
     except AssayError:
         raise
     # Of the zip layer: damaged members, foreign compression, passwords. MemoryError is the machine's.
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+    except (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED) as error:
         raise FileFormatError(
             f"{path} is no correctness archive, or is cut off or damaged: {error}"
         ) from error
@@ -309,7 +317,7 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> _Contents:
     return _Contents(matrix, arrays, source, packed)
 
 
-def _header(stream: Any, key: str, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _header(stream: Any, size: int, key: str, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(stream)
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -318,17 +326,13 @@ def _header(stream: Any, key: str, path: Path) -> tuple[tuple[int, ...], bool, n
     if read is None:
         raise FileFormatError(f"{path}: the array {key!r} has the format {version}; plain arrays are read")
     shape, fortran, dtype = read(stream)
-    if dtype.hasobject:
-        raise UnsafeFileError(
-            f"{path}: the array {key!r} holds pickled objects, which are not read, since that could run "
-            "code; save text as an array of strings (dtype 'U')"
-        )
+    check_declared(shape, dtype, size, key=key, path=path)
     return shape, fortran, dtype
 
 
 def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
     with archive.open(f"{key}.npy") as member:
-        shape, _, dtype = _header(member, key, path)
+        shape, _, dtype = _header(member, archive.getinfo(f"{key}.npy").file_size, key, path)
     size, free = math.prod(shape) * dtype.itemsize, free_memory()
     if free is not None and size > free:
         raise InputError(f"{path}: {key} takes {size / 1e9:.1f} GB; {free / 1e9:.1f} GB of memory are free")
@@ -340,7 +344,7 @@ def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
 
 def _read_matrix(archive: zipfile.ZipFile, path: Path) -> "tuple[np.ndarray | PackedMatrix, bool]":
     with archive.open("X.npy") as member:
-        shape, fortran, dtype = _header(member, "X", path)
+        shape, fortran, dtype = _header(member, archive.getinfo("X.npy").file_size, "X", path)
         if len(shape) != 2 or dtype.kind not in "biuf":
             raise FileFormatError(
                 f"{path}: the array 'X' holds {dtype} of shape {shape}; 0 and 1, models by examples, are "
@@ -391,7 +395,7 @@ def _from_bits(bits: np.ndarray, shape: np.ndarray, path: Path) -> PackedMatrix:
 
 def _json(held: Any, key: str, path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(str(held))
+        found = parse_json(str(held))
     except ValueError as error:
         raise FileFormatError(f"{path}: {key!r} is no JSON: {error}") from error
     if not isinstance(found, dict):
@@ -463,7 +467,7 @@ def _read_parquet(path: Path) -> _Contents:
             return _read_columns(file, path)
     except AssayError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors are of these kinds
+    except (OSError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
         raise FileFormatError(
             f"{path} is no correctness archive, or is cut off or damaged: {error}"
         ) from error
@@ -479,7 +483,10 @@ def _read_columns(file: Any, path: Path) -> _Contents:
             "a frame of your own use CorrectnessData.from_frame(pandas.read_parquet(path), ...)"
         )
     names = list(schema.names)
+    check_rows(file.metadata.num_rows, 1, path)  # columns are read one by one
     models: Mapping[str, list[Any]] = table["models"]
+    if unknown := sorted(set(models) - set(_ARGUMENTS)):
+        raise FileFormatError(f"{path} holds {unknown[0]!r} of each model, which no correctness archive has")
     arrays: dict[str, Any] = {key: np.array(held) for key, held in models.items()}
     if missing := [name for name in models["model_id"] if f"{_CORRECT}{name}" not in names]:
         raise FileFormatError(f"{path} lacks the column '{_CORRECT}{missing[0]}' of a model in its table")

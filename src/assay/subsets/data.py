@@ -478,7 +478,7 @@ def _accuracies(given: Any, n_models: int) -> Float64[np.ndarray, " m"]:
 def _names(given: Any, n_models: int, name: str) -> tuple[str, ...] | None:
     if given is None:
         return None
-    listed = given.tolist() if isinstance(given, np.ndarray) else list(given)
+    listed = np.atleast_1d(given).tolist() if isinstance(given, np.ndarray) else list(given)
     if len(listed) != n_models:
         raise ShapeError(f"{name} holds {len(listed)} names; correct holds {n_models} models")
     for place, each in enumerate(listed):

@@ -1,7 +1,6 @@
 """The authors' released selections as data: rankings, example ids, classes, and whose ids can be trusted."""
 
 import warnings
-import zipfile
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -11,8 +10,10 @@ from jaxtyping import Float32, Int64
 
 from assay.errors import AssayWarning, FileFormatError, InputError
 from assay.subsets.consistency import SelectionConsistency, selection_consistency
+from assay.untrusted import load_npz, malformed
 
 
+_LARGEST = 100_000_000  # examples of a pool
 _NEEDED = ("ids", "index", "labels", "offsets", "score", "sizes", "universe")
 _CORRECTION = "corrected_of_published"
 
@@ -84,16 +85,17 @@ def load_published(path: str | PathLike[str], *, corrected: bool = True) -> Publ
         Salaudeen et al. (2025), arXiv:2510.24884; repository olawalesalaudeen/OODSELECT.
     """
     file = Path(path)
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise FileFormatError(f"{file} is no archive of arrays (.npz): {error}") from error
+    arrays = load_npz(file)
     missing = [name for name in _NEEDED if name not in arrays]
     if missing:
         raise FileFormatError(
             f"{file} lacks {', '.join(missing)}; published selections hold {', '.join(_NEEDED)}"
         )
+    with malformed(file, "an archive of published selections"):
+        return _selections(file, arrays, corrected=corrected)
+
+
+def _selections(file: Path, arrays: dict[str, np.ndarray], *, corrected: bool) -> PublishedSelections:
     sizes, offsets = arrays["sizes"].astype(np.int64), arrays["offsets"].astype(np.int64)
     ids, index = arrays["ids"], arrays["index"].astype(np.int64)
     correction = arrays.get(_CORRECTION)
@@ -108,7 +110,7 @@ def load_published(path: str | PathLike[str], *, corrected: bool = True) -> Publ
             f"{why}: the published ids and labels belong to other examples than the selected ones; use the "
             "positions for set algebra only",
             AssayWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     labels = arrays["labels"].astype(np.int64)
     return PublishedSelections(
@@ -139,10 +141,10 @@ def _check(
             f"{len(index)}, score {len(arrays['score'])}"
         )
     n = len(arrays["ids"])
-    if len(arrays["labels"]) != n or not n <= int(arrays["universe"]):
+    if len(arrays["labels"]) != n or not n <= int(arrays["universe"]) <= _LARGEST:
         raise FileFormatError(
             f"{file}: {n} ids, {len(arrays['labels'])} labels, a universe of {int(arrays['universe'])}; one "
-            "label for each id and no more ids than the universe are needed"
+            "label for each id and a universe of at least as many, and at most {_LARGEST:,}, are needed"
         )
     if len(index) and not 0 <= index.min() <= index.max() < n:
         raise FileFormatError(

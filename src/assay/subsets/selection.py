@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from assay import display
 from assay.circuits import write_atomically
 from assay.errors import FileFormatError, InputError, OutputError, ShapeError, unknown_name
 from assay.measurement import library_version, plain, record_id
@@ -25,9 +26,12 @@ from assay.subsets.line import EPS, Correlation, Line, clip_of, correlate, fit_l
 from assay.subsets.small import exhaustive, greedy
 from assay.subsets.splits import PARTS, ModelSplit, split_models
 from assay.subsets.swap import Found, swap
+from assay.untrusted import MALFORMED, parse_json
 
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from assay.subsets.composition import ClassComposition
     from assay.subsets.verdict import SubsetVerdict
 
@@ -280,6 +284,27 @@ class Subset:
     path: str = "independent"
     data: CorrectnessData | None = None
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                f"r over {on.n} {part} models",
+                f"{display.number(on.r)} {display.ends(on.low, on.high, on.level)}; on all examples "
+                f"{display.number(self.full[part].r)}",
+            )
+            for part, on in self.correlation.items()
+        ]
+        return display.card(
+            "subset of the examples",
+            (("examples", self.size), *rows, ("solver", self.settings.record().get("solver"))),
+            id=self.id,
+        )
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per selected example, most harmful first: example, index, score."""
+        import pandas as pd
+
+        return pd.DataFrame({"example": list(self.example_ids), "index": self.indices, "score": self.scores})
 
     @property
     def size(self) -> int:
@@ -755,7 +780,7 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
 
     path = Path(path)
     try:
-        record = json.loads(path.read_text())
+        record = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give a file that `Subset.save` wrote") from None
     except (OSError, ValueError) as error:
@@ -766,6 +791,7 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
     try:
         provenance = record["provenance"]
         facts, given = provenance["data"], provenance["settings"]
+        given = {**given, "options": dict(given["options"])}
         indices = np.array(record["indices"], dtype=np.int64)
         ids = tuple(map(str, record["example_ids"]))
         if len(ids) != len(indices) or len(np.unique(indices)) != len(indices) or len(indices) == 0:
@@ -793,12 +819,12 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
             settings=Settings(**{name: given[name] for name in names}, **arrays),
             trace=tuple(record["trace"]),
             facts=facts,
-            sweep=tuple(provenance["sweep"]),
+            sweep=tuple(map(int, provenance["sweep"])),
             path=provenance["path"],
             data=data,
             _kept=kept,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
         raise FileFormatError(f"{path} holds no whole subset: {error}") from error
     if data is not None and data.hash != facts["hash"]:
         raise InputError(

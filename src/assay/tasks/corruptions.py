@@ -56,7 +56,7 @@ class Corruption:
         return "stylisation" if self.severity is None else "corruption"
 
 
-CORRUPTIONS: Registry[Corruption] = Registry("corruption")
+CORRUPTIONS: Registry[Corruption] = Registry("corruption", holds=Corruption)
 
 
 def corrupt(

@@ -157,7 +157,7 @@ class Grammar(ABC):
         raise InputError(f"the corrupted prompts of {self.key} are not enumerated; draw them instead")
 
 
-TASKS: Registry[type[Grammar]] = Registry("task")
+TASKS: Registry[type[Grammar]] = Registry("task", holds=Grammar, classes=True)
 
 
 @functools.cache

@@ -7,9 +7,7 @@ the file that cannot be read; with `skip_bad` such files are left out and counte
 import csv
 import importlib
 import io
-import json
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +24,11 @@ from assay.errors import (
     InputError,
     MissingExtraError,
     ShapeError,
-    UnsafeFileError,
     unknown_name,
 )
 from assay.tasks.image_transform import EvalTransform, as_rgb
 from assay.tasks.images import ImageSet, draw_rows
+from assay.untrusted import MALFORMED, check_rows, load_npz, malformed, parse_json
 
 
 # Broken files make Pillow's decoders fail in all these ways; InputError is a ValueError.
@@ -333,14 +331,15 @@ def read_table(
         for column, values in (where or {}).items():
             allowed = {values} if isinstance(values, str) else set(values)
             kept = {number: row for number, row in kept.items() if row[column] in allowed}
-        sources = [_Source(path := layout.path.format(**row), root / path) for row in kept.values()]
+        sources = [_below(root, layout.path.format(**row)) for row in kept.values()]
+        held = {row[layout.label] for row in kept.values()}
     except KeyError as error:
         columns = {name for row in rows if row is not None for name in row}
         raise unknown_name(f"column of {root / layout.table}", error.args[0], columns) from error
     chosen = "+".join(f"{c}={v if isinstance(v, str) else ','.join(v)}" for c, v in (where or {}).items())
     if not kept:
         raise InputError(f"no row of {root / layout.table} has {chosen or 'an image'}; look at its values")
-    strange = sorted({row[layout.label] for row in kept.values()} - set(names))
+    strange = sorted(held - set(names))
     if strange:
         raise InputError(
             f"column {layout.label!r} of {root / layout.table} holds {strange}, not among {names}"
@@ -356,6 +355,15 @@ def read_table(
         config={"layout": "table", "source": root.name, "where": chosen},
         options=options,
     )
+
+
+def _below(root: Path, path: str) -> "_Source":
+    """The image of a row, which a table cannot send elsewhere."""
+    if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
+        raise FileFormatError(
+            f"a row of the table in {root} names the image {path!r}; it must lie below {root}"
+        )
+    return _Source(path, root / path)
 
 
 def _table(path: Path) -> list[Row]:
@@ -389,15 +397,14 @@ def read_npz(path: str | Path, *, domain: str | None = None, options: ReadOption
         UnsafeFileError: If an array of the archive is a pickle.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = dict(archive)
-    except ValueError as error:
-        raise UnsafeFileError(
-            f"{path} holds pickled objects or no arrays; save plain arrays: {error}"
-        ) from error
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, AttributeError, TypeError) as error:
-        raise FileFormatError(f"{path} cannot be read as .npz: {error}") from error
+    arrays = load_npz(path)
+    with malformed(path, "an archive of images"):
+        return _archived(path, arrays, domain, options)
+
+
+def _archived(
+    path: Path, arrays: dict[str, np.ndarray], domain: str | None, options: ReadOptions
+) -> ImageSet:
     sources = _array_sources(path, arrays)
     n = len(sources)
     labels, names = arrays.pop("labels", None), arrays.pop("class_names", None)
@@ -466,8 +473,12 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
     except ImportError as error:
         raise MissingExtraError("reading parquet needs pyarrow; run: pip install 'assay[vision]'") from error
     try:
-        table = parquet.read_table(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+        with parquet.ParquetFile(path) as file:
+            check_rows(file.metadata.num_rows, len(file.schema_arrow.names), path)
+            table = file.read()
+    except FileFormatError:
+        raise
+    except (OSError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
         raise FileFormatError(f"{path} cannot be read as parquet: {error}") from error
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in columns.pop("image", [])]
@@ -479,8 +490,10 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
     labels = columns.pop("label", None)
     if labels is not None and not all(isinstance(label, int) for label in labels):
         raise FileFormatError(f"column label of {path} holds other things than integers")
-    described = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = described.get("info", {}).get("features", {}).get("label", {}).get("names")
+    with malformed(path, "a table of the datasets library"):
+        described = parse_json((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = described.get("info", {}).get("features", {}).get("label", {}).get("names")
+        names = None if names is None else tuple(map(str, names))
     return _image_set(
         [_Source(f"{path.name}, image {i}", file) for i, file in enumerate(files)],
         labels=None if labels is None else np.array(labels, dtype=np.int64),
@@ -489,7 +502,7 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
             for name, values in columns.items()
             if not any(isinstance(value, dict | list | bytes) for value in values)
         },
-        classes=None if names is None else tuple(names),
+        classes=names,
         domain=path.stem if domain is None else domain,
         config={"layout": "parquet", "source": path.name},
         options=options,

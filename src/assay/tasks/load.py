@@ -1,7 +1,6 @@
 """Tasks by name or from a file: `load_task` and the JSONL reader."""
 
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +16,7 @@ from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
+from assay.untrusted import parse_json
 
 
 DEFAULT_N = 200
@@ -172,14 +172,15 @@ def read_pairs(
 
 
 _LINE = '{"clean": "...", "corrupted": "...", "answers": [" ..."], "wrong": [" ..."]}'
+_LARGEST_ID = 1 << 31
 _KEYS = ("clean", "corrupted", "answers", "wrong")
 
 
 def _parse_line(line: str, where: str) -> list[Prompt]:
     """Clean and corrupted prompt of one line."""
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
+        record = parse_json(line)
+    except ValueError as error:
         raise FileFormatError(f"{where}: not JSON ({error}); expected {_LINE}") from error
     if not isinstance(record, dict):
         raise FileFormatError(f"{where}: a {type(record).__name__}, not an object; expected {_LINE}")
@@ -220,7 +221,7 @@ def _prompt(
 
 
 def _all_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(piece) is int and piece >= 0 for piece in value)
+    return isinstance(value, list) and all(type(piece) is int and 0 <= piece < _LARGEST_ID for piece in value)
 
 
 def load_images(

@@ -1,6 +1,7 @@
 """`Zoo`: models on disk with how they were made; read from `zoo.json`, or found in a plain directory."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from assay.circuits import write_atomically
 from assay.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.models import Model, load_model
 from assay.tasks import ImageSet
+from assay.untrusted import MALFORMED, parse_json
 
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "assay-zoo/1"
 STATES = ("pending", "done", "failed")
+_KEY = re.compile(r"[A-Za-z0-9][\w.+=,@ -]{0,199}", re.ASCII)
 EMBEDDED = Path(__file__).parent / "embedded"
 
 
@@ -59,7 +62,19 @@ class ZooEntry:
         """The entry of a `zoo.json`."""
         checkpoints = {each["step"]: each["path"] for each in content.get("checkpoints", ())}
         given = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
-        return cls(**{**given, "checkpoints": checkpoints})
+        made = cls(**{**given, "checkpoints": checkpoints})
+        # Records of a model are written under its key, below the zoo.
+        if type(content["key"]) is not str or not _KEY.fullmatch(made.key):
+            raise FileFormatError(
+                f"the model {made.key!r} cannot be named so: its key names files; use letters, digits and "
+                "any of '._+=,@-', beginning with a letter or digit"
+            )
+        for place in (made.path, *checkpoints.values()):
+            if Path(place).is_absolute() or ".." in Path(place).parts:
+                raise FileFormatError(
+                    f"the model {made.key!r} lies at {place!r}, outside the zoo; move it inside"
+                )
+        return made
 
 
 @final
@@ -111,7 +126,7 @@ class Zoo:
         if not (path / "zoo.json").exists():
             return cls._plain(path)
         try:
-            content = json.loads((path / "zoo.json").read_text(encoding="utf-8"))
+            content = parse_json((path / "zoo.json").read_text(encoding="utf-8"))
             if content["schema"] != SCHEMA:
                 raise FileFormatError(f"{path / 'zoo.json'} is {content['schema']!r}; {SCHEMA!r} can be read")
             return cls(
@@ -123,7 +138,7 @@ class Zoo:
                 data=content["data"],
                 selection=content["selection"],
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *MALFORMED) as error:
             if isinstance(error, AssayError):
                 raise
             raise FileFormatError(f"{path / 'zoo.json'} is no description of a zoo: {error!r}") from error

@@ -17,6 +17,7 @@ from assay.errors import FileFormatError, OutputError, UnsupportedModelError
 from assay.models.loading import without_progress_bars
 from assay.tasks import EvalTransform
 from assay.tasks.image_transform import RESAMPLE
+from assay.untrusted import refuse_pickle
 
 
 def save_model(
@@ -77,9 +78,12 @@ def load_weights(module: nn.Module, folder: Path) -> nn.Module:
     try:
         if isinstance(module, PreTrainedModel):
             with without_progress_bars():
-                loaded = type(module).from_pretrained(folder, local_files_only=True)
+                loaded = type(module).from_pretrained(
+                    folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
+                )
         else:
             loaded = copy.deepcopy(module).cpu()
+            refuse_pickle(folder / "model.safetensors")
             loaded.load_state_dict(load_file(folder / "model.safetensors"))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise FileFormatError(f"{folder} does not hold weights of this model: {error}") from error

@@ -1,8 +1,6 @@
 """Grids of recipes: which models a zoo is made of, as a value that a TOML file or a preset can state."""
 
 import itertools
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -10,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from assay.errors import FileFormatError, InputError, unknown_name
+from assay.untrusted import malformed, parse_json, parse_toml
 from assay.zoo.initial import Factory
 from assay.zoo.recipe import Recipe
 
@@ -169,10 +168,11 @@ class Grid:
             raise unknown_name("grid file or preset", str(source), PRESETS)
         try:
             text = path.read_text(encoding="utf-8")
-            content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+            content = parse_json(text) if path.suffix == ".json" else parse_toml(text)
         except (OSError, ValueError) as error:
             raise FileFormatError(f"{path} is no TOML or JSON file of a grid: {error}") from error
-        return cls.from_dict(content)
+        with malformed(path, "a grid"):
+            return cls.from_dict(content)
 
     @property
     def n_combinations(self) -> int:

@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from jaxtyping import Float32, Float64, Int64, UInt8
 
 from assay.circuits import EdgeScores, load_scores, write_atomically
 from assay.discovery import discover
-from assay.errors import AssayError, FileFormatError, InputError, OutputError
+from assay.errors import AssayError, FileFormatError, InputError, OutputError, UnsafeFileError
 from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
+from assay.untrusted import load_npz, malformed
 from assay.zoo.archive import EMBEDDED, Zoo
 from assay.zoo.training import Progress, images_hash
 
@@ -141,20 +141,32 @@ class Correctness:
             FileFormatError: If the file is no such archive.
         """
         try:
-            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
-                domains = file["meta_domain"]
-                return cls(
-                    correct=file["X"],
-                    id_accuracy=file["y"],
-                    keys=tuple(map(str, file["model_id"])),
-                    families=tuple(map(str, file["family"])),
-                    ids=file["meta_id"],
-                    labels=file["label"],
-                    domain=str(domains[0]),
-                    n_id=int(file["n_id"]),
-                )
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            arrays = load_npz(path)
+        except UnsafeFileError:
+            raise
+        except FileFormatError as error:
             raise FileFormatError(f"{path} holds no correctness matrix of a zoo: {error}") from error
+        with malformed(path, "a correctness matrix of a zoo"):
+            found = cls(
+                correct=arrays["X"],
+                id_accuracy=arrays["y"],
+                keys=tuple(map(str, arrays["model_id"])),
+                families=tuple(map(str, arrays["family"])),
+                ids=arrays["meta_id"],
+                labels=arrays["label"],
+                domain=str(arrays["meta_domain"][0]),
+                n_id=int(arrays["n_id"]),
+            )
+            shape = (len(found.keys), len(found.ids))
+            if (
+                found.correct.shape != shape
+                or len(found.families) != shape[0]
+                or found.labels.shape != shape[1:]
+            ):
+                raise ValueError(
+                    f"X has shape {found.correct.shape}, and {shape} models and images are named"
+                )
+        return found
 
 
 def predict(
@@ -352,13 +364,15 @@ def _archive(**arrays: np.ndarray) -> bytes:
 def _read_record(path: Path, hashes: Mapping[str, str]) -> dict[str, Any] | None:
     """The arrays of a record made with the same weights and images, else None."""
     try:
-        # From memory: numpy leaves a file open that it finds to be no archive.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            if any(str(file[name]) != value for name, value in hashes.items()):
-                return None
-            return {name: file[name] for name in ("logits", "labels", "ids")}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        file = load_npz(path)
+    except FileFormatError:  # cut off, or not there: it is made again
         return None
+    names = ("logits", "labels", "ids")
+    if any(name not in file for name in (*hashes, *names)):
+        return None
+    if any(str(file[name]) != value for name, value in hashes.items()):
+        return None
+    return {name: file[name] for name in names}
 
 
 def _read_circuit(path: Path, model: Model, task: ImageTask) -> EdgeScores | None:

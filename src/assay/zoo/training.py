@@ -28,6 +28,7 @@ from assay.circuits import write_atomically
 from assay.errors import FileFormatError, InputError, NonFiniteError, ShapeError, UnsupportedModelError
 from assay.rng import stream
 from assay.tasks import EvalTransform, ImageSet
+from assay.untrusted import parse_json
 from assay.zoo.folders import load_weights, save_model
 from assay.zoo.recipe import Recipe
 
@@ -534,7 +535,7 @@ class _Run:
             return
         try:
             with safe_open(path, "pt") as file:
-                facts = json.loads((file.metadata() or {})["training"])
+                facts = parse_json((file.metadata() or {})["training"])
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise FileFormatError(
@@ -628,7 +629,7 @@ def _finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | Non
     if not path.exists():
         return None
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{path} cannot be read ({error}); remove the folder to train again") from error
     _check_same(folder, {name: record.get(name) for name in identity}, identity)

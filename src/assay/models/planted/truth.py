@@ -6,6 +6,7 @@ from typing import Any
 
 from assay.errors import FileFormatError
 from assay.models.planted.planted import Planted
+from assay.untrusted import parse_json
 
 
 FOLDER = Path(__file__).parent / "truth"
@@ -59,7 +60,7 @@ def read_truth(path: Path) -> dict[str, Any]:
         FileFormatError: If it is no JSON object of this version.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != VERSION:

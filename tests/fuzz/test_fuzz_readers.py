@@ -1,0 +1,59 @@
+"""Damaged files, of every kind that is read: a named error or a value, and nothing else happens.
+
+`run_long.py` beside this file runs the same attacks for as long as one likes.
+"""
+
+from pathlib import Path
+from random import Random
+
+import fuzz_targets
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from reader_guard import Breach, watched
+
+
+EXAMPLES = 25  # of each kind, in an ordinary run
+
+
+@pytest.mark.parametrize("name", fuzz_targets.TARGETS)
+def test_a_valid_file_is_read(name: str, tmp_path: Path) -> None:
+    given = fuzz_targets.laid_out(name, tmp_path)
+    with fuzz_targets.no_type_checks():
+        fuzz_targets.TARGETS[name].read(given)
+
+
+@pytest.mark.parametrize("name", fuzz_targets.TARGETS)
+def test_a_damaged_file_fails_with_a_named_error_or_is_read(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("damaged") / "files"
+    seen = set()
+
+    @hypothesis.settings(max_examples=EXAMPLES, deadline=None, database=None)
+    @hypothesis.given(st.randoms(use_true_random=False))
+    def run(random: Random) -> None:
+        seen.add(fuzz_targets.attack(name, random, root))
+
+    run()
+    assert seen - {"read"}, "no damage was noticed, so none was done"
+
+
+def test_the_watch_sees_what_must_not_happen(tmp_path: Path) -> None:
+    import pickle
+    import subprocess
+
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    with watched(inside):
+        (inside / "fine").write_text("fine")
+    for forbidden in (
+        lambda: outside.write_text("x"),
+        lambda: (inside / "fine").rename(outside),
+        lambda: subprocess.run(["true"], check=True),
+        lambda: pickle.loads(b"cos\nsystem\n."),  # noqa: S301 - this is what must be seen
+    ):
+        with pytest.raises(Breach), watched(inside):
+            forbidden()
+    with pytest.raises(MemoryError), watched():
+        bytearray(1 << 40)

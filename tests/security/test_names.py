@@ -1,0 +1,165 @@
+"""Names inside files: none leads out of the chosen directory, none reaches a terminal raw."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import assay
+from assay.circuits import save_submission
+from assay.cli.border import echo, print_json, print_table, say
+from assay.errors import FileFormatError, InputError
+from assay.graph import build_graph
+from assay.tasks import read_image_folder, read_table
+from assay.untrusted import load_npz, printable
+from assay.zoo import Correctness, Zoo
+
+
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202eb"
+OUTSIDE = (
+    "../out",
+    "/tmp/out",
+    "a/../../out",
+    "..",
+    ".",
+    ".hidden",
+    "a\0b",
+    "a/b",
+    "a\\b",
+    "",
+    "x" * 300,
+    "a\nb",
+)
+
+
+# ------------------------------------------------------------------------------------------ paths
+
+
+def zoo_of(folder: Path, **changed: object) -> Path:
+    entry = {"key": "m0", "path": "models/m0", "status": "done", **changed}
+    facts = {"id_domain": None, "classes": None, "data": {}, "selection": None}
+    content = {"schema": "assay-zoo/1", "name": "z", **facts, "models": [entry]}
+    folder.mkdir(exist_ok=True)
+    (folder / "zoo.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_keys_and_places_of_a_zoo_stay_inside(tmp_path: Path) -> None:
+    assert Zoo.open(zoo_of(tmp_path / "zoo")).keys == ("m0",)
+    for name in OUTSIDE:
+        with pytest.raises(FileFormatError, match="cannot be named"):
+            Zoo.open(zoo_of(tmp_path / "zoo", key=name))
+    for place in ("../out", "/etc", "models/../../out"):
+        with pytest.raises(FileFormatError, match="outside the zoo"):
+            Zoo.open(zoo_of(tmp_path / "zoo", path=place))
+        with pytest.raises(FileFormatError, match="outside the zoo"):
+            Zoo.open(zoo_of(tmp_path / "zoo", checkpoints=[{"step": 1, "path": place}]))
+
+
+def test_folders_of_a_submission_stay_inside(tmp_path: Path) -> None:
+    graph = build_graph(1, 1)
+    scores = assay.EdgeScores(graph, graph.valid.float())
+    for name in OUTSIDE:
+        with pytest.raises(InputError):
+            save_submission({(name, "gpt2"): scores}, tmp_path / "sent")
+    assert not list(tmp_path.iterdir())
+
+
+def test_members_of_an_archive_are_never_unpacked_to_files(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "er"
+    folder.mkdir(parents=True)
+    np.savez(folder / "data.npz", **{"../../out": np.zeros(3), "/tmp/assay-out": np.zeros(3)})
+    assert set(load_npz(folder / "data.npz")) == {"../../out", "/tmp/assay-out"}
+    with pytest.raises(FileFormatError, match="no correctness archive has"):
+        assay.subsets.CorrectnessData.load(folder / "data.npz")
+    with pytest.raises(FileFormatError):
+        Correctness.load(folder / "data.npz")
+    assert [path.name for path in tmp_path.rglob("*")] == ["deep", "er", "data.npz"]
+
+
+def test_rows_of_a_table_name_images_below_its_folder(tmp_path: Path) -> None:
+    root = tmp_path / "camelyon"
+    root.mkdir()
+    head = "patient,node,x_coord,y_coord,tumor,center,split\n"
+    for patient in ("../../..", "x/../../../etc", "a\0"):
+        (root / "metadata.csv").write_text(f"{head}{patient},/../../1,2,3,1,1,0\n")
+        with pytest.raises(FileFormatError):
+            read_table(root, "camelyon17")
+
+
+def test_links_in_a_folder_of_images_are_followed_for_reading(tmp_path: Path) -> None:
+    """As decided in docs/security.md: data sets are made of links, and what a link shows must be an image."""
+    (tmp_path / "real").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "real" / "one.png")
+    (tmp_path / "secret.txt").write_text("top secret")
+    folder = tmp_path / "domain" / "cat"
+    folder.mkdir(parents=True)
+    (folder / "linked.png").symlink_to(tmp_path / "real" / "one.png")
+    assert read_image_folder(folder.parent).n == 1
+    (folder / "text.png").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(FileFormatError) as found:
+        read_image_folder(folder.parent)
+    assert "top secret" not in str(found.value)
+    (folder / "text.png").unlink()
+    (folder / "loop").symlink_to(folder, target_is_directory=True)
+    assert read_image_folder(folder.parent).n == 1
+
+
+# ------------------------------------------------------------------------------------------ terminals
+
+
+def obeyed(text: str) -> list[str]:
+    """Characters that a terminal acts on, but line breaks, tabs and the colours of our own tables."""
+    plain = text.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\r\n", "\n")
+    return [each for each in plain if each in "\x1b\r\x07\x9b\u202e\x7f"]
+
+
+def test_what_is_printed_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(HOSTILE, ["name", HOSTILE], [[HOSTILE, "two\nlines\tand a tab"]])
+    echo(HOSTILE)
+    say(HOSTILE)
+    print_json({HOSTILE: HOSTILE + "\x7f"})
+    out, err = capsys.readouterr()
+    assert obeyed(out.replace("\u202e", "")) == []
+    assert obeyed(err) == []
+    assert "\\x1b[2J" in out
+    assert "two\\nlines\\tand a tab" in out
+
+
+def test_printable_keeps_text_of_every_script() -> None:
+    for text in ("naïve café", "日本語", "עברית", "emoji 🙂", "a\nb\tc", "\\x1b"):
+        assert printable(text) == text
+    assert printable("a\nb\tc", lines=False) == "a\\nb\\tc"
+
+
+@pytest.mark.parametrize("place", ["clean", "answers"])
+def test_errors_about_hostile_prompts_on_a_real_terminal(place: str, tmp_path: Path) -> None:
+    line = {"clean": [1, 2], "corrupted": [1, 3], "answers": [" a"], place: [HOSTILE, HOSTILE]}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(line | {"clean": HOSTILE}) + "\n")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "assay.cli", "discover", "--task", "prompts.jsonl", "--store", "store"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait() in (1, 2)
+    said = seen.decode()
+    assert "error:" in said
+    assert b"\x1b[2J" not in seen
+    assert b"\x1b]0" not in seen
+    assert "\x9b" not in said
+    assert "\u202e" not in said
