@@ -1,0 +1,177 @@
+"""`assay list` and `assay show`: what is registered, and what a store holds."""
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from assay.cli.border import command, print_json, print_measurements, print_table
+from assay.cli.commands import app
+from assay.cli.options import (
+    DEFAULT_STORE,
+    ConfigOption,
+    JsonOption,
+    QuietOption,
+    StoreOption,
+    TracebackOption,
+    option,
+)
+from assay.errors import InputError, unknown_name
+from assay.untrusted import printable
+
+
+if TYPE_CHECKING:
+    from assay.store import ResultSummary, StoredResult
+
+RESULTS = "results"
+
+
+@app.command("list")
+@command
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="methods, metrics, gates, head-methods, tasks, ablations, interventions, objectives, "
+            "divergences, distances, corruptions, models or results."
+        ),
+    ],
+    store: StoreOption = None,
+    of: Annotated[
+        str | None,
+        option("--kind", "Only results of this kind: audit, scores, measurement, worst_case, calibration."),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        option(
+            "--where",
+            "Only results for which this holds, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', "
+            "'payload.reason = null'; may be repeated.",
+        ),
+    ] = None,
+    order: Annotated[
+        str, option("--order", "Column to order results by; -created: the newest first.")
+    ] = "created",
+    limit: Annotated[int | None, option("--limit", "Results to list, at most.", min=0)] = None,
+    offset: Annotated[int, option("--offset", "Results to leave out at the start.", min=0)] = 0,
+    as_csv: Annotated[bool, option("--csv", "Print results as CSV, one line each.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """List what is registered, or the results of a store."""
+    if as_csv and as_json:
+        raise InputError("--csv and --json are two ways to print; give one of them")
+    if kind == RESULTS:
+        from assay.store import Store
+
+        found = Store(store or DEFAULT_STORE, create=False).query(
+            of, where=where or (), order=order, limit=limit, offset=offset
+        )
+        _print_summaries(found, as_csv=as_csv, as_json=as_json)
+        return
+    if where or of is not None or limit is not None or offset or as_csv:
+        raise InputError(f"--kind, --where, --limit, --offset and --csv are for `assay list {RESULTS}`")
+    from assay.catalogue import KINDS, list_entries
+
+    if kind not in KINDS:
+        raise unknown_name("kind", kind, [*KINDS, RESULTS])
+    entries = list_entries(kind)
+    if as_json:
+        print_json([entry.to_dict() for entry in entries])
+        return
+    print_table("", ["key", "what it is"], [[entry.key, entry.summary] for entry in entries])
+
+
+def _print_summaries(found: "Sequence[ResultSummary]", *, as_csv: bool, as_json: bool) -> None:
+    if as_json:
+        print_json([{**asdict(each), "about": each.about} for each in found])
+        return
+    if as_csv:
+        from assay.store.summary import COLUMNS
+
+        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(each) for each in found)
+        return
+    rows = [
+        [each.id, each.kind, each.created[:19], each.about, _value(each), each.status or ""] for each in found
+    ]
+    print_table("", ["id", "kind", "created", "about", "value", "status"], rows, right="value")
+
+
+def _value(found: "ResultSummary") -> str:
+    """The number, with its interval where there is one."""
+    if found.value is None:
+        return ""
+    interval = "" if found.low is None or found.high is None else f" [{found.low:.4g}, {found.high:.4g}]"
+    return f"{found.value:.4g}{interval}"
+
+
+@app.command()
+@command
+def show(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="A result's id or its beginning.")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Show one stored result."""
+    from assay.store import Store
+
+    kept = Store(store or DEFAULT_STORE, create=False)
+    found = kept.get(identity)
+    if as_json:
+        print_json(
+            {
+                "id": found.id,
+                "kind": found.kind,
+                "created": found.created,
+                "provenance": found.provenance,
+                "payload": found.payload,
+                "arrays": list(found.arrays.keys()),
+            }
+        )
+        return
+    typer.echo(printable(f"{found.kind} {found.id}, {found.created[:19]}", lines=False))
+    typer.echo(printable(found.summary.about, lines=False))
+    typer.echo()
+    _print_payload(found)
+
+
+def _print_payload(found: "StoredResult") -> None:
+    """The result as the command that made it prints it, else its JSON."""
+    if found.kind == "audit":
+        from assay.report import verdict
+
+        typer.echo(printable(verdict(found.payload)))
+        typer.echo()
+        task = found.payload["task"]["name"]
+        print_measurements([(task, record) for record in found.payload["measurements"]])
+    elif found.kind == "measurement" and found.payload.keys() >= {"name", "value", "unit", "n", "status"}:
+        print_measurements([(found.summary.task or "", found.payload)])
+    elif found.kind == "worst_case":
+        from assay.cli.attack import print_worst_case
+
+        print_worst_case(found.payload)
+    elif found.kind == "calibration":
+        from assay.cli.calibrate import print_gates
+
+        print_gates(found.payload)
+    elif found.kind == "ranking":
+        from assay.cli.rank import print_ranking
+
+        print_ranking(found.payload)
+    elif found.kind == "subset-path":
+        from assay.cli.select import print_subset
+
+        print_subset(found.payload)
+    else:
+        typer.echo(json.dumps(found.payload, indent=1))

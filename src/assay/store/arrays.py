@@ -1,0 +1,127 @@
+"""Arrays of results: one safetensors file each, under the SHA-256 of its bytes."""
+
+import hashlib
+import os
+from collections.abc import Iterator, KeysView, Mapping
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from assay.circuits import write_atomically
+from assay.errors import FileFormatError, InputError, OutputError, unknown_name
+
+
+class StoredArrays:
+    """The arrays of one stored result by name, each read and verified when it is asked for.
+
+    Not a `Mapping`: run-time type checks of that type would read an array of every result they meet.
+    """
+
+    def __init__(self, directory: Path, contents: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._contents = dict(contents)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The array as a CPU tensor.
+
+        Raises:
+            UnknownNameError: The result has no array of this name.
+            FileFormatError: The file is missing or its content changed.
+        """
+        if name not in self._contents:
+            raise unknown_name("array", name, self._contents)
+        return safetensors.torch.load(read_array(self._directory, self._contents[name]))["value"]
+
+    def keys(self) -> KeysView[str]:
+        """Names of the arrays; with `[]` this lets `dict(arrays)` read them all."""
+        return self._contents.keys()
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of each array's file, which nothing is read for."""
+        return dict(self._contents)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._contents
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._contents)
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def __repr__(self) -> str:
+        return f"StoredArrays({', '.join(self._contents)})"
+
+
+def array_path(directory: Path, content: str) -> Path:
+    """The file of an array."""
+    return directory / "arrays" / content[:2] / f"{content}.safetensors"
+
+
+def write_array(directory: Path, name: str, value: Tensor | np.ndarray) -> str:
+    """Write one array under its content hash, unless it is there; returns the hash.
+
+    Raises:
+        InputError: What safetensors cannot hold.
+        OutputError: The file cannot be written; no part of it is left.
+    """
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, order="C"))
+        data = safetensors.torch.save({"value": tensor.detach().cpu().contiguous()})
+    except (TypeError, ValueError, KeyError) as error:
+        raise InputError(f"array {name!r} must be a dense array of real numbers: {error}") from error
+    content = hashlib.sha256(data).hexdigest()
+    path = array_path(directory, content)
+    if path.exists() and path.stat().st_size == len(data):
+        return content
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make {path.parent} for an array: {error.strerror}") from error
+    try:
+        write_atomically(path, data)
+        _make_durable(path.parent)
+    except OutputError:
+        raise
+    except OSError as error:  # of removing the temporary file, on a disk that became read-only
+        raise OutputError(f"cannot write {path}: {error.strerror}; nothing was stored") from error
+    return content
+
+
+def read_array(directory: Path, content: str) -> bytes:
+    """The file of an array, its bytes checked against their hash.
+
+    Raises:
+        FileFormatError: It is missing or was changed.
+    """
+    path = array_path(directory, content)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise FileFormatError(
+            f"the array file {path} of a stored result is missing; copy it back from where the store was "
+            "made, `arrays` belongs to the store as much as its database"
+        ) from error
+    except OSError as error:
+        raise FileFormatError(f"cannot read the array file {path}: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != content:
+        raise FileFormatError(f"{path} was changed after it was stored: its content does not match its name")
+    return data
+
+
+def _make_durable(folder: Path) -> None:
+    """A new name survives a power cut once its folder is on disk; the row that names it is written later."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # a system that opens no folders keeps names itself
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        raise OutputError(f"cannot write {folder} to disk: {error.strerror}") from error
+    finally:
+        os.close(handle)

@@ -1,0 +1,99 @@
+"""`assay list results` and `assay show`, on both kinds of store."""
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from assay.cli import app
+from assay.store import Store
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def filled(location: str) -> list[str]:
+    """A store of three measurements and one result with a hostile name; the options that name it."""
+    store = Store(location)
+    for seed in range(3):
+        provenance = {"model": {"id": "mini"}, "task": {"name": "ioi"}, "metric": {"key": "kl"}, "seed": seed}
+        payload = {"name": "kl", "value": 0.25 * seed, "unit": "nats", "n": 5, "status": "pass"}
+        store.put("measurement", provenance, {**payload, "interval": {"low": 0.0, "high": 1.0}})
+    store.put("scores", {"task": {"name": '\x1b[31m=cmd,"x"\nnext'}, "method": "eap"}, {"details": {}})
+    return ["--store", store.location]
+
+
+def test_results_are_listed_by_conditions(filled: list[str]) -> None:
+    found = json.loads(
+        run("list", "results", *filled, "--where", "metric = kl", "--where", "value > 0.1", "--json").stdout
+    )
+    assert [each["seed"] for each in found] == [1, 2]
+    assert found[0]["about"] == "kl on ioi in mini"
+    table = run("list", "results", *filled, "--kind", "measurement", "--order=-value", "--limit", "1")
+    assert "kl on ioi in mini" in table.stdout
+    assert "0.5 [0, 1]" in table.stdout
+    assert len(table.stdout.splitlines()) == 2
+
+
+def test_pages_of_results_follow_each_other(filled: list[str]) -> None:
+    whole, pages = json.loads(run("list", "results", *filled, "--json").stdout), []
+    for offset in range(0, 4, 2):
+        page = run("list", "results", *filled, "--json", "--limit", "2", "--offset", str(offset))
+        pages += json.loads(page.stdout)
+    assert pages == whole
+
+
+def test_csv_holds_every_column(filled: list[str]) -> None:
+    rows: list[dict[str, Any]] = list(
+        csv.DictReader(io.StringIO(run("list", "results", *filled, "--csv").stdout))
+    )
+    assert [row["value"] for row in rows] == ["0.0", "0.25", "0.5", ""]
+    assert rows[3]["task"] == '\x1b[31m=cmd,"x"\nnext'
+
+
+def test_a_hostile_name_does_not_reach_the_terminal(filled: list[str]) -> None:
+    listed = run("list", "results", *filled)
+    assert "\x1b" not in listed.stdout
+    (found,) = json.loads(run("list", "results", *filled, "--kind", "scores", "--json").stdout)
+    shown = run("show", found["id"][:8], *filled)
+    assert shown.exit_code == 0
+    assert "\x1b" not in shown.stdout
+
+
+def test_a_result_is_shown(filled: list[str]) -> None:
+    (found,) = json.loads(run("list", "results", *filled, "--where", "seed = 2", "--json").stdout)
+    shown = run("show", found["id"], *filled)
+    assert shown.stdout.startswith(f"measurement {found['id']}")
+    assert "kl on ioi in mini" in shown.stdout
+    assert json.loads(run("show", found["id"], *filled, "--json").stdout)["payload"]["value"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["results", "--where", "modle = x"], "unknown column 'modle'; did you mean 'model'"),
+        (["results", "--where", "model"], "write KEY OP VALUE"),
+        (["results", "--order", "vlaue"], "did you mean 'value'"),
+        (["results", "--csv", "--json"], "give one of them"),
+        (["methods", "--where", "x = 1"], "are for `assay list results`"),
+    ],
+)
+def test_a_wrong_question_says_what_is_right(filled: list[str], arguments: list[str], message: str) -> None:
+    result = run("list", *arguments, *filled)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_store_that_cannot_be_reached_hides_its_password() -> None:
+    result = run(
+        "list", "results", "--store", "postgresql+psycopg://u:s3cret@/x?host=/nowhere/at/all&arrays=/tmp/x"
+    )
+    assert result.exit_code == 1
+    assert "s3cret" not in result.stderr
+    assert "lost the results store at postgresql+psycopg://u:***@" in result.stderr
