@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.adversarial.blocks import Progress, Shelf, distinct_pairs, run_blocks
+from assay.adversarial.blocks import (
+    BlockShelf,
+    DistinctPairs,
+    Progress,
+    Shelf,
+    distinct_pairs,
+    n_blocks,
+    run_blocks,
+    run_some_blocks,
+)
 from assay.adversarial.divergence import Divergence, Kernel, get_divergence
 from assay.adversarial.evaluation import PairEvaluator
 from assay.adversarial.inputs import PairSample
@@ -142,10 +151,11 @@ def run_sample(
     divergence: str | Divergence | Kernel = "kl",
     thresholds: Sequence[float] = (),
     directory: str | os.PathLike[str] | None = None,
+    shelf: BlockShelf | None = None,
     memory: int | None = None,
     progress: Progress | None = None,
 ) -> WorstCase:
-    """`worst_case` on a sample that exists already; arguments as there."""
+    """`worst_case` on a sample that exists already; arguments as there, and a `shelf` beside `directory`."""
     started = time.perf_counter()
     if directory is not None and not isinstance(divergence, str | Divergence):
         raise InputError(
@@ -154,24 +164,16 @@ def run_sample(
         )
     measured = get_divergence(divergence)
     facts = facts_of(circuit, model, sample, measured, thresholds)
-    record = facts["provenance"]
-    job = {name: record[name] for name in record if name not in ("machine", "thresholds")}
-    shelf = None if directory is None else Shelf(Path(directory), job)
+    kept = shelf
+    if directory is not None:
+        kept = Shelf(Path(directory), block_record(facts))
     check_known_runs(model, circuit, sample)
     distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
-    evaluator = PairEvaluator(
-        model,
-        circuit,
-        sample.clean.subset(distinct.clean_rows),
-        sample.corrupted.subset(distinct.corrupted_rows),
-        divergence=measured,
-        memory=memory,
-    )
     values = run_blocks(
-        evaluator,
+        _evaluator(circuit, model, sample, distinct, measured, memory),
         sample,
         distinct,
-        shelf=shelf,
+        shelf=kept,
         precise=model.result_dtype == torch.float64,
         progress=progress or (lambda stage, done, total: None),
     )
@@ -185,6 +187,61 @@ def run_sample(
         notes=notes_on(circuit, sample),
         seconds=time.perf_counter() - started,
         rerun=make_rerun(model, circuit, sample, measured),
+    )
+
+
+def run_part(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    part: tuple[int, int],
+    *,
+    shelf: BlockShelf,
+    divergence: str | Divergence = "kl",
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Run every k-th block of a sample from the i-th on, `part` = (i, k), and put it on the shelf.
+
+    When all parts are done, `run_sample` with the same shelf, divergence and memory finds every block there
+    and gives the bytes of a run in one piece: a block is computed in the same way whoever computes it.
+    """
+    measured = get_divergence(divergence)
+    distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
+    first, step = part
+    run_some_blocks(
+        _evaluator(circuit, model, sample, distinct, measured, memory),
+        sample,
+        distinct,
+        range(first, n_blocks(distinct), step),
+        shelf=shelf,
+        precise=model.result_dtype == torch.float64,
+        progress=progress or (lambda stage, done, total: None),
+    )
+
+
+def block_record(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What blocks of a run are a function of, out of its `facts_of`."""
+    record = facts["provenance"]
+    return {name: record[name] for name in record if name not in ("machine", "thresholds")}
+
+
+def _evaluator(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    distinct: DistinctPairs,
+    divergence: Divergence,
+    memory: int | None,
+) -> PairEvaluator:
+    """An evaluator over the distinct inputs of a sample."""
+    return PairEvaluator(
+        model,
+        circuit,
+        sample.clean.subset(distinct.clean_rows),
+        sample.corrupted.subset(distinct.corrupted_rows),
+        divergence=divergence,
+        memory=memory,
     )
 
 

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from assay.adversarial.inputs import PairSample, shown
 from assay.circuits import write_atomically
 from assay.errors import InputError, NonFiniteError, OutputError
 from assay.measurement import canonical_json, record_id
+from assay.untrusted import MALFORMED, parse_json
 
 
 TILE = 128  # inputs a side of one block of a product
@@ -102,12 +103,28 @@ def distinct_pairs(sample: PairSample, *, with_answers: bool) -> DistinctPairs:
     return DistinctPairs(clean_rows, corrupted_rows, listed[first[order]], rank[inverse.ravel()])
 
 
+def n_blocks(distinct: DistinctPairs) -> int:
+    """Blocks that the pairs are divided into."""
+    return sum(1 for _ in distinct.blocks())
+
+
 class Values(NamedTuple):
     """Of every pair of a sample, in its shape."""
 
     divergence: Float64[np.ndarray, "..."]
     empty: Float64[np.ndarray, "..."]
     argmax_differs: Bool[np.ndarray, "..."]
+
+
+@runtime_checkable
+class BlockShelf(Protocol):
+    """Where finished blocks of one job are kept and taken from."""
+
+    def read(self, number: int) -> PairValues | None:
+        """A finished block; None where there is none."""
+
+    def write(self, number: int, values: PairValues, *, finished: int, total: int) -> None:
+        """Keep a block, the one after `finished` of `total`."""
 
 
 class Shelf:
@@ -128,7 +145,7 @@ class Shelf:
         path = directory / "job.json"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+            known = parse_json(path.read_text(encoding="utf-8")) if path.exists() else None
         except OSError as error:
             raise OutputError(f"cannot use {directory} to keep blocks: {error.strerror}") from error
         except ValueError:
@@ -152,9 +169,11 @@ class Shelf:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {}).get("assay", "{}"))
+                header = parse_json((file.metadata() or {}).get("assay", "{}"))
                 arrays = {name: file.get_tensor(name).numpy() for name in PairValues._fields}
-        except (SafetensorError, OSError, ValueError):
+        except (SafetensorError, OSError, *MALFORMED):
+            return None
+        if not isinstance(header, dict):
             return None
         if header.get("job") != self.id or header.get("sha256") != _digest(arrays):
             return None
@@ -197,7 +216,7 @@ def run_blocks(
     sample: PairSample,
     distinct: DistinctPairs,
     *,
-    shelf: Shelf | None,
+    shelf: BlockShelf | None,
     precise: bool,
     progress: Progress,
 ) -> Values:
@@ -216,7 +235,7 @@ def run_blocks(
         OutputError: If a block cannot be written; earlier blocks stay usable.
     """
     total = int(np.prod(distinct.shape))
-    kind = np.float64 if precise else np.float32
+    kind = _kind(precise=precise)
     found = PairValues(
         np.empty(distinct.shape, kind), np.empty(distinct.shape, kind), np.empty(distinct.shape, np.bool_)
     )
@@ -226,8 +245,7 @@ def run_blocks(
     for number, block in enumerate(blocks):
         values = None if shelf is None else shelf.read(number)
         if values is None:
-            made = _evaluate(evaluator, sample, distinct, block)
-            values = PairValues(made[0].astype(kind), made[1].astype(kind), made[2])
+            values = _evaluate(evaluator, sample, distinct, block, kind)
             if shelf is not None:
                 shelf.write(number, values, finished=number, total=len(blocks))
         for into, value in zip(found, values, strict=True):
@@ -241,13 +259,45 @@ def run_blocks(
     )
 
 
+def run_some_blocks(
+    evaluator: PairEvaluator,
+    sample: PairSample,
+    distinct: DistinctPairs,
+    numbers: Collection[int],
+    *,
+    shelf: BlockShelf,
+    precise: bool,
+    progress: Progress,
+) -> None:
+    """Put some blocks on a shelf, by their numbers; those that lie there already are left alone."""
+    blocks = [
+        (number, block)
+        for number, block in enumerate(distinct.blocks())
+        if number in numbers and shelf.read(number) is None
+    ]
+    for done, (number, block) in enumerate(blocks):
+        progress("attack", done, len(blocks))
+        values = _evaluate(evaluator, sample, distinct, block, _kind(precise=precise))
+        shelf.write(number, values, finished=done, total=len(blocks))
+
+
+def _kind(*, precise: bool) -> type[np.float32] | type[np.float64]:
+    return np.float64 if precise else np.float32
+
+
 def _evaluate(
-    evaluator: PairEvaluator, sample: PairSample, distinct: DistinctPairs, block: _Block
+    evaluator: PairEvaluator,
+    sample: PairSample,
+    distinct: DistinctPairs,
+    block: _Block,
+    kind: type[np.float32] | type[np.float64],
 ) -> PairValues:
     try:
         if block.columns is None:
-            return evaluator.pairs(*distinct.listed(block))
-        return evaluator.table(block.rows, block.columns)
+            made = evaluator.pairs(*distinct.listed(block))
+        else:
+            made = evaluator.table(block.rows, block.columns)
+        return PairValues(made.divergence.astype(kind), made.empty.astype(kind), made.argmax_differs)
     except NonFiniteError as error:
         clean, corrupted = _first_bad(evaluator, *distinct.listed(block))
         rows = int(distinct.clean_rows[clean]), int(distinct.corrupted_rows[corrupted])

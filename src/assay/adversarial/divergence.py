@@ -46,7 +46,7 @@ class Divergence:
     source: str = ""
 
 
-DIVERGENCES: Registry[Divergence] = Registry("divergence")
+DIVERGENCES: Registry[Divergence] = Registry("divergence", holds=Divergence)
 
 
 def get_divergence(divergence: str | Divergence | Kernel) -> Divergence:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from assay import display
 from assay.adversarial.bounds import not_certified, sample_certificate
 from assay.adversarial.document import CERTIFIED, SHOWN_INPUTS, as_document
 from assay.adversarial.exact import exact_comparison, exact_summary
@@ -40,6 +41,8 @@ from assay.stats import (
 
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from assay.models import Model
 
 RERUN_ABSOLUTE, RERUN_RELATIVE = 1e-3, 1e-3  # by how much a second run may differ
@@ -143,6 +146,42 @@ class WorstCase:
     def id(self) -> str:
         """Identity of the result: hash of how it came to be."""
         return record_id("worst_case", self.facts["provenance"])
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per pair: clean and corrupted index, divergence, empty, argmax_differs, weight if any."""
+        import pandas as pd
+
+        pairs = self.sample.pairs
+        if pairs is None:
+            pairs = np.stack(np.unravel_index(np.arange(self.divergence.size), self.divergence.shape), axis=1)
+        weights = self.sample.weights
+        return pd.DataFrame(
+            {
+                "clean": pairs[:, 0],
+                "corrupted": pairs[:, 1],
+                "divergence": self.divergence.ravel(),
+                "empty": self.empty.ravel(),
+                "argmax_differs": self.argmax_differs.ravel(),
+            }
+            | ({} if weights is None else {"weight": weights.ravel()})
+        )
+
+    def _repr_html_(self) -> str:
+        found = self.summary()["absolute"]
+        return display.card(
+            f"divergence of a circuit on {self.divergence.size:,} pairs of inputs",
+            (
+                ("protocol", self.protocol),
+                *(
+                    (name, f"{display.number(found[name])} {self.unit}")
+                    for name in ("mean", "p95", "p99", "max")
+                ),
+                ("standard error of the mean", self.mean_standard_error),
+                ("another likeliest token", f"{self.share_argmax_differs:.2%} of the pairs"),
+                ("notes", ", ".join(self.notes) or None),
+            ),
+            id=self.id,
+        )
 
     # ---- statistics -------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Edge-level circuit discovery."""
 
 from assay.discovery.acdc import Acdc
+from assay.discovery.agreement import consensus
 from assay.discovery.attribution import CleanCorrupted, Eap, EapIgActivations, EapIgInputs
-from assay.discovery.consensus import consensus
 from assay.discovery.ifr import Ifr
 from assay.discovery.masks import HardConcrete, LearnedMask, MaskSettings, learn_mask
 from assay.discovery.method import (

@@ -241,6 +241,9 @@ class EapIgInputs(_PathGradient):
             return spsa_sweep(model, task, settings, size, self.draws, self.epsilon)
         return super().sweep(model, task, settings, size)
 
+    def divisible(self) -> bool:
+        return self.estimator == "gradient"
+
     def most_passes(self, model: Model, nodes: int) -> int:
         return 3 + 2 * self.draws if self.estimator == "spsa" else super().most_passes(model, nodes)
 

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import time
 import warnings
+from collections.abc import Collection, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -62,6 +63,28 @@ class BatchScores:
     coarse: Float[Tensor, "1 n_sources n_targets"] | None = None
     forward: float | int = 0
     backward: int = 0
+    input_effect: float | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class BatchPart:
+    """What one batch gives a sweep.
+
+    Attributes:
+        number: Of the batch, from 0.
+        total: Sum over its examples of the scores, float64 `[S, R]`.
+        coarse: The same of a coarser quadrature rule, if any.
+        per_example: Scores of each of its examples, where asked for.
+        forward, backward: Passes per example of the whole task that it cost.
+        input_effect: Its sum of J(run with `input` ablated) - J(clean), where known.
+    """
+
+    number: int
+    total: Float[Tensor, "n_sources n_targets"]
+    coarse: Float[Tensor, "n_sources n_targets"] | None = None
+    per_example: Float[Tensor, "rows n_sources n_targets"] | None = None
+    forward: float = 0.0
+    backward: float = 0.0
     input_effect: float | None = None
 
 
@@ -160,6 +183,10 @@ class EdgeMethod(abc.ABC):
     def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
         """Damage of ablating each edge, over all examples; `size` of them fit into a pass."""
 
+    def divisible(self) -> bool:
+        """Whether batches are scored by themselves, so that they can be dealt to several processes."""
+        return False
+
     def most_passes(self, model: Model, nodes: int) -> int:
         """Forward and backward passes per example, at most, with `nodes` quadrature nodes."""
         return 2
@@ -190,40 +217,71 @@ class BatchMethod(EdgeMethod):
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
         """Damage of ablating each edge, for the examples of one batch."""
 
-    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+    def parts(
+        self,
+        model: Model,
+        task: Task,
+        settings: Settings,
+        size: int,
+        numbers: Collection[int] | None = None,
+    ) -> Iterator[BatchPart]:
+        """What each batch of `size` examples gives, in order; of all batches or of those numbered."""
         prepared = _prepared(model, task, settings, size)
-        shape = (model.graph.n_sources, model.graph.n_targets)
-        # float64 sums: the mean must not depend on how examples fall into batches.
-        sweep = Sweep(total=torch.zeros(shape, dtype=torch.float64), passes={"forward": 0.0, "backward": 0.0})
-        kept = []
+        number = -1
         for batch in task.batches(size):
+            number += 1
+            if numbers is not None and number not in numbers:
+                continue
             batch = batch.to(model.device)
             result = self.score(model, batch, prepared, settings)
             scores = result.scores.double().cpu()
-            if result.coarse is not None:
-                coarse = result.coarse[0].double().cpu()
-                sweep.coarse = coarse if sweep.coarse is None else sweep.coarse + coarse
             if not bool(torch.isfinite(scores).all()):
                 example = _first_bad(self, model, batch, prepared, settings)
                 raise NonFiniteError(
                     f"method {self.key!r} gave NaN or infinite scores for example {example}; check the "
                     "model's weights and number type (float16 gradients overflow)"
                 )
-            sweep.total += scores.sum(0)
-            if settings.per_example:
-                kept.append(result.scores.to(model.result_dtype).cpu())
             share = len(batch.indices) / task.n
-            sweep.passes["forward"] += result.forward * share
-            sweep.passes["backward"] += result.backward * share
-            if result.input_effect is not None:
-                sweep.input_effect = (sweep.input_effect or 0.0) + result.input_effect
-        if not settings.ablation.paired and settings.ablation.key != "zero":
-            sweep.passes["forward"] += 1  # the pass that measured means or deviations
-        sweep.per_example = torch.cat(kept) if kept else None
-        return sweep
+            yield BatchPart(
+                number=number,
+                total=scores.sum(0),
+                coarse=None if result.coarse is None else result.coarse[0].double().cpu(),
+                per_example=result.scores.to(model.result_dtype).cpu() if settings.per_example else None,
+                forward=result.forward * share,
+                backward=result.backward * share,
+                input_effect=result.input_effect,
+            )
+
+    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+        return join_parts(model, settings, self.parts(model, task, settings, size))
+
+    def divisible(self) -> bool:
+        return type(self).sweep is BatchMethod.sweep
 
 
-METHODS: Registry[EdgeMethod] = Registry("method")
+def join_parts(model: Model, settings: Settings, parts: Iterable[BatchPart]) -> Sweep:
+    """The sweep over all batches, from what each gave, in their order: the sums are those of one run."""
+    shape = (model.graph.n_sources, model.graph.n_targets)
+    # float64 sums: the mean must not depend on how examples fall into batches.
+    sweep = Sweep(total=torch.zeros(shape, dtype=torch.float64), passes={"forward": 0.0, "backward": 0.0})
+    kept = []
+    for part in parts:
+        sweep.total += part.total
+        if part.coarse is not None:
+            sweep.coarse = part.coarse if sweep.coarse is None else sweep.coarse + part.coarse
+        if part.per_example is not None:
+            kept.append(part.per_example)
+        sweep.passes["forward"] += part.forward
+        sweep.passes["backward"] += part.backward
+        if part.input_effect is not None:
+            sweep.input_effect = (sweep.input_effect or 0.0) + part.input_effect
+    if not settings.ablation.paired and settings.ablation.key != "zero":
+        sweep.passes["forward"] += 1  # the pass that measured means or deviations
+    sweep.per_example = torch.cat(kept) if kept else None
+    return sweep
+
+
+METHODS: Registry[EdgeMethod] = Registry("method", holds=EdgeMethod)
 
 KEPT_BYTES = 2**30  # of clean passes that measuring the means made
 
@@ -286,46 +344,95 @@ def discover(
         InputError: For settings that the method cannot serve.
         NonFiniteError: If a logit, gradient or score is NaN or infinite.
     """
-    chosen = get_method(method, **options)
+    asked = resolve(
+        model,
+        task,
+        get_method(method, **options),
+        objective=objective,
+        ablation=ablation,
+        steps=steps,
+        quadrature=quadrature,
+        batch_size=batch_size,
+        memory=memory,
+        per_example=per_example,
+        seed=seed,
+    )
+    started = time.perf_counter()
+    sweep, details = _sweeps(asked.method, model, asked.task, asked.settings, asked.size)
+    return asked.scores(sweep, details | {"seconds": time.perf_counter() - started})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """A call of `discover`, checked and with its defaults filled in.
+
+    Attributes:
+        model: The model.
+        task: The examples, bound to the model.
+        method: The method with its options.
+        settings: What else was chosen.
+        size: Examples per pass.
+    """
+
+    model: Model
+    task: Task
+    method: EdgeMethod
+    settings: Settings
+    size: int
+
+    def scores(self, sweep: Sweep, details: dict[str, Any]) -> EdgeScores:
+        """Mean scores, provenance and details of a sweep over all examples."""
+        passes = {name: round(count, 3) for name, count in sweep.passes.items()}
+        details = details | sweep.details | {"passes": passes, "batch_size": self.size}
+        values = (sweep.total / self.task.n).to(self.model.result_dtype)
+        if sweep.input_effect is not None:
+            details["completeness_gap"] = completeness_gap(values, sweep.input_effect / self.task.n)
+        half = self.model.dtype in (torch.bfloat16, torch.float16)
+        if half and self.method.needs_gradients and isinstance(self.method, BatchMethod):
+            details["drift"] = _drift(self.method, self.model, self.task, self.settings, self.size)
+        return EdgeScores(
+            self.model.graph,
+            values,
+            per_example=sweep.per_example,
+            provenance=provenance_of(self.model, self.task, self.method, self.settings),
+            details=details,
+        )
+
+
+def resolve(
+    model: Model,
+    task: Task,
+    method: EdgeMethod,
+    *,
+    objective: str | Objective | Loss | None = None,
+    ablation: str | Ablation | None = None,
+    steps: int | str = 5,
+    quadrature: str = "midpoint",
+    batch_size: int | None = None,
+    memory: int | None = None,
+    per_example: bool = False,
+    seed: int = 0,
+) -> Asked:
+    """What `discover` runs, given its arguments; raises what it raises."""
     settings = Settings(
-        objective=get_objective(objective or chosen.objective or task.objective),
+        objective=get_objective(objective or method.objective or task.objective),
         ablation=get_ablation(ablation or task.ablation),
         steps=steps,
         quadrature=quadrature,
         per_example=per_example,
         seed=seed,
     )
-    if per_example and not chosen.keeps_examples:
+    if per_example and not method.keeps_examples:
         able = ", ".join(key for key, known in METHODS.items() if known.keeps_examples)
         raise InputError(
-            f"{chosen.key} decides on all examples together and has no scores of single ones; leave out "
+            f"{method.key} decides on all examples together and has no scores of single ones; leave out "
             f"per_example, or use one of {able}"
         )
-    chosen.check(settings)
+    method.check(settings)
     task = model.bind(task)
-    extra = chosen.bytes_per_example(model, task.length, settings)
+    extra = method.bytes_per_example(model, task.length, settings)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
-    started = time.perf_counter()
-    sweep, details = _sweeps(chosen, model, task, settings, size)
-    passes = {name: round(count, 3) for name, count in sweep.passes.items()}
-    details |= sweep.details | {
-        "passes": passes,
-        "seconds": time.perf_counter() - started,
-        "batch_size": size,
-    }
-    values = (sweep.total / task.n).to(model.result_dtype)
-    if sweep.input_effect is not None:
-        details["completeness_gap"] = completeness_gap(values, sweep.input_effect / task.n)
-    half = model.dtype in (torch.bfloat16, torch.float16)
-    if half and chosen.needs_gradients and isinstance(chosen, BatchMethod):
-        details["drift"] = _drift(chosen, model, task, settings, size)
-    return EdgeScores(
-        model.graph,
-        values,
-        per_example=sweep.per_example,
-        provenance=provenance_of(model, task, chosen, settings),
-        details=details,
-    )
+    return Asked(model=model, task=task, method=method, settings=settings, size=size)
 
 
 def _drift(method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int) -> float:
