@@ -1,6 +1,6 @@
 """Which of several models to deploy: one table of models by metrics, with what picking by each is worth."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -91,25 +91,49 @@ def rank_models(
     judged = RankingBuilder(
         metrics, measure=measure, ratio=ratio, level=level, settings=settings, elsewhere=elsewhere
     )
-    parts = sorted(judged.needs & {"features", "output-scores", "edge-scores"})
     loaders = named_loaders(models)
     for place, (name, load) in enumerate(loaders):
         if progress is not None:
             progress("inspect models", place, len(loaders))
         model = load()
-        shown = inspect_model(
-            model, _task(target, model, labels=labels), parts, settings=settings, cache=cache
+        shown, known = inspect_for_ranking(
+            model, target, id_data, judged.needs, labels=labels, settings=settings, cache=cache
         )
-        known = None
-        if id_data is not None and "known" in judged.needs:
-            task = _task(id_data, model)
-            more = ["sharpness"] if "sharpness" in judged.needs and task.labels is not None else []
-            known = inspect_model(model, task, more, settings=settings, cache=cache)
         del model  # before the next one is loaded
         judged.add(name, shown, known)
     if progress is not None:
         progress("inspect models", len(loaders), len(loaders))
     return judged.ranking()
+
+
+def inspect_for_ranking(
+    model: Model,
+    target: Images,
+    id_data: Images | None,
+    needs: Collection[str],
+    *,
+    labels: bool | None = None,
+    settings: InspectionSettings,
+    cache: str | Path | None = None,
+) -> tuple[Inspection, Inspection | None]:
+    """What one model shows on the target and, where metrics learn from it, on its own domain.
+
+    Args:
+        model: The model.
+        target: As in `rank_models`, as are the other arguments.
+        id_data: Labelled images of the model's own domain.
+        needs: What the metrics read, see `Predictor.needs`.
+        labels: Whether labels of the target may be used.
+        settings: How scores are measured.
+        cache: Folder of earlier inspections.
+    """
+    parts = sorted({"features", "output-scores", "edge-scores"} & set(needs))
+    shown = inspect_model(model, _task(target, model, labels=labels), parts, settings=settings, cache=cache)
+    if id_data is None or "known" not in needs:
+        return shown, None
+    task = _task(id_data, model)
+    more = ["sharpness"] if "sharpness" in needs and task.labels is not None else []
+    return shown, inspect_model(model, task, more, settings=settings, cache=cache)
 
 
 def rank_inspections(

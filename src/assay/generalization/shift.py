@@ -158,7 +158,7 @@ class Distance:
     compare: Callable[[CircuitView, CircuitView], float]
 
 
-DISTANCES: Registry[Distance] = Registry("distance")
+DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
 
 
 def _distance(

@@ -6,7 +6,7 @@ from typing import Any
 
 from assay.calibration.battery import USUAL_PROMPTS, Against, n_further, prepare, run
 from assay.heads.table import AnyCircuit
-from assay.measurement import record_id
+from assay.measurement import MACHINE, record_id
 from assay.models import Model
 from assay.objectives import get_objective, is_registered
 from assay.runner.stages import Progress, Stage
@@ -58,11 +58,27 @@ def calibrate_stored(
     battery = prepare(circuit, model, task, against=against, folder=folder, **options)
     identity = record_id("calibration", battery.record)
     if store is not None and store.has(identity):
-        return StoredCalibration(document=store.get(identity).payload, cached=True)
+        return StoredCalibration(document=_taken(store.get(identity).payload), cached=True)
     document = run(battery, progress).to_dict()
     if store is not None:
-        store.put("calibration", battery.record, document)
+        store.put("calibration", battery.record, _shelved(document))
     return StoredCalibration(document=document, cached=False)
+
+
+_OF_THE_RUN = ("columns", "passes")  # of a table: what was measured now and what was found from before
+
+
+def _shelved(document: dict[str, Any]) -> dict[str, Any]:
+    """A document whose facts of the run stand apart, so that an interrupted calibration ends as any other."""
+    table = document["table"]
+    kept = {key: value for key, value in table.items() if key not in _OF_THE_RUN}
+    return document | {"table": kept | {MACHINE: {key: table[key] for key in _OF_THE_RUN}}}
+
+
+def _taken(payload: dict[str, Any]) -> dict[str, Any]:
+    """The document of a stored calibration."""
+    table = dict(payload["table"])
+    return payload | {"table": table | table.pop(MACHINE, {})}
 
 
 def plan_calibration(

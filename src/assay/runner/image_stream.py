@@ -17,7 +17,8 @@ from assay.tasks.image_source import SHAPES
 ORDERS = ("time", "name", "random")
 # Numbers of drawn images that no model was trained on: known ones, and those to watch.
 FIRST_KNOWN, FIRST_WATCHED = 1_000_000, 2_000_000
-SETTLED = 1.0  # seconds that a file must be old: it may still be written
+SETTLED = 1.0  # seconds without a change after which a file counts as written
+PATIENCE = 30.0  # the same for a file that cannot be decoded: its writer may be slow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,48 +95,135 @@ def known_images(
     return found[0].read(replace(options, transform=transform, n=None), classes)
 
 
+def _rest(seconds: float) -> bool:
+    """Wait; nothing asks to stop."""
+    time.sleep(seconds)
+    return False
+
+
+def _unheard(text: str) -> None:
+    """A message that nobody wants."""
+
+
 def batches(
     source: str,
     watch: Watch,
     *,
     done: frozenset[str] = frozenset(),
-    sleep: Callable[[float], None] = time.sleep,
+    wait: Callable[[float], bool] = _rest,
+    clock: Callable[[], float] = time.monotonic,
+    tell: Callable[[str], None] = _unheard,
 ) -> Iterator[Batch]:
     """The images of a source, a batch at a time; fewer than a batch at the end are left.
+
+    While following, a file counts as written once it has not changed for a second, and one that cannot be
+    decoded is looked at again until it has not changed for `PATIENCE` seconds: a slow upload is no broken
+    file. A name counts once, also if its file goes and comes back. A folder that vanishes is waited for.
 
     Args:
         source: `shapes:DOMAIN` or a folder, searched with its folders.
         watch: How.
         done: Names of images that were observed or passed over before.
-        sleep: Waits; a test may put images into the folder here.
+        wait: Waits so many seconds; True ends the stream.
+        clock: Seconds that no one sets; a wall clock may jump.
+        tell: Hears what happens to the folder.
 
     Raises:
-        FileFormatError: If the folder does not exist, or a file cannot be read and is not passed over.
+        FileFormatError: If the folder does not exist at the start, or a file cannot be read and is not passed
+            over.
     """
     if is_shapes(source):
         yield from _drawn_batches(source, watch, done)
         return
     folder = Path(source)
-    taken, idle = set(done), 0.0
+    if not watch.follow:
+        fresh = [path for path in _files(folder, watch) if str(path) not in done]
+        yield from _file_batches(folder, fresh, watch)
+        return
+    arrivals = _Arrivals(folder, watch, done, clock, tell)
+    last = clock()
     while True:
-        fresh = [
-            path
-            for path in _files(folder, order=watch.order, seed=watch.seed)
-            if str(path) not in taken and not (watch.follow and _is_new(path))
-        ]
-        for batch in _file_batches(folder, fresh, watch):
-            taken |= {*batch.sources, *batch.skipped}
-            idle = 0.0
+        for batch in _file_batches(folder, arrivals.ready(), watch, arrivals):
+            arrivals.take(batch)
             yield batch
-        if not watch.follow or (watch.idle_timeout is not None and idle >= watch.idle_timeout):
+            last = clock()
+        if watch.idle_timeout is not None and clock() - last >= watch.idle_timeout:
             return
-        sleep(watch.poll)
-        idle += watch.poll
+        if wait(watch.poll):
+            return
 
 
-def _file_batches(folder: Path, paths: list[Path], watch: Watch) -> Iterator[Batch]:
+Stamp = tuple[int, int]  # size, and when it was last written in nanoseconds
+
+
+class _Arrivals:
+    """What lies in a followed folder, and which of its files can be read by now."""
+
+    def __init__(
+        self,
+        folder: Path,
+        watch: Watch,
+        done: frozenset[str],
+        clock: Callable[[], float],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder, self._watch, self._clock, self._tell = folder, watch, clock, tell
+        self._taken = set(done)
+        self._since: dict[Path, tuple[Stamp, float]] = {}  # how a file looked, and since when
+        self._undecoded: dict[Path, Stamp] = {}
+        self._gone = False
+        if not folder.is_dir():
+            raise _no_folder(folder)
+
+    def ready(self) -> list[Path]:
+        """Files not taken yet that nobody writes any more, in order."""
+        now = self._clock()
+        try:
+            fresh = [path for path in _files(self._folder, self._watch) if str(path) not in self._taken]
+        except (FileFormatError, OSError) as error:
+            if not self._gone:
+                self._tell(f"{self._folder} cannot be read ({error}); waiting until it is back")
+            self._gone = True
+            return []
+        if self._gone:
+            self._tell(f"{self._folder} is back")
+            self._gone = False
+        looks = {path: stamp for path in fresh if (stamp := _stamp(path))}
+        self._since = {
+            path: before if (before := self._since.get(path)) and before[0] == stamp else (stamp, now)
+            for path, stamp in looks.items()
+        }
+        self._undecoded = {path: stamp for path, stamp in self._undecoded.items() if looks.get(path) == stamp}
+        return [path for path in fresh if path in looks and self._settled(path, now)]
+
+    def _settled(self, path: Path, now: float) -> bool:
+        (_, changed), since = self._since[path]
+        if path in self._undecoded:
+            return now - since >= PATIENCE
+        # Old by the wall clock, or, where that clock was set back, seen unchanged for as long.
+        return time.time() - changed / 1e9 >= SETTLED or now - since >= SETTLED
+
+    def put_off(self, paths: list[Path]) -> set[Path]:
+        """Those of the files that could not be decoded to be looked at again."""
+        now, later = self._clock(), set()
+        for path in paths:
+            stamp, since = self._since[path]
+            found = _stamp(path)
+            if found is None or found != stamp or now - since < PATIENCE:
+                later.add(path)
+                if found is not None:
+                    self._undecoded[path] = stamp
+        return later
+
+    def take(self, batch: Batch) -> None:
+        """These are done."""
+        self._taken |= {*batch.sources, *batch.skipped}
+
+
+def _file_batches(
+    folder: Path, paths: list[Path], watch: Watch, arrivals: _Arrivals | None = None
+) -> Iterator[Batch]:
     """Full batches of these files, in order."""
-    options = ReadOptions(transform=watch.transform, skip_bad=watch.skip_bad)
     mixed = len({path.parent for path in paths}) > 1
     queue = list(paths)
     while len(queue) >= watch.size:
@@ -144,16 +232,11 @@ def _file_batches(folder: Path, paths: list[Path], watch: Watch) -> Iterator[Bat
         parts: list[ImageSet] = []
         while queue and len(read) < watch.size:
             chosen, queue = queue[: watch.size - len(read)], queue[watch.size - len(read) :]
-            try:
-                part = read_images(chosen, domain=folder.name, options=options)
-            except InputError as error:
-                if not watch.skip_bad or isinstance(error, ShapeError):
-                    raise
-                skipped += [str(path) for path in chosen]  # none of them can be read
-                continue
-            parts.append(part)
-            read += [Path(name) for name in part.fields["path"]]
-            skipped += part.skipped
+            part, bad = _read(chosen, folder, watch, arrivals)
+            if part is not None:
+                parts.append(part)
+                read += [Path(name) for name in part.fields["path"]]
+            skipped += bad
         if len(read) < watch.size:
             return  # more may come
         folders = {path.parent for path in read}
@@ -168,6 +251,27 @@ def _file_batches(folder: Path, paths: list[Path], watch: Watch) -> Iterator[Bat
         )
 
 
+def _read(
+    paths: list[Path], folder: Path, watch: Watch, arrivals: _Arrivals | None
+) -> tuple[ImageSet | None, list[str]]:
+    """Those of the files that can be read, and the names of those to pass over."""
+    patient = ReadOptions(transform=watch.transform, skip_bad=watch.skip_bad or arrivals is not None)
+    try:
+        part = read_images(paths, domain=folder.name, options=patient)
+    except InputError as error:
+        if not patient.skip_bad or isinstance(error, ShapeError):
+            raise
+        part = None  # none of them can be read
+    bad = list(paths) if part is None else [Path(name) for name in part.skipped]
+    if arrivals is not None:
+        later = arrivals.put_off(bad)
+        bad = [path for path in bad if path not in later]
+        if bad and not watch.skip_bad:
+            read_images(bad[:1], domain=folder.name, options=replace(patient, skip_bad=False))
+            raise FileFormatError(f"{bad[0]} could not be decoded and now can; the same command reads it")
+    return part, [str(path) for path in bad]
+
+
 def _joined(parts: list[ImageSet]) -> ImageSet:
     if len(parts) == 1:
         return parts[0]
@@ -176,32 +280,33 @@ def _joined(parts: list[ImageSet]) -> ImageSet:
     return replace(parts[0], pixels=pixels, ids=np.arange(len(pixels)), fields={"path": paths})
 
 
-def _files(folder: Path, *, order: str, seed: int) -> list[Path]:
+def _no_folder(folder: Path) -> FileFormatError:
+    return FileFormatError(f"{folder} is no folder; give one that holds images, or shapes:DOMAIN")
+
+
+def _files(folder: Path, watch: Watch) -> list[Path]:
     if not folder.is_dir():
-        raise FileFormatError(f"{folder} is no folder; give one that holds images, or shapes:DOMAIN")
+        raise _no_folder(folder)
     found = sorted(
         path
         for path in folder.rglob("*")
         if path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts[-2:])
     )
-    if order == "time":
-        changed = {path: _changed(path) for path in found}
-        return sorted((path for path in found if changed[path]), key=lambda path: (changed[path], path))
-    if order == "random":
-        return [found[place] for place in stream(seed, "monitor/order").permutation(len(found))]
+    if watch.order == "time":
+        changed = {path: stamp[1] for path in found if (stamp := _stamp(path))}
+        return sorted(changed, key=lambda path: (changed[path], path))
+    if watch.order == "random":
+        return [found[place] for place in stream(watch.seed, "monitor/order").permutation(len(found))]
     return found
 
 
-def _is_new(path: Path) -> bool:
-    return time.time() - _changed(path) / 1e9 < SETTLED
-
-
-def _changed(path: Path) -> int:
-    """When a file was last written, in nanoseconds; 0 if it is gone by now."""
+def _stamp(path: Path) -> Stamp | None:
+    """How a file looks; None if it is gone by now."""
     try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _drawn_batches(source: str, watch: Watch, done: frozenset[str]) -> Iterator[Batch]:

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from assay import display
 from assay.calibration.battery import USUAL_PROMPTS
 from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.discovery import get_method
 from assay.errors import InputError
 from assay.execution import CircuitRuns, get_ablation
-from assay.heads.interventions import INTERVENTIONS
 from assay.measurement import MACHINE, library_version, record_id
 from assay.metrics import faithfulness_curve, find_metric
 from assay.models import Model, load_model
@@ -42,6 +42,7 @@ from assay.runner.stages import (
     measure_stored,
     recovery,
     registered,
+    usual_replacement,
 )
 from assay.runner.worst import USUAL_SIDE, Sizes, plan_worst_case, usual_sizes, worst_case_stored
 from assay.store import Store
@@ -80,6 +81,24 @@ class Audit:
 
     def __repr__(self) -> str:
         return f"Audit({self.id}, {self.circuit!r})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                each["name"],
+                display.number(each["value"]),
+                display.ends(each["interval"]["low"], each["interval"]["high"], each["interval"]["level"]),
+                each["n"],
+                each["status"],
+            )
+            for each in self.measurements
+        ]
+        return display.table(
+            f"audit: {self.circuit.n_edges} of {self.circuit.graph.n_edges} edges",
+            ("metric", "value", "interval", "n", "verdict"),
+            rows,
+            id=self.id,
+        )
 
     @property
     def curve(self) -> Mapping[str, Any]:
@@ -450,7 +469,7 @@ class _Job:
             self.model,
             usual_prompts(self.draws.measured),
             objective=self.objective,
-            ablation=self.ablation if self.ablation in INTERVENTIONS else "mean",
+            ablation=usual_replacement(self.ablation),
             batch_size=self.batch_size,
             store=self.store,
             progress=self.progress,

@@ -1,14 +1,17 @@
 """A monitor as a job: reference and known batches from images, everything kept and taken up again."""
 
+import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from assay.circuits import EdgeScores, load_scores, write_atomically
 from assay.discovery import discover
-from assay.errors import FileFormatError, InputError
+from assay.errors import FileFormatError, InputError, OutputError
 from assay.generalization.alarms import batches_for
 from assay.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.generalization.monitoring import Monitor
@@ -18,11 +21,12 @@ from assay.rng import stream
 from assay.runner.image_stream import known_images
 from assay.runner.stages import Progress
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
+from assay.untrusted import malformed, parse_json
 from assay.zoo.training import images_hash
 
 
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
-REFERENCE, DOMAINS = "reference.safetensors", "domains.json"
+REFERENCE, DOMAINS, LOCK = "reference.safetensors", "domains.json", ".lock"
 METHOD, STEPS = "eap-ig-inputs", 5
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
 MOST_LABELLED = 1000  # images that ATC and DoC learn from
@@ -103,27 +107,81 @@ class StartedMonitor:
     domains: DomainCalibration | None
     out: Path
 
+    @cached_property
+    def _shown(self) -> list[dict[str, Any]]:
+        return []
+
+    @cached_property
+    def _head(self) -> dict[str, Any]:
+        """What stays the same while it observes."""
+        head = self.monitor.to_dict()
+        self._shown.extend(head.pop("readings"))
+        return head if self.domains is None else {**head, "domains": self.domains.to_dict()}
+
     @property
     def document(self) -> dict[str, Any]:
-        """What the page shows: the monitor, and the domains if there are any."""
-        document = self.monitor.to_dict()
-        return document if self.domains is None else {**document, "domains": self.domains.to_dict()}
+        """What the page shows: the monitor, and the domains if there are any; cheap to ask for again."""
+        head = self._head
+        new = self.monitor.readings[len(self._shown) :]
+        self._shown.extend(each.to_dict() for each in new)
+        return {**head, "readings": list(self._shown)}
 
     @property
     def done(self) -> frozenset[str]:
         """Names of images observed or passed over before."""
         return frozenset(name for each in self.monitor.readings for name in (*each.sources, *each.skipped))
 
-    def write(self) -> None:
+    def write(self, *, page: bool = True) -> None:
         """Write the document, and the page once there is a reading.
+
+        Args:
+            page: False leaves the page as it is.
 
         Raises:
             OutputError: If a file cannot be written.
         """
         document = self.document
+        self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(self.out / DOCUMENT, json.dumps(document, indent=1, allow_nan=False).encode())
-        if document["readings"]:
+        if page and document["readings"]:
             save_report(self.out / PAGE, document)
+
+
+@contextmanager
+def held(out: Path) -> Iterator[None]:
+    """Keep a monitor's directory from a second process while entered; makes it if need be.
+
+    Raises:
+        OutputError: If another process holds it, or it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / LOCK).open("ab")
+    except OSError as error:
+        raise OutputError(f"cannot write to {out}: {error.strerror}; choose another directory") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise OutputError(
+                f"{out} is in use by another monitor that still runs; stop it, or choose another directory"
+            ) from error
+        yield
+
+
+def torn_line(readings: Path) -> bool:
+    """Whether the last line of a file of readings was cut short, by a kill or a full disk."""
+    try:
+        with readings.open("rb") as file:
+            file.seek(0, 2)
+            if not file.tell():
+                return False
+            file.seek(-1, 2)
+            return file.read() != b"\n"
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise FileFormatError(f"cannot read {readings}: {error.strerror}") from error
 
 
 def start_monitor(
@@ -308,10 +366,11 @@ def _domains(
 
 def _read_domains(path: Path) -> DomainCalibration:
     try:
-        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{path} cannot be read ({error}); remove it to measure again") from error
-    return DomainCalibration.from_dict(content)
+    with malformed(path, "a calibration on corrupted domains"):
+        return DomainCalibration.from_dict(content)
 
 
 def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageSet | None, progress: Progress | None) -> None:

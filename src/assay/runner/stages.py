@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery import discover, get_method
+from assay.discovery import EdgeMethod, discover, get_method
 from assay.errors import InputError, OutputError
 from assay.execution import ABLATIONS, Ablation, CircuitRuns, get_ablation
+from assay.graph import Graph
+from assay.heads.interventions import INTERVENTIONS
 from assay.measurement import library_version, record_id
 from assay.metrics import find_metric, measure, measurement_provenance
 from assay.models import Model
@@ -117,6 +119,11 @@ def registered(objective: Objective, ablation: Ablation) -> bool:
     return is_registered(objective) and ablation.key in ABLATIONS and ABLATIONS[ablation.key] is ablation
 
 
+def usual_replacement(ablation: str) -> str:
+    """What gates replace single heads by under an ablation: `mean` where that is defined for edges alone."""
+    return ablation if ablation in INTERVENTIONS else "mean"
+
+
 # ---- discover -----------------------------------------------------------------------------------
 
 
@@ -143,26 +150,18 @@ def discover_stored(
     replacement = get_ablation(ablation or task.ablation)
     if not registered(loss, replacement):
         store = None
-    record = {
-        "library": library_version(),
-        "model": model.describe(),
-        "task": task.describe(),
-        "graph": model.graph.fingerprint,
-        "method": chosen.key,
-        "objective": loss.key,
-        "ablation": replacement.key,
-        "steps": steps,
-        "quadrature": quadrature,
-        "seed": seed,
-    }
-    if chosen.options():
-        record["options"] = chosen.options()
-    identity = record_id("scores", record)
-    if store is not None and store.has(identity):
-        found = store.get(identity)
-        return EdgeScores(
-            model.graph, found.arrays["values"], provenance=found.provenance, details=found.payload["details"]
-        )
+    record = scores_record(
+        model,
+        task,
+        chosen,
+        objective=objective,
+        ablation=ablation,
+        steps=steps,
+        quadrature=quadrature,
+        seed=seed,
+    )
+    if store is not None and (found := kept_scores(store, model.graph, record)) is not None:
+        return found
     scores = discover(
         model,
         task,
@@ -175,9 +174,54 @@ def discover_stored(
         seed=seed,
     )
     if store is not None:
-        payload = {"details": dict(scores.details), "graph": model.graph.describe()}
-        store.put("scores", record, payload, {"values": scores.values})
+        keep_scores(store, record, scores)
     return scores
+
+
+def scores_record(
+    model: Model,
+    task: Task,
+    method: EdgeMethod,
+    *,
+    objective: str | Objective | None = None,
+    ablation: str | Ablation | None = None,
+    steps: int | str = 5,
+    quadrature: str = "midpoint",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What stored scores are a function of; `record_id("scores", ...)` of it is their identity."""
+    record = {
+        "library": library_version(),
+        "model": model.describe(),
+        "task": task.describe(),
+        "graph": model.graph.fingerprint,
+        "method": method.key,
+        "objective": get_objective(objective or method.objective or task.objective).key,
+        "ablation": get_ablation(ablation or task.ablation).key,
+        "steps": steps,
+        "quadrature": quadrature,
+        "seed": seed,
+    }
+    if method.options():
+        record["options"] = method.options()
+    return record
+
+
+def kept_scores(store: Store, graph: Graph, record: Mapping[str, Any]) -> EdgeScores | None:
+    """The scores of a record, if the store holds them."""
+    identity = record_id("scores", record)
+    if not store.has(identity):
+        return None
+    found = store.get(identity)
+    return EdgeScores(
+        graph, found.arrays["values"], provenance=found.provenance, details=found.payload["details"]
+    )
+
+
+def keep_scores(store: Store, record: Mapping[str, Any], scores: EdgeScores) -> str:
+    """Store scores under their record; returns their id."""
+    payload = {"details": dict(scores.details), "graph": scores.graph.describe()}
+    return store.put("scores", record, payload, {"values": scores.values})
 
 
 # ---- measure ------------------------------------------------------------------------------------

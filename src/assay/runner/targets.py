@@ -7,8 +7,17 @@ from pathlib import Path
 
 from assay.errors import InputError
 from assay.models import Model
-from assay.tasks import DomainSource, EvalTransform, ImageSet, ImageTask, ReadOptions, find_domains
+from assay.tasks import (
+    SHAPE_DOMAINS,
+    DomainSource,
+    EvalTransform,
+    ImageSet,
+    ImageTask,
+    ReadOptions,
+    find_domains,
+)
 from assay.tasks.image_source import FIRST_FREE, SHAPES
+from assay.zoo import Zoo
 
 
 # Numbers of drawn images that no model of the embedded zoo was trained on; targets and known ones differ.
@@ -71,6 +80,39 @@ def targets(
         for source in sources
         for domain in find_domains(source, labels=labels, start=first, drawn=N_SHAPES)
     ]
+
+
+def known_target(
+    zoo: Zoo, path: Path | None, *, n: int | None, seed: int = 0, skip_bad: bool = False
+) -> Target | None:
+    """Labelled images of the models' own domain: those given, or drawn for zoos trained on shapes.
+
+    Args:
+        zoo: The models.
+        path: Folder or archive of one domain; None: drawn where the zoo's domain can be, else there is none.
+        n: Images; None: all of a folder, 400 drawn ones.
+        seed: Of the sample.
+        skip_bad: Leave out files that cannot be decoded.
+
+    Raises:
+        InputError: If the path holds several domains.
+    """
+    if path is None and (zoo.id_domain not in SHAPE_DOMAINS or zoo.data.get("name", "shapes") != "shapes"):
+        return None
+    found = targets(
+        [] if path is None else [path],
+        [] if path is not None or zoo.id_domain is None else [zoo.id_domain],
+        n=n,
+        seed=seed,
+        skip_bad=skip_bad,
+        first=FIRST_KNOWN,
+    )
+    if len(found) != 1:
+        names = ", ".join(each.name for each in found)
+        raise InputError(
+            f"--id-images holds {len(found)} domains ({names}); give the folder of one, DIR/CLASS/*"
+        )
+    return found[0]
 
 
 class _Reader:

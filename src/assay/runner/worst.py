@@ -7,6 +7,7 @@ from typing import Any
 
 from assay.adversarial import WorstCase, explain, run_sample, sample_pairs, search_worst
 from assay.adversarial.attack import PREFIX, facts_of, notes_on
+from assay.adversarial.blocks import BlockShelf
 from assay.adversarial.outside import outside_grammar
 from assay.adversarial.rows import count_pairs
 from assay.adversarial.sampling import MAX_PAIRS
@@ -116,10 +117,15 @@ def worst_case_stored(
     enumerate: bool = False,  # noqa: A002 - the name users know
     max_pairs: int = MAX_PAIRS,
     directory: str | os.PathLike[str] | None = None,
+    shelf: BlockShelf | None = None,
+    memory: int | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
 ) -> StoredWorstCase:
-    """`assay.worst_case`, its numbers taken from the store where they were computed before."""
+    """`assay.worst_case`, its numbers taken from the store where they were computed before.
+
+    Finished blocks are kept in `directory` or on `shelf`, if one of them is given.
+    """
     sample = sample_pairs(
         task,
         protocol,
@@ -156,6 +162,8 @@ def worst_case_stored(
         divergence=divergence,
         thresholds=thresholds,
         directory=directory,
+        shelf=shelf,
+        memory=memory,
         progress=progress,
     )
     if store is not None:

@@ -1,0 +1,70 @@
+"""How far a sweep is, and when it will be done."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepProgress:
+    """A sweep at one moment.
+
+    Attributes:
+        total: Jobs in all.
+        done: Jobs whose results are in the store, those found there included.
+        running: Names of the jobs that run here now.
+        elsewhere: Jobs that another sweep on the same store works on.
+        failed: Jobs given up, and those that needed them.
+        seconds: Since the sweep began, monotonic.
+        left: Seconds until all is done, from the speed so far; None until a job has been done.
+    """
+
+    total: int
+    done: int
+    running: tuple[str, ...]
+    elsewhere: int
+    failed: int
+    seconds: float
+    left: float | None
+
+    def __str__(self) -> str:
+        parts = [f"{self.done}/{self.total} done", f"{len(self.running)} running"]
+        if self.elsewhere:
+            parts.append(f"{self.elsewhere} elsewhere")
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        if self.left is not None and self.done + self.failed < self.total:
+            parts.append(f"about {duration(self.left)} left")
+        return ", ".join(parts)
+
+
+Report = Callable[[SweepProgress], None]
+
+
+def time_left(finished: int, remaining: int, seconds: float) -> float | None:
+    """Seconds until the remaining cost is worked off at the speed so far; None before there is any.
+
+    Args:
+        finished: Cost of the jobs that were done meanwhile, in forward passes.
+        remaining: Cost of those still to be done.
+        seconds: That it took.
+    """
+    return remaining * seconds / finished if finished > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """Seconds for reading.
+
+    Example:
+        >>> duration(0.4), duration(75), duration(3700), duration(200_000)
+        ('1 s', '1 min 15 s', '1 h 2 min', '2 d 8 h')
+    """
+    whole = max(1, round(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for place, (name, size) in enumerate(units):
+        if whole >= size:
+            count, rest = divmod(whole, size)
+            if place + 1 == len(units):
+                return f"{count} {name}"
+            below, smaller = units[place + 1]
+            return f"{count} {name} {rest // smaller} {below}" if rest // smaller else f"{count} {name}"
+    raise AssertionError("a whole number of seconds from 1 has a unit")

@@ -1,0 +1,91 @@
+"""The same jobs on Ray: the same store, and workers that die or hang are replaced there too."""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_schedule import job
+from work_functions import begun, behave
+
+from assay.errors import AssayError, MissingExtraError
+from assay.store import Store
+from assay.sweep import schedule
+from assay.sweep.cluster import RayWorkers
+from assay.sweep.failures import FailureLog
+from assay.sweep.limits import Limits
+from assay.sweep.local import LocalWorkers
+from assay.sweep.schedule import run_jobs
+
+
+pytest.importorskip("ray")
+
+# Ray leaves sockets and files to the garbage collector, in threads of its own.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def ray_is_up() -> Iterator[None]:
+    """Ray on this machine, started once: it takes seconds. Sweeps find it running and leave it so."""
+    first = RayWorkers("local")
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("PYTHONPATH", paths)  # workers import the work of this folder
+        warnings.simplefilter("ignore")  # its own: deprecations in its imports, unclosed sockets
+        first._connect(Limits(workers=2))
+    yield
+    first.close()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "BACK_OFF_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("ray_is_up")
+def test_ray_makes_the_store_that_local_processes_make(tmp_path: Path) -> None:
+    first = job("first")
+    jobs = [first, *(job(f"j{place}", needs=[first]) for place in range(5))]
+    for name, executor in (("ray", RayWorkers("local", 2)), ("local", LocalWorkers(1))):
+        assert run_jobs(jobs, tmp_path / name, executor=executor, work=behave).ok
+    assert Store(tmp_path / "ray").digest() == Store(tmp_path / "local").digest()
+
+
+@pytest.mark.usefixtures("ray_is_up")
+def test_workers_on_ray_that_die_or_hang_are_replaced(tmp_path: Path) -> None:
+    jobs = [job("dies", "kill", "work"), job("hangs", "hang", "work"), job("refuses", "refuse"), job("fine")]
+    outcome = run_jobs(
+        jobs,
+        tmp_path,
+        executor=RayWorkers("local", 2),
+        limits=Limits(timeout=10.0, retries=1),
+        work=behave,
+        log="plan",
+    )
+    assert [each.name for each in outcome.done] == ["dies", "hangs", "fine"]
+    assert [(each.job.name, each.attempts) for each in outcome.failed] == [("refuses", 1)]
+    said = {line["name"]: line["fault"] for line in FailureLog(tmp_path, "plan").read()}
+    assert said == {"dies": "died", "hangs": "timeout", "refuses": "input"}
+    assert [begun(str(tmp_path), name) for name in ("dies", "hangs", "refuses", "fine")] == [2, 2, 1, 1]
+
+
+@pytest.mark.usefixtures("ray_is_up")
+def test_work_that_ray_workers_cannot_load_ends_the_sweep(tmp_path: Path) -> None:
+    def absent(job: object, location: str) -> tuple[str, ...]:
+        return ()
+
+    absent.__qualname__ = absent.__name__ = "absent"
+    absent.__module__ = "work_functions"
+    with pytest.raises(AssayError, match=r"workers cannot load their work:(.|\n)*absent"):
+        run_jobs([job("j")], tmp_path, executor=RayWorkers("local", 1), work=absent)
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "assay\[ray\]"'):
+        RayWorkers("local")

@@ -1,0 +1,174 @@
+"""Worker processes that die, hang, eat memory or cannot start; and that end when their sweep does."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from test_schedule import job
+from work_functions import begun, behave, journal
+
+from assay.errors import AssayError, InputError
+from assay.store import Store
+from assay.sweep import schedule
+from assay.sweep.failures import FailureLog
+from assay.sweep.jobs import Job
+from assay.sweep.limits import Limits
+from assay.sweep.local import LocalWorkers
+from assay.sweep.schedule import SweepOutcome, run_jobs
+
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "BACK_OFF_SECONDS", 0.01)
+
+
+def sweep(location: Path, *jobs: Job, workers: int = 2, **limits: object) -> SweepOutcome:
+    found = run_jobs(
+        jobs,
+        location,
+        executor=LocalWorkers(),
+        limits=Limits.model_validate({"workers": workers, **limits}),
+        work=behave,
+        log="plan",
+    )
+    assert no_workers_of(os.getpid())
+    return found
+
+
+def no_workers_of(process: int) -> bool:
+    """Whether a process has no child that is a worker."""
+    children = psutil.Process(process).children(recursive=True)
+    return not [each for each in children if "spawn_main" in " ".join(each.cmdline())]
+
+
+def faults(location: Path) -> list[str]:
+    return [line["fault"] for line in FailureLog(location, "plan").read()]
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 240.0) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return holds()
+
+
+def test_workers_that_die_are_replaced_and_jobs_run_again_or_are_given_up(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    acts = {"killed": "kill", "faulty": "segfault", "left": "exit 3"}
+    victims = [job(name, act, "work") for name, act in acts.items()]
+    bad = job("bad", "exit 1")
+    after, talks = job("after", needs=[bad]), job("talks", "print")
+    outcome = sweep(tmp_path, *victims, bad, after, talks, retries=1)
+    assert outcome.done == (*victims, talks)
+    assert [(each.job, each.attempts, each.fault.kind) for each in outcome.failed] == [(bad, 2, "died")]
+    assert outcome.blocked == (after,)
+    assert [begun(str(tmp_path), name) for name in acts] == [2, 2, 2]
+    said = {line["name"]: line["message"] for line in FailureLog(tmp_path, "plan").read()}
+    assert said == {
+        "killed": "the worker died (signal SIGKILL)",
+        "faulty": "the worker died (signal SIGSEGV)",
+        "left": "the worker died (exit status 3)",
+        "bad": "the worker died (exit status 1)",
+    }
+    out, err = capfd.readouterr()
+    assert out == "", "stdout belongs to the results of a command"
+    assert "a line that no reader of JSON wants" in err
+
+
+def test_jobs_that_hang_or_eat_memory_are_ended(tmp_path: Path) -> None:
+    jobs = [job("hangs", "hang"), job("eats", f"eat {2000 * MIB}"), job("fine")]
+    outcome = sweep(tmp_path, *jobs, timeout=10.0, memory=1500 * MIB, retries=0)
+    assert {each.job.name: each.fault.kind for each in outcome.failed} == {
+        "hangs": "timeout",
+        "eats": "memory",
+    }
+    reasons = {each.job.name: each.fault.message for each in outcome.failed}
+    assert reasons["hangs"] == "it took longer than 10 s (limits.timeout)"
+    assert reasons["eats"].endswith("above its budget of 1,500 MiB (limits.memory)")
+    assert outcome.done == (jobs[2],)
+
+
+def test_work_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="define it at the top level of a module"):
+        run_jobs([job("j")], tmp_path, executor=LocalWorkers(1), work=lambda job, location: ())
+
+
+def test_workers_that_cannot_load_their_work_end_the_sweep(tmp_path: Path) -> None:
+    def absent(job: object, location: str) -> tuple[str, ...]:
+        return ()
+
+    absent.__qualname__ = absent.__name__ = "absent"
+    absent.__module__ = "work_functions"
+    with pytest.raises(AssayError, match=r"workers cannot load their work:(.|\n)*AttributeError.*absent"):
+        run_jobs([job("j")], tmp_path, executor=LocalWorkers(1), work=absent)
+    assert no_workers_of(os.getpid())
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys
+    from work_functions import behave
+    from test_schedule import job
+    from assay.sweep.limits import Limits
+    from assay.sweep.local import LocalWorkers
+    from assay.sweep.schedule import run_jobs
+
+    if __name__ == "__main__":
+        jobs = [job(f"j{place}", "sleep 0.3") for place in range(6)] + [job("last", "hang", "work")]
+        try:
+            run_jobs(jobs, sys.argv[1], executor=LocalWorkers(), limits=Limits(workers=2), work=behave)
+        except KeyboardInterrupt:
+            sys.exit(130)
+    """
+)
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A sweep in a process of its own; its last job hangs in its first attempt."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    with subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "store")],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.DEVNULL,
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_worker_outlives_its_sweep_and_the_next_goes_on(
+    tmp_path: Path, process: "subprocess.Popen[bytes]", number: signal.Signals
+) -> None:
+    assert eventually(lambda: begun(str(tmp_path / "store"), "last") == 1)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    process.send_signal(number)
+    code = process.wait(240)
+    assert code == (130 if number == signal.SIGINT else -number)
+    assert eventually(lambda: not [each for each in workers if each.is_running()])
+    store = tmp_path / "store"
+    before = [name for what, name, _ in journal(str(store)) if what == "end"]
+    jobs = [*(job(f"j{place}", "sleep 0.3") for place in range(6)), job("last", "hang", "work")]
+    outcome = run_jobs(jobs, store, executor=LocalWorkers(1), work=behave)
+    assert outcome.ok
+    assert len({process for _, name, process in journal(str(store)) if name not in before}) <= 3
+    assert {each.name for each in outcome.skipped} == set(before)
+    assert len(Store(store).find("job")) == 7

@@ -1,0 +1,194 @@
+"""`assay sweep` as users run it: killed, interrupted, twice at once, on Ray; the results stay the same."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner, Result
+
+from assay.cli import app
+from assay.errors import InputError
+from assay.store import Store
+
+
+PLAN = """
+name = "small"
+n = 12
+models = ["mini"]
+tasks = ["ioi"]
+methods = ["eap", "clean-corrupted"]
+sizes = [50, 100]
+metrics = ["faithfulness-norm", "kl"]
+
+[attack]
+n-clean = 20
+n-corrupted = 20
+shards = 2
+
+[limits]
+workers = 1
+"""
+JOBS = 2 + 4 + 4 + 4 * 3  # discover, select, measure, attack with its two parts
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.toml"
+    path.write_text(PLAN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory, plan: Path) -> tuple[Path, Result]:
+    """The store of an undisturbed sweep with one worker, and what it printed."""
+    store = tmp_path_factory.mktemp("calm") / "store"
+    return store, run(plan, "--store", store)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+
+
+def start(plan: Path, store: Path, *more: str) -> "subprocess.Popen[str]":
+    """The command in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "assay.cli", "sweep", str(plan), "--store", str(store), "--json", *more],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 240.0) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(0.02)
+    return holds()
+
+
+def done(store: Path) -> int:
+    """Jobs whose row a store holds."""
+    try:
+        return Store(store, create=False).count("job")
+    except InputError:  # it is being made
+        return 0
+
+
+def test_a_sweep_prints_its_results_and_leaves_a_row_of_itself(calm: tuple[Path, Result]) -> None:
+    store, result = calm
+    assert result.exit_code == 0, result.output
+    assert "measure mini ioi eap 50 edges" in result.stdout
+    assert "faithfulness-norm" in result.stdout
+    assert f"{JOBS} jobs done, 0 found in the store" in result.stdout
+    assert f"{JOBS}/{JOBS} done, 0 running" in result.stderr
+    kept = Store(store).find("sweep")
+    assert len(kept) == 1
+    assert kept[0].id in result.stdout
+    assert kept[0].provenance["plan"]["methods"][0]["method"] == "eap"
+    listed = kept[0].payload["jobs"]
+    assert [each["id"] for each in listed] == kept[0].provenance["jobs"]
+    assert all(Store(store).has(each) for job in listed for each in job["results"])
+    assert not {"seconds", "created", "time"} & {key for job in listed for key in job}
+
+
+def test_the_same_command_again_finds_everything(calm: tuple[Path, Result], plan: Path) -> None:
+    store, _ = calm
+    before = Store(store).digest()
+    result = run(plan, "--store", store, "--json", "--quiet")
+    assert (result.exit_code, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert document["ok"]
+    assert {job["status"] for job in document["jobs"]} == {"skipped"}
+    assert len(document["jobs"]) == JOBS
+    assert Store(store).digest() == before
+
+
+def test_dry_run_prints_the_cost_and_runs_nothing(
+    calm: tuple[Path, Result], plan: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "none"
+    result = run(plan, "--store", store, "--dry-run", "--workers", "2")
+    assert result.exit_code == 0, result.output
+    assert f"small: {JOBS} jobs, 0 of them in the store already" in result.stdout
+    assert "with 2 workers: an estimate, from passes timed on this machine" in result.stdout
+    assert not store.exists()
+    held = json.loads(run(plan, "--store", calm[0], "--dry-run", "--json", "--quiet").stdout)
+    assert (held["jobs"], held["done"], held["passes"], held["seconds"]) == (JOBS, JOBS, 0, 0.0)
+
+
+def test_a_failed_job_ends_with_1_and_is_in_the_log(plan: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.toml"
+    text = PLAN.replace('name = "small"', 'name = "short"').replace('"eap", "clean-corrupted"', '"eap"')
+    short.write_text(text + "retries = 0\ntimeout = 0.001\n")
+    store = tmp_path / "store"
+    result = run(short, "--store", store)
+    assert result.exit_code == 1
+    assert "1 failed, 10 blocked by them" in result.stdout
+    assert "failed: discover mini ioi eap, 1 attempt: it took longer than 0.001 s" in result.stderr
+    lines = [json.loads(line) for line in (store / "sweeps" / "short.jsonl").read_text().splitlines()]
+    assert [line["fault"] for line in lines] == ["timeout"]
+    assert Store(store).find("sweep") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PLAN + "[atack]\n", "unknown key atack; did you mean 'attack'?"),
+        (PLAN.replace('"ioi"', '"io"'), "tasks: unknown task 'io'; did you mean 'ioi'?"),
+        ("n = \n", "is not a TOML file"),
+    ],
+)
+def test_a_wrong_plan_ends_with_2(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    result = run(path, "--store", tmp_path / "store")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_kills_interrupts_and_two_sweeps_at_once_leave_what_a_calm_one_leaves(
+    calm: tuple[Path, Result], plan: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        with start(plan, store) as sweep:
+            before = done(store)
+            assert eventually(lambda before=before: done(store) > before), "no job was done"
+            family = psutil.Process(sweep.pid).children(recursive=True)
+            # SIGKILL to the whole group, as a machine that goes down; the others to the command itself.
+            (os.killpg if number == signal.SIGKILL else os.kill)(sweep.pid, number)
+            assert sweep.wait(240) == code
+        assert eventually(lambda family=family: not any(each.is_running() for each in family))
+    left = JOBS - done(store)
+    assert 0 < left < JOBS
+    with start(plan, store) as first, start(plan, store) as second:
+        documents = [json.loads(sweep.communicate()[0]) for sweep in (first, second)]
+        assert (first.returncode, second.returncode) == (0, 0)
+    assert Store(store).digest() == Store(calm[0]).digest()
+    assert Store(store).verify() == []
+    ran = [job["id"] for each in documents for job in each["jobs"] if job["status"] == "done"]
+    assert len(ran) == len(set(ran)) == left, "shared: no job was run by both"
+    assert documents[0]["id"] == documents[1]["id"]
+
+
+def test_ray_makes_the_same_store(calm: tuple[Path, Result], plan: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with start(plan, tmp_path, "--ray", "local", "--workers", "2") as sweep:
+        out, err = sweep.communicate()
+    assert sweep.returncode == 0, err
+    document: dict[str, Any] = json.loads(out)
+    assert {job["status"] for job in document["jobs"]} == {"done"}
+    assert Store(tmp_path).digest() == Store(calm[0]).digest()
