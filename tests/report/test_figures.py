@@ -92,7 +92,7 @@ def test_svg_is_trimmed_themed_and_repeatable(document: Document) -> None:
 def test_small_head_values_are_printed_in_a_common_unit(document: Document) -> None:
     document["per_head"] = [[1e-4 * (layer + head + 1) for head in range(8)] for layer in range(4)]
     ax = figures.plot_matrix(figures.head_data(document))
-    assert "10^{-3}" in ax.get_xlabel()
+    assert "10\N{SUPERSCRIPT MINUS}\N{SUPERSCRIPT THREE}" in ax.get_xlabel()
     assert "1.10" in {text.get_text() for text in ax.texts}
 
 

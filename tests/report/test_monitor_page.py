@@ -36,8 +36,8 @@ def reading(index: int, shift: float, *, alarm: bool | None = False, **more: Any
     }
 
 
-@pytest.fixture
-def document() -> dict[str, Any]:
+def monitor_document() -> dict[str, Any]:
+    """A made-up document with a few readings."""
     return {
         "schema": "assay-monitor/1",
         "kind": "monitor",
@@ -69,6 +69,11 @@ def document() -> dict[str, Any]:
             reading(3, 0.4, alarm=True, interval={"low": None, "high": None, "level": 0.9, "method": "x"}),
         ],
     }
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return monitor_document()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from matplotlib import rc_context
 
 from assay.errors import InputError, OutputError
-from assay.measurement import plain
+from assay.measurement import MACHINE, plain
 from assay.report import calibration_figures, calibration_tables, calibration_words, figures
 from assay.report.calibration_headlines import RULES, headline
 
@@ -167,7 +167,8 @@ def _gate(gate: Document, document: Document, key: str) -> dict[str, Any]:
 
 def _passes(document: Document) -> int | None:
     """Passes that filled the table, in whole ones where it says so, else forward passes."""
-    made = (document.get("table") or {}).get("passes") or {}
+    table = document.get("table") or {}
+    made = table.get("passes") or (table.get(MACHINE) or {}).get("passes") or {}  # apart in a store
     found = made.get("equivalents", made.get("forward"))
     return None if found is None else round(found)
 

@@ -8,6 +8,7 @@ become CSS variables, so that one picture serves light, dark and printed pages.
 import io
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import NullFormatter
 
 
 PAPER, INK, MUTED, RULE = "#fdfcf8", "#22262b", "#666d76", "#d8d5cc"
+_RAISED = str.maketrans("-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
+LONGEST_TICK, LONGEST_LABEL = 40, 120  # characters of a name at an axis, of any other text
 SUPPORTS, OPPOSES = "#0b67a8", "#c5501c"
 
 _CSS_VARIABLES = {
@@ -345,12 +349,30 @@ def plot_matrix(data: MatrixData, ax: Axes | None = None, *, percent: bool = Fal
     ax.set_xticks(range(0, n_columns, step), [_last_word(name) for name in data.columns[::step]])
     ax.set_yticks(range(0, n_rows, step), [_last_word(name) for name in data.rows[::step]])
     ax.tick_params(length=0)
-    scaled = f" (numbers in units of $10^{{{exponent}}}$)" if exponent else ""
+    scaled = f" (numbers in units of 10{str(exponent).translate(_RAISED)})" if exponent else ""
     ax.set_xlabel(data.column_title + scaled)
     ax.set_ylabel(data.row_title)
     for spine in ax.spines.values():
         spine.set_visible(False)
     return ax
+
+
+def _tame(figure: Figure) -> None:
+    """Texts of a picture are names as they are: no formula between dollars, none that fills the picture."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label.get_text() for label in axis.get_ticklabels()]
+            if any(len(label) > LONGEST_TICK for label in labels):
+                axis.set_ticks(axis.get_ticklocs(), [clipped(label, LONGEST_TICK) for label in labels])
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        text.set_text(clipped(text.get_text(), LONGEST_LABEL))
+
+
+def clipped(text: str, most: int) -> str:
+    """A text, or its beginning."""
+    return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def to_svg(ax: Axes, *, label: str, key: str) -> str:
@@ -367,8 +389,11 @@ def to_svg(ax: Axes, *, label: str, key: str) -> str:
     """
     figure = ax.get_figure()
     assert isinstance(figure, Figure)
+    _tame(figure)
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": key}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": key}), warnings.catch_warnings():
+        # Names may leave no room for the axes; the picture is then drawn without fitting it to them.
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
         figure.savefig(
             buffer,
             format="svg",

@@ -1,8 +1,8 @@
 """One self-contained page from stored results: inline styles, script and pictures, no network, no model."""
 
-import difflib
+import base64
 import functools
-import json
+import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,23 @@ import jinja2
 
 from assay.circuits import write_atomically
 from assay.errors import InputError, OutputError
-from assay.measurement import Measurement, plain
-from assay.report import figures, tail_words, words
+from assay.measurement import Measurement
+from assay.report import tail_words, words
 from assay.report.adversarial import HasRecord, is_worst_case, worst_case_view
+from assay.report.audit_page import SCHEMA, audit_view
+from assay.report.bounds import PAGE_LIMIT, bounded, cut_text
 from assay.report.calibration import calibration_view, is_calibration
 from assay.report.claim_page import claim_view, is_claim
-from assay.report.layout import circuit_layout
+from assay.report.comparison_page import comparison_view, is_comparison
+from assay.report.measurement_page import is_measurement, measurements_view
 from assay.report.monitor_page import is_monitor, monitor_view
+from assay.report.overview_page import is_overview, overview_view
 from assay.report.rank_page import is_ranking, ranking_views
 from assay.report.subset_page import SUBSETS, is_subset, subset_view
 
 
-SCHEMA = "assay-audit/1"
-LISTED_WORDS = 6
+ROOM_FOR_FRAME = 100_000  # bytes for styles, script and titles
+TITLES = 8  # of several results named in the title
 REQUIRED = (
     "title",
     "model",
@@ -88,8 +92,13 @@ def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
     return write_atomically(path, text.encode())
 
 
-def render(*results: Reportable) -> str:
-    """The page as a string; see `save_report`."""
+def render(*results: Reportable, served: bool = False) -> str:
+    """The page as a string; see `save_report`.
+
+    Args:
+        results: As for `save_report`.
+        served: For `assay serve`: ids become links of the site.
+    """
     if not results:
         raise InputError("a report needs at least one audit result or measurement; got none")
     views = [
@@ -97,36 +106,98 @@ def render(*results: Reportable) -> str:
         for place, result in enumerate(_grouped(results), start=1)
         for view in _views(result, f"r{place}")
     ]
-    environment = _environment()
-    loader = environment.loader
-    assert loader is not None
-    page = environment.get_template("report.html").render(
-        views=views,
-        style=loader.get_source(environment, "report.css")[0],
-        script=loader.get_source(environment, "report.js")[0],
-        words=words,
+    articles, room = [], PAGE_LIMIT - ROOM_FOR_FRAME
+    for place, view in enumerate(views):
+        article = _article(view, served=served)
+        if len(article.encode()) > room:
+            articles.append(_left_out(views[place:], alone=place == 0))
+            break
+        articles.append(article)
+        room -= len(article.encode())
+    title = " \N{MIDDLE DOT} ".join(str(view["title"]) for view in views[:TITLES])
+    return page("\n".join(articles), title=title, served=served)
+
+
+def _article(view: Mapping[str, Any], *, served: bool) -> str:
+    """One article of a page."""
+    made = environment().get_template("article.html").render(view=view, words=words, served=served)
+    return re.sub(r"\n\s*\n+", "\n", made)
+
+
+def _left_out(views: Sequence[Mapping[str, Any]], *, alone: bool) -> str:
+    """What stands for articles that would make the page too large."""
+    return (
+        environment()
+        .get_template("left_out.html")
+        .render(
+            titles=[view["title"] for view in views[:TITLES]],
+            n=len(views),
+            alone=alone,
+            limit=PAGE_LIMIT // 1_000_000,
+        )
     )
-    return re.sub(r"\n\s*\n+", "\n", page)
+
+
+def page(body: str, *, title: str, served: bool = False) -> str:
+    """A whole page around its articles: styles and script inside, everything else forbidden.
+
+    Args:
+        body: HTML that is safe to show.
+        title: Text of the window's title.
+        served: With the navigation of `assay serve`.
+    """
+    style, script = _source("report.css"), _source("report.js")
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            body=body,
+            title=cut_text(title),
+            style=style,
+            script=script,
+            served=served,
+            policy=content_policy(),
+        )
+    )
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _source(name: str) -> str:
+    """Text of a template that is no template."""
+    templates = environment()
+    assert templates.loader is not None
+    return templates.loader.get_source(templates, name)[0]
+
+
+@functools.cache
+def content_policy() -> str:
+    """The pages' Content-Security-Policy: nothing remote, and no script but the one of the page itself."""
+    digest = hashlib.sha256(f"\n{_source('report.js')}\n".encode()).digest()
+    script = f"'sha256-{base64.b64encode(digest).decode()}'"
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {script}; img-src data:; "
+        "base-uri 'none'; form-action 'self'"
+    )
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
     """The templates, compiled once."""
-    environment = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("assay.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
+    templates.filters.update(
         number=words.number,
         percent=words.percent,
         interval=lambda pair: words.interval(*pair),
         field_name=tail_words.field_name,
         significant=tail_words.significant,
     )
-    return environment
+    return templates
 
 
 def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Document | list[Measurement]]:
@@ -160,54 +231,21 @@ def _refused(result: object) -> InputError:
 def _views(result: HasDocument | HasRecord | Document | list[Measurement], key: str) -> list[dict[str, Any]]:
     """What the template shows of a result: one article, or an audit's and those of its further parts."""
     if isinstance(result, list):
-        return [_measurements_view(result, key)]
-    document = _document(result)
-    if is_worst_case(document):
-        return [worst_case_view(document, key)]
-    if is_calibration(document):
-        return [calibration_view(document, key)]
-    if is_claim(document):
-        return [claim_view(document, key)]
-    if is_monitor(document):
-        return [monitor_view(document, key)]
+        return [measurements_view([bounded(each.to_dict()) for each in result], key)]
+    document = bounded(_document(result))
+    if is_measurement(document):
+        return [measurements_view([document], key)]
+    for known, view in _ONE_ARTICLE:
+        if known(document):
+            return [view(document, key)]
     if is_ranking(document):
         return ranking_views(document, key)
-    if is_subset(document):
-        return [subset_view(document, key)]
-    views = [_audit_view(document, key)]
+    views = [audit_view(document, key)]
     if worst := document.get("worst_case"):
         views.append(worst_case_view(worst, f"{key}-worst"))
     if calibration := document.get("calibration"):
         views.append(calibration_view(calibration, f"{key}-calibration"))
     return views
-
-
-def _measurements_view(found: list[Measurement], key: str) -> dict[str, Any]:
-    records = [each.to_dict() for each in found]
-    tasks = {str((each.provenance.get("task") or {}).get("name") or "") for each in found}
-    models = {str((each.provenance.get("model") or {}).get("id") or "") for each in found}
-    rows = []
-    for measured, record in zip(found, records, strict=True):
-        task = (measured.provenance.get("task") or {}).get("name")
-        named = record | {"name": f"{record['name']} on {task}"} if task and len(tasks) > 1 else record
-        rows += _measurement_rows(named)
-    where = [" and ".join(sorted(names - {""})) for names in (tasks, models)]
-    title = "Measurements" + "".join(
-        f" {word} {names}" for word, names in zip(("on", "in"), where, strict=True) if names
-    )
-    return {
-        "key": key,
-        "title": title,
-        "rows": rows,
-        "records": [
-            {
-                "name": record["name"],
-                "hash": measured.id_hash,
-                "text": json.dumps(plain(measured.provenance), indent=2, sort_keys=True),
-            }
-            for measured, record in zip(found, records, strict=True)
-        ],
-    }
 
 
 def _document(result: HasDocument | HasRecord | Document) -> Document:
@@ -239,125 +277,13 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
     return document
 
 
-_KNOWN = (is_worst_case, is_calibration, is_claim, is_monitor, is_ranking, is_subset)
-
-
-def _audit_view(document: Document, key: str) -> dict[str, Any]:
-    curve, agreement = figures.curve_data(document), figures.agreement_data(document)
-    layers, heads = figures.layer_data(document), figures.head_data(document)
-    layout = circuit_layout(document)
-    kept = [edge.get("kept", False) for edge in document["edges"]]
-    on = {0, len(layout.nodes) - 1}
-    for edge, keep in zip(layout.edges, kept, strict=True):
-        if keep:
-            on |= {edge.source, *edge.feeds}
-    return {
-        "key": key,
-        "title": document["title"],
-        "document": document,
-        "verdict": words.verdict(document),
-        "caveats": words.caveats(document),
-        "examples": [_example(example) for example in document["task"].get("examples", [])],
-        "layout": layout,
-        "kept": kept,
-        "on": on,
-        "script_data": {
-            "size": document["circuit"]["size"],
-            "total": document["graph"]["n_edges"],
-            "nodes": [node.name for node in layout.nodes],
-            "edges": [[edge.source, list(edge.feeds), edge.target_name, edge.score] for edge in layout.edges],
-            "curve": {"n_edges": curve.n_edges, "values": document["curve"]["values"]},
-        },
-        "curve": curve,
-        "agreement": agreement,
-        "layers": layers,
-        "heads": heads,
-        "pictures": {
-            name: figures.to_svg(axes, key=f"{key}-{name}", label=f"{label}; the numbers are in the table.")
-            for name, axes, label in (
-                (
-                    "curve",
-                    figures.plot_curve(curve),
-                    f"Faithfulness against circuit size on {curve.n} prompts",
-                ),
-                (
-                    "agreement",
-                    figures.plot_agreement(agreement),
-                    f"Top-K agreement of circuit and model on {agreement.n} prompts",
-                ),
-                ("heads", figures.plot_matrix(heads), "Attribution of each head, signed"),
-                (
-                    "layers",
-                    figures.plot_matrix(layers, percent=True),
-                    "Share of all attribution between each writing and reading layer",
-                ),
-            )
-        },
-        "rows": [row for measurement in document["measurements"] for row in _measurement_rows(measurement)],
-        "record": json.dumps(document["provenance"].get("record", {}), indent=2, sort_keys=True),
-    }
-
-
-def _example(example: Document) -> dict[str, Any]:
-    clean, corrupted = example["clean"], example["corrupted"]
-    return {
-        "clean": _changed_words(clean, corrupted),
-        "corrupted": _changed_words(corrupted, clean),
-        "answers": _shortened(example.get("answers", [])),
-        "wrong": _shortened(example.get("wrong", [])),
-        "margin": example.get("margin"),
-    }
-
-
-def _shortened(found: Sequence[object]) -> list[str]:
-    """Words as they are, or the first and the last few of many."""
-    listed = [str(word) for word in found]
-    if len(listed) <= LISTED_WORDS:
-        return listed
-    return [*listed[:3], "\N{HORIZONTAL ELLIPSIS}", listed[-1], f"({len(listed)} in all)"]
-
-
-def _changed_words(text: str, other: str) -> list[tuple[str, bool]]:
-    """The text in pieces, each with whether it differs from the other prompt."""
-    pieces, others = re.findall(r"\s+|\w+|[^\w\s]", text), re.findall(r"\s+|\w+|[^\w\s]", other)
-    result = []
-    for tag, start, stop, _, _ in difflib.SequenceMatcher(None, pieces, others, autojunk=False).get_opcodes():
-        if stop > start:
-            result.append(("".join(pieces[start:stop]), tag != "equal"))
-    return result
-
-
-def _measurement_rows(measurement: Document) -> list[dict[str, Any]]:
-    """A measurement and its parts, less one that is the measurement itself."""
-    parts = measurement.get("parts") or {}
-    listed = [(measurement["name"], measurement)]
-    for name, part in parts.items():
-        if part.get("statistic") is None or part["statistic"] != measurement.get("statistic"):
-            listed.append((f"{measurement['name']}: {name}", part))
-    return [_measurement_row(name, each) for name, each in listed]
-
-
-def _measurement_row(name: str, measurement: Document) -> dict[str, Any]:
-    interval = measurement.get("interval") or {}
-    digits = words.precision(interval.get("low"), interval.get("high"))
-    mark, status = words.STATUSES.get(measurement.get("status") or "none", words.STATUSES["none"])
-    return {
-        "id": measurement["id"],
-        "name": name.replace("-", " "),
-        "value": measurement.get("value"),
-        "shown": words.number(measurement.get("value"), digits),
-        "interval": words.interval(interval.get("low"), interval.get("high"), digits),
-        "method": interval.get("method"),
-        "no_interval": str(interval.get("reason") or "").replace("_", " "),
-        "random": ((measurement.get("baseline") or {}).get("random") or {}).get("value"),
-        "n": measurement.get("n"),
-        "n_excluded": measurement.get("n_excluded", 0),
-        "unit": words.UNITS.get(measurement.get("unit") or "", measurement.get("unit") or ""),
-        "direction": words.DIRECTIONS.get(measurement.get("direction") or "report", ""),
-        "mark": mark,
-        "status": status,
-        "meaning": words.meaning(measurement),
-        "warnings": [str(code).replace("_", " ") for code in measurement.get("warnings") or ()],
-        "reason": words.reason(measurement) if measurement.get("value") is None else "",
-        "strip": figures.strip_data(measurement),
-    }
+_ONE_ARTICLE = (
+    (is_worst_case, worst_case_view),
+    (is_calibration, calibration_view),
+    (is_claim, claim_view),
+    (is_monitor, monitor_view),
+    (is_subset, subset_view),
+    (is_overview, overview_view),
+    (is_comparison, comparison_view),
+)
+_KNOWN = (is_ranking, is_measurement, *(known for known, _ in _ONE_ARTICLE))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, MatrixData, axes_of
+from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, MatrixData, axes_of, clipped
 
 
 Document = Mapping[str, Any]
@@ -90,8 +90,8 @@ def shift_data(document: Document) -> ShiftData:
     ends = [each["interval"] for each in readings]
     runs: list[tuple[int, str]] = []
     for each in readings:
-        if not runs or runs[-1][1] != each["domain"]:
-            runs.append((each["index"] + 1, each["domain"]))
+        if not runs or runs[-1][1] != clipped(str(each["domain"]), 24):
+            runs.append((each["index"] + 1, clipped(str(each["domain"]), 24)))
     return ShiftData(
         index=tuple(each["index"] + 1 for each in readings),
         values=tuple(each["shift"] for each in readings),

@@ -23,6 +23,7 @@ REQUIRED = (
     "readings",
 )
 LISTED = 500  # readings of the table; the file beside the page has all
+DRAWN = 2_000  # readings of the pictures
 # The distance first, then what needs no circuit.
 CURVE_ORDER = ("ac", "atc", "ane", "doc")
 NAMES = {
@@ -69,7 +70,7 @@ def monitor_view(document: Document, key: str) -> dict[str, Any]:
         f"{'batch' if len(readings) == 1 else 'batches'} of images",
         "verdict": verdict(document),
         "caveats": caveats(document),
-        "pictures": _pictures(document, key),
+        "pictures": _pictures({**document, "readings": readings[-DRAWN:]}, key),
         "maps": _maps(document, worst, key),
         "rows": [_row(each) for each in readings[-LISTED:]],
         "left_out": max(0, len(readings) - LISTED),
@@ -110,6 +111,11 @@ def caveats(document: Document) -> list[str]:
     """What a reader must know before acting on the page."""
     notes = []
     readings = document["readings"]
+    if len(readings) > DRAWN:
+        notes.append(
+            f"The pictures show the newest {DRAWN:,} of {len(readings):,} batches; the file beside the "
+            "page, or the store, has all of them."
+        )
     known, calibration = (document["reference"].get("task") or {}).get("n"), document.get("calibration")
     sizes = sorted({each["n"] for each in readings})
     if calibration is None and known is not None and sizes != [known]:

@@ -554,7 +554,7 @@ def _grids() -> Iterator[Sequence[float]]:
 def _clipped(text: str, most: int) -> str:
     """A name as it is: no formula between dollar signs, no control characters, not too long."""
     shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-    return (shown if len(shown) <= most else f"{shown[: most - 1]}…").replace("$", r"\$")
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _thousands(size: float | int) -> str:

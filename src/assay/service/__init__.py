@@ -1,0 +1,1 @@
+"""What runs for weeks: monitors with their alarms and metrics, and the page of a store."""

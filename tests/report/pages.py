@@ -1,0 +1,96 @@
+"""One page of every kind that a report has, from made-up documents; drawn once per process."""
+
+import copy
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import synthetic_subset
+import test_claim_page
+import test_monitor_page
+import test_rank_page
+from synthetic import synthetic_document, synthetic_worst_case
+from synthetic_calibration import synthetic_calibration
+from synthetic_store import Filled, fill, measurement
+
+from assay.report import compare_document, overview_document
+from assay.store import Store
+
+
+@functools.cache
+def _filled(names: str | None) -> tuple[Store, Filled]:
+    # Kept for the process: the directory goes when the interpreter does.
+    folder = tempfile.TemporaryDirectory(prefix="pages-")
+    _KEPT.append(folder)
+    store = Store(Path(folder.name) / "store")
+    if names is None:
+        return store, fill(store)
+    return store, fill(store, model=f"m{names}", task=f"t{names}", metric=f"k{names}")
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def documents(names: str | None = None) -> dict[str, Callable[[], Any]]:
+    """Makers of a document per kind of page; with `names` that text stands for every name they hold."""
+    store, ids = _filled(names)
+
+    def put(document: dict[str, Any]) -> Any:
+        return document if names is None else renamed(document, names)
+
+    name = "mini" if names is None else f"m{names}"
+    task = "ioi" if names is None else f"t{names}"
+    return {
+        "audit": lambda: put(synthetic_document()),
+        "worst case": lambda: put(synthetic_worst_case()),
+        "calibration": lambda: put(synthetic_calibration()),
+        "ranking": lambda: put(copy.deepcopy(test_rank_page.document())),
+        "subset": lambda: put(synthetic_subset.document()),
+        "monitor": lambda: put(test_monitor_page.monitor_document()),
+        "claim": lambda: put(test_claim_page.document()),
+        "measurements": lambda: [measurement(model=name, task=task)],
+        "model": lambda: overview_document(store, model=name),
+        "task": lambda: overview_document(store, task=task),
+        "sweep": lambda: overview_document(store, sweep="methods"),
+        "comparison": lambda: compare_document(store, *ids.audits),
+    }
+
+
+# What people and files name; everything else a page reads is a key, a code or a number.
+FREE = {
+    "clean",
+    "corrupted",
+    "text",
+    "title",
+    "statement",
+    "domain",
+    "label",
+    "finding",
+    "supply",
+    "created",
+    "token",
+    "answer",
+    "meaning",
+    "question",
+    "on_pass",
+    "on_fail",
+    "weakness",
+    "source_text",
+}
+NAMED = {"model", "task", "dataset", "data", "claim"}
+
+
+def renamed(value: Any, text: str, *, inside: str = "") -> Any:
+    """A document in which free texts, and names and ids of models, tasks and data sets, are `text`."""
+    if isinstance(value, dict):
+        return {
+            key: text
+            if isinstance(item, str) and (key in FREE or (key in ("id", "name") and inside in NAMED))
+            else renamed(item, text, inside=key)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [renamed(item, text, inside=inside) for item in value]
+    return value

@@ -1,0 +1,233 @@
+"""Every kind of page in a real browser: silent, offline, reachable, printable, and deaf to hostile names."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from chromium import Visit
+from pages import documents
+from synthetic_store import HOSTILE
+
+from assay.report.html import render
+
+
+KINDS = (
+    "audit",
+    "worst case",
+    "calibration",
+    "ranking",
+    "subset",
+    "monitor",
+    "claim",
+    "measurements",
+    "model",
+    "task",
+    "sweep",
+    "comparison",
+)
+
+
+@functools.cache
+def page_of(kind: str, names: str | None = None) -> str:
+    made = documents(names)[kind]()
+    return render(*made) if isinstance(made, list) else render(made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_loads_in_silence_sorts_and_fits_a_telephone(kind: str, visit: Visit) -> None:
+    page = visit.open(page_of(kind))
+    assert page.locator("h1").count() >= 1
+    for table in page.locator("table.sortable").all():
+        if table.is_visible():
+            _sorts(table)
+            break
+    page.set_viewport_size({"width": 360, "height": 780})
+    assert visit.sideways() <= 0
+    visit.check()
+
+
+def _sorts(table: Any) -> None:
+    """A column goes up, down and back, by click and by keyboard."""
+    button = table.locator("thead button").first
+    head = table.locator("th:has(button)").first
+    column = head.evaluate("cell => cell.cellIndex")
+
+    def cells() -> list[str]:
+        script = """(table, i) => [...table.tBodies[0].rows].map(
+          (row) => row.cells[i].dataset.value ?? row.cells[i].textContent.trim())"""
+        return list(table.evaluate(script, column))
+
+    before = cells()
+    button.click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    up = cells()
+    assert sorted(up) == sorted(before)
+    button.press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
+    down = cells()
+    if len(set(before)) == len(before) and "" not in before:
+        assert down == up[::-1]
+    button.press("Space")
+    assert head.get_attribute("aria-sort") is None
+    assert cells() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_names_stay_text(kind: str, visit: Visit) -> None:
+    page = visit.open(page_of(kind, HOSTILE))
+    visit.check()
+    assert page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
+    assert page.evaluate("document.querySelectorAll('script:not([type])').length") == 1
+    assert page.locator("body").evaluate("body => body.textContent").count(HOSTILE) >= 1
+    links = page.evaluate("[...document.querySelectorAll('[href]')].map(e => e.getAttribute('href'))")
+    assert [link for link in links if not link.startswith("#")] == []
+    page.keyboard.press("Tab")  # the script still works
+    assert page.evaluate("document.documentElement.className") == "script"
+    page.set_viewport_size({"width": 360, "height": 780})
+    assert visit.sideways() <= 0
+
+
+def test_a_script_that_got_into_a_page_would_not_run(visit: Visit) -> None:
+    """The page's own policy names the one script that may run."""
+    text = page_of("measurements").replace("</main>", "<script>document.title = 'run'</script></main>")
+    page = visit.open(text)
+    assert page.title() != "run"
+    assert any("Content Security Policy" in said for said in visit.said)
+
+
+@pytest.mark.parametrize("kind", ["audit", "comparison"])
+def test_a_drawing_answers_to_pointer_and_keyboard(kind: str, visit: Visit) -> None:
+    page = visit.open(page_of(kind))
+    tip = page.locator(".tip").first
+    assert not tip.is_visible()
+    page.locator("svg.graph").first.scroll_into_view_if_needed()
+    page.locator("svg.graph").first.evaluate("drawing => drawing.scrollIntoView({block: 'center'})")
+    # The first of the strongest edges that nothing covers at its middle.
+    place = page.evaluate(
+        """() => { for (const hit of document.querySelectorAll('.hit:not(.off)')) {
+          const at = hit.getPointAtLength(hit.getTotalLength() / 2).matrixTransform(hit.getScreenCTM());
+          if (document.elementFromPoint(at.x, at.y) === hit) return [at.x, at.y]; } }"""
+    )
+    page.mouse.move(*place)
+    assert tip.is_visible()
+    assert "\u2192" in tip.text_content()
+    assert page.locator(".edge.hot").count() == 1
+    page.mouse.move(1, 1)
+    assert not tip.is_visible()
+
+    nodes = page.locator(".node[tabindex='0']")
+    assert nodes.count() == 1  # one stop of the tab key
+    nodes.focus()
+    first = page.locator(".inspector h3").first.text_content()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".inspector h3").first.text_content() != first
+    page.keyboard.press("Enter")
+    assert "(pinned)" in page.locator(".inspector h3").first.text_content()
+    page.keyboard.press("Escape")
+
+    edge = page.locator(".hit[tabindex='0']")
+    assert edge.count() == 1
+    edge.focus()
+    assert tip.is_visible()
+    assert tip.text_content() == edge.get_attribute("aria-label")
+    assert page.locator(".edge.hot").count() == 1
+    said = tip.text_content()
+    page.keyboard.press("ArrowDown")
+    assert tip.text_content() != said
+    visit.check()
+
+
+def test_the_slider_changes_drawing_numbers_and_table(visit: Visit) -> None:
+    page = visit.open(page_of("audit"))
+    slider, output = page.locator("input[type=range]"), page.locator(".controls output")
+    before = page.locator(".edges .edge:not(.off)").count(), output.text_content()
+    slider.focus()
+    for _ in range(3):
+        page.keyboard.press("PageDown")
+    after = page.locator(".edges .edge:not(.off)").count(), output.text_content()
+    assert after[0] < before[0]
+    assert after[1] != before[1]
+    kept = page.evaluate(
+        """[...document.querySelectorAll('.edges-table tbody tr')].filter(
+          (row) => row.lastElementChild.textContent === 'yes').length"""
+    )
+    assert kept == after[0]
+    page.get_by_role("button", name="reset").click()
+    assert (page.locator(".edges .edge:not(.off)").count(), output.text_content()) == before
+    visit.check()
+
+
+def test_sets_of_a_comparison_can_be_left_out_and_differ_without_colour(visit: Visit) -> None:
+    page = visit.open(page_of("comparison"))
+    drawn = page.locator(".edges .edge:not(.off)").count()
+    page.get_by_role("checkbox", name="only in A").uncheck()
+    left = page.locator(".edges .edge:not(.off)").count()
+    assert 0 < left < drawn
+    assert page.locator(".edges .edge.in-a:not(.off)").count() == 0
+    dashes = page.evaluate(
+        """['both', 'a', 'b'].map(
+          (name) => getComputedStyle(document.querySelector('.edges .in-' + name)).strokeDasharray)"""
+    )
+    assert len(set(dashes)) == 3
+    visit.check()
+
+
+@pytest.mark.parametrize("kind", ["audit", "sweep", "comparison"])
+def test_the_tab_key_reaches_every_control(kind: str, visit: Visit) -> None:
+    page = visit.open(page_of(kind))
+    wanted = page.evaluate(
+        """() => { const open = (e) => e.checkVisibility() && !e.disabled;
+          const stops = 'button, input, select, summary, a[href], [tabindex="0"]';
+          const found = [...document.querySelectorAll(stops)].filter(open);
+          found.forEach((e, i) => { e.dataset.stop = i; });
+          return found.length; }"""
+    )
+    reached = set()
+    for _ in range(wanted + 10):
+        page.keyboard.press("Tab")
+        stop = page.evaluate(
+            "document.activeElement.dataset ? document.activeElement.dataset.stop ?? null : null"
+        )
+        if stop is not None and stop not in reached and len(reached) < 3:
+            # Parts of a drawing show the focus by themselves: a heavier frame, a darker edge and its label.
+            script = """(() => { const at = document.activeElement;
+              return at.closest('svg') ? 'drawn' : getComputedStyle(at).outlineStyle; })()"""
+            assert page.evaluate(script) in ("solid", "drawn"), "the focus must be seen"
+        reached |= {stop} - {None}
+    assert len(reached) == wanted
+
+
+@pytest.mark.parametrize("kind", ["audit", "calibration", "model", "comparison"])
+def test_paper_shows_everything_and_no_controls(kind: str, visit: Visit) -> None:
+    page = visit.open(page_of(kind))
+    page.emulate_media(media="print")
+    assert page.locator(".controls:visible, .inspector:visible, .tip:visible").count() == 0
+    folded = """[...document.querySelectorAll('details')].filter(
+      (each) => !each.lastElementChild.checkVisibility({contentVisibilityAuto: true})).length"""
+    assert page.evaluate(folded) == 0
+    boxes = """[...document.querySelectorAll('.scroll')].filter(
+      (each) => getComputedStyle(each).overflowY !== 'visible').length"""
+    assert page.evaluate(boxes) == 0
+    assert page.pdf()[:5] == b"%PDF-"
+    page.emulate_media(media="screen")
+    visit.check()
+
+
+@pytest.mark.parametrize("kind", ["audit", "model", "comparison"])
+def test_a_page_can_be_read_without_its_script(kind: str, new_visit: Callable[..., Visit]) -> None:
+    visit = new_visit(java_script_enabled=False)
+    page = visit.open(page_of(kind))
+    assert page.locator("h1").first.is_visible()
+    assert page.locator(".verdict").first.is_visible()
+    assert page.locator(".controls:visible, .script-only:visible").count() == 0
+    assert page.locator("table:visible").count() >= 1
+    visit.check()
+
+
+def test_the_dark_page_is_dark(new_visit: Callable[..., Visit]) -> None:
+    for scheme, dark in (("dark", True), ("light", False)):
+        page = new_visit(color_scheme=scheme).open(page_of("comparison"))
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        red = int(colour.split("(")[1].split(",")[0])
+        assert (red < 60) is dark

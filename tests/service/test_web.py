@@ -1,0 +1,349 @@
+"""The served site: what it answers, whom it lets in, what it never does."""
+
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from chromium import Visit
+from starlette.testclient import TestClient
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "report"))
+from synthetic_store import HOSTILE, Filled, fill, measurement, put_measurement
+from test_monitor_page import monitor_document
+
+from assay.errors import InputError, OutputError
+from assay.service.web import COOKIE, Watched, create_app, is_loopback, serve
+from assay.store import Store
+
+
+TOKEN = "a token of sixteen or more".replace(" ", "-")
+
+
+class Monitor:
+    """A monitor whose state a test sets."""
+
+    def __init__(self, name: str, document: dict[str, Any] | None, error: str | None = None) -> None:
+        self.name, self.document, self.error = name, document, error
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+
+    def stop(self) -> None:
+        self.running = False
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Filled]:
+    store = Store(tmp_path_factory.mktemp("store"))
+    return store, fill(store)
+
+
+@pytest.fixture(scope="module")
+def monitors() -> list[Watched]:
+    return [
+        Monitor("photos", monitor_document()),
+        Monitor("later", None),
+        Monitor("broken", monitor_document(), "FileFormatError: the folder went <b>away</b>"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def client(filled: tuple[Store, Filled], monitors: list[Watched]) -> TestClient:
+    app = create_app(filled[0], monitors=monitors)
+    return TestClient(app, base_url="http://127.0.0.1:8651", raise_server_exceptions=False)
+
+
+def paths(ids: Filled) -> list[str]:
+    """Every page of the site."""
+    return [
+        "/",
+        "/overviews",
+        "/compare",
+        f"/compare?a={ids.audits[0]}&b={ids.audits[1]}",
+        "/model?name=mini",
+        "/task?name=ioi",
+        "/sweep?name=methods",
+        "/monitors",
+        "/monitor/0",
+        "/monitor/1",
+        "/monitor/2",
+        *(
+            f"/result/{key}"
+            for key in (ids.audits[0], ids.scores, ids.measurement, ids.calibration, ids.sweep)
+        ),
+    ]
+
+
+def test_every_page_answers_with_the_headers_that_keep_it_closed(
+    client: TestClient, filled: tuple[Store, Filled]
+) -> None:
+    for path in paths(filled[1]):
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; ")
+        assert "script-src 'sha256-" in policy
+        assert "unsafe-inline'; script" in policy  # styles alone
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == "no-store"
+        assert len(answer.content) < 3_000_000
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_the_site_can_only_be_read(client: TestClient, method: str) -> None:
+    answer = client.request(method, "/")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET, HEAD"
+
+
+def test_head_is_answered_without_a_body(client: TestClient) -> None:
+    answer = client.head("/")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_the_list_is_filtered_sorted_and_paged(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in range(130):
+        put_measurement(store, measurement("kl" if seed % 2 else "js", seed=seed, shift=0.001 * seed))
+    client = TestClient(create_app(store), base_url="http://localhost")
+    rows = re.compile(r'<a href="/result/([0-9a-f]{16})">')
+    page = client.get("/?order=value").text
+    values = [store.get(key).payload["value"] for key in rows.findall(page)]
+    assert len(values) == 100
+    assert values == sorted(values)
+    assert "1 to 100 of 130" in page
+    after = re.search(r'href="([^"]*)" rel="next"', page)
+    assert after is not None
+    rest = client.get(after[1].replace("&amp;", "&")).text
+    assert len(rows.findall(rest)) == 30
+    assert 'rel="next"' not in rest
+    assert "65 results match" in client.get("/?metric=kl").text
+    assert "1 result match" in client.get("/?where=seed = 7").text
+    assert "Nothing matches these filters" in client.get("/?metric=kl&where=seed = 8").text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/nowhere", 404, "no such page"),
+        ("/result/0123456789abcdef", 404, "no result in"),
+        ("/result/..%2f..%2fetc%2fpasswd", 404, ""),
+        ("/result/....", 404, "hex digits"),
+        ("/result/ABCDEF012345", 404, "hex digits"),
+        ("/monitor/7", 404, "no such page"),
+        ("/monitor/-1", 404, "no such page"),
+        ("/monitor/../../etc", 404, "no such page"),
+        ("/?order=payload", 400, "cannot order by"),
+        ("/?start=-1", 400, "a whole number is needed"),
+        ("/?start=99999999999999999999", 400, "a whole number is needed"),
+        ("/?where=nonsense", 400, "cannot read the condition"),
+        ("/?where=" + "x" * 3_000, 400, "more than 2,000 characters"),
+        ("/model", 400, "add ?name="),
+        ("/model?name=other", 404, "holds nothing about"),
+        ("/compare?a=/etc/passwd&b=/etc/passwd", 404, "hex digits"),
+    ],
+)
+def test_errors_are_plain_pages(client: TestClient, path: str, status: int, text: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert text in answer.text
+    assert "Traceback" not in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_file_named_like_an_id_is_not_opened(
+    client: TestClient, filled: tuple[Store, Filled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assay.circuits import Circuit
+    from assay.graph import build_graph
+
+    monkeypatch.chdir(tmp_path)
+    Circuit.full(build_graph(2, 3)).save(tmp_path / "abcdabcdabcdabcd")
+    answer = client.get(f"/compare?a=abcdabcdabcdabcd&b={filled[1].circuit}")
+    assert answer.status_code == 404
+
+
+def test_an_unforeseen_failure_tells_the_visitor_nothing(
+    filled: tuple[Store, Filled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise RuntimeError("secret path /root/x")
+
+    monkeypatch.setattr(Store, "count", fail)
+    client = TestClient(create_app(filled[0]), base_url="http://localhost", raise_server_exceptions=False)
+    answer = client.get("/")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert "in the log of the server" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8651", 200),
+        ("localhost", 200),
+        ("[::1]:8651", 200),
+        ("192.168.7.7", 200),
+        ("name.of.mine:80", 200),
+        ("evil.example", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("localhost.evil.example:8651", 400),
+        ("", 400),
+    ],
+)
+def test_names_that_only_the_browser_knows_are_refused(
+    filled: tuple[Store, Filled], host: str, status: int
+) -> None:
+    client = TestClient(create_app(filled[0], allowed_hosts=["name.of.mine"]))
+    assert client.get("/", headers={"host": host}).status_code == status
+
+
+def test_a_public_address_needs_a_token(filled: tuple[Store, Filled]) -> None:
+    for host in ("0.0.0.0", "::", "192.168.7.7", "example.org"):
+        with pytest.raises(InputError, match="others can reach the store: give --token"):
+            create_app(filled[0], host=host)
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"):
+        assert is_loopback(host)
+    with pytest.raises(InputError, match="16 or more ASCII characters"):
+        create_app(filled[0], host="0.0.0.0", token="short")
+
+
+def test_the_token_opens_by_header_and_once_by_link(filled: tuple[Store, Filled]) -> None:
+    app = create_app(filled[0], host="0.0.0.0", token=TOKEN)
+
+    def visitor() -> TestClient:
+        return TestClient(app, base_url="http://192.168.7.7:8651", follow_redirects=False)
+
+    closed = visitor().get("/")
+    assert closed.status_code == 401
+    assert closed.headers["www-authenticate"] == "Bearer"
+    assert "mini" not in closed.text
+    for wrong in (
+        f"Bearer {TOKEN[:-1]}",
+        f"Bearer {TOKEN}x",
+        "Bearer ",
+        f"Basic {TOKEN}",
+        "Bearer t\u00f6ken",
+    ):
+        header = {"authorization": wrong.encode()}
+        assert visitor().get("/", headers=header).status_code == 401, wrong
+    assert visitor().get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert visitor().get("/metrics").status_code == 401
+    assert visitor().get("/healthz").text == "ok\n"
+
+    browser = visitor()
+    assert browser.get("/?token=wrong").status_code == 401
+    entered = browser.get(f"http://192.168.7.7:8651//evil.example?token={TOKEN}&kind=audit")
+    assert entered.status_code == 303
+    assert entered.headers["location"] == "/evil.example?kind=audit"  # of this site, not of another
+    cookie = entered.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert TOKEN not in cookie
+    assert TOKEN not in entered.headers["location"]
+    assert browser.get("/").status_code == 200
+    assert visitor().get(f"/?token={TOKEN}").status_code == 401  # the link has been used
+    guesser = visitor()
+    guesser.cookies.set(COOKIE, "guess")
+    assert guesser.get("/").status_code == 401
+
+
+def test_monitors_show_their_state_and_failures(client: TestClient) -> None:
+    page = client.get("/monitors").text
+    assert "the folder went &lt;b&gt;away&lt;/b&gt;" in page
+    assert "no reading yet" in page
+    assert "No reading yet" in client.get("/monitor/1").text
+    broken = client.get("/monitor/2").text
+    assert "broken has stopped" in broken
+    assert "Circuit shift of" in broken
+    metrics = client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    assert 'assay_monitor_up{monitor="photos"} 1.0' in metrics.text
+    assert 'assay_monitor_up{monitor="broken"} 0.0' in metrics.text
+    assert 'monitor="photos"' in metrics.text.replace("assay_monitor_up", "")
+
+
+def test_a_result_without_a_page_is_a_table_of_its_record(
+    client: TestClient, filled: tuple[Store, Filled]
+) -> None:
+    text = client.get(f"/result/{filled[1].scores}").text
+    assert "graph.n_layers" in text
+    assert "model.id" in text
+    assert "values" in text  # the name of its array
+
+
+# ---- a real server ------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The site on a free port."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def test_a_browser_walks_the_site(
+    filled: tuple[Store, Filled], monitors: list[Watched], visit: Visit
+) -> None:
+    with serving(create_app(filled[0], monitors=monitors)) as address:
+        for path in paths(filled[1]):
+            visit.page.goto(address + path)
+            visit.page.set_viewport_size({"width": 360, "height": 780})
+            assert visit.sideways() <= 0, path
+        visit.page.goto(address)
+        visit.page.get_by_role("combobox", name="kind").select_option("audit")
+        visit.page.get_by_role("button", name="Filter").click()
+        assert visit.page.locator("h1").text_content() == "2 results match"
+        visit.page.locator("table.results tbody a").first.click()
+        assert "circuit audit" in visit.page.locator(".kicker").first.text_content()
+        visit.check(own=address)
+
+
+def test_hostile_names_stay_text_on_the_site(tmp_path: Path, visit: Visit) -> None:
+    store = Store(tmp_path / "store")
+    ids = fill(store, model=f"m{HOSTILE}", task=f"t{HOSTILE}", metric=f"k{HOSTILE}")
+    monitor = Monitor(f"n{HOSTILE}", None, f"e{HOSTILE}")
+    with serving(create_app(store, monitors=[monitor])) as address:
+        for path in ("/", "/overviews", "/compare", "/monitors", "/monitor/0", f"/result/{ids.scores}"):
+            page = visit.page
+            page.goto(address + path)
+            assert HOSTILE in page.locator("body").evaluate("body => body.textContent"), path
+            links = page.evaluate("[...document.querySelectorAll('a')].map(a => a.protocol + a.host)")
+            assert set(links) == {address.replace("//", "")}
+            assert page.evaluate("document.querySelectorAll('img').length") == 0
+        page.goto(f"{address}/overviews")
+        page.locator("main a").first.click()
+        assert HOSTILE in page.locator("h1").text_content()
+        visit.check(own=address)
+
+
+def test_a_taken_port_is_an_error(filled: tuple[Store, Filled]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OutputError, match=rf"cannot serve on port {port} of 127.0.0.1: .*--port"):
+            serve(filled[0], port=port)
+    with pytest.raises(OutputError, match="cannot serve on port 8651 of 203.0.113.7"):
+        serve(filled[0], host="203.0.113.7", token=TOKEN)

@@ -1,0 +1,84 @@
+"""`assay report`: a page of a result, a model, a task, a sweep, or of two that are compared."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "report"))
+from synthetic_store import Filled, fill
+
+from assay.cli import app
+from assay.store import Store
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Filled]:
+    place = tmp_path_factory.mktemp("filled") / "store"
+    return place, fill(Store(place))
+
+
+@pytest.fixture
+def report(filled: tuple[Path, Filled], tmp_path: Path) -> Any:
+    """`report(*arguments)` -> the result and the page."""
+
+    def call(*arguments: str) -> tuple[Any, str]:
+        out = tmp_path / "made" / "page.html"
+        given = ["report", *arguments, "--store", str(filled[0]), "--out", str(out)]
+        result = CliRunner().invoke(app, given)
+        return result, out.read_text() if out.exists() else ""
+
+    return call
+
+
+def test_overviews_and_comparisons_are_written(report: Any, filled: tuple[Path, Filled]) -> None:
+    ids = filled[1]
+    for arguments, title in (
+        (("--model", "mini"), "<h1>Model mini</h1>"),
+        (("--task", "ioi"), "<h1>Task ioi</h1>"),
+        (("--sweep", "methods"), "<h1>Sweep methods</h1>"),
+        (("--sweep", ids.sweep[:10]), "<h1>Sweep methods</h1>"),
+        ((ids.sweep,), "<h1>Sweep methods</h1>"),
+        ((ids.measurement,), "<h1>Measurement: faithfulness on ioi in mini</h1>"),
+        (("--compare", *ids.audits), "The circuits share"),
+    ):
+        result, page = report(*arguments)
+        assert result.exit_code == 0, result.stderr
+        assert title in page
+
+
+def test_without_an_id_the_newest_audit_is_shown(report: Any, filled: tuple[Path, Filled]) -> None:
+    result, page = report("--json")
+    assert json.loads(result.stdout)["id"] == filled[1].audits[1]
+    assert "circuit audit" in page
+
+
+def test_the_model_of_other_commands_does_not_turn_the_page_into_an_overview(
+    report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_MODEL", "mini")
+    monkeypatch.setenv("ASSAY_TASK", "ioi")
+    (tmp_path / "options.toml").write_text('model = "mini"\ntask = "ioi"\n')
+    result, page = report("--config", str(tmp_path / "options.toml"))
+    assert result.exit_code == 0
+    assert "circuit audit" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "mini", "--task", "ioi"), "--model and --task each ask for a page"),
+        (("--model", "minnie"), "did you mean 'mini'"),
+        (("--sweep", "none"), "no sweep 'none'"),
+        (("--compare", "0123456789abcdef", "0123456789abcdef"), "no result in"),
+    ],
+)
+def test_wrong_usage_is_told(report: Any, arguments: tuple[str, ...], message: str) -> None:
+    result, page = report(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert page == ""
