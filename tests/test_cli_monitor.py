@@ -91,6 +91,7 @@ def test_a_row_per_batch_and_everything_is_kept(run: Run, tmp_path: Path) -> Non
     ]
     out = tmp_path / "assay-monitor"
     assert {each.name for each in out.iterdir()} == {
+        ".lock",
         "readings.jsonl",
         "monitor.json",
         "monitor.html",
@@ -162,17 +163,17 @@ def test_following_stops_at_the_first_alarm_or_after_enough_batches(run: Run, tm
 def test_metrics_are_served_while_it_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import urllib.request
 
-    from assay.runner import endpoint
+    from assay.service import metrics
 
     seen: list[str] = []
-    publish = endpoint.MetricsEndpoint.publish
+    publish = metrics.MetricsServer.publish
 
-    def ask(self: endpoint.MetricsEndpoint, document: Any) -> None:
-        publish(self, document)
+    def ask(self: metrics.MetricsServer, *documents: Any) -> None:
+        publish(self, *documents)
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
             seen.append(answer.read().decode())
 
-    monkeypatch.setattr(endpoint.MetricsEndpoint, "publish", ask)
+    monkeypatch.setattr(metrics.MetricsServer, "publish", ask)
     found = run(*FEW, "--images", "shapes:flat", "--n", "16", "--metrics-port", "0")
     assert found.exit_code == 0
     totals = [
@@ -181,7 +182,7 @@ def test_metrics_are_served_while_it_runs(run: Run, monkeypatch: pytest.MonkeyPa
         for line in text.splitlines()
         if line.startswith("assay_monitor_batches_total")
     ]
-    assert totals == ["0", "1", "2"]
+    assert totals == ["0.0", "1.0", "2.0"]
 
 
 def test_a_target_calibrates_on_the_corrupted_domains(

@@ -14,7 +14,8 @@ AssayError
 ├── FileFormatError (ValueError)        a truncated, tampered, foreign or too new file
 │   └── UnsafeFileError                 a pickle where safetensors was expected
 ├── OutputError (OSError)               a result cannot be written
-└── MissingExtraError (ImportError)     an optional dependency is not installed
+├── MissingExtraError (ImportError)     an optional dependency is not installed
+└── PluginError (ImportError)           what another package registers cannot be used
 AssayWarning (UserWarning)
 └── DegenerateDataWarning               a statistic is undefined or unreliable on these data
 ```
@@ -80,6 +81,10 @@ class OutputError(AssayError, OSError):
 
 class MissingExtraError(AssayError, ImportError):
     """An optional dependency is not installed; the message holds the install command."""
+
+
+class PluginError(AssayError, ImportError):
+    """What another package registers cannot be loaded or is of the wrong kind; the message names it."""
 
 
 class AssayWarning(UserWarning):

@@ -12,12 +12,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Float64, Int
 
+from assay import display
 from assay.errors import InputError
+
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 MACHINE = "machine"  # key of a provenance whose content never enters an identity
@@ -176,6 +181,23 @@ class Verdict:
     warnings: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     table_hash: str | None = None
+
+    def _repr_html_(self) -> str:
+        interval = self.interval
+        return display.card(
+            "verdict",
+            (
+                *((name, display.number(value)) for name, value in self.values.items()),
+                ("interval", interval and display.ends(interval.low, interval.high, interval.level)),
+                *((f"threshold {name}", value) for name, value in self.thresholds.items()),
+                ("published rule", self.published),
+                ("examples needed", self.n_needed),
+                ("reason", self.reason),
+                ("warnings", ", ".join(self.warnings) or None),
+            ),
+            status=self.status,
+            id=self.table_hash,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Finite JSON; parts that a judgement does not have are left out."""
@@ -346,6 +368,22 @@ class Measurement:
     def __repr__(self) -> str:
         return f"Measurement({self.name!r}, {self.value:.4g} {self.unit}, n={self.n}, {self.status})"
 
+    def _repr_html_(self) -> str:
+        interval = self.interval()
+        return display.card(
+            f"{self.name} ({self.id})",
+            (
+                ("value", f"{display.number(self.value)} {self.unit}"),
+                ("interval", display.ends(interval.low, interval.high, interval.level)),
+                ("n", self.n),
+                ("excluded", self.n_excluded or None),
+                ("reason", self.reason),
+                ("warnings", ", ".join(self.warnings) or None),
+            ),
+            status=self.status,
+            id=self.id_hash,
+        )
+
     @cached_property
     def _intervals(self) -> dict[tuple[float, str | None], Interval]:
         return {}
@@ -417,6 +455,20 @@ class Measurement:
         """Whether the value itself meets its published threshold; None without one or where undefined."""
         published = self.verdict.published
         return None if published in ("none", "inconclusive") else published == "pass"
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per example: example, value (NaN where excluded), and each component under its name.
+
+        Raises:
+            InputError: If no values per example were kept.
+        """
+        import pandas as pd
+
+        if self.per_example is None:
+            raise InputError(f"{self.name} keeps no values per example, so there is no table of them")
+        n = len(self.per_example)
+        own = {"example": np.arange(n), "value": self.per_example}
+        return pd.DataFrame(own | {name: each for name, each in self.components.items() if len(each) == n})
 
     @property
     def id_hash(self) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,16 @@ import pytest
 from PIL import Image
 
 from assay.errors import FileFormatError, InputError, UnknownNameError
-from assay.runner.image_stream import FIRST_KNOWN, FIRST_WATCHED, Watch, batches, known_images
+from assay.runner.image_stream import (
+    FIRST_KNOWN,
+    FIRST_WATCHED,
+    PATIENCE,
+    SETTLED,
+    Batch,
+    Watch,
+    batches,
+    known_images,
+)
 from assay.tasks import EvalTransform, ReadOptions, draw_shapes
 
 
@@ -97,35 +107,134 @@ def test_a_batch_of_one_folder_among_many_is_noted(tmp_path: Path) -> None:
     assert not next(batches(str(tmp_path / "cat"), watch(2))).note
 
 
+class Hours:
+    """A clock that waiting turns; `do` is what happens meanwhile, one call per wait."""
+
+    def __init__(self, *do: Callable[[], object]) -> None:
+        self.now, self.waits, self.do, self.heard = 1000.0, [], list(do), []  # type: ignore[var-annotated] # by use
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        self.now += seconds
+        if self.do:
+            return self.do.pop(0)() is True
+        return False
+
+    def follow(self, folder: Path, size: int = 2, **more: object) -> Iterator[Batch]:
+        settings = watch(size, follow=True, **{"poll": 0.5, "idle_timeout": 60.0, **more})
+        return batches(str(folder), settings, wait=self.wait, clock=lambda: self.now, tell=self.heard.append)
+
+
+def nothing() -> None:
+    """Happens while waiting."""
+
+
+def names(found: Batch) -> list[str]:
+    return [Path(name).name for name in found.sources]
+
+
 def test_following_waits_for_new_files_and_stops_when_idle(tmp_path: Path) -> None:
     write(tmp_path, "0.png", 10)
-    arrivals = [["1.png", "2.png"], [], ["3.png"], [], [], []]
-    slept: list[float] = []
+    hours = Hours(
+        lambda: [write(tmp_path, name, 10) for name in ("1.png", "2.png")],
+        nothing,
+        lambda: write(tmp_path, "3.png", 10),
+    )
+    found = list(hours.follow(tmp_path, idle_timeout=1.0))
+    assert [names(each) for each in found] == [["0.png", "1.png"], ["2.png", "3.png"]]
+    assert hours.waits == [0.5] * 5  # two after the last batch
 
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        for name in arrivals[len(slept) - 1]:
-            write(tmp_path, name, 10)
 
-    found = list(batches(str(tmp_path), watch(2, follow=True, poll=0.5, idle_timeout=1.0), sleep=sleep))
-    assert [[Path(name).name for name in each.sources] for each in found] == [
-        ["0.png", "1.png"],
-        ["2.png", "3.png"],
-    ]
-    assert slept == [0.5] * 5  # two after the last batch
+def test_following_ends_when_asked_to(tmp_path: Path) -> None:
+    write(tmp_path, "0.png", 10)
+    hours = Hours(nothing, lambda: True)
+    assert list(hours.follow(tmp_path)) == []
+    assert len(hours.waits) == 2
 
 
 def test_following_leaves_a_file_that_is_still_being_written(tmp_path: Path) -> None:
     write(tmp_path, "0.png", 10)
-    write(tmp_path, "1.png", 10, age=0)
+    late = write(tmp_path, "1.png", 10, age=0)
+    content = late.read_bytes()
 
-    def sleep(seconds: float) -> None:
-        del seconds
-        past = time.time() - 10
-        os.utime(tmp_path / "1.png", (past, past))
+    def grow() -> None:
+        late.write_bytes(content[: 20 * (len(hours.waits) + 1)])
 
-    stream = batches(str(tmp_path), watch(2, follow=True, poll=0.1, idle_timeout=0.1), sleep=sleep)
+    grow_first = content[:20]
+    late.write_bytes(grow_first)
+    hours = Hours(grow, grow, lambda: late.write_bytes(content))
+    (found,) = hours.follow(tmp_path, idle_timeout=8.0)
+    assert names(found) == ["0.png", "1.png"]
+    assert len(hours.waits) >= 3 + SETTLED / 0.5
+
+
+@pytest.mark.parametrize("age", [-86400.0, 86400.0], ids=["future", "past"])
+def test_a_jump_of_the_wall_clock_neither_hides_nor_breaks_a_file(tmp_path: Path, age: float) -> None:
+    """A file whose time lies ahead counts once it rests; one that only looks old is not passed over."""
+    write(tmp_path, "0.png", 10)
+    late = write(tmp_path, "1.png", 30, age=age)
+    content = late.read_bytes()
+    stamp = late.stat().st_mtime
+
+    def put(part: bytes) -> None:
+        late.write_bytes(part)
+        os.utime(late, (stamp, stamp))
+
+    put(content[:50])
+    hours = Hours(*[nothing] * 5, lambda: put(content))
+    (found,) = hours.follow(tmp_path, idle_timeout=8.0, skip_bad=True)
+    assert sorted(names(found)) == ["0.png", "1.png"]
+    assert found.skipped == ()
+    assert min(hours.waits) > 0
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_file_that_stays_broken_is_given_up_in_the_end(tmp_path: Path, skip_bad: bool) -> None:
+    for name in ("0.png", "1.png", "2.png"):
+        write(tmp_path, name, 10)
+    write(tmp_path, "1.png", 10).write_bytes(b"\x89PNG broken")
+    hours = Hours()
+    stream = hours.follow(tmp_path, 3, skip_bad=skip_bad, idle_timeout=PATIENCE * 3)
+    hours.do = [nothing] * 10 + [lambda: write(tmp_path, "3.png", 10)]
+    if skip_bad:
+        (found,) = stream
+        # Three that can be read are a batch at once; the broken one waits by itself.
+        assert names(found) == ["0.png", "2.png", "3.png"]
+        return
+    hours.do = []
+    with pytest.raises(FileFormatError, match=r"1\.png cannot be decoded"):
+        list(stream)
+    assert sum(hours.waits) >= PATIENCE
+
+
+def test_files_that_are_taken_away_are_no_error(tmp_path: Path) -> None:
+    for place in range(3):
+        write(tmp_path, f"{place}.png", 10)
+    stream = Hours().follow(tmp_path, 2, idle_timeout=1.0)
     assert len(next(stream).sources) == 2
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert list(stream) == []
+
+
+def test_a_folder_that_vanishes_is_waited_for_and_nothing_counts_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    for place in range(2):
+        write(folder, f"{place}.png", 10)
+    hours = Hours(
+        lambda: folder.rename(tmp_path / "away"),
+        nothing,
+        nothing,
+        lambda: (tmp_path / "away").rename(folder),
+        lambda: [write(folder, f"{place}.png", 10) for place in (2, 3)],
+    )
+    found = list(hours.follow(folder, idle_timeout=5.0))
+    assert [names(each) for each in found] == [["0.png", "1.png"], ["2.png", "3.png"]]
+    assert len(hours.heard) == 2  # once each, however long it is away
+    assert "waiting until it is back" in hours.heard[0]
+    assert hours.heard[1].endswith("is back")
+    with pytest.raises(FileFormatError, match="no folder"):
+        list(Hours().follow(tmp_path / "never"))
 
 
 def test_drawn_shapes_are_numbered_and_apart_from_known_ones() -> None:

@@ -1,15 +1,13 @@
 """`assay monitor`: batches of images in, circuit shift out, with an alarm."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.border import check_outputs, command, print_json, progress_on_stderr, show_plan
+from assay.cli.border import command, print_json, progress_on_stderr, show_plan
 from assay.cli.commands import app
 from assay.cli.options import (
     AblationOption,
@@ -25,18 +23,14 @@ from assay.cli.options import (
     option,
     parse_steps,
 )
-from assay.errors import InputError
 
 
 if TYPE_CHECKING:
     from assay.generalization.monitoring import Reading
     from assay.models import Model
-    from assay.runner.endpoint import MetricsEndpoint
-    from assay.runner.image_stream import Batch
     from assay.runner.monitoring import MonitorPlan, StartedMonitor
 
 ALARM = 3
-DEMO = ("flat", "sketch", "neon")  # what is watched out of the box, in this order
 
 
 @app.command()
@@ -99,6 +93,17 @@ def monitor(
     gate: Annotated[
         bool, option("--gate", "Exit with 3 if a batch raises the alarm; with --follow, at once.")
     ] = False,
+    alarm_file: Annotated[
+        Path | None,
+        option("--alarm-file", "Add a JSON line when an alarm is raised, and when it is resolved."),
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        option("--webhook", "URL that gets the same lines by POST; best from ASSAY_WEBHOOK or a file."),
+    ] = None,
+    cool_down: Annotated[
+        str, option("--cool-down", "After an alarm was told, tell no other for so long: 45s, 10m, 2h.")
+    ] = "0",
     skip_bad: Annotated[bool, option("--skip-bad", "Pass over image files that cannot be read.")] = False,
     method: Annotated[
         str | None,
@@ -128,26 +133,13 @@ def monitor(
     traceback: TracebackOption = False,
 ) -> None:
     """Watch a deployed image classifier: how far its circuit on new images is from that on known ones."""
-    from assay import runner
-    from assay.generalization import DISTANCES
-    from assay.runner.endpoint import MetricsEndpoint
-    from assay.runner.image_stream import Watch
-    from assay.runner.monitoring import MonitorPlan, start_monitor
-    from assay.tasks import EvalTransform, is_shapes
+    from assay.service.metrics import MetricsServer
+    from assay.service.watch import MonitorOptions, MonitorRun, stopped_by_signals
 
-    runner.check_options(method=method, objective=objective, ablation=ablation, device=device)
-    DISTANCES[distance]
-    loaded, style = _model(model, device)
-    sources = images or ([f"shapes:{each}" for each in DEMO] if model is None else [])
-    if not sources or (reference is None and style is None):
-        raise InputError(
-            "a model of yours needs --reference, images it is known to do well on, and --images, those to "
-            "watch"
-        )
-    if follow and (len(sources) > 1 or is_shapes(sources[0])):
-        raise InputError("--follow watches one folder; give one --images DIR")
-    plan = MonitorPlan(
-        reference=reference or f"shapes:{style}",
+    options = MonitorOptions(
+        model=model,
+        reference=reference,
+        images=tuple(images or ()),
         known=known,
         window=window,
         known_batches=known_batches,
@@ -156,120 +148,67 @@ def monitor(
         rule=rule,
         alpha=alpha,
         distance=distance,
+        order=order,
+        n=n,
+        follow=follow,
+        poll=poll,
+        idle_timeout=idle_timeout,
+        max_batches=max_batches,
+        alarm_file=alarm_file,
+        webhook=webhook,
+        cool_down=cool_down,
+        skip_bad=skip_bad,
         method=method,
         objective=objective,
         ablation=ablation,
         steps=steps,
         seed=seed,
-        skip_bad=skip_bad,
+        device=device,
         batch_size=batch_size,
+        out=out,
     )
-    if dry_run:
-        _show_cost(loaded, plan, as_json=as_json)
-        return
-    transform = EvalTransform.for_model(loaded)
-    watch = Watch(
-        transform=transform,
-        size=window,
-        n=n,
-        order=order,
-        seed=seed,
-        skip_bad=skip_bad,
-        follow=follow,
-        poll=poll,
-        idle_timeout=idle_timeout,
-    )
-    check_outputs(store=out)
+
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    def tell(text: str) -> None:
+        say(f"note: {text}")
+
     with ExitStack() as stack:
-        served = None
+        stop = stack.enter_context(stopped_by_signals())
+        run = stack.enter_context(MonitorRun(options, stop=stop, tell=tell))
+        if dry_run:
+            _show_cost(run.model, run.plan, as_json=as_json)
+            return
         if metrics_port is not None:
-            served = stack.enter_context(MetricsEndpoint(metrics_port))
-            if not quiet:
-                typer.echo(f"metrics on http://127.0.0.1:{served.port}/metrics", err=True)
+            served = stack.enter_context(MetricsServer(metrics_port))
+            run.publish_to(served.publish)
+            say(f"metrics on http://127.0.0.1:{served.port}/metrics")
         with progress_on_stderr(quiet=quiet) as progress:
-            started = start_monitor(loaded, plan, out=out, transform=transform, progress=progress)
-        say: Callable[[str], None] = (lambda _: None) if quiet else (lambda text: typer.echo(text, err=True))
-        say(started.monitor.guarantee.statement)
-        found = _observe(
-            started,
-            _stream(sources, watch, started, max_batches),
-            served,
-            as_lines=as_json and follow,
-            table=not as_json,
-            stop_at_alarm=gate and follow,
-            say=say,
-        )
-    started.write()
-    _finish(started, found, out, as_json=as_json and not follow, table=not as_json)
+            run.start(progress)
+        say(run.started.monitor.guarantee.statement)
+        found: list[Reading] = []
+        for reading in run.observe():
+            found.append(reading)
+            _print(reading, first=len(found) == 1, as_line=as_json and follow, as_row=not as_json)
+            if gate and follow and reading.alarm:
+                break
+        if stop.is_set():
+            say("stopped; the same command goes on from the readings that are kept")
+        run.finish()
+        _finish(run.started, found, out, as_json=as_json and not follow, table=not as_json)
     if gate and any(each.alarm for each in found):
         typer.echo(f"gate: {sum(bool(each.alarm) for each in found)} batch(es) raised the alarm", err=True)
         raise typer.Exit(ALARM)
 
 
-def _model(name: str | None, device: str | None) -> "tuple[Model, str | None]":
-    """The model to watch, and the style of shapes that an embedded one was trained on."""
-    from assay.models import load_model
-
-    if name is not None:
-        loaded = load_model(name, device=device)
-        if not loaded.vision:
-            raise InputError(f"{name} reads text; assay monitor watches image classifiers")
-        return loaded, None
-    from assay.zoo import Zoo
-
-    zoo = Zoo.embedded()
-    best = max(zoo.keys, key=lambda key: zoo.entry(key).id_accuracy or 0.0)
-    return load_model(str(zoo.folder(best)), device=device), zoo.id_domain
-
-
-def _stream(sources: list[str], watch: Any, started: "StartedMonitor", most: int | None) -> "Iterator[Batch]":
-    """Batches of all sources, at most so many."""
-    from assay.runner.image_stream import batches
-
-    given = 0
-    for source in sources:
-        if most is not None and given >= most:
-            return
-        for batch in batches(source, watch, done=started.done, sleep=time.sleep):
-            yield batch
-            given += 1
-            if most is not None and given >= most:
-                return
-
-
-def _observe(
-    started: "StartedMonitor",
-    stream: "Iterator[Batch]",
-    served: "MetricsEndpoint | None",
-    *,
-    as_lines: bool,
-    table: bool,
-    stop_at_alarm: bool,
-    say: Callable[[str], None],
-) -> "list[Reading]":
-    """Observe batch after batch, saying each; an interrupt ends it, and what was read is kept."""
-    found: list[Reading] = []
-    if served is not None:
-        served.publish(started.document)
-    try:
-        for batch in stream:
-            if batch.note:
-                say(f"note: {batch.note}")
-            reading = started.monitor.observe(batch.images, sources=batch.sources, skipped=batch.skipped)
-            if table and not found:
-                typer.echo(_HEAD)
-            found.append(reading)
-            if table:
-                typer.echo(_line(reading))
-            if as_lines:
-                typer.echo(json.dumps(reading.to_dict(), allow_nan=False, ensure_ascii=False))
-            if served is not None:
-                served.publish(started.document)
-            if stop_at_alarm and reading.alarm:
-                break
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on from the readings that are kept")
-    return found
+def _print(reading: "Reading", *, first: bool, as_line: bool, as_row: bool) -> None:
+    """A reading on stdout, as it comes."""
+    if as_row:
+        typer.echo(f"{_HEAD}\n{_line(reading)}" if first else _line(reading))
+    if as_line:
+        typer.echo(json.dumps(reading.to_dict(), allow_nan=False))
 
 
 _HEAD = f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7}  {'interval':<16} {'p':>6} {'e-value':>8}  alarm"

@@ -1,0 +1,160 @@
+"""Values as a notebook shows them: small tables in HTML, escaped, nothing to fetch and nothing to run."""
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+
+# Word of a verdict -> its mark; the word always stands beside it, so that colour carries nothing alone.
+MARKS: Mapping[str, tuple[str, str]] = {
+    "pass": ("\N{CHECK MARK}", "#1b7837"),
+    "moderate": ("\N{ALMOST EQUAL TO}", "#8a6d00"),
+    "fail": ("\N{BALLOT X}", "#b2182b"),
+    "inconclusive": ("?", "#5a5a5a"),
+    "none": ("\N{EN DASH}", "#5a5a5a"),
+}
+MOST_ROWS = 24
+MOST_TEXT = 200  # characters of one cell
+MOST_DRAWN_EDGES, MOST_DRAWN_NODES = 80, 40  # of a circuit that is drawn
+WIDTH, LAYER_GAP, MARGIN = 460, 46, 30  # pixels
+_CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top;background:none;border:none"
+
+
+def number(value: float | int | None, digits: int = 4) -> str:
+    """A number in few characters; what is undefined says so."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "undefined"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if math.isinf(value):
+        return "\N{INFINITY}" if value > 0 else "\N{MINUS SIGN}\N{INFINITY}"
+    return f"{value:.{digits}g}"
+
+
+def ends(low: float | None, high: float | None, level: float = 0.95) -> str:
+    """An interval with its coverage."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return f"{100 * level:g} % interval undefined"
+    return f"[{number(low)}, {number(high)}] ({100 * level:g} %)"
+
+
+def card(
+    title: str,
+    rows: Iterable[tuple[str, object]],
+    *,
+    status: str | None = None,
+    id: str | None = None,  # noqa: A002 - what the values call it
+    picture: str = "",
+) -> str:
+    """One value: a heading, a row per fact, the verdict in a word with a mark, where it came from.
+
+    Args:
+        title: What it is.
+        rows: Name and text of each fact; None is left out. All of it is escaped.
+        status: `pass`, `moderate`, `fail`, `inconclusive` or `none`.
+        id: Hash of its provenance.
+        picture: SVG made by this module.
+    """
+    cells = [(name, _text(value)) for name, value in rows if value is not None]
+    if len(cells) > MOST_ROWS:
+        cells = [*cells[: MOST_ROWS - 1], ("...", f"{len(cells) - MOST_ROWS + 1} more")]
+    body = "".join(
+        f'<tr style="background:none"><th scope="row" style="{_CELL};font-weight:normal;opacity:.75">'
+        f'{html.escape(name)}</th><td style="{_CELL}">{text}</td></tr>'
+        for name, text in cells
+    )
+    verdict = "" if status is None else f" {badge(status)}"
+    source = "" if id is None else f'<div style="opacity:.75">id <code>{html.escape(id)}</code></div>'
+    return (
+        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.45;max-width:60em">'
+        f"<div><strong>{_text(title)}</strong>{verdict}</div>"
+        f'<table style="border-collapse:collapse;margin:2px 0"><tbody>{body}</tbody></table>'
+        f"{picture}{source}</div>"
+    )
+
+
+def badge(status: str) -> str:
+    """The word of a verdict with its mark."""
+    mark, colour = MARKS.get(status, ("", "#5a5a5a"))
+    return (
+        f'<span style="border:1px solid {colour};color:{colour};background:#fff;padding:0 5px">'
+        f'<span aria-hidden="true">{mark}</span> {html.escape(status)}</span>'
+    )
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **more: str | None) -> str:
+    """Several values: a heading and a small table; a column named `verdict` gets marks.
+
+    Args:
+        title: What they are.
+        columns: Their names.
+        rows: As many cells each; the first `MOST_ROWS` are shown.
+        more: `id`, as in `card`.
+    """
+    head = "".join(
+        f'<th scope="col" style="{_CELL};opacity:.75">{html.escape(each)}</th>' for each in columns
+    )
+    shown = "".join(
+        '<tr style="background:none">'
+        + "".join(
+            f'<td style="{_CELL}">{badge(str(cell)) if name == "verdict" else _text(cell)}</td>'
+            for name, cell in zip(columns, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows[:MOST_ROWS]
+    )
+    left = len(rows) - MOST_ROWS
+    note = f"<div>... {left} more; <code>.to_frame()</code> has all</div>" if left > 0 else ""
+    inner = (
+        f'<table style="border-collapse:collapse;margin:2px 0"><thead><tr style="background:none">{head}</tr>'
+        f"</thead><tbody>{shown}</tbody></table>{note}"
+    )
+    return card(title, (), picture=inner, id=more.get("id"))
+
+
+def _text(value: object) -> str:
+    """Escaped, one line, not too long; numbers as `number` writes them."""
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return number(value)
+    text = " ".join(str(value).split())
+    if len(text) > MOST_TEXT:
+        text = text[: MOST_TEXT - 3] + "..."
+    return html.escape(text)
+
+
+def drawing(nodes: Sequence[tuple[str, int]], edges: Sequence[tuple[str, str]]) -> str:
+    """A small graph as SVG, from its first layer at the bottom to its last at the top.
+
+    Args:
+        nodes: Name and layer.
+        edges: Names of both ends.
+
+    Returns:
+        Empty where there is nothing to draw, or too much for a small picture.
+    """
+    names = {name for name, _ in nodes}
+    drawn = list(dict.fromkeys((one, other) for one, other in edges if {one, other} <= names))
+    if not drawn or len(nodes) > MOST_DRAWN_NODES or len(edges) > MOST_DRAWN_EDGES:
+        return ""
+    layers = sorted({layer for _, layer in nodes})
+    height = 2 * MARGIN + LAYER_GAP * (len(layers) - 1)
+    places = {}
+    for row, layer in enumerate(layers):
+        here = [name for name, each in nodes if each == layer]
+        for column, name in enumerate(here):
+            x = MARGIN + (WIDTH - 2 * MARGIN) * (column + 1) / (len(here) + 1)
+            places[name] = (x, height - MARGIN - LAYER_GAP * row)
+    lines = "".join(
+        f'<line x1="{places[one][0]:.0f}" y1="{places[one][1]:.0f}" x2="{places[other][0]:.0f}" '
+        f'y2="{places[other][1]:.0f}" stroke="currentColor" stroke-opacity=".35"/>'
+        for one, other in drawn
+    )
+    dots = "".join(
+        f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="#2166ac"/>'
+        f'<text x="{x + 6:.0f}" y="{y - 5:.0f}" font-size="10" fill="currentColor">{html.escape(name)}</text>'
+        for name, (x, y) in places.items()
+    )
+    return (
+        f'<svg role="img" aria-label="circuit of {len(nodes)} nodes and {len(drawn)} edges" width="{WIDTH}" '
+        f'height="{height}" viewBox="0 0 {WIDTH} {height}" style="max-width:100%">{lines}{dots}</svg>'
+    )

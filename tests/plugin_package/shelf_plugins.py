@@ -1,0 +1,109 @@
+"""What another package may register with assay: one entry of every kind, each as small as it can be."""
+
+import dataclasses
+
+import torch
+
+from assay.calibration import Gate
+from assay.discovery.patching import Random
+from assay.execution import ABLATIONS, Ablation, Prepared
+from assay.generalization.shift import Distance
+from assay.measurement import Measurement, Verdict
+from assay.metrics.metric import MetricSpec, Runs
+from assay.models import FAMILIES, Model
+from assay.objectives import Objective
+from assay.stats import mean_of
+from assay.tasks import Task
+from assay.tasks.induction import Induction
+
+
+class ShelfMethod(Random):
+    """Random scores under another name."""
+
+    key = "shelf-method"
+    source = "this package"
+
+
+method = ShelfMethod()
+
+
+def _answer_logit(runs: Runs, spec: MetricSpec) -> Measurement:
+    """Mean margin of the whole model."""
+    margins = runs.margins("full")
+    return Measurement(
+        id=spec.id,
+        name=spec.key,
+        value=float(margins.mean()),
+        n=len(margins),
+        unit=spec.unit,
+        per_example=margins,
+        components={"margin": margins},
+        statistic=mean_of("margin"),
+        provenance={**runs.provenance, "metric": spec.key},
+        seed=runs.seed,
+    )
+
+
+metric = MetricSpec(
+    key="shelf-metric",
+    id="X1.shelf",
+    name="margin of the model",
+    unit="logits",
+    runs=("full",),
+    compute=_answer_logit,
+)
+
+
+def _always(values: object) -> Verdict:
+    """Passes."""
+    del values
+    return Verdict(status="pass", published="pass")
+
+
+gate = Gate(
+    key="shelf-gate",
+    code="X2",
+    name="always",
+    criterion="none",
+    needs=("values",),
+    function=_always,
+    question="Does it pass?",
+    on_pass="It does.",
+    on_fail="It never fails.",
+)
+
+
+class ShelfTask(Induction):  # type: ignore[misc] # final for the package, open to whoever wants its prompts
+    """Induction under another name."""
+
+    key = "shelf-task"
+
+
+class ShelfAblation(Ablation):
+    """Zero under another name."""
+
+    key = "shelf-ablation"
+
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
+        """As zero does."""
+        return ABLATIONS["zero"].prepare(model, task, batch_size=batch_size, seed=seed)
+
+
+ablation = ShelfAblation()
+
+
+def _first_logit(logits: torch.Tensor, clean_logits: torch.Tensor, batch: object) -> torch.Tensor:
+    """Minus the first logit."""
+    del clean_logits, batch
+    return -logits[:, 0]
+
+
+objective = Objective(key="shelf_objective", loss=_first_logit)
+family = dataclasses.replace(FAMILIES["gpt2"], key="shelf-family", model_types=("shelf",))
+distance = Distance(
+    key="shelf-distance",
+    summary="Nought.",
+    published="none",
+    bounds=(0.0, 0.0),
+    compare=lambda one, other: 0.0,
+)

@@ -1,0 +1,571 @@
+"""Alarms as events: once per episode, also after kills; files and webhooks that fail, and come back."""
+
+import base64
+import json
+import math
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.errors import InputError, OutputError
+from assay.generalization.monitoring import Monitor, Reading
+from assay.measurement import Interval
+from assay.service import alarms
+from assay.service.alarms import AlarmFile, DeliveryError, Notifier, Sink, Webhook, seconds_of
+from assay.tasks import EvalTransform, draw_shapes
+from assay.zoo import Zoo
+
+
+Make = Callable[[], Monitor]
+
+
+class Kept(Sink):
+    """Keeps what it gets; refuses while `broken`."""
+
+    key, shown = "webhook", "https://example.org/..."
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.broken = False
+        self.asked = 0
+
+    def deliver(self, event: Any) -> None:
+        self.asked += 1
+        if self.broken:
+            raise DeliveryError("webhook https://example.org/...: no")
+        self.events.append(dict(event))
+
+    @property
+    def said(self) -> list[tuple[str, int]]:
+        return [(each["event"], each["batch"]) for each in self.events]
+
+
+class Time:
+    """A clock that only the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 5000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += seconds
+
+
+class Desk:
+    """A monitor whose readings are written by hand, and its notifier, started again at will."""
+
+    def __init__(self, make: Make, folder: Path, *sinks: Sink, cool_down: float = 0.0) -> None:
+        self.make, self.folder, self.sinks, self.cool_down = make, folder, sinks, cool_down
+        self.clock, self.heard = Time(), []  # type: ignore[var-annotated] # by use
+        self.monitor = make()
+        self.start()
+
+    def start(self, *sinks: Sink) -> None:
+        """Begin, or begin again after a kill: only readings and state are left."""
+        self.sinks = sinks or self.sinks
+        readings, self.monitor = self.monitor.readings, self.make()
+        self.monitor.readings += readings
+        self.notifier = Notifier(
+            self.monitor,
+            self.sinks,
+            name="door",
+            cool_down=self.cool_down,
+            state=self.folder / "told.json",
+            clock=self.clock,
+            tell=self.heard.append,
+        )
+
+    def read(self, alarms: str, *, take: bool = True) -> None:
+        """A reading per letter, a minute apart: `!` raises the alarm."""
+        for letter in alarms:
+            self.monitor.readings.append(
+                Reading(
+                    index=len(self.monitor.readings),
+                    time=f"2026-01-01T00:{len(self.monitor.readings):02}:00.000+00:00",
+                    n=4,
+                    shift=0.5,
+                    interval=Interval(low=0.25, high=math.nan, level=0.95, method="percentile"),
+                    alarm={"!": True, ".": False, "?": None}[letter],
+                    p_value=0.05,
+                )
+            )
+            if take:
+                self.notifier.take(self.monitor.readings[-1])
+            self.clock.now += 60
+
+
+@pytest.fixture(scope="module")
+def make() -> Callable[[], Monitor]:
+    zoo = Zoo.embedded()
+    model = assay.load_model(str(zoo.folder(zoo.keys[0])))
+    scores = assay.discover(model, draw_shapes("flat", 4).task(EvalTransform.for_model(model)), steps=1)
+    return lambda: Monitor(model, scores, 0.4)
+
+
+# ------------------------------------------------------------------------------------------- what is told
+
+
+def test_an_episode_is_told_once_and_its_end(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink)
+    desk.read("..!!!.?.!!")
+    assert sink.said == [("alarm", 2), ("resolved", 5), ("alarm", 8)]
+    first, end, second = sink.events
+    assert first["first_batch"] == end["first_batch"] == 2
+    assert second["first_batch"] == 8
+    assert len({each["id"] for each in sink.events}) == 3
+    assert first == {
+        "schema": "assay-alarm/1",
+        "id": first["id"],
+        "event": "alarm",
+        "monitor": "door",
+        "monitor_id": desk.monitor.id,
+        "model": desk.monitor.model.id,
+        "rule": "threshold",
+        "first_batch": 2,
+        "batch": 2,
+        "time": "2026-01-01T00:02:00.000+00:00",
+        "shift": 0.5,
+        "interval": {"low": 0.25, "high": None, "level": 0.95, "method": "percentile"},
+        "p_value": 0.05,
+        "guarantee": desk.monitor.guarantee.statement,
+    }
+    assert desk.notifier.to_dict()["raised"] is True
+
+
+def test_a_cool_down_holds_the_next_alarm_back(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink, cool_down=300.0)
+    desk.read("!.!.!..")  # told at 0 s; those of 120 s and 240 s are over before 300 s
+    assert sink.said == [("alarm", 0), ("resolved", 1)]
+    desk.read("!")  # at 420 s
+    assert sink.said[2:] == [("alarm", 7)]
+    desk.read(".!")  # raised again at 540 s, within
+    assert sink.said[3:] == [("resolved", 8)]
+    desk.clock.now += 100
+    desk.notifier.send()  # 700 s: no new reading, still raised, still quiet
+    assert len(sink.said) == 4
+    desk.clock.now += 100
+    desk.notifier.send()
+    assert sink.said[4:] == [("alarm", 9)]
+
+
+def test_nothing_is_told_twice_after_a_start(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink)
+    desk.read(".!")
+    for _ in range(3):
+        desk.start()
+        desk.read("!")
+    desk.start()
+    desk.read(".")
+    assert sink.said == [("alarm", 1), ("resolved", 5)]
+
+
+def test_a_kill_between_reading_and_telling_loses_nothing(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink)
+    desk.read(".")
+    desk.read("!.!", take=False)  # kept in the journal, then killed
+    desk.start()
+    assert sink.said == [("alarm", 1), ("resolved", 2), ("alarm", 3)]
+
+
+def test_a_cool_down_goes_on_after_a_start(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink, cool_down=600.0)
+    desk.read("!.")
+    desk.clock.now = 3.0  # another boot, another clock
+    desk.start()
+    desk.read("!")
+    assert sink.said == [("alarm", 0), ("resolved", 1)]
+    desk.read("!" * 10)
+    assert sink.said[2:] == [("alarm", 11)]  # 540 s of it were left at the last reading before
+
+
+def test_without_a_state_only_what_is_raised_now_is_news(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink)
+    (tmp_path / "told.json").unlink(missing_ok=True)
+    desk.read("!.!!", take=False)
+    desk.start()
+    assert sink.said == []
+    desk.notifier.send()
+    assert sink.said == [("alarm", 3)]
+    assert sink.events[0]["first_batch"] == 2
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", '{"schema": "assay-alarms-told/1"}', "\x00"])
+def test_a_broken_state_is_told_and_rebuilt(make: Make, tmp_path: Path, content: str) -> None:
+    desk = Desk(make, tmp_path, Kept())
+    desk.read("..")
+    (tmp_path / "told.json").write_text(content)
+    desk.start()
+    assert "cannot be used" in desk.heard[-1]
+    desk.read("!")
+    assert json.loads((tmp_path / "told.json").read_text())["seen"] == 2
+
+
+def test_a_state_of_another_monitor_is_not_taken(make: Make, tmp_path: Path) -> None:
+    desk = Desk(make, tmp_path, Kept())
+    desk.read("!")
+    record = json.loads((tmp_path / "told.json").read_text())
+    (tmp_path / "told.json").write_text(json.dumps({**record, "monitor_id": "0" * 16}))
+    desk.start()
+    assert "another monitor" in desk.heard[-1]
+
+
+# --------------------------------------------------------------------------------------- what fails, and how
+
+
+def test_a_sink_that_fails_is_tried_again_with_growing_waits(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink)
+    sink.broken = True
+    desk.read("!")
+    assert desk.notifier.to_dict() | {"sinks": []} == {
+        "raised": True,
+        "told": True,
+        "undelivered": 1,
+        "sinks": [],
+        "webhook_failures": 1,
+    }
+    asked: list[float] = []
+    for _ in range(200):
+        before = sink.asked
+        desk.notifier.send()
+        asked += [desk.clock.now] * (sink.asked - before)
+        desk.clock.now += 1
+        if len(asked) == 5:
+            sink.broken = False
+    waits = [late - early for early, late in pairwise(asked)]
+    assert waits == [2.0, 4.0, 8.0, 16.0, 32.0]
+    assert sink.said == [("alarm", 0)]
+    assert [text.partition(";")[0] for text in desk.heard] == [
+        "webhook https://example.org/...: no",
+        "https://example.org/... takes alarms again",
+    ]
+    assert desk.notifier.to_dict()["webhook_failures"] == 6
+
+
+def test_an_event_is_given_up_after_enough_tries_and_the_next_has_its_turn(
+    make: Make, tmp_path: Path
+) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink)
+    sink.broken = True
+    desk.read("!")
+    for _ in range(3000):
+        desk.clock.now += 1
+        desk.notifier.send()
+    assert sink.asked == alarms.MOST_TRIES
+    assert f"given up after {alarms.MOST_TRIES} tries: alarm of batch 1" in desk.heard[-1]
+    sink.broken = False
+    desk.read(".")
+    assert sink.said == [("resolved", 1)]
+
+
+def test_what_waits_survives_a_start_and_goes_in_order(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink)
+    sink.broken = True
+    desk.read("!.")
+    desk.start(fresh := Kept())
+    desk.notifier.send()
+    assert fresh.said == [("alarm", 0), ("resolved", 1)]
+    assert desk.notifier.to_dict()["webhook_failures"] == sink.asked
+
+
+def test_one_broken_sink_does_not_hold_up_another(make: Make, tmp_path: Path) -> None:
+    broken = Kept()
+    broken.broken = True
+    file = AlarmFile(tmp_path / "alarms.jsonl")
+    desk = Desk(make, tmp_path, broken, file)
+    desk.read("!.")
+    lines = [json.loads(line) for line in file.path.read_text().splitlines()]
+    assert [each["event"] for each in lines] == ["alarm", "resolved"]
+
+
+def test_the_end_tries_a_few_times_and_leaves_the_rest(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path, sink)
+    sink.broken = True
+    desk.read("!")
+    begun = desk.clock.now
+    desk.notifier.finish(desk.clock.wait)
+    assert sink.asked == 1 + alarms.TRIES_AT_THE_END
+    assert desk.clock.now - begun < 15
+    assert "1 event(s) were not taken" in desk.heard[-1]
+
+
+def test_a_state_that_cannot_be_written_does_not_stop_the_monitor(make: Make, tmp_path: Path) -> None:
+    sink = Kept()
+    desk = Desk(make, tmp_path / "gone", sink)
+    desk.read("!")
+    assert sink.said == [("alarm", 0)]
+    assert "what was told is not kept" in desk.heard[0]
+
+
+# ------------------------------------------------------------------------------------------------- the file
+
+EVENT = {"id": "00112233aabbccdd", "event": "alarm", "monitor": "<b>\udcff\n"}
+
+
+def test_a_line_per_event_in_folders_that_are_made(tmp_path: Path) -> None:
+    file = AlarmFile(tmp_path / "a" / "b" / "alarms.jsonl")
+    file.deliver(EVENT)
+    file.deliver({**EVENT, "id": "1" * 16})
+    file.deliver(EVENT)  # again, after a kill: it stands there
+    lines = file.path.read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [EVENT["id"], "1" * 16]
+    assert json.loads(lines[0]) == EVENT
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        ('{"id": "a"}\n{"id": "b', ['{"id": "a"}']),
+        ('{"id": "a"}\n{"id": "b"}', ['{"id": "a"}', '{"id": "b"}']),
+        ("{", []),
+        ("", []),
+        # The id of the event inside a line that was cut short is no delivery.
+        ('{"id": "00112233aabbccdd", "ev', []),
+    ],
+)
+def test_a_last_line_cut_short_does_not_spoil_the_next(tmp_path: Path, before: str, kept: list[str]) -> None:
+    path = tmp_path / "alarms.jsonl"
+    path.write_text(before)
+    AlarmFile(path).deliver(EVENT)
+    *first, last = path.read_text().splitlines()
+    assert first == kept
+    assert json.loads(last) == EVENT
+
+
+def test_writers_of_one_file_do_not_mix_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "alarms.jsonl"
+
+    def write(number: int) -> None:
+        file = AlarmFile(path)
+        for place in range(50):
+            file.deliver({"id": f"{number:08}{place:08}", "filler": "x" * 3000})
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+    assert len(found) == len(set(found)) == 200
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tiny_disk: Path) -> None:
+    path = tiny_disk / "alarms.jsonl"
+    file = AlarmFile(path)
+    file.deliver(EVENT)
+    before = path.read_bytes()
+    (tiny_disk / "filler").write_bytes(bytes(240 << 10))
+    with pytest.raises(DeliveryError, match="No space left on device"):
+        file.deliver({"id": "2" * 16, "long": "x" * 200_000})
+    assert path.read_bytes() == before
+    (tiny_disk / "filler").unlink()
+    file.deliver({"id": "2" * 16})
+    assert len(path.read_text().splitlines()) == 2
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB; skipped where none can be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("NOT TESTED: a full disk; there is no mount")
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: a full disk; no tmpfs can be mounted here ({done.stderr.strip()})")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_places_that_are_no_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        AlarmFile(tmp_path)
+    with pytest.raises(DeliveryError, match="no ordinary file"):
+        AlarmFile(Path("/dev/null")).deliver(EVENT)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DeliveryError, match="File exists"):
+        AlarmFile(tmp_path / "file" / "alarms.jsonl").deliver(EVENT)
+
+
+# ---------------------------------------------------------------------------------------------- the webhook
+
+
+@dataclass
+class Host:
+    """A server on loopback: what it is asked, and how it answers."""
+
+    port: int
+    asked: list[tuple[str, dict[str, str], bytes]]
+    answer: Callable[[BaseHTTPRequestHandler], None]
+
+    def url(self, rest: str = "/hook/SECRET?token=SECRET") -> str:
+        return f"http://127.0.0.1:{self.port}{rest}"
+
+
+def status(code: int, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(code, "said the server of SECRET")
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return answer
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            found.asked.append((self.path, dict(self.headers), body))
+            found.answer(self)
+
+        def do_GET(self) -> None:
+            found.asked.append(("GET " + self.path, {}, b""))
+            status(200)(self)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+            """Requests are not news."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    found = Host(server.server_port, [], status(204))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield found
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_an_event_is_a_post_of_json(host: Host) -> None:
+    Webhook(host.url()).deliver(EVENT)
+    ((path, headers, body),) = host.asked
+    assert path == "/hook/SECRET?token=SECRET"
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Idempotency-Key"] == EVENT["id"]
+    assert headers["User-Agent"].startswith("assay/")
+    assert "Authorization" not in headers
+    assert json.loads(body) == EVENT
+
+
+def test_a_name_and_password_in_the_url_are_basic_authentication(host: Host) -> None:
+    sink = Webhook(f"http://me:pa%3Ass@127.0.0.1:{host.port}")
+    sink.deliver(EVENT)
+    ((path, headers, _),) = host.asked
+    assert path == "/"
+    assert base64.b64decode(headers["Authorization"].removeprefix("Basic ")) == b"me:pa:ss"
+    assert "pa" not in sink.shown
+
+
+@pytest.mark.parametrize("code", [400, 404, 500, 503])
+def test_another_status_is_a_failure_without_secrets(host: Host, code: int) -> None:
+    host.answer = status(code)
+    with pytest.raises(DeliveryError, match=rf"127\.0\.0\.1:{host.port}/\.\.\.: status {code}$") as caught:
+        Webhook(host.url()).deliver(EVENT)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("target", ["/elsewhere", "file:///etc/passwd", "ftp://127.0.0.1/", "gopher://x"])
+def test_no_redirect_is_followed(host: Host, code: int, target: str) -> None:
+    host.answer = status(code, Location=target)
+    with pytest.raises(DeliveryError, match="a redirect, which is not followed"):
+        Webhook(host.url()).deliver(EVENT)
+    assert len(host.asked) == 1
+
+
+def test_a_host_that_is_silent_or_drips_is_given_up_in_time(host: Host) -> None:
+    over = threading.Event()
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 ")
+        while not over.wait(0.05):
+            handler.wfile.write(b"O")
+
+    host.answer = drip
+    sink = Webhook(host.url(), timeout=0.4)
+    try:
+        with pytest.raises(DeliveryError, match=r"no answer within 0\.4 s"):
+            sink.deliver(EVENT)
+        # One at a time: a host that holds requests open cannot collect them.
+        with pytest.raises(DeliveryError, match="the request before is still without an answer"):
+            sink.deliver(EVENT)
+    finally:
+        over.set()
+    assert len(host.asked) == 1
+
+
+def mail(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"220 mail.example.org ESMTP\r\n")
+
+
+def test_what_is_no_http_or_cannot_be_reached_is_a_failure(host: Host) -> None:
+    host.answer = mail
+    with pytest.raises(DeliveryError, match="BadStatusLine"):
+        Webhook(host.url()).deliver(EVENT)
+    with pytest.raises(DeliveryError, match="Connection refused"):
+        Webhook("http://127.0.0.1:1/SECRET").deliver(EVENT)
+    with pytest.raises(DeliveryError, match=r"https://127\.0\.0\.1:\d+/\.\.\.: ") as caught:
+        Webhook(host.url().replace("http:", "https:")).deliver(EVENT)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("file:///etc/passwd", "scheme 'file'"),
+        ("ftp://host/SECRET", "scheme 'ftp'"),
+        ("hooks.example.org/SECRET", "scheme ''"),
+        ("https:///SECRET", "no host"),
+        ("https://host/SEC RET", "characters that no URL has"),
+        ("https://host/SECRET\r\nX-Evil: 1", "characters that no URL has"),
+        ("https://host:SECRET/", "no URL"),
+        ("https://[::1/SECRET", "no URL"),
+        ("", "scheme ''"),
+    ],
+)
+def test_other_urls_are_refused_without_being_shown(url: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        Webhook(url)
+    assert "SECRET" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ durations
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("45", 45), ("1.5m", 90), (" 2 h ", 7200), ("1d", 86400), (30, 30)],
+)
+def test_durations(text: str | float, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["-1", "10 minutes", "", "h", "1e9", "nan", "9" * 400, -1.0])
+def test_what_is_no_duration(text: str | float) -> None:
+    with pytest.raises(InputError, match="no duration"):
+        seconds_of(text)

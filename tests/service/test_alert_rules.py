@@ -1,0 +1,61 @@
+"""The example of alert rules: it works under Prometheus' own tests and names metrics that exist."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_watch import fill, options
+
+from assay.service import alarms
+from assay.service.metrics import metrics_text
+from assay.service.watch import MonitorRun
+
+
+ALERTS = Path(__file__).resolve().parents[2] / "examples" / "alerts"
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"assay_monitor_\w+", text))
+
+
+@pytest.mark.parametrize(
+    ("verb", "file"),
+    [(("test", "rules"), "assay.rules.test.yml"), (("check", "rules"), "assay.rules.yml"),
+     (("check", "config"), "prometheus.yml")],
+)  # fmt: skip
+def test_prometheus_itself_accepts_the_example(verb: tuple[str, str], file: str) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("NOT TESTED: alert rules; there is no promtool (Debian: apt-get install prometheus)")
+    done = subprocess.run(["promtool", *verb, file], cwd=ALERTS, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout
+
+
+def test_the_rules_name_metrics_that_a_monitor_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "FIRST_WAIT", 0.01)
+    fill(tmp_path / "in", 4)
+    with MonitorRun(options(tmp_path, webhook="http://127.0.0.1:1/nobody"), tell=print) as run:
+        run.start()
+        assert len(list(run.observe())) == 1
+        run.finish()
+        text = metrics_text([run.document]).decode()
+    rules = (ALERTS / "assay.rules.yml").read_text()
+    assert names(rules) <= names(text)
+    assert names((ALERTS / "assay.rules.test.yml").read_text()) <= names(text)
+    # The alarm reached nobody, and both the count and the queue say so.
+    found = {line.split("{")[0]: line.split()[-1] for line in text.splitlines() if not line.startswith("#")}
+    assert float(found["assay_monitor_webhook_failures_total"]) == 1 + alarms.TRIES_AT_THE_END
+    assert found["assay_monitor_undelivered_events"] == "1.0"
+    assert found["assay_monitor_alarm"] == "1.0"
+
+
+def test_every_rule_is_tested() -> None:
+    alerts = re.findall(r"alert: (\w+)", (ALERTS / "assay.rules.yml").read_text())
+    tested = (ALERTS / "assay.rules.test.yml").read_text()
+    for alert in alerts:
+        fires = re.search(rf"alertname: {alert}\n\s+exp_alerts:", tested)
+        rests = re.search(rf"alertname: {alert}\n(?!\s+exp_alerts:)", tested)
+        assert fires, alert
+        assert rests, alert

@@ -1,0 +1,329 @@
+"""A monitor that runs: its options from a file, beside a service, in another process, killed and stopped."""
+
+import dataclasses
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from assay.cli.monitor import monitor as command
+from assay.errors import FileFormatError, InputError, OutputError, UnknownNameError
+from assay.runner.monitoring import held
+from assay.service.metrics import metrics_text
+from assay.service.watch import (
+    OF_THE_COMMAND,
+    MonitorOptions,
+    MonitorRun,
+    WatchedMonitor,
+    read_options,
+    watched,
+)
+from assay.tasks import draw_shapes
+
+
+QUICK = {"threshold": 0.0, "known_batches": 0, "window": 4, "steps": 1}
+
+
+def fill(folder: Path, n: int, *, start: int = 0) -> None:
+    """Drawn images as files, old enough to be taken at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for place, pixels in enumerate(draw_shapes("neon", n, start=start).pixels):
+        path = folder / f"{start + place:05}.png"
+        Image.fromarray(pixels).save(path)
+        changed = time.time() - 1000 + place
+        os.utime(path, (changed, changed))
+
+
+def options(folder: Path, **more: Any) -> MonitorOptions:
+    settings: dict[str, Any] = {**QUICK, "out": folder / "out", "images": (str(folder / "in"),), **more}
+    return MonitorOptions(**settings)
+
+
+def observe(chosen: MonitorOptions, heard: list[str] | None = None) -> int:
+    """One run to its end; how many batches it observed."""
+    with MonitorRun(chosen, tell=print if heard is None else heard.append) as run:
+        run.start()
+        n = len(list(run.observe()))
+        run.finish()
+    return n
+
+
+def until(condition: Callable[[], object], monitor: WatchedMonitor) -> None:
+    """Wait for what a thread or another process does; a monitor that died ends the wait."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert monitor.error is None, monitor.error
+        assert time.monotonic() < deadline, "nothing happened for two minutes"
+        time.sleep(0.05)
+
+
+def n_readings(monitor: WatchedMonitor) -> int:
+    return len((monitor.document or {"readings": ()})["readings"])
+
+
+def problem(monitor: WatchedMonitor) -> str:
+    return monitor.error or ""
+
+
+# -------------------------------------------------------------------------------------------------- options
+
+
+def test_the_options_are_those_of_the_command() -> None:
+    of_command = {
+        name: parameter.default
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name not in OF_THE_COMMAND | {"config"}
+    }
+    here = {each.name: each.default for each in dataclasses.fields(MonitorOptions)}
+    assert of_command.keys() == here.keys()
+    spelt_otherwise = {"images", "cool_down"}  # a list and a text on the command line
+    for name in here.keys() - spelt_otherwise:
+        assert of_command[name] == here[name], name
+
+
+def test_a_file_of_options_may_spell_them_either_way(tmp_path: Path) -> None:
+    path = tmp_path / "door.toml"
+    path.write_text(
+        'images = "in"\nknown-batches = 3\ncool_down = "10m"\nquiet = true\njson = true\n'
+        '[monitor]\nwindow = 8\nout = "kept"\nsteps = "auto"\n'
+    )
+    found = read_options(path)
+    assert found == MonitorOptions(
+        images=("in",), known_batches=3, cool_down="10m", window=8, out=Path("kept"), steps="auto"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("windo = 8", UnknownNameError, "did you mean 'window'"),
+        ("alarm-fil = 'x'", UnknownNameError, "did you mean 'alarm-file'"),
+        ("[moniter]\nwindow = 8", UnknownNameError, "unknown option of a monitor"),
+        ("window = 'eight'", InputError, "window in .*: .*integer"),
+        ("monitor = 3", InputError, "name of a table"),
+        ("window = ", FileFormatError, "cannot read"),
+        ("\x00", FileFormatError, "cannot read"),
+    ],
+)
+def test_a_wrong_file_of_options_is_refused(
+    tmp_path: Path, text: str, error: type[Exception], message: str
+) -> None:
+    path = tmp_path / "door.toml"
+    path.write_text(text)
+    with pytest.raises(error, match=message):
+        watched(path)
+
+
+def test_a_webhook_is_shown_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "door.toml"
+    path.write_text('webhook = ["https://host/SECRET"]')
+    with pytest.raises(InputError, match="webhook in") as caught:
+        watched(path)
+    assert "SECRET" not in str(caught.value)
+    assert "SECRET" not in repr(MonitorOptions(webhook="https://host/SECRET"))
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give an alarm file or a webhook"):
+        MonitorRun(options(tmp_path, cool_down="10m"), tell=print)
+    with pytest.raises(InputError, match="no duration"):
+        MonitorRun(options(tmp_path, cool_down="soon", alarm_file=tmp_path / "a"), tell=print)
+    with pytest.raises(FileFormatError, match="does not exist"):
+        watched(tmp_path / "none.toml")
+
+
+# ------------------------------------------------------------------------------------------- beside a service
+
+
+def test_it_observes_in_a_thread_and_stops_when_asked(tmp_path: Path) -> None:
+    fill(tmp_path / "in", 4)
+    path = tmp_path / "door.toml"
+    settings = {**QUICK, "images": [str(tmp_path / "in")], "out": str(tmp_path / "out"), "poll": 0.05}
+    path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()))
+    monitor = watched(path, tell=print)
+    assert (monitor.name, monitor.document, monitor.error) == ("door", None, None)
+    monitor.start()
+    try:
+        until(lambda: n_readings(monitor) == 1, monitor)
+        fill(tmp_path / "in", 4, start=100)
+        until(lambda: n_readings(monitor) == 2, monitor)
+        assert monitor.document is not None
+        text = metrics_text([monitor.document]).decode()
+        assert 'assay_monitor_batches_total{distance="spearman"' in text
+        assert 'monitor="door"} 2.0' in text
+        # Another process may look on, and may not write.
+        other = watched(tmp_path / "out")
+        assert n_readings(other) == 2
+        with pytest.raises(OutputError, match="in use by another monitor"), held(tmp_path / "out"):
+            pass
+    finally:
+        monitor.stop()
+    assert monitor.error is None
+    assert (tmp_path / "out" / "monitor.html").exists()
+
+
+def test_a_monitor_that_dies_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "door.toml"
+    path.write_text(
+        f"images = [{json.dumps(str(tmp_path / 'none'))}]\nout = {json.dumps(str(tmp_path / 'o'))}"
+    )
+    heard: list[str] = []
+    monitor = watched(path, tell=heard.append)
+    monitor.start()
+    monitor.stop()
+    assert monitor.error is None or "no folder" in monitor.error
+    if monitor.error is None:  # stopped before it had looked
+        assert heard == []
+
+
+def test_the_directory_of_another_process_is_read_as_it_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    monitor = watched(out)
+    monitor.start()
+    assert n_readings(monitor) == 0
+    assert "monitor.json is not there" in problem(monitor)
+    fill(tmp_path / "in", 8)
+    assert observe(options(tmp_path, alarm_file=tmp_path / "alarms.jsonl")) == 2
+    assert n_readings(monitor) == 2
+    assert not problem(monitor)
+    document = monitor.document
+    assert document is not None
+    assert document["name"] == "out"
+    assert document["notifications"]["alarm_file_failures"] == 0
+    kept = json.loads((out / "monitor.json").read_text())
+    assert {name: document[name] for name in kept} == kept
+    journal = out / "readings.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"kind": "reading", "ind')  # being written
+    assert n_readings(monitor) == 2
+    assert not problem(monitor)
+    journal.write_bytes(whole + b"not JSON\n")
+    assert n_readings(monitor) == 2  # the last good state stays
+    assert "cannot be read as the directory of a monitor" in problem(monitor)
+    journal.write_bytes(whole)
+    assert not problem(monitor)
+    (out / "monitor.json").write_text('{"schema": "assay-monitor/99"}')
+    assert "assay-monitor/99" in problem(monitor)
+
+
+# ------------------------------------------------------------------------------------------ kills and stops
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`assay monitor --follow` as a process of its own, on `in`, keeping in `out`."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(*more: str) -> subprocess.Popen[str]:
+        arguments = ["--images", "in", "--out", "out", "--follow", "--poll", "0.05", *more]
+        arguments += ["--threshold", "0", "--known-batches", "0", "--window", "4", "--steps", "1"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "assay.cli", "monitor", *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        running.append(process)
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    fill(tmp_path / "in", 8)
+    (tmp_path / "out").mkdir()
+    monitor = watched(tmp_path / "out")
+    process = start("--alarm-file", "alarms.jsonl")
+    until_there(lambda: n_readings(monitor) == 2, process)
+    process.kill()
+    process.communicate()
+    # What a kill in the middle of a line leaves: the reading does not count, its images do.
+    journal = tmp_path / "out" / "readings.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
+    process = start("--alarm-file", "alarms.jsonl")
+    until_there(lambda: n_readings(monitor) == 2, process)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "was cut short and does not count" in errors
+    assert "stopped; the same command goes on" in errors
+    assert "report   out/monitor.html" in output
+    document = json.loads((tmp_path / "out" / "monitor.json").read_text())
+    names = [name for each in document["readings"] for name in each["sources"]]
+    assert len(names) == len(set(names)) == 8
+    told = [json.loads(line) for line in (tmp_path / "alarms.jsonl").read_text().splitlines()]
+    assert [each["event"] for each in told] == ["alarm"]
+
+
+def until_there(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "nothing happened for two minutes"
+        time.sleep(0.05)
+
+
+def test_a_full_disk_ends_it_with_a_message_and_loses_nothing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: a full disk; no tmpfs can be mounted here ({done.stderr.strip()})")
+    try:
+        fill(tmp_path / "in", 4)
+        chosen = options(tmp_path, out=disk / "out")
+        assert observe(chosen) == 1
+        fill(tmp_path / "in", 8, start=100)
+        with (disk / "filler").open("wb", buffering=0) as filler:
+            leave = (disk / "out" / "readings.jsonl").stat().st_size % 4096
+            assert leave  # the last page of the file has room for a part of a line
+            fill_up(filler)
+        with pytest.raises(OutputError, match="No space left on device"):
+            observe(chosen)
+        (disk / "filler").unlink()
+        assert observe(chosen) == 2
+        document = json.loads((disk / "out" / "monitor.json").read_text())
+        names = [name for each in document["readings"] for name in each["sources"]]
+        assert len(names) == len(set(names)) == 12
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill_up(file: Any) -> None:
+    """Write until nothing more fits."""
+    try:
+        while file.write(bytes(4096)):
+            pass
+    except OSError:
+        return
+
+
+def test_readings_outlast_a_jump_of_the_wall_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes back makes times of readings go back, and nothing else."""
+    fill(tmp_path / "in", 4)
+    chosen = options(tmp_path, follow=True, poll=0.01, idle_timeout=0.05)
+    assert observe(chosen) == 1
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 10 * 86400)
+    fill(tmp_path / "in", 4, start=100)
+    assert observe(dataclasses.replace(chosen, idle_timeout=3.0, poll=0.1)) == 1
+    assert len(json.loads((tmp_path / "out" / "monitor.json").read_text())["readings"]) == 2

@@ -1,0 +1,163 @@
+"""Other packages join by entry points: every kind, from a real distribution, and none breaks the others."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+PACKAGE = Path(__file__).parent / "plugin_package"
+POINTS = {
+    "methods": "shelf-method = shelf_plugins:method",
+    "metrics": "shelf-metric = shelf_plugins:metric",
+    "gates": "shelf-gate = shelf_plugins:gate",
+    "tasks": "shelf-task = shelf_plugins:ShelfTask",
+    "ablations": "shelf-ablation = shelf_plugins:ablation",
+    "objectives": "shelf_objective = shelf_plugins:objective",
+    "families": "shelf-family = shelf_plugins:family",
+    "distances": "shelf-distance = shelf_plugins:distance",
+}
+KIND = {"families": "models"}  # what `assay list` calls a group
+
+
+def install(place: Path, name: str, points: dict[str, list[str]]) -> None:
+    """A distribution as pip leaves it: metadata beside the modules."""
+    info = place / f"{name.replace('-', '_')}-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+    lines = [f"[assay.{group}]\n" + "\n".join(each) + "\n" for group, each in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    for module in PACKAGE.glob("*.py"):
+        (place / module.name).write_bytes(module.read_bytes())
+
+
+def run(place: Path, code: str) -> Any:
+    """What a fresh interpreter prints as JSON; the registries of this one have looked already."""
+    finished = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", f"import json, warnings, assay\n{code}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    install(tmp_path, "assay-shelf", {group: [point] for group, point in POINTS.items()})
+    return tmp_path
+
+
+def test_every_kind_is_listed_with_those_of_the_package(shelf: Path) -> None:
+    kinds = {KIND.get(group, group): point.partition(" ")[0] for group, point in POINTS.items()}
+    found = run(shelf, f"print(json.dumps({{kind: assay.list(kind).keys for kind in {sorted(kinds)}}}))")
+    for kind, key in kinds.items():
+        assert key in found[kind]
+        assert len(found[kind]) > 1
+
+
+def test_every_kind_works_by_its_name(shelf: Path) -> None:
+    found = run(
+        shelf,
+        """
+from assay.calibration.gate import find_gate
+from assay.models import FAMILIES
+model = assay.load_model("mini")
+task = assay.load_task("shelf-task", model, n=6, seed=0, length=6)
+scores = assay.discover(model, task, "shelf-method", objective="shelf_objective", ablation="shelf-ablation")
+measured = assay.measure(scores.top(20), model, task, "shelf-metric")
+print(json.dumps({
+    "provenance": {name: scores.provenance[name] for name in ("method", "objective", "ablation")},
+    "task": scores.provenance["task"]["name"],
+    "metric": [measured.name, measured.n, measured.id],
+    "gate": find_gate("shelf-gate")([1.0]).status,
+    "family": FAMILIES["shelf-family"].model_types,
+    "distance": assay.circuit_shift(scores, scores, distance="shelf-distance"),
+}))
+""",
+    )
+    assert found["provenance"]["method"] == "shelf-method"
+    assert "shelf_objective" in json.dumps(found["provenance"]["objective"])
+    assert "shelf-ablation" in json.dumps(found["provenance"]["ablation"])
+    assert "shelf-task" in found["task"]
+    assert found["metric"] == ["shelf-metric", 6, "X1.shelf"]
+    assert found["gate"] == "pass"
+    assert found["family"] == ["shelf"]
+    assert found["distance"] == 0.0
+
+
+BROKEN = {
+    "shelf-import": ("shelf_broken:method", "RuntimeError: its own dependency is missing"),
+    "shelf-absent": ("shelf_nowhere:method", "No module named 'shelf_nowhere'"),
+    "shelf-attribute": ("shelf_plugins:nothing", "has no attribute 'nothing'"),
+    "shelf-type": ("shelf_plugins:metric", "not an object of assay.discovery.method.EdgeMethod"),
+    "shelf-class": ("shelf_plugins:ShelfMethod", "not an object of assay.discovery.method.EdgeMethod"),
+    "shelf-name": ("shelf_plugins:method", "its key is 'shelf-method'; the entry point must have the same"),
+}
+
+
+def test_a_broken_entry_is_named_with_its_package_and_breaks_no_other(tmp_path: Path) -> None:
+    points = [f"{name} = {value}" for name, (value, _) in BROKEN.items()]
+    install(
+        tmp_path,
+        "assay-broken",
+        {
+            "methods": [*points, "shelf-method = shelf_plugins:method", "eap = shelf_plugins:method"],
+            "tasks": ["shelf-instance = shelf_plugins:method"],
+        },
+    )
+    found = run(
+        tmp_path,
+        f"""
+from assay.discovery import METHODS
+from assay.errors import PluginError
+from assay.tasks import TASKS
+said = {{}}
+for name in {list(BROKEN)}:
+    try:
+        METHODS[name]
+    except PluginError as error:
+        said[name] = str(error)
+try:
+    TASKS["shelf-instance"]
+except PluginError as error:
+    said["shelf-instance"] = str(error)
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    keys = assay.list("methods").keys
+    assay.list("methods")
+print(json.dumps({{
+    "said": said,
+    "heard": [str(each.message) for each in heard],
+    "keys": keys,
+    "works": METHODS["shelf-method"].key,
+    "eap": type(METHODS["eap"]).__module__,
+    "missing": "shelf-import" in METHODS,
+}}))
+""",
+    )
+    for name, (value, problem) in BROKEN.items():
+        assert found["said"][name].startswith(f"method {name!r} of the package assay-broken 1.2 ({value}) ")
+        assert problem in found["said"][name]
+    assert "not a subclass of assay.tasks.grammar.Grammar" in found["said"]["shelf-instance"]
+    assert found["works"] == "shelf-method"
+    assert found["eap"] == "assay.discovery.attribution"
+    assert found["missing"] is False
+    assert not set(BROKEN) & set(found["keys"])
+    assert "shelf-method" in found["keys"]
+    # Each once, however often one asks: those above, and the key that is taken.
+    assert len(found["heard"]) == len(BROKEN) + 1
+    assert "method 'eap' of the package assay-broken 1.2 is left out: the key is taken" in " ".join(
+        found["heard"]
+    )
+
+
+def test_types_are_packaged() -> None:
+    assert files("assay").joinpath("py.typed").is_file()
