@@ -9,12 +9,13 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-timm lint format bench gate-rates docs lock clean
+.PHONY: help setup setup-tests demo test test-timm lint format bench gate-rates docs lock clean
 
 help:
 	@echo "make setup      virtual environment $(VENV) with the locked requirements"
 	@echo "make demo       audit the embedded model on indirect object identification; writes demo-out/report.html"
-	@echo "make test       the whole test suite, the timm tests included"
+	@echo "make test       the whole test suite, the timm tests included; installs a browser, a database server"
+	@echo "                and promtool where it may (.ci/system-packages)"
 	@echo "make test-timm  the tests that need timm, in $(TIMM), an environment layered over $(VENV)"
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff rewrite what it can"
@@ -48,6 +49,10 @@ $(TIMM)/.complete: requirements-timm.lock $(VENV)/.complete
 	@$(TIMM)/bin/python $(PIP_INSTALL) --no-deps --requirement requirements-timm.lock
 	@touch $@
 
+# What the tests need besides: the second environment, and programs of the system.
+setup-tests: setup $(TIMM)/.complete
+	@.ci/system-packages
+
 lock: setup
 	$(BIN)/python -m pip freeze --all --exclude-editable \
 		| grep -viE '^(assay|pip|torch|triton|nvidia|cuda)' | LC_ALL=C sort -f > requirements.lock
@@ -61,7 +66,7 @@ demo: setup
 	@echo "The report is $(CURDIR)/demo-out/report.html"
 
 # A process per CPU; the tests of one file share their models, so files stay whole.
-test: setup
+test: setup-tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 	@$(MAKE) --no-print-directory test-timm
 

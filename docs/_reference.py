@@ -35,6 +35,20 @@ PAGES = {
     "stats": ("Statistics", ["assay.stats"]),
     "store": ("Store", ["assay.store", "assay.catalogue"]),
     "runner": ("Audit and report", ["assay.runner", "assay.report"]),
+    "sweep": (
+        "Sweeps",
+        [
+            "assay.sweep.plan",
+            "assay.sweep.jobs",
+            "assay.sweep.schedule",
+            "assay.sweep.local",
+            "assay.sweep.cluster",
+        ],
+    ),
+    "service": (
+        "Services",
+        ["assay.service.web", "assay.service.metrics", "assay.service.alarms", "assay.service.watch"],
+    ),
     "errors": ("Errors and seeds", ["assay.errors", "assay.registry", "assay.rng"]),
 }
 

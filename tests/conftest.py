@@ -1,7 +1,9 @@
 """Fixtures of the whole suite: tiny seeded models, the reference data, runtime shape checks."""
 
 import functools
+import ipaddress
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +27,28 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ASSAY_SHARED", REPOSITORY.parent / "shared")).resolve()
 
 torch.set_num_threads(1)
+
+pytest_plugins = ["chromium", "postgres_server"]
+
+
+def _refuse_the_network(event: str, arguments: tuple[object, ...]) -> None:
+    """No test speaks to another machine; loopback and sockets that are files are allowed."""
+    if event != "socket.connect":
+        return
+    address = arguments[1]
+    if not isinstance(address, tuple):
+        return
+    host = str(address[0])
+    try:
+        own = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        own = host in ("localhost", "")
+    if not own:
+        raise PermissionError(f"a test tried to connect to {host}: tests run without a network")
+
+
+if not os.environ.get("ASSAY_NETWORK_TESTS"):
+    sys.addaudithook(_refuse_the_network)
 
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

@@ -26,9 +26,30 @@ SYMBOL = re.compile(r"`(assay(?:\.\w+)+)(?:\(.*?\))?`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
 # Names of entry-point groups, of a file, and of no name in particular.
 NOT_SYMBOLS = {
-    *(f"assay.{kind}" for kind in ("methods", "families", "tasks", "ablations", "objectives", "metrics")),
+    *(
+        f"assay.{kind}"
+        for kind in (
+            "ablations",
+            "corruptions",
+            "distances",
+            "divergences",
+            "families",
+            "gates",
+            "head_methods",
+            "interventions",
+            "methods",
+            "metrics",
+            "objectives",
+            "tasks",
+        )
+    ),
     "assay.db",
+    "assay.rules.yml",
+    "assay.rules.test.yml",
     "assay.NAME",
+    "assay.NAME.id",
+    "assay.NAME.verdict",
+    "assay.version",
 }
 
 

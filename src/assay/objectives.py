@@ -73,7 +73,7 @@ class Objective:
         return loss
 
 
-OBJECTIVES: Registry[Objective] = Registry("objective")
+OBJECTIVES: Registry[Objective] = Registry("objective", holds=Objective)
 
 
 def get_objective(objective: "str | Objective | Loss") -> Objective:

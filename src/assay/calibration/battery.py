@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Shaped
 
+from assay import display
 from assay.calibration.gate import GATES, SEED, find_gate
 from assay.calibration.judges import JUDGES, Battery, usable_fields
 from assay.errors import InputError, ShapeError, unknown_name
@@ -77,6 +78,13 @@ class CalibrationReport(Mapping[str, Verdict]):
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())
         return f"CalibrationReport({counts}; table {self.table.hash})"
+
+    def _repr_html_(self) -> str:
+        rows = [(GATES[key].code, key, each.status, each.reason or "") for key, each in self.verdicts.items()]
+        counts = ", ".join(f"{n} {word}" for word, n in self.counts().items())
+        return display.table(
+            f"calibration: {counts}", ("code", "gate", "verdict", "reason"), rows, id=self.table.hash
+        )
 
     def counts(self, which: str = "status") -> dict[str, int]:
         """How many gates have each word, of the `status` or of the `published` verdict."""

@@ -57,7 +57,7 @@ class Gate:
         return self.function(*arrays, **options)
 
 
-GATES: Registry[Gate] = Registry("gate")
+GATES: Registry[Gate] = Registry("gate", holds=Gate)
 
 
 def gate(*, key: str, code: str, **facts: Any) -> Callable[[GateFunction], GateFunction]:

@@ -15,7 +15,11 @@ import assay.cli.finetune
 import assay.cli.monitor
 import assay.cli.rank
 import assay.cli.repair
+import assay.cli.report
+import assay.cli.results
 import assay.cli.select
+import assay.cli.serve
+import assay.cli.sweep
 import assay.cli.zoo  # noqa: F401 - each registers its commands
 from assay.cli.commands import app
 

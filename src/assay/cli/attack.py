@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from assay.cli.border import (
     check_outputs,
     command,
+    echo,
     load,
     make_room,
     open_store,
@@ -252,7 +251,7 @@ def attack(
     _hand_over(result, document, out=out, report=report, as_json=as_json, quiet=quiet)
     if not as_json:
         cached = " (taken from the store)" if found.cached else ""
-        typer.echo(f"result   {result.id}{cached}")
+        echo(f"result   {result.id}{cached}")
 
 
 def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsilon: float | None) -> None:
@@ -334,36 +333,36 @@ def _hand_over(
         return
     if not quiet:
         for warning in document["warnings"]:
-            typer.echo(f"note: {warning['message']}", err=True)
+            echo(f"note: {warning['message']}", err=True)
     print_worst_case(document)
     for name, path in (("written", out), ("report", report)):
         if path is not None:
-            typer.echo(f"{name:<9}{path}")
+            echo(f"{name:<9}{path}")
 
 
 def print_worst_case(document: Mapping[str, Any]) -> None:
     """A worst-case document for reading: percentiles, certificates, worst pairs, worse field values."""
     from assay.report import tail_verdict
 
-    typer.echo(tail_verdict(document))
-    typer.echo()
+    echo(tail_verdict(document))
+    echo()
     _print_summary(document)
     if document["certificates"]:
-        typer.echo()
+        echo()
         _print_certificates(document)
     if document["worst"]:
-        typer.echo()
+        echo()
         _print_pairs(document["worst"][:SHOWN_PAIRS])
-    typer.echo()
+    echo()
     _print_fields(document["fields"]["tests"])
     for trend in document["fields"]["trends"]:
         if trend["significant"]:
             way = "rises" if trend["rho"] > 0 else "falls"
-            typer.echo(
+            echo(
                 f"the divergence {way} with {trend['field']} (rank correlation {trend['rho']:.2f} over "
                 f"{trend['n_inputs']} inputs, q {trend['q_value']:.2g})"
             )
-    typer.echo()
+    echo()
     if document["search"]:
         _print_search(document["search"], document["summary"]["absolute"]["max"])
     for outside in document["outside"] or ():
@@ -374,19 +373,19 @@ def print_worst_case(document: Mapping[str, Any]) -> None:
 
 def _print_search(search: Mapping[str, Any], largest: float) -> None:
     """What a search found, beside the largest divergence of the sample."""
-    typer.echo(f"search, {search['n_evaluations']:,} evaluations: {search['note']}")
+    echo(f"search, {search['n_evaluations']:,} evaluations: {search['note']}")
     if search["max"] <= largest:
-        typer.echo(f"nothing worse than in the sample ({_number(largest)}); a larger budget may find more")
+        echo(f"nothing worse than in the sample ({_number(largest)}); a larger budget may find more")
     else:
         _print_pairs(search["pairs"][:1])
-    typer.echo()
+    echo()
 
 
 def _print_outside(outside: Mapping[str, Any]) -> None:
     """Own words, the worst first, beside the ordinary prompts."""
     own, ordinary = outside["summary"], outside["ordinary"]
     given = ", ".join(outside["options"])
-    typer.echo(
+    echo(
         f"own {given}, {outside['n_pairs']:,} pairs: mean {_number(own['mean'])}, worst "
         f"{_number(own['max'])} (the task's own: mean {_number(ordinary['mean'])}, worst "
         f"{_number(ordinary['max'])}); {outside['note']}"
@@ -397,7 +396,7 @@ def _print_outside(outside: Mapping[str, Any]) -> None:
         for row in fillers[:SHOWN_FIELDS]
     ]
     print_table("", ["filler", "side", "inputs", *FILLER_NUMBERS], rows, right="inputs mean p99 max")
-    typer.echo()
+    echo()
 
 
 def _print_explanation(explanation: Mapping[str, Any]) -> None:
@@ -409,9 +408,9 @@ def _print_explanation(explanation: Mapping[str, Any]) -> None:
     ]
     gap = missing["completeness_gap"]
     within = "" if gap is None else f"; all shares add up within {gap:.2%}"
-    typer.echo(f"missing edges that account for most of the {explanation['n_pairs']} worst pairs{within}")
+    echo(f"missing edges that account for most of the {explanation['n_pairs']} worst pairs{within}")
     print_table("", ["edge", "nats", "share"], rows, right="nats share")
-    typer.echo()
+    echo()
 
 
 def _print_summary(document: Mapping[str, Any]) -> None:
@@ -431,14 +430,14 @@ def _print_summary(document: Mapping[str, Any]) -> None:
         f"(protocol {document['protocol']}), circuit of {circuit['n_edges']:,} of "
         f"{circuit['n_graph_edges']:,} edges"
     )
-    typer.echo(title)
+    echo(title)
     print_table("", ["", "circuit", "z", "empty"], rows, right="circuit z empty")
     shares = [
         ("most likely token differs", summary["argmax_differs"]),
         ("worse than the empty circuit", anchor["share_above"]),
         *((f"above {each['threshold']:g}", each["share"]) for each in summary["above"]),
     ]
-    typer.echo("   ".join(f"{name}: {share:.3%}" for name, share in shares))
+    echo("   ".join(f"{name}: {share:.3%}" for name, share in shares))
 
 
 def _print_certificates(document: Mapping[str, Any]) -> None:
@@ -459,22 +458,20 @@ def _print_certificates(document: Mapping[str, Any]) -> None:
 def _print_pairs(pairs: Sequence[Mapping[str, Any]]) -> None:
     for pair in pairs:
         times = f", {pair['multiplicity']} times" if pair["multiplicity"] > 1 else ""
-        typer.echo(
-            f"{pair['rank']}. {_number(pair['divergence'])} (empty circuit {_number(pair['empty'])}{times})"
-        )
-        typer.echo(f"   clean      {pair['clean']['text']!r}")
-        typer.echo(f"   corrupted  {pair['corrupted']['text']!r}")
+        echo(f"{pair['rank']}. {_number(pair['divergence'])} (empty circuit {_number(pair['empty'])}{times})")
+        echo(f"   clean      {pair['clean']['text']!r}")
+        echo(f"   corrupted  {pair['corrupted']['text']!r}")
         answer = pair["answer"]
         for run, tokens in pair["top"].items():
             shown = "  ".join(f"{each['token']!r} {each['logit']:.2f}" for each in tokens)
             rank = "" if answer is None else f"  (answer {answer['text']!r} ranks {answer['rank'][run]})"
-            typer.echo(f"   {run:<11}{shown}{rank}")
+            echo(f"   {run:<11}{shown}{rank}")
 
 
 def _print_fields(tests: Sequence[Mapping[str, Any]]) -> None:
     worse = [test for test in tests if test["significant"]]
     if not worse:
-        typer.echo(f"no field value is significantly worse than the rest ({len(tests)} tested)")
+        echo(f"no field value is significantly worse than the rest ({len(tests)} tested)")
         return
     rows = [
         [
@@ -490,7 +487,7 @@ def _print_fields(tests: Sequence[Mapping[str, Any]]) -> None:
     title = (
         f"significantly worse values ({len(worse)} of {len(tests)} tested, 5 % false discoveries per field)"
     )
-    typer.echo(title)
+    echo(title)
     columns = ["field", "value", "mean", "beyond-p99", "q", "inputs"]
     print_table("", columns, rows, right="mean beyond-p99 q inputs")
 

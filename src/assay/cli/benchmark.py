@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.border import command, make_room, print_json, print_table, progress_on_stderr
+from assay.cli.border import command, echo, make_room, print_json, print_table, progress_on_stderr
 from assay.cli.commands import app
 from assay.cli.options import (
     AblationOption,
@@ -240,7 +240,7 @@ def _competitors(
         chosen, n = list(shrunk.methods), shrunk.n
         settings = {name: dict(own) for name, own in shrunk.options.items()}
         for text in () if quiet else shrunk.said:
-            typer.echo(f"quick: {text}", err=True)
+            echo(f"quick: {text}", err=True)
     choose_entries(chosen, settings)
     return chosen, settings, usual if n is None else n
 
@@ -316,41 +316,41 @@ def _print_truth(table: "TruthTable") -> None:
     from assay.report import benchmark_tables
 
     summary = table.summary()
-    typer.echo(
+    echo(
         f"{len(table.models)} planted model{'' if len(table.models) == 1 else 's'}, "
         f"{len(table.methods)} methods, "
         f"{table.settings['n']} examples each, {table.settings['ablation']} ablation"
     )
-    typer.echo()
+    echo()
     _print(benchmark_tables.truth_methods_table(table))
-    typer.echo()
+    echo()
     _print(benchmark_tables.truth_models_table(table))
-    typer.echo()
-    typer.echo(benchmark_tables.TRUTH_LEGEND)
+    echo()
+    echo(benchmark_tables.TRUTH_LEGEND)
     lowest = benchmark_tables.share(summary.lowest_best)
-    typer.echo(f"AUROC of the best method on the model where that is lowest: {lowest}")
+    echo(f"AUROC of the best method on the model where that is lowest: {lowest}")
     for text in benchmark_tables.partly_measured(table):
-        typer.echo(f"note: {text}")
+        echo(f"note: {text}")
     for text in benchmark_tables.refusals(table):
-        typer.echo(f"not served: {text}")
+        echo(f"not served: {text}")
 
 
 def _print_benchmark(found: "DiscoveryBenchmark") -> None:
     from assay.report import benchmark_tables
 
-    typer.echo(benchmark_tables.heading(found))
-    typer.echo()
+    echo(benchmark_tables.heading(found))
+    echo()
     _print(benchmark_tables.quality_table(found))
-    typer.echo()
-    typer.echo(benchmark_tables.LEGEND)
-    typer.echo()
+    echo()
+    echo(benchmark_tables.LEGEND)
+    echo()
     _print(benchmark_tables.order_of(found))
     for text in benchmark_tables.notes(found):
-        typer.echo(f"note: {text}")
+        echo(f"note: {text}")
 
 
 def _print_files(written: Mapping[str, Path]) -> None:
     if written:
-        typer.echo()
+        echo()
     for kind, path in written.items():
-        typer.echo(f"{kind:<10} {path}")
+        echo(f"{kind:<10} {path}")

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import typer
 
 from assay.cli.options import DEFAULT_STORE
 from assay.errors import AssayError, AssayWarning, InputError, OutputError
+from assay.untrusted import printable
 
 
 if TYPE_CHECKING:
@@ -39,10 +41,10 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
             except AssayError as error:
                 if kwargs.get("traceback"):
                     raise
-                typer.echo(f"error: {error}", err=True)
+                say(f"error: {error}")
                 raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
             except KeyboardInterrupt:
-                typer.echo("interrupted; the same command goes on from what was stored", err=True)
+                say("interrupted; the same command goes on from what was stored")
                 raise typer.Exit(130) from None
 
     return run
@@ -50,28 +52,49 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
 
 def _show_warning(message: Warning | str, *rest: object, **more: object) -> None:
     del rest, more
-    typer.echo(f"note: {message}", err=True)
+    say(f"note: {message}")
+
+
+def echo(message: str = "", *, err: bool = False) -> None:
+    """A line on stdout; what files and names hold is spelled out where a terminal would obey it."""
+    typer.echo(printable(message), err=err)
+
+
+def say(message: str) -> None:
+    """A line on stderr, as `echo`."""
+    echo(message, err=True)
 
 
 def print_json(document: object) -> None:
     """The one JSON document of a `--json` call; undefined numbers are null."""
     from assay.measurement import plain
 
-    typer.echo(json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False))
+    text = json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False)
+    # The controls that JSON itself allows raw; some terminals obey them.
+    typer.echo(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
 ) -> None:
-    """A table on stdout; columns named in `right` (space-separated) are set flush right."""
+    """A table on stdout; columns named in `right` (space-separated) are set flush right.
+
+    Cells are one line each, with control characters spelled out: labels and prompts are other people's.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        title=printable(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
     for column in columns:
-        table.add_column(column, justify="right" if column in right.split() else "left", overflow="fold")
+        table.add_column(
+            printable(column, lines=False),
+            justify="right" if column in right.split() else "left",
+            overflow="fold",
+        )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(printable(cell, lines=False) for cell in row))
     # A pipe has no width: lines are then as long as they need to be.
     console = Console(
         file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
@@ -92,7 +115,7 @@ def progress_on_stderr(*, quiet: bool) -> "Iterator[Progress]":
             nonlocal last
             del done, total
             if stage != last:
-                typer.echo(f"{stage} ...", err=True)
+                say(f"{stage} ...")
             last = stage
 
         yield line
@@ -110,17 +133,17 @@ def progress_on_stderr(*, quiet: bool) -> "Iterator[Progress]":
                 if name != stage and not bars.tasks[number].finished:
                     bars.update(number, total=made, completed=made)
             if stage not in known:
-                known[stage] = bars.add_task(stage, total=total or None)
+                known[stage] = bars.add_task(printable(stage, lines=False), total=total or None)
             bars.update(known[stage], completed=done, total=total or None)
 
         yield bar
 
 
-def check_outputs(*files: Path | None, store: Path | None) -> None:
-    """Refuse places that cannot be written, before the work is done; makes nothing."""
+def check_outputs(*files: Path | None, store: str | None) -> None:
+    """Refuse places that cannot be written, before the work is done; a directory is not made yet."""
     from assay.runner import check_writable
 
-    check_writable(store or DEFAULT_STORE)
+    check_writable(store_folder(store))
     for path in files:
         if path is not None and path.is_dir():
             raise OutputError(f"{path} is a directory; give the name of a file to write")
@@ -136,11 +159,16 @@ def make_room(path: Path) -> Path:
     return path
 
 
-def open_store(store: Path | None) -> "Store":
+def open_store(store: str | None) -> "Store":
     """The results store; opened once model and task are loaded, so that a failure leaves none behind."""
     from assay.store import Store
 
     return Store(store or DEFAULT_STORE)
+
+
+def store_folder(store: str | None) -> Path:
+    """The directory in which the files of a store lie; a database is asked for it, a directory not made."""
+    return open_store(store).directory if store and "://" in store else Path(store or DEFAULT_STORE)
 
 
 def load(model: str, device: str | None) -> "Model":
@@ -158,7 +186,7 @@ def show_plan(model: "Model", n: int, stages: "Sequence[Stage]", *, as_json: boo
         print_json({"model": model.describe(), "n": n, "stages": listed, "passes": total})
         return
     rows = [[stage.name, f"{stage.runs:,}", f"{stage.passes:,}"] for stage in stages]
-    typer.echo(f"{model.id}, {n} prompts: at most so many forward passes over one prompt")
+    echo(f"{model.id}, {n} prompts: at most so many forward passes over one prompt")
     print_table(
         "",
         ["stage", "runs", "passes"],

@@ -12,6 +12,7 @@ from assay.cli.attack import EdgesOption, circuit_of
 from assay.cli.border import (
     check_outputs,
     command,
+    echo,
     load,
     make_room,
     open_store,
@@ -192,10 +193,10 @@ def calibrate(
         print_gates(found.document)
         for name, path in (("document", out), ("report", report)):
             if path is not None:
-                typer.echo(f"{name:<8} {path}")
-        typer.echo(f"result   {found.document['id']}{' (taken from the store)' if found.cached else ''}")
+                echo(f"{name:<8} {path}")
+        echo(f"result   {found.document['id']}{' (taken from the store)' if found.cached else ''}")
     if gate and found.failed:
-        typer.echo(f"gate: {', '.join(found.failed)} fail with confidence", err=True)
+        echo(f"gate: {', '.join(found.failed)} fail with confidence", err=True)
         raise typer.Exit(GATE_FIRED)
 
 
@@ -255,11 +256,11 @@ def print_gates(document: Mapping[str, Any]) -> None:
         if found := advice(each, document):
             steps.append(f"{each['code']:<4} {' '.join(found)}")
     for line in (subject_words(document), *caveats(document)):
-        typer.echo(line)
-    typer.echo()
+        echo(line)
+    echo()
     print_table("", ["code", "check", "with confidence", "published", "number", "of what"], rows)
-    typer.echo()
-    typer.echo(overview(document))
+    echo()
+    echo(overview(document))
     for line in steps:
-        typer.echo(line)
-    typer.echo()
+        echo(line)
+    echo()

@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay.cli.border import command, make_room, print_json, print_table, progress_on_stderr
+from assay.cli.border import (
+    command,
+    echo,
+    make_room,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    store_folder,
+)
 from assay.cli.commands import app
 from assay.cli.options import (
-    DEFAULT_STORE,
     BatchOption,
     ConfigOption,
     DeviceOption,
@@ -81,7 +88,7 @@ def claim(
         source = str(made.content["claim"]["model"])
         show_registration(made, unchecked=None if known_shape(source) else source, as_json=as_json)
         return
-    tables = (store or DEFAULT_STORE) / TABLES
+    tables = store_folder(store) / TABLES
     check_writable(tables)
     if out is not None:
         check_writable(out)
@@ -105,7 +112,7 @@ def claim(
     else:
         print_claim(found)
         if out is not None:
-            typer.echo(f"report     {out / 'claim.html'}")
+            echo(f"report     {out / 'claim.html'}")
     if gate and (found.contradicted or not at_least(found.tier, tier or "proposed")):
         raise typer.Exit(GATE_FIRED)
 
@@ -115,9 +122,9 @@ def show_registration(found: "Registration", *, unchecked: str | None, as_json: 
     if as_json:
         print_json({**found.to_dict(), "file": str(found.path), "heads_checked": unchecked is None})
         return
-    typer.echo(f"registered {_when(found.time)}, hash {found.hash[:16]}, in {found.path}")
+    echo(f"registered {_when(found.time)}, hash {found.hash[:16]}, in {found.path}")
     if unchecked is not None:
-        typer.echo(f"whether {unchecked} has these heads is checked when the claim is run")
+        echo(f"whether {unchecked} has these heads is checked when the claim is run")
 
 
 def print_claim(found: "ClaimResult") -> None:
@@ -126,14 +133,14 @@ def print_claim(found: "ClaimResult") -> None:
     from assay.report.words import rounded
 
     claim = found.claim
-    typer.echo(f"{claim.name}: {claim.statement}")
+    echo(f"{claim.name}: {claim.statement}")
     if found.registration is not None:
         when = "before" if found.registered_before else "AFTER"
-        typer.echo(
+        echo(
             f"registered {_when(found.registration.time)}, hash {claim.hash[:16]}, {when} its prompts were "
             f"measured ({claim.model}, {claim.task}, n = {claim.n}, ablation {claim.ablation})"
         )
-    typer.echo()
+    echo()
     rows = []
     for test in found.outcomes:
         low, high = test.interval.low, test.interval.high
@@ -149,8 +156,8 @@ def print_claim(found: "ClaimResult") -> None:
         )
     columns = ["test", "found", "90 % interval", "p", "q", "outcome"]
     print_table("", columns, rows, right="found p q")
-    typer.echo(f"M93, multiple comparisons over {len(rows)} tests: {found.multiplicity.status}")
-    typer.echo()
+    echo(f"M93, multiple comparisons over {len(rows)} tests: {found.multiplicity.status}")
+    echo()
     lines = []
     for kind, state in found.checklist.items():
         lines.append([_mark(state), kind, "", state, "", ""])
@@ -160,13 +167,13 @@ def print_claim(found: "ClaimResult") -> None:
             if each.kind == kind
         ]
     print_table("", ["", "evidence", "from", "state", "finding", "what would supply it"], lines)
-    typer.echo()
+    echo()
     if found.contradicted:
         listed = ", ".join(str(each + 1) for each in found.contradicted)
-        typer.echo(f"contradicted: prediction {listed}")
-    typer.echo(f"tier       {found.tier}")
+        echo(f"contradicted: prediction {listed}")
+    echo(f"tier       {found.tier}")
     if found.lacking:
-        typer.echo(f"next tier  needs {in_a_row(found.lacking)}")
+        echo(f"next tier  needs {in_a_row(found.lacking)}")
 
 
 def _source(line: "Evidence") -> str:

@@ -1,8 +1,6 @@
 """The commands: each checks its names, makes sure it can write, calls the Python API, prints."""
 
 import json
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +42,7 @@ from assay.cli.options import (
     option,
     version,
 )
-from assay.errors import AssayWarning, InputError, unknown_name
+from assay.errors import InputError
 
 
 if TYPE_CHECKING:
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
 TASKS = ["ioi"]  # defaults of repeatable options
 METRICS = ["faithfulness-norm"]
 USUAL_EDGES = 200  # of a circuit whose size nobody named
-REPORTED = ("audit", "worst_case", "calibration", "ranking", "ranking-comparison", "subset-path")
 
 app = typer.Typer(
     name="assay",
@@ -189,6 +186,7 @@ def discover(
     from assay import runner
     from assay.discovery import get_method
     from assay.runner.benchmark import parse_options
+    from assay.runner.inputs import read_inputs
 
     named = task if images is None else None
     options = parse_options([f"{method}.{text}" for text in method_options or ()]).get(method, {})
@@ -207,7 +205,7 @@ def discover(
     with progress_on_stderr(quiet=quiet) as progress:
         progress("load", 0, 1)
         loaded = load(model, device)
-        inputs = _inputs(task, images, loaded, n=n, seed=seed, skip_bad=skip_bad)
+        inputs = read_inputs(task, images, loaded, n=n, seed=seed, skip_bad=skip_bad)
         kept = open_store(store)
         progress("discover", 0, 1)
         scores = runner.discover_stored(
@@ -329,6 +327,7 @@ def measure(
     """Measure a circuit on one or more tasks by one or more metrics."""
     from assay import runner
     from assay.circuits import load_circuit
+    from assay.runner.inputs import read_inputs
 
     for each in task if images is None else (None,):
         runner.check_options(
@@ -347,7 +346,7 @@ def measure(
         return
     tasks: list[Task | str] = [_read(each, loaded, n) for each in task]
     if images is not None:
-        tasks = [_inputs("", images, loaded, n=n, seed=seed, skip_bad=skip_bad)]
+        tasks = [read_inputs("", images, loaded, n=n, seed=seed, skip_bad=skip_bad)]
     kept = open_store(store)
     records = []
     with progress_on_stderr(quiet=quiet) as progress:
@@ -376,29 +375,6 @@ def measure(
     _hand_over(records, out=out, as_json=as_json)
 
 
-def _inputs(
-    task: str, images: str | None, model: "Model", *, n: int | None, seed: int, skip_bad: bool = False
-) -> "Task":
-    """Prompts of a task, or images where they are named."""
-    from assay.tasks import digits_source, load_images, load_task
-
-    if model.id.startswith("planted:") and images is None and task in ("ioi", "planted"):
-        from assay.benchmark import planted_task
-        from assay.models.planted import planted_model
-
-        return planted_task(planted_model(model.id.removeprefix("planted:")), n or 64, seed)
-    if images is None and task == "ioi" and model.id == "colour-digits":
-        task = "colour-digits"
-    if images is None and digits_source(task) is not None:
-        images = task
-    if images is None:
-        return load_task(task, model, n=n, seed=seed)
-    found = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
-    if skipped := found.config.get("skipped"):
-        warnings.warn(f"{skipped} files of {found.domain} were skipped", AssayWarning, stacklevel=2)
-    return found
-
-
 def _read(task: str, model: "Model", n: int | None) -> "PairTask | str":
     """The prompts of a file, or the name of a registered task as it is."""
     from assay.tasks import load_task
@@ -417,173 +393,3 @@ def _hand_over(records: list[dict[str, Any]], *, out: Path | None, as_json: bool
         print_json(records)
     else:
         print_measurements([(record["task"], record) for record in records])
-
-
-@app.command("list")
-@command
-def list_(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            help="methods, metrics, gates, head-methods, tasks, ablations, interventions, objectives, "
-            "divergences, distances, corruptions, models or results."
-        ),
-    ],
-    store: StoreOption = None,
-    of: Annotated[
-        str | None,
-        option("--kind", "Only results of this kind: audit, scores, measurement, worst_case, calibration."),
-    ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """List what is registered, or the results of a store."""
-    if kind == "results":
-        from assay.store import Store
-
-        results = Store(store or DEFAULT_STORE, create=False).find(of)
-        records = [
-            _result_line(result.id, result.kind, result.created, result.provenance) for result in results
-        ]
-        if as_json:
-            print_json(records)
-            return
-        print_table("", ["id", "kind", "created", "about"], [list(record.values()) for record in records])
-        return
-    from assay.catalogue import KINDS, list_entries
-
-    if kind not in KINDS:
-        raise unknown_name("kind", kind, [*KINDS, "results"])
-    entries = list_entries(kind)
-    if as_json:
-        print_json([entry.to_dict() for entry in entries])
-        return
-    print_table("", ["key", "what it is"], [[entry.key, entry.summary] for entry in entries])
-
-
-def _result_line(identity: str, kind: str, created: str, provenance: Mapping[str, Any]) -> dict[str, str]:
-    """One result in words: what of which task in which model."""
-
-    def inside(*path: str) -> str:
-        value: Any = provenance
-        for key in path:
-            value = value.get(key, {}) if isinstance(value, Mapping) else {}
-        return value if isinstance(value, str) else ""
-
-    what = inside("metric", "key") or inside("method", "key") or inside("method") or inside("divergence")
-    tasks = (("task", "name"), ("measured", "name"), ("sample", "task", "name"), ("table", "task", "name"))
-    task = next((name for path in tasks if (name := inside(*path))), "")
-    model = inside("model", "id") or inside("table", "model", "id")
-    if kind == "calibration":
-        gates = provenance.get("gates", ())
-        what = f"{len(gates)} gates" if len(gates) != 1 else str(gates[0])
-    if kind == "subset-path":
-        sizes = provenance.get("sizes") or ()
-        what = f"subsets of {', '.join(map(str, sizes))}"
-    about = " ".join(part for part in (what, task and f"on {task}", model and f"in {model}") if part)
-    return {"id": identity, "kind": kind, "created": created[:19], "about": about}
-
-
-@app.command()
-@command
-def show(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="A result's id or its beginning.")],
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Show one stored result."""
-    from assay.report import verdict
-    from assay.store import Store
-
-    found = Store(store or DEFAULT_STORE, create=False).get(identity)
-    if as_json:
-        print_json(
-            {
-                "id": found.id,
-                "kind": found.kind,
-                "created": found.created,
-                "provenance": found.provenance,
-                "payload": found.payload,
-                "arrays": list(found.arrays.keys()),
-            }
-        )
-        return
-    line = _result_line(found.id, found.kind, found.created, found.provenance)
-    typer.echo(f"{line['kind']} {line['id']}, {line['created']}")
-    typer.echo(line["about"])
-    typer.echo()
-    if found.kind == "audit":
-        typer.echo(verdict(found.payload))
-        typer.echo()
-        print_measurements(
-            [(found.payload["task"]["name"], record) for record in found.payload["measurements"]]
-        )
-    elif found.kind == "measurement":
-        print_measurements([(found.provenance["task"]["name"], found.payload)])
-    elif found.kind == "worst_case":
-        from assay.cli.attack import print_worst_case
-
-        print_worst_case(found.payload)
-    elif found.kind == "calibration":
-        from assay.cli.calibrate import print_gates
-
-        print_gates(found.payload)
-    elif found.kind == "ranking":
-        from assay.cli.rank import print_ranking
-
-        print_ranking(found.payload)
-    elif found.kind == "subset-path":
-        from assay.cli.select import print_subset
-
-        print_subset(found.payload)
-    else:
-        typer.echo(json.dumps(found.payload, indent=1))
-
-
-@app.command()
-@command
-def report(
-    identity: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[ID]",
-            help="Id of an audit, worst case, calibration, ranking or subset.  [default: the newest audit]",
-        ),
-    ] = None,
-    store: StoreOption = None,
-    out: Annotated[
-        Path | None, option("--out", "HTML file to write.  [default: report.html in the store]")
-    ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Build the page of an audit or of another result again from the store."""
-    from assay.report import save_report
-    from assay.store import Store
-
-    kept = Store(store or DEFAULT_STORE, create=False)
-    out = kept.directory / "report.html" if out is None else out
-    if identity is None:
-        audits = kept.find("audit")
-        if not audits:
-            raise InputError(f"the store at {kept.directory} holds no audit yet; run `assay audit` first")
-        found = audits[-1]
-    else:
-        found = kept.get(identity)
-        if found.kind not in REPORTED:
-            raise InputError(
-                f"{found.id} is a {found.kind}; pages are made of results of the kinds "
-                f"{', '.join(REPORTED)}: see `assay list results`"
-            )
-    save_report(out, found.payload)
-    if as_json:
-        print_json({"id": found.id, "report": str(out)})
-    else:
-        typer.echo(f"{out}")

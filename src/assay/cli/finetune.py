@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from assay.cli.border import command, make_room, print_json, print_table, progress_on_stderr
+from assay.cli.border import command, echo, make_room, print_json, print_table, progress_on_stderr
 from assay.cli.commands import app
 from assay.cli.options import (
     BatchOption,
@@ -169,9 +167,9 @@ def finetune(
         print_json({"folder": str(out), **document})
         return
     print_course(document)
-    typer.echo(f"model    {out}")
+    echo(f"model    {out}")
     if figure is not None:
-        typer.echo(f"picture  {figure}")
+        echo(f"picture  {figure}")
 
 
 def _blocks(name: str, text: str | None) -> tuple[int, int] | None:
@@ -206,8 +204,8 @@ def _show_plan(loaded: "Model", sets: Any, settings: Any, steps: int, *, as_json
         plan = {"model": loaded.describe(), "circuit": settings.to_dict(), "steps": steps}
         print_json({**plan, "forward_passes_per_step": each})
         return
-    typer.echo(f"{loaded.id}: shallow blocks {low}, deep blocks {high}")
-    typer.echo(f"{steps:,} steps of about {each} forward passes over a batch; plain training takes 3")
+    echo(f"{loaded.id}: shallow blocks {low}, deep blocks {high}")
+    echo(f"{steps:,} steps of about {each} forward passes over a batch; plain training takes 3")
 
 
 def print_course(document: Mapping[str, Any]) -> None:
@@ -226,16 +224,14 @@ def print_course(document: Mapping[str, Any]) -> None:
     ]
     columns = ["step", *names, "bias", "deep", "shallow"]
     print_table("", columns, rows, right=" ".join(columns))
-    typer.echo(f"* best by validation: step {selected['step']}, {selected['score']:.1%}")
+    echo(f"* best by validation: step {selected['step']}, {selected['score']:.1%}")
     start = readings[0]["scores"][names[0]]
     if readings[0]["step"] == 0 and start > selected["score"]:
-        typer.echo(f"the start had {start:.1%} by validation: no step of this training did as well")
-    typer.echo(f"verdict: {document['verdict']['text']}")
+        echo(f"the start had {start:.1%} by validation: no step of this training did as well")
+    echo(f"verdict: {document['verdict']['text']}")
     for name, choice in document["leaking"].items():
-        typer.echo(
-            f"choosing by {name}, whose labels that would use: step {choice['step']}, {choice['score']:.1%}"
-        )
+        echo(f"choosing by {name}, whose labels that would use: step {choice['step']}, {choice['score']:.1%}")
     if document["guarded"]:
-        typer.echo(f"note: {document['guarded']} gradient entries were not finite, counted as 0", err=True)
+        echo(f"note: {document['guarded']} gradient entries were not finite, counted as 0", err=True)
     if document["undefined"]:
-        typer.echo(f"note: the circuit loss was left out on {document['undefined']} batches", err=True)
+        echo(f"note: the circuit loss was left out on {document['undefined']} batches", err=True)

@@ -102,8 +102,14 @@ DeviceOption = Annotated[str | None, option("--device", "cpu, cuda, cuda:1, ... 
 BatchOption = Annotated[
     int | None, option("--batch-size", "Prompts per pass.  [default: by free memory]", min=1)
 ]
-StoreOption = Annotated[
-    Path | None, option("--store", "Results store to resume from and add to.  [default: assay-out]")
+StoreOption = Annotated[  # text, not Path: a path would take slashes from a URL
+    str | None,
+    option(
+        "--store",
+        "Results store to resume from and add to: a directory, or postgresql+psycopg://USER@HOST/DATABASE.  "
+        "[default: assay-out]",
+        metavar="DIR|URL",
+    ),
 ]
 JsonOption = Annotated[bool, option("--json", "Print one JSON document and nothing else on stdout.")]
 QuietOption = Annotated[bool, option("--quiet", "No progress and no notes on stderr.")]

@@ -16,10 +16,10 @@ from assay.cli.border import (
     print_json,
     print_table,
     progress_on_stderr,
+    store_folder,
 )
 from assay.cli.commands import app
 from assay.cli.options import (
-    DEFAULT_STORE,
     AblationOption,
     BatchOption,
     ConfigOption,
@@ -33,7 +33,6 @@ from assay.cli.options import (
     TracebackOption,
     option,
 )
-from assay.errors import InputError
 
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def rank(
     from assay.generalization.predictors import DEFAULT_METRICS, ORDER
     from assay.generalization.ranking import rank_models
     from assay.report import save_report
-    from assay.runner.targets import targets
+    from assay.runner.targets import known_target, targets
 
     chosen = (
         [each.strip() for each in metrics.split(",")] if metrics else list(DEFAULT_METRICS if fast else ORDER)
@@ -144,7 +143,7 @@ def rank(
             typer.echo(f"note: {text}", err=True)
 
     wanted = targets(images or [], styles, n=n, seed=seed, skip_bad=skip_bad, labels=labels, note=note)
-    known = _known(found, id_images, n=n, seed=seed, skip_bad=skip_bad)
+    known = known_target(found, id_images, n=n, seed=seed, skip_bad=skip_bad)
     loaders = {key: functools.partial(found.load, key, device=device) for key in found.keys}
     if dry_run:
         _show_plan(found, wanted, chosen, known=known is not None, steps=steps, as_json=as_json)
@@ -169,7 +168,7 @@ def rank(
                 ratio=ratio,
                 settings=settings,
                 elsewhere=[each for each in rankings.values() if each.performance is not None],
-                cache=(store or DEFAULT_STORE) / "inspections",
+                cache=store_folder(store) / "inspections",
                 progress=shown,
             )
     ordered = [rankings[place] for place in range(len(wanted))]
@@ -198,29 +197,6 @@ def _opened(path: Path | None) -> "Zoo":
     from assay.zoo import Zoo
 
     return Zoo.embedded() if path is None else Zoo.open(path)
-
-
-def _known(zoo: "Zoo", path: Path | None, *, n: int | None, seed: int, skip_bad: bool) -> "Target | None":
-    """Labelled images of the models' own domain: those given, or drawn for zoos trained on shapes."""
-    from assay.runner.targets import FIRST_KNOWN, targets
-    from assay.tasks import SHAPE_DOMAINS
-
-    if path is None and (zoo.id_domain not in SHAPE_DOMAINS or zoo.data.get("name", "shapes") != "shapes"):
-        return None
-    found = targets(
-        [] if path is None else [path],
-        [] if path is not None or zoo.id_domain is None else [zoo.id_domain],
-        n=n,
-        seed=seed,
-        skip_bad=skip_bad,
-        first=FIRST_KNOWN,
-    )
-    if len(found) != 1:
-        names = ", ".join(each.name for each in found)
-        raise InputError(
-            f"--id-images holds {len(found)} domains ({names}); give the folder of one, DIR/CLASS/*"
-        )
-    return found[0]
 
 
 def _show_plan(

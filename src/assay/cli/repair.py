@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from assay.cli.attack import CircuitOption, EdgesOption, IndependentOption, circuit_of
 from assay.cli.border import (
     check_outputs,
     command,
+    echo,
     load,
     make_room,
     open_store,
@@ -155,16 +154,16 @@ def repair(
         return
     print_repair(found, percentile)
     if out is not None:
-        typer.echo(f"circuit  {out}")
+        echo(f"circuit  {out}")
 
 
 def print_repair(found: "Repair", percentile: float) -> None:
     """Both circuits on the same fresh pairs, and what was spent."""
     before, after = found.before, found.after
     if found.improved:
-        typer.echo(f"a circuit of {after.circuit.n_edges:,} edges instead of {before.circuit.n_edges:,}:")
+        echo(f"a circuit of {after.circuit.n_edges:,} edges instead of {before.circuit.n_edges:,}:")
     else:
-        typer.echo("no better circuit was found; the start is kept")
+        echo("no better circuit was found; the start is kept")
     columns = ["", "start", "repaired", "change", "empty"]
     empty = _summary(found.empty)
     rows = []
@@ -175,11 +174,11 @@ def print_repair(found: "Repair", percentile: float) -> None:
     n = len(before.divergence)
     print_table(f"divergence over {n:,} fresh pairs", columns, rows, right="start repaired change empty")
     if after.independent:
-        typer.echo(after.certificate(percentile).statement)
+        echo(after.certificate(percentile).statement)
     else:
-        typer.echo("no certificate: the rows of the task were not declared independent (--independent)")
+        echo("no certificate: the rows of the task were not declared independent (--independent)")
     cost = found.cost
-    typer.echo(
+    echo(
         f"{len(found.candidates)} circuits compared; {cost['seconds']:.0f} s, "
         f"{cost['soft_forward'] + cost['soft_backward']:,.0f} passes with a stream per target"
     )

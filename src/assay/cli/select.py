@@ -12,15 +12,16 @@ import typer
 from assay.cli.border import (
     check_outputs,
     command,
+    echo,
     make_room,
     open_store,
     print_json,
     print_table,
     progress_on_stderr,
+    store_folder,
 )
 from assay.cli.commands import app
 from assay.cli.options import (
-    DEFAULT_STORE,
     ConfigOption,
     DeviceOption,
     JsonOption,
@@ -180,7 +181,7 @@ def select(
             digits_models=digits_models,
             device=device,
             seed=seed,
-            folder=None if dry_run else store or DEFAULT_STORE,
+            folder=None if dry_run else store_folder(store),
             progress=progress,
         )
         settings: dict[str, Any] = {
@@ -202,7 +203,7 @@ def select(
 
         def note(text: str) -> None:
             if not quiet:
-                typer.echo(f"note: {text}", err=True)
+                echo(f"note: {text}", err=True)
 
         result = select_stored(
             found.data,
@@ -227,10 +228,10 @@ def select(
         print_subset(result.document)
         for name, written in (("document", out), ("report", report), ("ids", ids), ("subset", save)):
             if written is not None:
-                typer.echo(f"{name:<8} {written}")
-        typer.echo(f"result   {result.id}{' (taken from the store)' if result.cached else ''}")
+                echo(f"{name:<8} {written}")
+        echo(f"result   {result.id}{' (taken from the store)' if result.cached else ''}")
     if gate and result.document["verdict"]["status"] == "supported":
-        typer.echo(
+        echo(
             f"gate: on {result.document['size']} of the examples better models do worse (supported)", err=True
         )
         raise typer.Exit(GATE_FIRED)
@@ -270,7 +271,7 @@ def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
     if as_json:
         print_json(plan.to_dict())
         return
-    typer.echo(
+    echo(
         f"{plan.n_models} models, {plan.n_train} of them to select on; {plan.n_examples:,} examples; "
         f"sizes {', '.join(f'{size:,}' for size in plan.sizes)}"
     )
@@ -288,22 +289,22 @@ def print_subset(document: Mapping[str, Any]) -> None:
     """A row per size, each with its verdict; then the chosen subset: what it is and what is in it."""
     from assay.report import subset_page
 
-    typer.echo(_about(document))
-    typer.echo()
+    echo(_about(document))
+    echo()
     columns = ["size", "R validation", "R test, 95 % interval", *_baselines(document), "verdict"]
     print_table("", columns, [_row(document, row) for row in document["rows"]], right="size")
-    typer.echo()
-    typer.echo(subset_page.verdict(document))
+    echo()
+    echo(subset_page.verdict(document))
     for reason in (document["verdict"] or {}).get("reasons") or ():
-        typer.echo(f"- {reason}")
-    typer.echo()
+        echo(f"- {reason}")
+    echo()
     for text in subset_page.caveats(document):
-        typer.echo(text)
+        echo(text)
     for text in _contents(document):
-        typer.echo(text)
+        echo(text)
     first = ", ".join(document["example_ids"][:FIRST_IDS])
-    typer.echo(f"most harmful: {first}{', ...' if document['size'] > FIRST_IDS else ''}")
-    typer.echo()
+    echo(f"most harmful: {first}{', ...' if document['size'] > FIRST_IDS else ''}")
+    echo()
 
 
 def _about(document: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.border import command, make_room, print_json, print_table, progress_on_stderr
+from assay.cli.border import command, echo, make_room, print_json, print_table, progress_on_stderr
 from assay.cli.commands import app
 from assay.cli.options import (
     AblationOption,
@@ -89,7 +89,7 @@ def train_(
             keys = [recipe.key for recipe in recipes]
             print_json({"grid": chosen.to_dict(), "models": keys, "steps": steps, "images": passes})
             return
-        typer.echo(f"{chosen.name}: {len(recipes)} models, {steps:,} steps over {passes:,} images in all")
+        echo(f"{chosen.name}: {len(recipes)} models, {steps:,} steps over {passes:,} images in all")
         print_table("", ["model", "steps"], [[r.key, f"{r.steps:,}"] for r in recipes], right="steps")
         return
     transform = EvalTransform(resize=(size, size))
@@ -191,7 +191,7 @@ def index(
         return
     for path, matrix in written:
         low, high = matrix.accuracy.min(), matrix.accuracy.max()
-        typer.echo(
+        echo(
             f"{matrix.domain}: {len(matrix.keys)} models, {len(matrix.ids)} images, accuracy {low:.1%} to "
             f"{high:.1%}  {path}"
         )
@@ -237,7 +237,7 @@ def select(
     if as_json:
         print_json(found.to_dict())
         return
-    typer.echo(f"{len(found.configurations)} configurations kept, {len(smaller.recipes())} models  {out}")
+    echo(f"{len(found.configurations)} configurations kept, {len(smaller.recipes())} models  {out}")
     rows = [[init, f"{gap:.3f}"] for init, gap in found.shortfall.items()]
     print_table("", ["initialisation", "below its best"], rows, right="below its best")
 
@@ -267,7 +267,7 @@ def read_images(
         found += sets.values()
     for each in found:
         if each.skipped:
-            typer.echo(f"note: {len(each.skipped)} files of {each.domain} were skipped", err=True)
+            echo(f"note: {len(each.skipped)} files of {each.domain} were skipped", err=True)
     return found
 
 
@@ -297,7 +297,7 @@ def _show(zoo: "Zoo", *, as_json: bool) -> None:
         print_json({**facts, "data": dict(zoo.data), "selection": zoo.selection, "models": models})
         return
     trained = f", trained on {zoo.id_domain}" if zoo.id_domain else ""
-    typer.echo(f"{zoo.name}: {len(zoo.keys)} of {len(zoo.entries)} models done{trained}")
+    echo(f"{zoo.name}: {len(zoo.keys)} of {len(zoo.entries)} models done{trained}")
     rows = []
     for entry in zoo.entries:
         accuracy = "" if entry.id_accuracy is None else f"{entry.id_accuracy:.1%}"

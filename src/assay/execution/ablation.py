@@ -201,7 +201,7 @@ class Prepared(abc.ABC):
         """Baseline of a batch; `trace` is a pass over `batch.corrupted` if the caller has one already."""
 
 
-ABLATIONS: Registry[Ablation] = Registry("ablation")
+ABLATIONS: Registry[Ablation] = Registry("ablation", holds=Ablation)
 
 
 def get_ablation(ablation: str | Ablation) -> Ablation:

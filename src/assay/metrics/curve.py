@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
+from assay import display
 from assay.circuits import Circuit, EdgeScores
 from assay.errors import GraphMismatchError, InputError
 from assay.execution import Ablation, CircuitRuns
@@ -20,6 +21,10 @@ from assay.objectives import Loss, Objective
 from assay.rng import stream
 from assay.stats import FunctionOfSums, RatioOfSums, recovery_of
 from assay.tasks import Task
+
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -93,6 +98,45 @@ class FaithfulnessCurve:
 
     def __repr__(self) -> str:
         return f"FaithfulnessCurve({len(self.fractions)} sizes, CPR {self.cpr:.4g}, CMD {self.cmd:.4g})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                f"{share:.3%}",
+                int(kept),
+                display.number(point.value),
+                display.ends(point.interval().low, point.interval().high),
+                point.n,
+                point.status,
+            )
+            for share, kept, point in zip(self.fractions, self.kept_edges, self.points, strict=True)
+        ]
+        title = f"faithfulness by size: CPR {display.number(self.cpr)}, CMD {display.number(self.cmd)}"
+        return display.table(
+            title,
+            ("share", "edges", "faithfulness", "interval", "n", "verdict"),
+            rows,
+            id=record_id("curve", self.provenance) if self.provenance else None,
+        )
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per size: fraction, n_edges, kept_edges, faithfulness, low, high (95 %), random_mean."""
+        import pandas as pd
+
+        intervals = [point.interval() for point in self.points]
+        return pd.DataFrame(
+            {
+                "fraction": self.fractions,
+                "n_edges": np.asarray(self.n_edges, dtype=np.int64),
+                "kept_edges": np.asarray(self.kept_edges, dtype=np.int64),
+                "faithfulness": self.values,
+                "low": [each.low for each in intervals],
+                "high": [each.high for each in intervals],
+                "random_mean": np.full(len(self.points), np.nan)
+                if self.random is None
+                else self.random.mean(axis=0),
+            }
+        )
 
     @cached_property
     def values(self) -> Float64[np.ndarray, " n_fractions"]:

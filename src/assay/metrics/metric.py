@@ -157,7 +157,7 @@ class MetricSpec:
         return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
-METRICS: Registry[MetricSpec] = Registry("metric")
+METRICS: Registry[MetricSpec] = Registry("metric", holds=MetricSpec)
 
 
 def metric(*, key: str, **facts: Any) -> Callable[[Callable[..., Measurement]], Callable[..., Measurement]]:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64, Real
 from scipy import special
 
+from assay import display
 from assay.errors import InputError, ShapeError, unknown_name
 from assay.measurement import plain
 from assay.rng import stream
@@ -71,6 +72,19 @@ class Certificate:
     rigorous: bool
     reason: str | None = None
     n_needed: int | None = None
+
+    def _repr_html_(self) -> str:
+        return display.card(
+            "certificate",
+            (
+                ("statement", self.statement),
+                ("n", self.n),
+                ("method", self.method),
+                ("rigorous", "yes" if self.rigorous else "no, an approximation"),
+                ("reason", self.reason),
+                ("values needed", self.n_needed),
+            ),
+        )
 
     @property
     def confidence(self) -> float:
