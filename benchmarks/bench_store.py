@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--puts", type=int, default=300)
     parser.add_argument("--no-postgres", action="store_true")
     options = parser.parse_args()
-    document: dict[str, Any] = {}
+    document: dict[str, Any] = {"benchmark": "store", "results": options.results}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         store = Store(folder / "sqlite")

@@ -36,7 +36,7 @@ MALFORMED = (
     tokenize.TokenError,  # of NumPy's headers
 )
 
-_LONE_SURROGATE = re.compile(r"\\u[dD][89abAB]")
+_LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ZIP_RATIO = 1100  # deflate cannot do better than 1032 : 1
 _CELL = 64  # bytes of a cell of a table in memory, at least
 _LEAST_BOMB = 1 << 30  # bytes; what is smaller is unpacked without a look at the memory

@@ -259,21 +259,30 @@ def test_a_sink_that_fails_is_tried_again_with_growing_waits(make: Make, tmp_pat
     assert desk.notifier.to_dict()["webhook_failures"] == 6
 
 
-def test_an_event_is_given_up_after_enough_tries_and_the_next_has_its_turn(
-    make: Make, tmp_path: Path
-) -> None:
+def test_an_event_outlasts_hours_in_which_nobody_takes_it(make: Make, tmp_path: Path) -> None:
     sink = Kept()
     desk = Desk(make, tmp_path, sink)
     sink.broken = True
     desk.read("!")
-    for _ in range(3000):
-        desk.clock.now += 1
+    for _ in range(2000):
+        desk.clock.now += 10
         desk.notifier.send()
-    assert sink.asked == alarms.MOST_TRIES
-    assert f"given up after {alarms.MOST_TRIES} tries: alarm of batch 1" in desk.heard[-1]
+    assert desk.notifier.to_dict()["undelivered"] == 1
+    assert sink.asked > 20_000 / alarms.LONGEST_WAIT
     sink.broken = False
+    desk.clock.now += alarms.LONGEST_WAIT
     desk.read(".")
-    assert sink.said == [("resolved", 1)]
+    assert sink.said == [("alarm", 0), ("resolved", 1)]
+
+
+def test_the_end_of_somebody_elses_file_is_left_alone(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes\nsecond line without a break")
+    desk = Desk(make, tmp_path / "desk", alarms.AlarmFile(path))
+    desk.read("!")
+    lines = path.read_text().splitlines()
+    assert lines[:2] == ["my notes", "second line without a break"]
+    assert json.loads(lines[2])["event"] == "alarm"
 
 
 def test_what_waits_survives_a_start_and_goes_in_order(make: Make, tmp_path: Path) -> None:
@@ -335,12 +344,12 @@ def test_a_line_per_event_in_folders_that_are_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "kept"),
     [
-        ('{"id": "a"}\n{"id": "b', ['{"id": "a"}']),
+        ('{"id": "a"}\n{"schema": "assay-alarm/1", "id": "b', ['{"id": "a"}']),
         ('{"id": "a"}\n{"id": "b"}', ['{"id": "a"}', '{"id": "b"}']),
         ("{", []),
         ("", []),
         # The id of the event inside a line that was cut short is no delivery.
-        ('{"id": "00112233aabbccdd", "ev', []),
+        ('{"schema": "assay-alarm/1", "id": "00112233aabbccdd", "ev', []),
     ],
 )
 def test_a_last_line_cut_short_does_not_spoil_the_next(tmp_path: Path, before: str, kept: list[str]) -> None:

@@ -551,8 +551,17 @@ class StoreContract:
             UnknownNameError, match="unknown column to order by 'creatd'; did you mean 'created'"
         ):
             store.query(order="-creatd")
-        with pytest.raises(InputError, match="limit counts results and is at least 0, got -1"):
+        with pytest.raises(InputError, match="limit counts results, from 0 and below 2.63; got -1"):
             store.query(limit=-1)
+        with pytest.raises(InputError, match="offset counts results"):
+            store.query(offset=2**70)
+
+    def test_an_id_that_looks_like_a_number_is_an_id(self, store: Store) -> None:
+        identity = store.put("measurement", {"seed": 0}, {"value": 0.5})
+        assert [each.id for each in store.query(where=f"id = {identity}")] == [identity]
+        assert store.query(where="id = 8056198544e01753") == []
+        with pytest.raises(InputError, match="NUL or half a character"):
+            store.query(where='model = "\\ud800"')
 
     def test_conditions_hold_as_in_python(self, store: Store) -> None:
         documents: list[tuple[str, dict[str, Any], dict[str, Any]]] = []

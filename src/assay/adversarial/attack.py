@@ -198,19 +198,19 @@ def run_part(
     *,
     shelf: BlockShelf,
     divergence: str | Divergence = "kl",
-    memory: int | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Run every k-th block of a sample from the i-th on, `part` = (i, k), and put it on the shelf.
 
-    When all parts are done, `run_sample` with the same shelf, divergence and memory finds every block there
-    and gives the bytes of a run in one piece: a block is computed in the same way whoever computes it.
+    When all parts are done, `run_sample` with the same shelf and divergence finds every block there and gives
+    the bytes of a run in one piece, if the same memory was free: a block is computed in the same way whoever
+    computes it.
     """
     measured = get_divergence(divergence)
     distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
     first, step = part
     run_some_blocks(
-        _evaluator(circuit, model, sample, distinct, measured, memory),
+        _evaluator(circuit, model, sample, distinct, measured, None),
         sample,
         distinct,
         range(first, n_blocks(distinct), step),

@@ -68,8 +68,8 @@ class PairEvaluator:
         clean: Clean inputs; a pair names them by row. Equal rows are run once.
         corrupted: Corrupted inputs, likewise.
         divergence: Key, `Divergence`, or a callable `(model logits, circuit logits) -> [pairs]`.
-        memory: Bytes that prepared inputs may take, and as many for the pairs of a pass; default: 30 % of
-            what is free. Results do not depend on it beyond rounding.
+        memory: Bytes that prepared inputs may take; default: 30 % of what is free. Results do not depend
+            on it beyond rounding.
         runner: A runner of the same model and circuit, to share its weights.
 
     Raises:
@@ -95,7 +95,6 @@ class PairEvaluator:
         self.clean, self.corrupted = clean, corrupted
         self.divergence = get_divergence(divergence)
         self.memory = free_memory(model.device) * 3 // 10 if memory is None else memory
-        self._given = memory is not None
         self.runner = PairRunner(model, circuit) if runner is None else runner
         self._clean_at, self._corrupted_at = (_positions(side) for side in (clean, corrupted))
         self._clean_row, self._corrupted_row = (_distinct_rows(side) for side in (clean, corrupted))
@@ -224,8 +223,7 @@ class PairEvaluator:
 
     def _pairs_per_pass(self, group: _Group) -> int:
         length = group.clean.tokens.shape[1] - len(group.runner.prefix)
-        spare = self.memory if self._given else free_memory(self.model.device) * 3 // 10
-        free = max(1, spare // group.runner.bytes_per_pair(length))
+        free = max(1, free_memory(self.model.device) * 3 // 10 // group.runner.bytes_per_pair(length))
         asked = TOKENS_PER_PASS // length if self.model.device.type == "cpu" else 2**16 // length
         return max(1, min(free, asked))
 

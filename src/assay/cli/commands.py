@@ -9,6 +9,7 @@ import typer
 from assay.cli.border import (
     check_outputs,
     command,
+    echo,
     load,
     make_room,
     open_store,
@@ -129,17 +130,17 @@ def audit(
     if as_json:
         print_json(found.document)
         return
-    typer.echo(verdict(found.document))
-    typer.echo()
+    echo(verdict(found.document))
+    echo()
     print_measurements([(found.document["task"]["name"], record) for record in found.measurements])
-    typer.echo()
+    echo()
     if found.document["worst_case"]:
-        typer.echo(tail_verdict(found.document["worst_case"]))
-        typer.echo()
-    typer.echo(calibration_overview(found.document["calibration"]))
-    typer.echo()
-    typer.echo(f"report   {out / 'report.html'}")
-    typer.echo(f"result   {found.id}{' (taken from the store)' if found.cached else ''}")
+        echo(tail_verdict(found.document["worst_case"]))
+        echo()
+    echo(calibration_overview(found.document["calibration"]))
+    echo()
+    echo(f"report   {out / 'report.html'}")
+    echo(f"result   {found.id}{' (taken from the store)' if found.cached else ''}")
 
 
 @app.command()
@@ -257,7 +258,7 @@ def _print_circuit(scores: "EdgeScores", circuit: "Circuit", out: Path | None) -
     """Size and strongest edges for reading."""
     edges = _edges(scores, circuit)
     gap = scores.details.get("completeness_gap")
-    typer.echo(
+    echo(
         f"{circuit.n_edges:,} of {scores.graph.n_edges:,} edges "
         f"({circuit.n_edges / scores.graph.n_edges:.1%})"
         + ("" if gap is None else f", completeness gap {gap:.2%}")
@@ -267,8 +268,8 @@ def _print_circuit(scores: "EdgeScores", circuit: "Circuit", out: Path | None) -
     rows = [[edge["source"], edge["target"], f"{edge['score']:{style}}"] for edge in edges[:20]]
     print_table("", ["source", "target", "score"], rows, right="score")
     if len(edges) > len(rows):
-        typer.echo(f"... and {len(edges) - len(rows):,} more")
-    typer.echo(f"circuit  {circuit.hash}" + ("" if out is None else f"  {out}"))
+        echo(f"... and {len(edges) - len(rows):,} more")
+    echo(f"circuit  {circuit.hash}" + ("" if out is None else f"  {out}"))
 
 
 def _edges(scores: "EdgeScores", circuit: "Circuit") -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.border import command, print_json, progress_on_stderr, show_plan
+from assay.cli.border import command, echo, print_json, progress_on_stderr, show_plan
 from assay.cli.commands import app
 from assay.cli.options import (
     AblationOption,
@@ -170,7 +170,7 @@ def monitor(
 
     def say(text: str) -> None:
         if not quiet:
-            typer.echo(text, err=True)
+            echo(text, err=True)
 
     def tell(text: str) -> None:
         say(f"note: {text}")
@@ -199,16 +199,16 @@ def monitor(
         run.finish()
         _finish(run.started, found, out, as_json=as_json and not follow, table=not as_json)
     if gate and any(each.alarm for each in found):
-        typer.echo(f"gate: {sum(bool(each.alarm) for each in found)} batch(es) raised the alarm", err=True)
+        echo(f"gate: {sum(bool(each.alarm) for each in found)} batch(es) raised the alarm", err=True)
         raise typer.Exit(ALARM)
 
 
 def _print(reading: "Reading", *, first: bool, as_line: bool, as_row: bool) -> None:
     """A reading on stdout, as it comes."""
     if as_row:
-        typer.echo(f"{_HEAD}\n{_line(reading)}" if first else _line(reading))
+        echo(f"{_HEAD}\n{_line(reading)}" if first else _line(reading))
     if as_line:
-        typer.echo(json.dumps(reading.to_dict(), allow_nan=False))
+        echo(json.dumps(reading.to_dict(), allow_nan=False))
 
 
 _HEAD = f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7}  {'interval':<16} {'p':>6} {'e-value':>8}  alarm"
@@ -238,21 +238,21 @@ def _finish(
     if not table:
         return
     if not found:
-        typer.echo(
+        echo(
             "no new batch: there are fewer new images than a batch needs"
             f" ({len(started.monitor.readings)} readings so far)"
         )
     else:
         from assay.report.monitor_page import verdict
 
-        typer.echo()
-        typer.echo(verdict(started.document))
+        echo()
+        echo(verdict(started.document))
     names = {"readings": READINGS, "document": DOCUMENT} | (
         {"report": PAGE} if started.monitor.readings else {}
     )
     for name, file in names.items():
         if (out / file).exists():
-            typer.echo(f"{name:<8} {out / file}")
+            echo(f"{name:<8} {out / file}")
 
 
 def _show_cost(model: "Model", plan: "MonitorPlan", *, as_json: bool) -> None:

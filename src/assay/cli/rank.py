@@ -11,6 +11,7 @@ import typer
 from assay.cli.border import (
     check_outputs,
     command,
+    echo,
     make_room,
     open_store,
     print_json,
@@ -140,7 +141,7 @@ def rank(
 
     def note(text: str) -> None:
         if not quiet:
-            typer.echo(f"note: {text}", err=True)
+            echo(f"note: {text}", err=True)
 
     wanted = targets(images or [], styles, n=n, seed=seed, skip_bad=skip_bad, labels=labels, note=note)
     known = known_target(found, id_images, n=n, seed=seed, skip_bad=skip_bad)
@@ -189,8 +190,8 @@ def rank(
         print_comparison(document)
     for name, path in (("document", out), ("report", report)):
         if path is not None:
-            typer.echo(f"{name:<8} {path}")
-    typer.echo(f"result   {document['id']}")
+            echo(f"{name:<8} {path}")
+    echo(f"result   {document['id']}")
 
 
 def _opened(path: Path | None) -> "Zoo":
@@ -229,7 +230,7 @@ def _show_plan(
         }
         print_json(plan)
         return
-    typer.echo(f"{len(zoo.keys)} models on {', '.join(each.name for each in wanted)}")
+    echo(f"{len(zoo.keys)} models on {', '.join(each.name for each in wanted)}")
     print_table(
         "", ["stage", "passes per image and model"], [[name, str(count)] for name, count in stages.items()]
     )
@@ -240,9 +241,7 @@ def print_ranking(document: Mapping[str, Any]) -> None:
     from assay.report import rank_figures, rank_page, words
 
     target = document["target"]
-    typer.echo(
-        f"{target['domain'] or target['name']}: {len(document['models'])} models, {target['n']} images"
-    )
+    echo(f"{target['domain'] or target['name']}: {len(document['models'])} models, {target['n']} images")
     leading = rank_figures.leading(document)
     truth = document["performance"]
     others = [
@@ -260,7 +259,7 @@ def print_ranking(document: Mapping[str, Any]) -> None:
     columns = ["model", *([rank_figures.measure_name(document)] if truth is not None else [])]
     columns += [f"{leading['name']}, 95 % interval"] if leading is not None else []
     print_table("", [*columns, *(f"#{each['name']}" for each in others)], rows)
-    typer.echo()
+    echo()
     worth = rank_page.worth(document)
     told = [
         ("metric", "name"),
@@ -271,12 +270,12 @@ def print_ranking(document: Mapping[str, Any]) -> None:
     ]
     print_table("", [title for title, _ in told], [[row[key] for _, key in told] for row in worth])
     if truth is not None:
-        typer.echo(f"a blind pick has an expected regret of {rank_page.blind(document)}")
+        echo(f"a blind pick has an expected regret of {rank_page.blind(document)}")
     for each in document["absent"]:
-        typer.echo(f"without {each['name']}: {each['reason']}")
+        echo(f"without {each['name']}: {each['reason']}")
     for text in rank_page.caveats(document):
-        typer.echo(text)
-    typer.echo()
+        echo(text)
+    echo()
 
 
 def print_comparison(document: Mapping[str, Any]) -> None:
@@ -293,4 +292,4 @@ def print_comparison(document: Mapping[str, Any]) -> None:
         for each in document["metrics"]
     ]
     print_table("all targets", ["metric", "mean correlation ± SEM", "expected regret", "targets"], rows)
-    typer.echo()
+    echo()

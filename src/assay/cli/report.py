@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.border import command, make_room, print_json
+from assay.cli.border import command, echo, make_room, print_json
 from assay.cli.commands import app
 from assay.cli.options import (
     DEFAULT_STORE,
@@ -103,7 +103,7 @@ def report(
     if as_json:
         print_json({**about, "report": str(out)})
     else:
-        typer.echo(f"{out}")
+        echo(f"{out}")
 
 
 def _one(kept: "Store", identity: str | None) -> tuple[dict[str, Any], dict[str, Any]]:

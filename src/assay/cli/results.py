@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay.cli.border import command, print_json, print_measurements, print_table
+from assay.cli.border import command, echo, print_json, print_measurements, print_table
 from assay.cli.commands import app
 from assay.cli.options import (
     DEFAULT_STORE,
@@ -140,9 +140,9 @@ def show(
             }
         )
         return
-    typer.echo(printable(f"{found.kind} {found.id}, {found.created[:19]}", lines=False))
-    typer.echo(printable(found.summary.about, lines=False))
-    typer.echo()
+    echo(printable(f"{found.kind} {found.id}, {found.created[:19]}", lines=False))
+    echo(printable(found.summary.about, lines=False))
+    echo()
     _print_payload(found)
 
 
@@ -151,8 +151,8 @@ def _print_payload(found: "StoredResult") -> None:
     if found.kind == "audit":
         from assay.report import verdict
 
-        typer.echo(printable(verdict(found.payload)))
-        typer.echo()
+        echo(verdict(found.payload))
+        echo()
         task = found.payload["task"]["name"]
         print_measurements([(task, record) for record in found.payload["measurements"]])
     elif found.kind == "measurement" and found.payload.keys() >= {"name", "value", "unit", "n", "status"}:
@@ -174,4 +174,4 @@ def _print_payload(found: "StoredResult") -> None:
 
         print_subset(found.payload)
     else:
-        typer.echo(json.dumps(found.payload, indent=1))
+        echo(json.dumps(found.payload, indent=1))

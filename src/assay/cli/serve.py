@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from assay.cli.border import command
+from assay.cli.border import command, echo
 from assay.cli.commands import app
 from assay.cli.options import DEFAULT_STORE, ConfigOption, QuietOption, StoreOption, TracebackOption, option
 
@@ -48,7 +46,7 @@ def serve(
 
     def ready(address: str) -> None:
         if not quiet:
-            typer.echo(f"serving {kept.directory} at {address}  (Ctrl-C ends it)", err=True)
+            echo(f"serving {kept.directory} at {address}  (Ctrl-C ends it)", err=True)
 
     run(
         kept,

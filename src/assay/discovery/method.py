@@ -140,7 +140,7 @@ class EdgeMethod(abc.ABC):
                     f"default {usual!r}"
                 )
 
-    def configured(self, **options: Any) -> "EdgeMethod":
+    def configured(self, /, **options: Any) -> "EdgeMethod":
         """The same method with other options.
 
         Raises:

@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from jaxtyping import Float, Int
@@ -57,8 +59,26 @@ def choose_batch_size(
     return max(1, min(fits, asked, task.n if n is None else n))
 
 
+_ASSUMED: ContextVar[int | None] = ContextVar("assumed_memory", default=None)
+
+
+@contextmanager
+def assumed_memory(n_bytes: int) -> Iterator[None]:
+    """Size passes as on a machine with so many bytes free, whatever is free here.
+
+    Passes of another size round otherwise, so results that are to have the same bytes everywhere need it.
+    """
+    before = _ASSUMED.set(n_bytes)
+    try:
+        yield
+    finally:
+        _ASSUMED.reset(before)
+
+
 def free_memory(device: torch.device) -> int:
-    """Bytes free on a device."""
+    """Bytes free on a device, or those that are assumed to be."""
+    if (assumed := _ASSUMED.get()) is not None:
+        return assumed
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

@@ -32,6 +32,7 @@ EDGES = 600  # edges listed and drawn
 PER_SET = 150  # of each of the three sets at least, where it has so many
 CHANGES = 200  # differences in provenance
 SHARED = 300  # measurements that two runs share
+READ = 5_000  # measurements of a sweep that are looked at for shared ones
 USUAL_EDGES = 200  # circuit of scores alone: what `assay discover` keeps
 COMPARED = ("audit", "circuit", "scores", "measurement", "sweep")
 LEVEL = 0.95
@@ -269,7 +270,7 @@ def _sweep(store: Store, found: StoredResult) -> Side:
     records: dict[str, Mapping[str, Any]] = {}
     for job in found.payload.get("jobs") or ():
         for key in job.get("results") or ():
-            if len(records) < SHARED and store.has(key):
+            if len(records) < READ and store.has(key):
                 result = store.get(key)
                 if result.kind == "measurement":
                     records[f"{job.get('name')}: {result.payload.get('name')}"] = result.payload

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -92,6 +93,9 @@ def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
     return write_atomically(path, text.encode())
 
 
+_DRAWING = threading.RLock()  # settings of Matplotlib are of the whole process
+
+
 def render(*results: Reportable, served: bool = False) -> str:
     """The page as a string; see `save_report`.
 
@@ -101,11 +105,12 @@ def render(*results: Reportable, served: bool = False) -> str:
     """
     if not results:
         raise InputError("a report needs at least one audit result or measurement; got none")
-    views = [
-        view
-        for place, result in enumerate(_grouped(results), start=1)
-        for view in _views(result, f"r{place}")
-    ]
+    with _DRAWING:
+        views = [
+            view
+            for place, result in enumerate(_grouped(results), start=1)
+            for view in _views(result, f"r{place}")
+        ]
     articles, room = [], PAGE_LIMIT - ROOM_FOR_FRAME
     for place, view in enumerate(views):
         article = _article(view, served=served)

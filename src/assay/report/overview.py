@@ -82,7 +82,10 @@ def _of_name(store: Store, of: str, name: str) -> Document:
     if not total:
         raise _nothing(store, of, name)
     measurements = store.query("measurement", where=where, order="-created", limit=READ)
-    others = store.query(where=[*where, "kind != measurement"], order="-created", limit=LISTED)
+    made = _circuits(store)
+    # Jobs are how a sweep keeps its books, and no results about the model.
+    wanted = [*where, "kind != measurement", "kind != job"]
+    others = store.query(where=wanted, order="-created", limit=LISTED)
     n_measurements = store.count("measurement", where=where)
     calibrations = store.query("calibration", where=where, order="-created", limit=CALIBRATIONS)
     return {
@@ -92,12 +95,25 @@ def _of_name(store: Store, of: str, name: str) -> Document:
         "n_calibrations": store.count("calibration", where=where),
         "filter": where[0],
         "metrics": _metrics(store, measurements),
-        "measurements": [row_of(each) for each in measurements],
+        "measurements": [
+            {**row_of(each), "method": each.method or made.get(each.circuit or "")} for each in measurements
+        ],
         "others": [row_of(each) for each in others],
-        "n_others": total - n_measurements,
+        "n_others": store.count(where=wanted),
         "gates": _gates(store, [each.id for each in calibrations]),
         "jobs": None,
     }
+
+
+def _circuits(store: Store) -> dict[str, str]:
+    """What circuits are, by their hash: a measurement knows its circuit, and not where that came from."""
+    found: dict[str, str] = {}
+    for kind in ("audit", "circuit"):
+        for each in store.query(kind, where="circuit != null", order="-created", limit=READ):
+            label = each.name if kind == "circuit" else each.method
+            if label and each.circuit:
+                found[each.circuit] = label
+    return found
 
 
 def _head(store: Store, of: str, name: str) -> Document:
@@ -158,22 +174,27 @@ def sweep_document(
     failed = [each for each in jobs if job_status(each) == "failed"]
     origin = {key: each for each in jobs[:JOBS] for key in _results_of(each)}
     rows = _summaries(store, list(origin)[:READ])
+    rows.sort(key=lambda row: str(row["created"]), reverse=True)
     measurements = []
     for row in rows:
         if row["kind"] == "measurement":
             job = origin[row["id"]]
             measurements.append({**row, "job": job.get("name"), "method": _setting(job, row)})
     calibrations = [row["id"] for row in rows if row["kind"] == "calibration"]
+    n_results = sum(len(_results_of(each)) for each in jobs)
+    # Beyond those that were read, the kind of the job tells what its results are.
+    n_measured = sum(len(_results_of(each)) for each in jobs if each.get("kind") == "measure")
+    n_measurements = max(len(measurements), n_measured if len(rows) < n_results else 0)
     return {
         **_head(store, "sweep", name),
-        "n_results": sum(len(_results_of(each)) for each in jobs),
-        "n_measurements": len(measurements),
+        "n_results": n_results,
+        "n_measurements": n_measurements,
         "n_calibrations": len(calibrations),
         "filter": None,
         "metrics": _metrics_of_rows(store, measurements),
         "measurements": measurements,
         "others": [row for row in rows if row["kind"] != "measurement"][:LISTED],
-        "n_others": len(rows) - len(measurements),
+        "n_others": max(len(rows) - len(measurements), n_results - n_measurements),
         "gates": _gates(store, calibrations[:CALIBRATIONS]),
         "jobs": {
             "n": len(jobs),
@@ -239,7 +260,7 @@ def _summaries(store: Store, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Rows of the given ids, in their order; what is not stored is left out."""
     rows = {}
     for key in ids:
-        for each in store.query(where=[f"id = {key}"], limit=1):
+        for each in store.query(where=[f'id = "{key}"'], limit=1):
             rows[key] = row_of(each)
     return [rows[key] for key in ids if key in rows]
 

@@ -72,8 +72,10 @@ def verdict(document: Document) -> str:
             for axis in (*AXES, "metric")
             if named[axis] and axis != document["of"]
         ]
+        among = f", the newest {len(rows):,} of them" if len(rows) < n else ""
         parts.append(
-            f"{words.number(n)} {_plural('measurement', n)}" + (f" over {_listed(over)}" if over else "")
+            f"{words.number(n)} {_plural('measurement', n)}{among}"
+            + (f" over {_listed(over)}" if over else "")
         )
     statuses = [row["status"] for row in rows if row.get("status") not in (None, "none")]
     sentence = ", of them ".join(parts[:2]) + "."
@@ -94,6 +96,12 @@ def caveats(document: Document) -> list[str]:
     if shown < n:
         notes.append(
             f"The tables look at the newest {shown:,} of {n:,} measurements. "
+            f"All of them: {_command(document)}."
+        )
+    metrics = _distinct(document["measurements"], "metric")
+    if len(metrics) > len(document["metrics"]):
+        notes.append(
+            f"{len(document['metrics'])} of {len(metrics)} metrics have a table here. "
             f"All of them: {_command(document)}."
         )
     if (jobs := document.get("jobs")) and jobs["n_read"] < jobs["n"]:

@@ -18,6 +18,7 @@ from assay.store import ResultSummary, StoredResult
 
 
 FACTS = 400  # entries of a record in its table
+LINKED = 1_000  # characters of a name that has a page of its own
 SUBSET_KINDS = ("subset-path", "subset")  # their stored form says less than a page needs
 
 
@@ -113,7 +114,14 @@ def index_page(groups: Sequence[tuple[str, str, Sequence[str]]], *, cut: int | N
         cut: How many of the newest results the names come from, where there are more.
     """
     named = [
-        (heading, [(cut_text(name, 200), f"{path}?{urlencode({'name': name})}") for name in names])
+        (
+            heading,
+            [
+                # A name that makes no address stays without a link.
+                (cut_text(name, 200), f"{path}?{urlencode({'name': name})}" if len(name) <= LINKED else "")
+                for name in names
+            ],
+        )
         for heading, path, names in groups
     ]
     return _page("index.html", title="Models, tasks, sweeps", groups=named, cut=cut)
@@ -177,9 +185,9 @@ def _facts(record: object, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(record, list):
         plain = [each for each in record if not isinstance(each, Mapping | list)]
         if len(plain) == len(record) <= 12:
-            return [(prefix, ", ".join(_said(each) for each in record))]
-        return [(prefix, f"{len(record):,} entries")]
-    return [(prefix, _said(record))]
+            return [(cut_text(prefix, 200), cut_text(", ".join(_said(each) for each in record)))]
+        return [(cut_text(prefix, 200), f"{len(record):,} entries")]
+    return [(cut_text(prefix, 200), _said(record))]
 
 
 def _said(value: object) -> str:

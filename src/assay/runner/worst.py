@@ -118,7 +118,6 @@ def worst_case_stored(
     max_pairs: int = MAX_PAIRS,
     directory: str | os.PathLike[str] | None = None,
     shelf: BlockShelf | None = None,
-    memory: int | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
 ) -> StoredWorstCase:
@@ -163,7 +162,6 @@ def worst_case_stored(
         thresholds=thresholds,
         directory=directory,
         shelf=shelf,
-        memory=memory,
         progress=progress,
     )
     if store is not None:

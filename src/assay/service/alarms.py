@@ -35,7 +35,6 @@ SCHEMA, STATE_SCHEMA = "assay-alarm/1", "assay-alarms-told/1"
 STATE = "alarms-told.json"  # beside the readings
 TIMEOUT = 5.0  # seconds that a webhook has for its whole answer
 FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0  # seconds between tries; each wait is twice the one before
-MOST_TRIES = 12  # of one event, over about a quarter of an hour
 TRIES_AT_THE_END = 3  # of an event that is still waiting when the monitor ends
 MOST_WAITING = 1000  # events; beyond it the oldest go
 TAIL = 1 << 16  # bytes at the end of an alarm file in which an event is looked for
@@ -120,8 +119,8 @@ class AlarmFile(Sink):
         if key.encode() in tail[: tail.rfind(b"\n") + 1]:
             return
         torn = tail[tail.rfind(b"\n") + 1 :]
-        if torn and _is_json(torn):
-            line = b"\n" + line  # a last line that only lacks its break
+        if torn and (_is_json(torn) or not _begun(torn)):
+            line = b"\n" + line  # a last line that only lacks its break, or is not of ours
         elif torn:
             size -= len(torn)
             os.ftruncate(descriptor, size)
@@ -132,6 +131,12 @@ class AlarmFile(Sink):
         except OSError:
             os.ftruncate(descriptor, size)
             raise
+
+
+def _begun(text: bytes) -> bool:
+    """Whether it may be the beginning of an event that was cut off."""
+    start = b'{"schema": "assay-alarm'
+    return text.startswith(start) or start.startswith(text)
 
 
 def _is_json(text: bytes) -> bool:
@@ -239,8 +244,8 @@ class _Queue:
 class Notifier:
     """Tells sinks of the alarms of one monitor.
 
-    Nothing that goes wrong with a sink stops the monitor: it is told, counted, and tried again, at most
-    `MOST_TRIES` times with growing waits.
+    Nothing that goes wrong with a sink stops the monitor: it is told, counted, and tried again until the sink
+    takes it, with waits that grow to some minutes. `MOST_WAITING` events wait at most.
 
     Args:
         monitor: Whose alarms.
@@ -352,17 +357,10 @@ class Notifier:
             except DeliveryError as error:
                 queue.failures += 1
                 queue.tries += 1
-                queue.next_try = self._clock() + min(FIRST_WAIT * 2 ** (queue.tries - 1), LONGEST_WAIT)
+                queue.next_try = self._clock() + min(FIRST_WAIT * 2 ** min(queue.tries - 1, 30), LONGEST_WAIT)
                 if not queue.down:
                     self._tell(f"{error}; the alarm is kept and told again later")
                 queue.down = True
-                if queue.tries >= MOST_TRIES:
-                    lost = queue.waiting.pop(0)
-                    queue.tries = 0
-                    self._tell(
-                        f"{error}; given up after {MOST_TRIES} tries: {lost['event']} of batch "
-                        f"{lost['batch'] + 1}"
-                    )
                 self._save()
                 return
             del queue.waiting[0]

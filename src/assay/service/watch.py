@@ -1,11 +1,10 @@
 """A monitor that runs: the loop behind `assay monitor` and `assay serve --monitor`."""
 
-import json
+import os
 import signal
 import sys
 import threading
 import time
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -32,7 +31,9 @@ from assay.runner.monitoring import (
     torn_line,
 )
 from assay.service.alarms import STATE, AlarmFile, Notifier, Sink, Webhook, seconds_of
+from assay.service.metrics import metrics_text
 from assay.tasks import EvalTransform, is_shapes
+from assay.untrusted import parse_json, parse_toml, printable
 from assay.zoo import Zoo
 
 
@@ -111,7 +112,7 @@ def read_options(path: Path) -> MonitorOptions:
         InputError: For a value of the wrong kind.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"cannot read {path}: {error}") from error
     table = content.pop("monitor", {})
@@ -432,7 +433,7 @@ class WatchedMonitor(ABC):
 
 
 def _on_stderr(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{printable(text, lines=False)}\n")
 
 
 def watched(path: str | Path, *, tell: Tell = _on_stderr) -> WatchedMonitor:
@@ -512,7 +513,7 @@ class _Elsewhere(WatchedMonitor):
     """Reads what another process writes: the document for what stays, the journal for the readings."""
 
     def __init__(self, folder: Path) -> None:
-        self.name = folder.absolute().name
+        self.name = os.fsencode(folder.absolute().name).decode("utf-8", "replace")
         self._folder = folder
         self._lock = threading.Lock()
         self._document: Mapping[str, Any] | None = None
@@ -555,7 +556,7 @@ class _Elsewhere(WatchedMonitor):
         if looks[DOCUMENT] != self._looks.get(DOCUMENT):
             if looks[DOCUMENT] == _ABSENT:
                 raise FileFormatError(f"{DOCUMENT} is not there; start `assay monitor --out {self._folder}`")
-            head = json.loads((self._folder / DOCUMENT).read_bytes())
+            head = parse_json((self._folder / DOCUMENT).read_bytes())
             if head["schema"] != SCHEMA:
                 raise FileFormatError(f"schema {head['schema']!r}; this version reads {SCHEMA!r}")
             head.pop("readings")
@@ -570,7 +571,7 @@ class _Elsewhere(WatchedMonitor):
                 file.seek(self._offset)
                 new = file.read()
             new = new[: new.rfind(b"\n") + 1]
-            records = [json.loads(line) for line in new.split(b"\n")[:-1]]
+            records = [parse_json(line) for line in new.split(b"\n")[:-1]]
             found = [each for each in records if each.pop("kind") == "reading"]
             for each in found:
                 Reading.from_dict(each)
@@ -578,7 +579,8 @@ class _Elsewhere(WatchedMonitor):
             self._offset += len(new)
         document = {**self._head, "readings": list(self._readings), "name": self.name}
         if looks[STATE] != _ABSENT:
-            document["notifications"] = json.loads((self._folder / STATE).read_bytes())["notifications"]
+            document["notifications"] = parse_json((self._folder / STATE).read_bytes())["notifications"]
+        metrics_text([document])  # what cannot be told must not break what other monitors tell
         self._document = document
 
 

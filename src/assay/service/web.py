@@ -10,9 +10,11 @@ import json
 import logging
 import re
 import secrets
+import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, urlencode
 
@@ -196,13 +198,31 @@ def serve(
         if ready is not None:
             ready(address)
         try:
-            uvicorn.Server(config).run(sockets=[listening])
+            with _sigterm_as_interrupt():
+                uvicorn.Server(config).run(sockets=[listening])
         except KeyboardInterrupt:
             return  # the usual end; uvicorn has closed its connections by now
     finally:
         for monitor in started:
             monitor.stop()
         listening.close()
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends the site as Ctrl-C does: uvicorn sends it on when it is done, while monitors still run."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -243,6 +263,7 @@ class _Door:
         self._token = token
         self._hosts = {each.strip("[]").lower() for each in hosts}
         self._session = secrets.token_urlsafe(32)
+        self._cookie = f"{COOKIE}-{secrets.token_hex(4)}"  # cookies are shared by all ports of a host
         self._link_used = threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -301,7 +322,7 @@ class _Door:
         scheme, _, shown = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _same(shown.strip(), self._token):
             return None
-        if _same(request.cookies.get(COOKIE, ""), self._session):
+        if _same(request.cookies.get(self._cookie, ""), self._session):
             return None
         asked = parse_qsl(request.url.query, keep_blank_values=True)
         given = [value for name, value in asked if name == "token"]
@@ -311,7 +332,7 @@ class _Door:
             # The path alone, with one slash in front: an address of another site begins with two.
             place = "/" + request.url.path.lstrip("/") + (f"?{rest}" if rest else "")
             answer = RedirectResponse(place, status_code=303)
-            answer.set_cookie(COOKIE, self._session, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict", path="/")
             return answer
         return _message(
             401,
@@ -477,8 +498,8 @@ class _Pages:
         up = Gauge(
             "assay_monitor_up", "1 while the monitor runs, 0 once it failed.", ["monitor"], registry=registry
         )
-        for each in self._monitors:
-            up.labels(monitor=each.name).set(0 if each.error else 1)
+        for each in sorted(self._monitors, key=lambda monitor: monitor.error is not None):
+            up.labels(monitor=each.name).set(0 if each.error else 1)  # of one name the failed one counts
         return Response(
             metrics_text(documents) + generate_latest(registry), headers={"Content-Type": CONTENT_TYPE}
         )

@@ -85,6 +85,11 @@ class Database:
             except sa.exc.DBAPIError as error:
                 if not _passing(error) or time.monotonic() + pause > deadline:
                     raise self._explained(error, write=write, patience=patience) from error
+            except json.JSONDecodeError as error:  # of a driver that decodes what a column holds
+                raise FileFormatError(
+                    f"a row of the results store at {self.location.shown} was damaged: {error}; "
+                    "`Store.verify()` says which"
+                ) from error
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -75,7 +75,7 @@ def _sqlite(database: Path) -> Location:
 def _from_url(text: str) -> Location:
     try:
         url = sa.make_url(text)
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError) as error:  # ValueError: a port that is no number
         raise InputError(
             f"cannot read {_without_password(text)!r} as the URL of a database; give a directory, "
             f"sqlite:///DIR/{DATABASE_NAME} or {POSTGRES_DRIVER}://USER@HOST/DATABASE"

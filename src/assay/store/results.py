@@ -220,8 +220,8 @@ class Store:
             InputError: A condition or order that cannot be read; near matches of unknown columns are named.
         """
         for name, number in (("limit", limit), ("offset", offset)):
-            if number is not None and number < 0:
-                raise InputError(f"{name} counts results and is at least 0, got {number}")
+            if number is not None and not 0 <= number < 2**63:
+                raise InputError(f"{name} counts results, from 0 and below 2^63; got {number}")
         columns = [SUMMARIES.c[name] for name in COLUMNS]
         statement = self._matching(columns, kind, parse_where(where))
         statement = statement.order_by(*parse_order(order)).limit(limit).offset(offset or None)
@@ -350,9 +350,9 @@ class Store:
 
         Reads every array file and compares its bytes with its name, and every row with its id and summary.
         """
-        problems = []
+        problems: list[str] = []
         known: dict[str, str] = {}
-        for result in self._all():
+        for result in self._whole(problems):
             about = f"{result.id} ({result.kind})"
             if record_id(result.kind, result.provenance) != result.id:
                 problems.append(f"{about}: its provenance was changed, it does not give this id")
@@ -366,6 +366,33 @@ class Store:
                 if known[content]:
                     problems.append(f"{about}: array {name!r}: {known[content]}")
         return problems + self._database.read(_wrong_summaries)
+
+    def _whole(self, problems: list[str]) -> Iterator[StoredResult]:
+        """Every result that can be read; of the others a line each is added to the problems."""
+        last = ""
+        while True:
+            query = sa.select(RESULTS.c.id).where(RESULTS.c.id > last).order_by(RESULTS.c.id).limit(_CHUNK)
+
+            def identities(connection: sa.Connection, query: sa.Select[Any] = query) -> list[str]:
+                return list(connection.execute(query).scalars())
+
+            chunk = self._database.read(identities)
+            if not chunk:
+                return
+            try:
+                yield from self._get_all(chunk)
+            except FileFormatError:
+                for identity in chunk:
+                    try:
+                        found = self._get_all([identity])
+                    except FileFormatError as error:
+                        problems.append(f"{identity}: {error}")
+                    else:
+                        yield from found
+            last = chunk[-1]
+
+    def _get_all(self, identities: list[str]) -> list[StoredResult]:
+        return self._database.read(lambda connection: self._results(connection, identities))
 
     def _all(self, kinds: list[str] | None = None) -> Iterator[StoredResult]:
         """Every result by id, a chunk at a time: a result put meanwhile may be missed, none is changed."""
@@ -391,6 +418,12 @@ def _rows(connection: sa.Connection, identities: list[str]) -> "list[sa.Row[Any]
     for start in range(0, len(identities), _CHUNK):
         query = sa.select(RESULTS).where(RESULTS.c.id.in_(identities[start : start + _CHUNK]))
         found |= {row.id: row for row in connection.execute(query)}
+    for row in found.values():
+        if not (isinstance(row.payload, dict) and isinstance(row.provenance, dict)):
+            raise FileFormatError(
+                f"result {row.id} was damaged: its payload or provenance is no table; `Store.verify()` says "
+                "what else is wrong"
+            )
     return [found[identity] for identity in identities]
 
 

@@ -114,6 +114,17 @@ def _audit(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[st
     return {}
 
 
+def _circuit(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
+    """How it was found and how large it is: what tells the circuits of one task apart."""
+    edges = _whole((payload,), "n_edges")
+    method = _text((provenance,), "method.key", "method")
+    parts = [method or "", f"{edges} edges" if edges is not None else ""]
+    return {
+        "name": ", ".join(part for part in parts if part) or None,
+        "circuit": _text((payload,), "hash"),
+    }
+
+
 def _worst_case(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "metric": _text((provenance, payload), "divergence"),
@@ -159,6 +170,7 @@ def _subset_path(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> d
 
 
 SPECIAL = {
+    "circuit": _circuit,
     "audit": _audit,
     "worst_case": _worst_case,
     "calibration": _calibration,

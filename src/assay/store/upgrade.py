@@ -204,7 +204,8 @@ def _record_directory(connection: sa.Connection, database: Database) -> None:
             f"{database.location.shown} by ?arrays=DIR"
         )
     file = directory / MARK_NAME
-    if file.exists():
+    # A mark with no arrays beside it is of an attempt at this that was cut off before it was recorded.
+    if file.exists() and (directory / "arrays").exists():
         raise InputError(
             f"{directory} holds the arrays of another results store; name another directory for those of "
             f"{database.location.shown} by ?arrays=DIR"

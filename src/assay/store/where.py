@@ -111,7 +111,9 @@ def _parse(text: str) -> Condition:
             raise _unknown_column(path[0])
     elif path[0] not in DOCUMENTS:
         raise unknown_name("document", path[0], DOCUMENTS)
-    value = _value(found["value"])
+    # In a column of text 8056198544e01753 is an id, not a number beyond all numbers.
+    textual = len(path) == 1 and path[0] not in (*NUMBERS, *COUNTS)
+    value = _value(found["value"], textual=textual)
     if len(path) == 1:
         value = _for_column(path[0], value, found["value"])
     condition = Condition(path=_checked(path), operator=operator, value=value)
@@ -124,8 +126,8 @@ def _unknown_column(name: str) -> UnknownNameError:
     return UnknownNameError(f"{error}; what no column holds is named by its path, e.g. payload.{name}")
 
 
-def _value(text: str) -> Scalar:
-    """A JSON value where it looks like one, else the text as it stands."""
+def _value(text: str, *, textual: bool = False) -> Scalar:
+    """A JSON value where it looks like one, else the text as it stands; no numbers where `textual`."""
     if text in ("null", "true", "false"):
         return {"null": None, "true": True, "false": False}[text]
     if text.startswith('"'):
@@ -133,13 +135,20 @@ def _value(text: str) -> Scalar:
             quoted = json.loads(text)
         except ValueError as error:
             raise InputError(f"cannot read {text} as quoted text: {error}") from error
-        return str(quoted)
-    if _NUMBER.fullmatch(text):
+        return _storable(str(quoted), text)
+    if not textual and _NUMBER.fullmatch(text):
         number = float(text)
         if number in (float("inf"), float("-inf")):
             raise InputError(f"{text} is beyond every number that can be stored")
         return int(text) if re.fullmatch(r"[-+]?\d+", text) else number
-    return text
+    return _storable(text, text)
+
+
+def _storable(value: str, text: str) -> str:
+    """Text that a database can be asked for: no half surrogates, no NUL."""
+    if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
+        raise InputError(f"{text!a} holds a NUL or half a character, which no result is compared with")
+    return value
 
 
 def _for_column(column: str, value: Scalar, text: str) -> Scalar:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from assay.sweep.jobs import Job
 
 LOCAL = "local"
+MOST_STILLBORN = 5  # workers in a row that end before they are ready
 READY_SECONDS = 600.0  # that a cluster may take to find room for the first worker
 _STORE_BYTES = 100 << 20  # Ray's own store of objects, which hold no more than names here
 _ENVIRONMENT = {
@@ -58,8 +59,8 @@ class RayWorkers(Executor):
         if not self._ray.is_initialized():
             self._connect(limits)
         self._workers = [self._actor() for _ in range(min(self._n or self._room(limits), most))]
-        self._begun = time.monotonic()
-        self._met = False
+        self._none_since = time.monotonic()
+        self._stillborn = 0
 
     @property
     def free(self) -> int:
@@ -79,7 +80,9 @@ class RayWorkers(Executor):
         self._ray.wait(list(pending), timeout=seconds)
         answered, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
         ended = [found for answer in answered if (found := self._hear(pending[answer], answer)) is not None]
-        if not self._met and time.monotonic() - self._begun > READY_SECONDS:
+        if any(worker.ready for worker in self._workers):
+            self._none_since = time.monotonic()
+        elif time.monotonic() - self._none_since > READY_SECONDS:
             raise AssayError(
                 f"no worker came up within {READY_SECONDS:.0f} s: each needs {self._limits.threads} CPUs and "
                 f"{self._limits.memory or 0:,} bytes of memory, and the cluster has "
@@ -107,16 +110,22 @@ class RayWorkers(Executor):
             message = self._ray.get(answer)
         except self._ray.exceptions.RayError as error:
             job = worker.job
+            reason = str(error).strip().splitlines()[0]
+            self._stillborn = 0 if worker.ready else self._stillborn + 1
+            if self._stillborn >= MOST_STILLBORN:
+                raise AssayError(
+                    f"{self._stillborn} workers in a row ended before they were ready, the last with: "
+                    f"{reason}"
+                ) from error
             self._replace(place)
             if job is None:
                 return None
-            reason = str(error).strip().splitlines()[0]
             return Ended(job=job.id, fault=Fault(kind="died", message=f"the worker died ({reason})"))
         worker.answer = None
         if isinstance(message, Ready):
             if message.broken:
                 raise AssayError(f"workers cannot load their work:\n{message.broken}")
-            worker.ready = self._met = True
+            worker.ready = True
             return None
         worker.job = None
         ended: Ended = message

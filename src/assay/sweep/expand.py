@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits import load_circuit
-from assay.discovery import get_method
-from assay.discovery.method import resolve
+from assay.discovery import EdgeMethod, get_method
+from assay.discovery.method import Asked, resolve
 from assay.errors import InputError
+from assay.execution.forward import assumed_memory
 from assay.generalization.inspection import InspectionSettings
 from assay.measurement import library_version, record_id
 from assay.models import Model, load_model
@@ -17,7 +18,7 @@ from assay.runner import plan_calibration, plan_discovery, plan_measurement, pla
 from assay.runner.inputs import Inputs, draw_inputs
 from assay.runner.ranking import ranked
 from assay.runner.stages import scores_record
-from assay.sweep.jobs import Job, circuit_record, file_record
+from assay.sweep.jobs import JOB_MEMORY, Job, circuit_record, file_record
 from assay.sweep.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, RankChoice, SingleJob
 from assay.tasks import PairTask
 
@@ -45,16 +46,15 @@ def expand(plan: Plan, *, device: str | None = None) -> tuple[Job, ...]:
         for job in jobs:
             found.setdefault(job.id, job)
 
-    for name in dict.fromkeys([*plan.models, *(job.model for job in plan.jobs)]):
+    for name in plan.models:
         location = plan.locate(name)
         source = {"model": location, "device": device}
         model = load_model(location, device=device)
-        if name in plan.models:
-            for task in plan.tasks:
-                for seed in plan.seeds:
-                    made = _Made(plan=plan, model=model, model_name=name, task=task, seed=seed, source=source)
-                    for method in plan.methods:
-                        add(made.product(method))
+        for task in plan.tasks:
+            for seed in plan.seeds:
+                made = _Made(plan=plan, model=model, model_name=name, task=task, seed=seed, source=source)
+                for method in plan.methods:
+                    add(made.product(method))
         del model
         gc.collect()  # before the next one is loaded
     single: dict[str, tuple[str, ...]] = {}
@@ -105,6 +105,7 @@ class _Made:
             "library": library_version(),
             "model": self.model.describe(),
             "batch_size": self.plan.limits.batch_size,
+            "threads": self.plan.limits.threads,
             "seed": self.seed,
         }
 
@@ -135,17 +136,8 @@ class _Made:
             "objective": scored_by,
             "ablation": self.ablation,
         }
-        asked = resolve(
-            self.model,
-            self.inputs.discovery,
-            method,
-            objective=scored_by,
-            ablation=self.ablation,
-            steps=choice.steps,
-            quadrature=choice.quadrature,
-            batch_size=self.plan.limits.batch_size,
-            seed=self.seed,
-        )
+        with assumed_memory(JOB_MEMORY):
+            asked = self.resolved(method, choice, scored_by)
         cost = plan_discovery(
             self.model,
             method=choice.method,
@@ -206,6 +198,20 @@ class _Made:
         wanted: Sequence[dict[str, Any]] = [{"size": size} for size in self.plan.sizes]
         for chosen in wanted or [{"target": self.plan.target or DEFAULT_TARGET}]:
             yield from self.circuit(choice, discover, scores, chosen)
+
+    def resolved(self, method: EdgeMethod, choice: MethodChoice, objective: str) -> Asked:
+        """The discovery as its job will run it."""
+        return resolve(
+            self.model,
+            self.inputs.discovery,
+            method,
+            objective=objective,
+            ablation=self.ablation,
+            steps=choice.steps,
+            quadrature=choice.quadrature,
+            batch_size=self.plan.limits.batch_size,
+            seed=self.seed,
+        )
 
     def circuit(
         self, choice: MethodChoice, discover: Job, scores: Mapping[str, Any], chosen: Mapping[str, Any]

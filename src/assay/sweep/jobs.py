@@ -19,6 +19,7 @@ from assay.discovery import EdgeMethod, discover, get_method
 from assay.discovery.method import Asked, join_parts, resolve
 from assay.errors import FileFormatError, InputError
 from assay.execution import CircuitRuns
+from assay.execution.forward import assumed_memory
 from assay.measurement import library_version, record_id
 from assay.metrics import measurement_provenance
 from assay.models import Model, load_model
@@ -39,8 +40,8 @@ from assay.sweep.shards import BatchShelf, PairShelf, dealt
 from assay.tasks import PairTask
 
 
-# Bytes that prepared inputs of an attack may take: fixed, since passes of another size round otherwise.
-ATTACK_MEMORY = 2**30
+# Bytes that every job counts on, whatever is free: passes of another size round otherwise.
+JOB_MEMORY = 2**32
 
 JobKind = Callable[["Job", Store], tuple[str, ...]]
 JOB_KINDS: Registry[JobKind] = Registry("job kind")
@@ -98,7 +99,8 @@ def run_job(job: Job, store: Store) -> tuple[str, ...]:
     """
     if store.has(job.id):
         return tuple(store.get(job.id).payload["results"])
-    results = JOB_KINDS[job.kind](job, store)
+    with assumed_memory(JOB_MEMORY):
+        results = JOB_KINDS[job.kind](job, store)
     store.put("job", job.provenance, {"results": list(results)})
     return results
 
@@ -378,6 +380,7 @@ def _calibrate(job: Job, store: Store) -> tuple[str, ...]:
         objective=job.record["objective"],
         ablation=usual_replacement(job.record["ablation"] or measured.ablation),
         batch_size=job.record["batch_size"],
+        seed=job.record["seed"],
         store=store,
     )
     return (str(found.document["id"]),)
@@ -397,7 +400,6 @@ def _attack(job: Job, store: Store) -> tuple[str, ...]:
         Sizes(n_clean=attack["n_clean"], n_corrupted=attack["n_corrupted"]),
         seed=job.record["seed"],
         shelf=PairShelf(store, facts) if job.source.get("parts") else None,
-        memory=ATTACK_MEMORY,
         store=store,
     )
     return (record_id("worst_case", found.result.facts["provenance"]),)
@@ -409,7 +411,7 @@ def _attack_part(job: Job, store: Store) -> tuple[str, ...]:
     model, circuit, sample = _attacked(job, store)
     shelf = PairShelf(store, facts_of(circuit, model, sample, "kl", ()))
     first, step = job.record["part"]
-    run_part(circuit, model, sample, (first, step), shelf=shelf, memory=ATTACK_MEMORY)
+    run_part(circuit, model, sample, (first, step), shelf=shelf)
     return shelf.ids
 
 
@@ -443,9 +445,15 @@ def ranked_of(job: Job) -> Ranked:
 
 @JOB_KINDS.register("inspect")
 def _inspect(job: Job, store: Store) -> tuple[str, ...]:
-    """What one model of a zoo shows on the target images and on known ones."""
-    found = ranked_of(job)
-    found.inspect(job.record["key"], cache=store.directory / "inspections")
+    """What one model of a zoo shows on the target images and on known ones: files beside the store.
+
+    They are a cache: a ranking that does not find one makes it again.
+    """
+    found, key = ranked_of(job), job.record["key"]
+    model = found.zoo.load(key, device=found.device)
+    _check(job, "model", model.describe())
+    _check(job, "task", found.target.read(model).describe())
+    found.inspect(key, cache=store.directory / "inspections")
     return ()
 
 

@@ -69,5 +69,5 @@ def summaries(store: Store, rows: Sequence[dict[str, Any]]) -> list[tuple[str, R
         if row["kind"] not in ("measure", "attack", "calibrate", "rank"):
             continue  # scores, circuits and parts are steps on the way
         for identity in row["results"]:
-            found += [(row["name"], each) for each in store.query(where=[f"id = {identity}"], limit=1)]
+            found += [(row["name"], each) for each in store.query(where=[f'id = "{identity}"'], limit=1)]
     return found

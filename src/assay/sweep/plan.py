@@ -233,7 +233,12 @@ class Plan(_Table):
     def record(self) -> dict[str, Any]:
         """What the results of the plan are a function of, as JSON; limits but the batch size are left out."""
         content = self.model_dump(exclude={"limits"})
-        return {"schema": SCHEMA, **plain(content), "batch_size": self.limits.batch_size}
+        return {
+            "schema": SCHEMA,
+            **plain(content),
+            "batch_size": self.limits.batch_size,
+            "threads": self.limits.threads,
+        }
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

@@ -30,7 +30,9 @@ def is_gone(runner: str) -> bool:
 
 
 def _machine() -> str:
-    """Host and, on Linux, the namespace of its process numbers: containers may share the name of a host."""
-    host = socket.gethostname().replace("/", "-")[:60]
-    namespace = Path("/proc/self/ns/pid")
-    return f"{host}:{namespace.stat().st_ino}" if namespace.exists() else host
+    """Host and, on Linux, its boot and the namespace of its process numbers: hosts may share a name."""
+    host = socket.gethostname().replace("/", "-")[:40]
+    namespace, boot = Path("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id")
+    if not (namespace.exists() and boot.exists()):
+        return host
+    return f"{host}:{boot.read_text().strip()}:{namespace.stat().st_ino}"
