@@ -7,7 +7,7 @@ jobs there are, is reported apart. Each way runs in a store of its own, all stor
 end, and the best of several rounds counts, the ways taking turns. Prints one JSON document; `--save` writes
 it to benchmarks/results.
 
-    python benchmarks/bench_sweep.py [--jobs 16] [--prompts 8] [--rounds 3] [--no-ray] [--save]
+    python benchmarks/bench_sweep.py [--jobs 12] [--prompts 2] [--rounds 2] [--no-ray] [--save]
 """
 
 import argparse
@@ -115,10 +115,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--jobs", type=int, default=16)
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=12)
+    parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--method", default="exact")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-ray", action="store_true")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()

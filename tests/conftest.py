@@ -3,6 +3,7 @@
 import functools
 import ipaddress
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ASSAY_SHARED", REPOSITORY.parent / "shared")).resolve()
 
 torch.set_num_threads(1)
+
+# A shell that runs the suite in the background ignores SIGINT, and so would every process that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["chromium", "postgres_server"]
 

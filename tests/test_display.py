@@ -2,11 +2,11 @@
 
 import html.parser
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from chromium import Visit
 
 import assay
 from assay import display
@@ -169,34 +169,16 @@ def test_numbers_in_words() -> None:
     assert display.ends(None, 1.0) == "95 % interval undefined"
 
 
-def test_in_a_browser_nothing_runs_and_the_text_is_there(things: dict[str, Any], tmp_path: Path) -> None:
-    chromium = Path("/usr/bin/chromium")
-    if not chromium.exists():
-        pytest.skip("NOT TESTED: notebook display in a browser; chromium is not installed")
-    playwright = pytest.importorskip("playwright.sync_api", reason="NOT TESTED: playwright is not installed")
+def test_in_a_browser_nothing_runs_and_the_text_is_there(things: dict[str, Any], visit: Visit) -> None:
     shown = [things[name]._repr_html_() for name in ("scores", "circuit", "measurement", "curve", "worst")]
-    page_file = tmp_path / "notebook.html"
-    page_file.write_text(
+    page = visit.open(
         "<!doctype html><meta charset=utf-8><title>quiet</title>"
-        + "<hr>".join([*shown, measurement(HOSTILE)._repr_html_()]),
-        encoding="utf-8",
+        + "<hr>".join([*shown, measurement(HOSTILE)._repr_html_()])
     )
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(
-            executable_path=str(chromium), args=["--no-sandbox", "--disable-gpu", "--disable-quic"]
-        )
-        page = browser.new_page()
-        asked: list[str] = []
-        said: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: said.append(message.text))
-        page.goto(page_file.as_uri())
-        assert page.title() == "quiet"
-        assert asked == [page_file.as_uri()]
-        assert said == []
-        assert "onerror=" in page.inner_text("body")
-        assert page.locator("svg").bounding_box()["height"] > 40
-        browser.close()
+    assert page.title() == "quiet"
+    visit.check()
+    assert "onerror=" in page.inner_text("body")
+    assert page.locator("svg").bounding_box()["height"] > 40
 
 
 # ------------------------------------------------------------------------------------------------ as tables

@@ -275,8 +275,9 @@ def test_timm_models_need_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     directory = tmp_path / "of-timm"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"}))
-    save_file({"head.bias": torch.zeros(2)}, directory / "model.safetensors")
-    for source in ("timm:vit_tiny_patch16_224", f"timm:vit_tiny_patch16_224@{directory}/x", str(directory)):
+    weights = directory / "model.safetensors"
+    save_file({"head.bias": torch.zeros(2)}, weights)
+    for source in ("timm:vit_tiny_patch16_224", f"timm:vit_tiny_patch16_224@{weights}", str(directory)):
         with pytest.raises(MissingExtraError, match=r"is a timm model.*pip install 'assay\[vision\]'"):
             load_model(source)
 

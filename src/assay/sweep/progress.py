@@ -51,7 +51,7 @@ def time_left(finished: int, remaining: int, seconds: float) -> float | None:
     return remaining * seconds / finished if finished > 0 else None
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | int) -> str:
     """Seconds for reading.
 
     Example:
