@@ -265,7 +265,7 @@ def undisturbed(plan: Path, store: str, folder: Path) -> Round:
         sweep.end()
     found.seconds = round(time.monotonic() - began, 3)
     found.told_done = len(told["jobs"])
-    _look(found, store, began_at=time.time() - found.seconds)
+    _look(found, store)
     return found
 
 

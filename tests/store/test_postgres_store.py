@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 import torch
@@ -57,7 +58,12 @@ def test_arrays_that_cannot_be_seen_are_an_error_that_says_what_to_do(url: str, 
 
 
 def test_a_directory_belongs_to_one_store(url: str, postgres: PostgresServer, tmp_path: Path) -> None:
-    Store(url)
+    first = Store(url)
+    # Nothing lies there yet: it may as well be what is left of an attempt that was cut off.
+    second = Store(postgres.database(arrays=str(tmp_path / "arrays of it")))
+    kept = first.put("scores", {"seed": 0}, {}, {"values": np.zeros(3)})
+    assert second.put("scores", {"seed": 0}, {}, {"values": np.zeros(3)}) == kept
+    assert Store(url).verify() == [] == second.verify()
     with pytest.raises(InputError, match="holds the arrays of another results store"):
         Store(postgres.database(arrays=str(tmp_path / "arrays of it")))
     Store(tmp_path / "directory")

@@ -204,13 +204,15 @@ def _record_directory(connection: sa.Connection, database: Database) -> None:
             f"{database.location.shown} by ?arrays=DIR"
         )
     file = directory / MARK_NAME
-    # A mark with no arrays beside it is of an attempt at this that was cut off before it was recorded.
-    if file.exists() and (directory / "arrays").exists():
+    found = file.read_text(encoding="ascii", errors="replace") if file.exists() else ""
+    if found and (directory / "arrays").exists():
         raise InputError(
             f"{directory} holds the arrays of another results store; name another directory for those of "
             f"{database.location.shown} by ?arrays=DIR"
         )
-    mark = secrets.token_hex(16)
+    # A mark with no arrays beside it may be of an attempt at this that was cut off: it is taken over as it
+    # is, so that another store, if it has one, keeps its directory too.
+    mark = found or secrets.token_hex(16)
     try:
         file.write_text(mark, encoding="ascii")
     except OSError as error:
