@@ -82,7 +82,7 @@ class Round:
 
 
 class Sweep:
-    """One `assay sweep` in a session of its own, started again when it is killed."""
+    """One `assay sweep` in a process group of its own, started again when it is killed."""
 
     def __init__(self, plan: Path, store: str, log: Path) -> None:
         self._command = [
