@@ -1,13 +1,13 @@
 """Throughput of a sweep: two workers against one, and Ray against local processes, on real jobs.
 
-The jobs are exact patching of the embedded model on independent draws of prompts, about a second each: none
+The jobs are EAP-IG of the embedded model on independent draws of prompts, about a second each: none
 needs another, so two workers could at best be twice as fast as one. Time is counted from the first job that
 begins to the last that ends, by the monotonic clock; bringing workers up, which is done once however many
 jobs there are, is reported apart. Each way runs in a store of its own, all stores must hold the same in the
 end, and the best of several rounds counts, the ways taking turns. Prints one JSON document; `--save` writes
 it to benchmarks/results.
 
-    python benchmarks/bench_sweep.py [--jobs 12] [--prompts 2] [--rounds 2] [--no-ray] [--save]
+    python benchmarks/bench_sweep.py [--jobs 32] [--prompts 64] [--rounds 3] [--no-ray] [--save]
 """
 
 import argparse
@@ -115,10 +115,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--jobs", type=int, default=12)
-    parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--method", default="exact")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=32)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--method", default="eap-ig-inputs")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-ray", action="store_true")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()

@@ -110,6 +110,11 @@ def work(job: Job, location: str) -> tuple[str, ...]:
     return run_job(job, Store(location))
 
 
+def warm_up() -> None:
+    """Load what a job's first model brings with it, seconds of imports, before a worker says it is ready."""
+    load_model("mini")
+
+
 # ---- inputs, kept for the next job of the same worker --------------------------------------------
 
 

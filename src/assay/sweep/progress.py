@@ -56,7 +56,7 @@ def duration(seconds: float | int) -> str:
 
     Example:
         >>> duration(0.4), duration(75), duration(3700), duration(200_000)
-        ('1 s', '1 min 15 s', '1 h 2 min', '2 d 8 h')
+        ('1 s', '1 min 15 s', '1 h 1 min', '2 d 7 h')
     """
     whole = max(1, round(seconds))
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

@@ -68,15 +68,22 @@ def reference(work: Work) -> str:
 
 
 def load_work(name: str, threads: int) -> Work:
-    """The function of a reference, in a process that computes on so many threads."""
+    """The function of a reference, in a process that computes on so many threads.
+
+    A function `warm_up` of the same module is called first: what it loads counts neither for the time limit
+    of the first job nor as time that a job took.
+    """
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))  # read once, when a library is loaded
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
+    warm_up = getattr(found, "warm_up", None)
     for part in path.split("."):
         found = getattr(found, part)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
+    if warm_up is not None:
+        warm_up()
     work: Work = found
     return work
 
