@@ -2,7 +2,8 @@
 
     python benchmarks/bench_store.py [--results 100000] [--puts 300] [--no-postgres]
 
-Measurements with the payload that `assay measure` stores, one audit of a fifth of a megabyte in a thousand.
+Measurements with the payload that `assay measure` stores, a circuit for every six of them, one audit of a
+fifth of a megabyte in a thousand.
 PostgreSQL is started from the system's own binaries in a temporary directory; without them SQLite is timed
 alone. `puts` compares the journal that the store uses with a write-ahead log, by one writer and by two.
 """
@@ -34,7 +35,7 @@ from assay.store.upgrade import summary_row
 
 
 LIMIT_MS = 100.0
-METRICS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk", "minimality")
+METRICS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
 MODELS = ("mini", "gpt2", "pythia-160m", "llama-3.2-1b", "qwen2.5-0.5b")
 TASKS = ("ioi", "greater-than", "sva", "docstring", "gendered-pronouns")
 METHODS = ("eap", "eap-ig-inputs", "acdc", "ugs")
@@ -56,7 +57,6 @@ def measurement(number: int, random: np.random.Generator) -> tuple[dict[str, Any
         },
         "circuit": f"{number // 7:016x}",
         "graph": "62531a8bc2ac47d3",
-        "method": METHODS[number // 175 % 4],
         "ablation": "resample",
         "objective": "logit_diff",
         "seed": number // 700,
@@ -86,9 +86,13 @@ def rows(count: int) -> Iterator[dict[str, Any]]:
     """What `put` would write of `count` results."""
     random = np.random.default_rng(0)
     for number in range(count):
-        kind = "audit" if number % 1000 == 999 else "measurement"
+        kind = "audit" if number % 1000 == 999 else "circuit" if number % 7 == 6 else "measurement"
         provenance, payload = measurement(number, random)
-        if kind == "audit":
+        if kind == "circuit":  # of the six measurements before it, which know its hash alone
+            method = {"key": METHODS[number // 175 % 4], "options": {}}
+            payload = {"hash": provenance["circuit"], "n_edges": 100 + number % 50}
+            provenance = {key: provenance[key] for key in ("library", "model", "task")} | {"method": method}
+        elif kind == "audit":
             edges = [{"source": f"a{each % 12}.h{each % 9}", "score": 0.1 * each} for each in range(4500)]
             payload = {"title": "A circuit", "measurements": [payload], "edges": edges}
         yield {
@@ -133,6 +137,9 @@ def questions(store: Store) -> dict[str, Callable[[], Any]]:
         ),
         "model, task and metric": lambda: store.query(where=["model = gpt2", "task = sva", "metric = kl"]),
         "metric and value > 0.95": lambda: store.query(where=["metric = kl", "value > 0.95"]),
+        "model, method and metric": lambda: store.query(
+            where=["model = gpt2", "method = acdc", "metric = kl"]
+        ),
         "newest 100": lambda: store.query(order="-created", limit=100),
         "one by the beginning of its id": lambda: store.get(known[:10]),
         "count of all": lambda: store.count(),

@@ -269,6 +269,7 @@ def test_a_bad_file_is_wrong_usage(run: Run, content: str, message: str) -> None
         (("audit", "--steps", "0"), 2, "'0' is neither a count from 1 nor auto"),
         (("audit", "--frobnicate"), 2, "--frobnicate"),
         (("audits",), 2, "audits"),
+        (("audit", "--model", "a" * 5000), 2, "error: no file can have so long a name: aaa"),
     ],
 )
 def test_errors_are_one_message_and_an_exit_code(

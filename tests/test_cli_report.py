@@ -75,6 +75,12 @@ def test_the_model_of_other_commands_does_not_turn_the_page_into_an_overview(
         (("--model", "minnie"), "did you mean 'mini'"),
         (("--sweep", "none"), "no sweep 'none'"),
         (("--compare", "0123456789abcdef", "0123456789abcdef"), "no result in"),
+        (
+            ("--compare", "nope.safetensors", "x"),
+            "there is no file nope.safetensors; give a circuit file, the id",
+        ),
+        (("--compare", "folder/nope", "x"), "there is no file folder/nope"),
+        (("--compare", "nope", "x"), "a result id is up to 16 hex digits, got 'nope'"),
     ],
 )
 def test_wrong_usage_is_told(report: Any, arguments: tuple[str, ...], message: str) -> None:

@@ -101,6 +101,9 @@ def test_a_registration_that_was_edited_is_refused(path: Path) -> None:
     made.path.write_text(json.dumps(stored))
     with pytest.raises(FileFormatError, match="was changed after it was written"):
         register_claim(path)
+    made.path.write_text(json.dumps(stored | {"hash": -1}))
+    with pytest.raises(FileFormatError, match="does not have the hash -1 that it states"):
+        register_claim(path)
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,7 @@ class StoreContract:
         assert set(frame.columns) == {
             "kind",
             "created",
+            "method",
             "payload.value",
             "payload.interval.low",
             "provenance.seed",
@@ -463,6 +464,9 @@ class StoreContract:
             ("value != null", [0, 1, 2, 3, 4, 5]),
             ("status = null", [1, 3, 5, 9]),
             ("status != fail", [0, 2, 4]),
+            ("verdict = pass", [0, 2, 4]),
+            ('task = "ioi and metric = kl"', []),
+            ("task = ioi and others; and more", []),
             ("model ~ MIN", [0, 1, 2, 3, 9]),
             ("metric = kl", [0, 1, 2, 3, 4, 5]),
             ("method < b", [9]),
@@ -491,7 +495,7 @@ class StoreContract:
         assert (found.model, found.task, found.method, found.metric) == ("mini", "ioi", "eap", "kl")
         assert (found.n, found.seed, found.value, found.status) == (20, 2, 0.2, "pass")
         assert (found.low, found.high) == (0.1 * 2 - 1, 0.1 * 2 + 1)
-        assert found.about == "kl on ioi in mini"
+        assert found.about == "kl of eap on ioi in mini"
         assert found == measured.get(found.id).summary
         assert measured.get(found.id).created == found.created
 
@@ -537,6 +541,12 @@ class StoreContract:
             ("payload.x ~ 1", "quote the number"),
             ("value > 1e999", "beyond every number"),
             ('payload.x = "unfinished', "cannot read .* as quoted text"),
+            ("task = ioi and metric = kl", "looks like several conditions.*several.*in double quotes"),
+            ("value > 0.1 OR payload.x.y>=3", "looks like several conditions"),
+            ("task = ioi; metric ~ kl", "looks like several conditions"),
+            ('task = "ioi" and payload."a b" != 1', "looks like several conditions"),
+            ("task === ioi", "none of the operators = != < <= > >= ~; .* begins with = in double quotes"),
+            ("task =~ io", "none of the operators"),
             ('payload."" = 1', "a path cannot lead through a key such as ''"),
         ],
     )
@@ -607,6 +617,35 @@ class StoreContract:
         with no_type_checks():
             fill()
         check()
+
+    def test_a_measurement_has_the_method_that_found_its_circuit(self, store: Store) -> None:
+        for method, circuit in (("eap", "a"), ("acdc", "b"), ("eap-ig-inputs", "a"), ("ugs", None)):
+            store.put(
+                "circuit", {"method": {"key": method}}, {"hash": circuit, "n_edges": 2} if circuit else {}
+            )
+        for circuit in ("a", "b", "c"):
+            store.put("measurement", {"metric": {"key": "kl"}, "circuit": circuit}, {"value": 1.0})
+        store.put("measurement", {"metric": {"key": "kl"}, "circuit": "a", "method": "own"}, {"value": 1.0})
+        store.put("measurement", {"metric": {"key": "kl"}}, {"value": 1.0})
+
+        def found(*where: str) -> list[tuple[str | None, str | None]]:
+            chosen = store.query("measurement", where=list(where), order="method")
+            return [(each.circuit, each.method) for each in chosen]
+
+        nothing = [("c", None), (None, None)]
+        assert found()[:3] == [("b", "acdc"), ("a", "eap"), ("a", "own")]
+        assert sorted(found()[3:], key=str) == sorted(nothing, key=str)
+        assert found("method = eap") == found("method = eap-ig-inputs") == [("a", "eap")]
+        assert found("method = acdc", "value > 0") == [("b", "acdc")]
+        assert found("method ~ ig") == [("a", "eap")]
+        assert found("method != eap") == [("b", "acdc"), ("a", "eap"), ("a", "own")]
+        assert found("method != null") == [("b", "acdc"), ("a", "eap"), ("a", "own")]
+        assert sorted(found("method = null"), key=str) == sorted(nothing, key=str)
+        assert found("method = nothing") == []
+        assert store.count("measurement", where="method = eap") == 1
+        assert [each.method for each in store.query("circuit", where="method = ugs")] == ["ugs"]
+        frame = store.to_frame("measurement", where="method = eap")
+        assert list(frame["method"]) == ["eap"]
 
     def test_the_frame_takes_conditions_an_order_and_a_limit(self, measured: Store) -> None:
         frame = measured.to_frame("measurement", where="value > 0.05", order="-value", limit=2, method="eap")

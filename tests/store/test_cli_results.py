@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from assay.cli import app
+from assay.cli.results import STORED
 from assay.store import Store
 
 
@@ -88,6 +89,34 @@ def test_a_wrong_question_says_what_is_right(filled: list[str], arguments: list[
     result = run("list", *arguments, *filled)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (["--where", "payload.valeu > 0"], "none of the newest 4 results has payload.valeu; `assay show"),
+        (
+            ["--kind", "scores", "--where", 'payload."a b".c = 1', "--where", "value > 0"],
+            "none of the newest 1 results of kind 'scores' has payload.\"a b\".c;",
+        ),
+        (["--kind", "score"], "the store holds no result of kind 'score'"),
+    ],
+)
+def test_an_empty_answer_says_what_no_result_has(filled: list[str], arguments: list[str], note: str) -> None:
+    result = run("list", "results", *filled, *arguments, "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, [])
+    assert f"note: {note}" in result.stderr
+    assert run("list", "results", *filled, *arguments, "--quiet").stderr == ""
+
+
+def test_an_empty_answer_about_what_results_have_says_nothing(filled: list[str]) -> None:
+    asked = ["--where", "payload.value > 7", "--where", "payload.nothing = null"]
+    assert run("list", "results", *filled, *asked).stderr == ""
+
+
+def test_help_names_every_kind_that_is_stored() -> None:
+    shown = "".join(run("list", "--help").stdout.split())  # lines are broken inside names too
+    assert all(kind in shown for kind in STORED)
 
 
 def test_a_store_that_cannot_be_reached_hides_its_password() -> None:

@@ -40,6 +40,11 @@ def test_a_plan_becomes_jobs_after_what_they_need(jobs: tuple[Job, ...]) -> None
     assert all(job.passes > 0 for job in jobs if job.kind != "select")
 
 
+def test_a_size_beyond_the_graph_is_refused() -> None:
+    with pytest.raises(InputError, match=r"1,520 edges is asked for, .* model 'mini' has 1,519"):
+        expand(parse_plan({**BASE, "sizes": [80, 1519, 1520]}))
+
+
 def test_the_numbers_are_those_of_the_python_interface(jobs: tuple[Job, ...], tmp_path: Path) -> None:
     store = Store(tmp_path)
     results = {job.kind: run_job(job, store) for job in jobs}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from test_schedule import job
 from work_functions import begun, behave, journal
 
@@ -22,6 +23,7 @@ from assay.sweep.jobs import Job
 from assay.sweep.limits import Limits
 from assay.sweep.local import LocalWorkers
 from assay.sweep.schedule import SweepOutcome, run_jobs
+from assay.sweep.worker import _THREAD_VARIABLES, load_work
 
 
 MIB = 2**20
@@ -172,3 +174,29 @@ def test_no_worker_outlives_its_sweep_and_the_next_goes_on(
     assert len({process for _, name, process in journal(str(store)) if name not in before}) <= 3
     assert {each.name for each in outcome.skipped} == set(before)
     assert len(Store(store).find("job")) == 7
+
+
+def test_a_worker_warms_up_before_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "warmed_work.py").write_text(
+        textwrap.dedent(
+            """
+            import os
+
+            done = []
+
+            def warm_up():
+                done.append(os.environ["OMP_NUM_THREADS"])
+
+            def work(job, location):
+                return ()
+            """
+        )
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    threads = torch.get_num_threads()
+    for variable in _THREAD_VARIABLES:
+        monkeypatch.setenv(variable, str(threads))
+    function = load_work("warmed_work:work", threads)
+    assert function(None, "") == ()
+    assert sys.modules["warmed_work"].done == [str(threads)]
+    monkeypatch.delitem(sys.modules, "warmed_work")

@@ -148,6 +148,21 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
             UnknownNameError,
             "methods: unknown quadrature 'mid'; did you mean 'midpoint'",
         ),
+        (
+            {"methods": [{"method": "eap", "steps": 5}]},
+            InputError,
+            "methods: method 'eap' has no use for steps, leave it out; it has no options",
+        ),
+        (
+            {"methods": [{"method": "acdc", "steps": 3, "quadrature": "left"}]},
+            InputError,
+            "method 'acdc' has no use for steps and quadrature, leave it out; its options are .*threshold",
+        ),
+        (
+            {"methods": [{"method": "eap", "place": 3}]},
+            UnknownNameError,
+            "methods: method 'eap' has no options, and 'place' was given",
+        ),
         ({"metrics": ["faithfullness"]}, UnknownNameError, "metrics: unknown metric .* mean 'faithfulness'"),
         ({"gates": ["bootstrap-stabilty"]}, UnknownNameError, "gates: unknown gate .* 'bootstrap-stability'"),
         ({"ablation": "men"}, UnknownNameError, "ablation: unknown ablation 'men'; did you mean 'mean'"),
@@ -192,6 +207,11 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
         ({"tasks": ["nowhere.jsonl"]}, InputError, "tasks: there is no file .*nowhere.jsonl"),
         (
             {"job": [job("a", circuit="none.safetensors")]},
+            InputError,
+            r"\[\[job\]\] 1 circuit: there is no file",
+        ),
+        (
+            {"job": [job("a", circuit="a" * 300)]},
             InputError,
             r"\[\[job\]\] 1 circuit: there is no file",
         ),

@@ -54,7 +54,7 @@ def digests(store: Store) -> dict[str, str]:
 def test_batches_dealt_to_jobs_give_the_scores_of_one_job(tmp_path: Path, method: str, ablation: str) -> None:
     changes: dict[str, Any] = {"methods": [method], "ablation": ablation, "n": 8, "limits": {"batch-size": 3}}
     if method == "exact":
-        changes |= {"models": ["planted:induction/gpt2/bare"], "tasks": ["planted"]}
+        changes |= {"models": ["planted:induction/gpt2/bare"], "tasks": ["planted"], "sizes": [40]}
     one = expand(plan_of(**changes))
     several = expand(plan_of(**changes, shards={"discover": 2}))
     assert [job.kind for job in one] == ["discover", "select"]

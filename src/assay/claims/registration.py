@@ -163,7 +163,7 @@ def read_registration(path: str | Path) -> Registration:
             )
         found = Registration(
             path=path,
-            hash=stored["hash"],
+            hash=str(stored["hash"]),
             time=stored["registered"],
             library=stored["library"],
             content=dict(stored["content"]),

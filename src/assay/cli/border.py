@@ -1,5 +1,6 @@
 """Between commands and the world: errors and warnings as messages, results on stdout, progress on stderr."""
 
+import errno
 import functools
 import json
 import re
@@ -43,6 +44,11 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
                     raise
                 say(f"error: {error}")
                 raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG or kwargs.get("traceback"):
+                    raise
+                say(f"error: no file can have so long a name: {str(error.filename)[:60]}...")
+                raise typer.Exit(2) from error
             except KeyboardInterrupt:
                 say("interrupted; the same command goes on from what was stored")
                 raise typer.Exit(130) from None

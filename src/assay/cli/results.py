@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay.cli.border import command, echo, print_json, print_measurements, print_table
+from assay.cli.border import command, echo, print_json, print_measurements, print_table, say
 from assay.cli.commands import app
 from assay.cli.options import (
     DEFAULT_STORE,
@@ -25,9 +25,25 @@ from assay.untrusted import printable
 
 
 if TYPE_CHECKING:
-    from assay.store import ResultSummary, StoredResult
+    from assay.store import ResultSummary, Store, StoredResult
 
 RESULTS = "results"
+STORED = (
+    "audit",
+    "calibration",
+    "circuit",
+    "job",
+    "measurement",
+    "pairs-part",
+    "ranking",
+    "ranking-comparison",
+    "scores",
+    "scores-part",
+    "subset-path",
+    "sweep",
+    "worst_case",
+)
+NEWEST = 100  # results that are looked at for what a question without an answer asks about
 
 
 @app.command("list")
@@ -43,7 +59,7 @@ def list_(
     store: StoreOption = None,
     of: Annotated[
         str | None,
-        option("--kind", "Only results of this kind: audit, scores, measurement, worst_case, calibration."),
+        option("--kind", f"Only results of this kind: {', '.join(STORED)}."),
     ] = None,
     where: Annotated[
         list[str] | None,
@@ -70,10 +86,12 @@ def list_(
     if kind == RESULTS:
         from assay.store import Store
 
-        found = Store(store or DEFAULT_STORE, create=False).query(
-            of, where=where or (), order=order, limit=limit, offset=offset
-        )
+        kept = Store(store or DEFAULT_STORE, create=False)
+        found = kept.query(of, where=where or (), order=order, limit=limit, offset=offset)
         _print_summaries(found, as_csv=as_csv, as_json=as_json)
+        if not found and not quiet:
+            for note in _notes_on_nothing(kept, of, where or ()):
+                say(f"note: {note}")
         return
     if where or of is not None or limit is not None or offset or as_csv:
         raise InputError(f"--kind, --where, --limit, --offset and --csv are for `assay list {RESULTS}`")
@@ -86,6 +104,23 @@ def list_(
         print_json([entry.to_dict() for entry in entries])
         return
     print_table("", ["key", "what it is"], [[entry.key, entry.summary] for entry in entries])
+
+
+def _notes_on_nothing(store: "Store", kind: str | None, where: Sequence[str]) -> list[str]:
+    """What a question without an answer asks about that none of the newest results has."""
+    from assay.store.where import parse_where
+
+    newest = store.query(kind, order="-created", limit=NEWEST)
+    if not newest:
+        return [] if kind is None else [f"the store holds no result of kind {kind!r}"]
+    since = f'created >= "{newest[-1].created}"'
+    asked = {each.key: None for each in parse_where(where) if (each.operator, each.value) != ("=", None)}
+    missing = [key for key in asked if not store.query(kind, where=[since, f"{key} != null"], limit=1)]
+    of = "" if kind is None else f" of kind {kind!r}"
+    return [
+        f"none of the newest {len(newest)} results{of} has {key}; `assay show ID --json` prints what one has"
+        for key in missing
+    ]
 
 
 def _print_summaries(found: "Sequence[ResultSummary]", *, as_csv: bool, as_json: bool) -> None:

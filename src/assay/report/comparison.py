@@ -160,6 +160,11 @@ def _side(store: Store, given: str, *, files: bool) -> Side:
         try:
             found = find_sweep(store, given)
         except AssayError:
+            if files and _is_path(given):
+                raise InputError(
+                    f"there is no file {given}; give a circuit file, the id of a stored result (see "
+                    "`assay list results`) or the name of a sweep"
+                ) from None
             raise error from None
     if found.kind not in COMPARED:
         raise InputError(
@@ -174,6 +179,11 @@ def _side(store: Store, given: str, *, files: bool) -> Side:
         "sweep": _sweep,
     }
     return readers[found.kind](store, found)
+
+
+def _is_path(given: str) -> bool:
+    """Whether a text that names no result was probably meant for a file."""
+    return Path(given).suffix != "" or Path(given).name != given
 
 
 def _text(value: object) -> str | None:

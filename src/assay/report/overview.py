@@ -70,8 +70,10 @@ def overview_document(
 
 
 def row_of(summary: ResultSummary) -> dict[str, Any]:
-    """A summary as a record of the columns that pages show."""
+    """A summary as a record of the columns that pages show; of a circuit its size beside its method."""
     found = asdict(summary)
+    if summary.kind == "circuit":
+        found["method"] = summary.name
     return {key: found[key] for key in COLUMNS}
 
 
@@ -96,7 +98,7 @@ def _of_name(store: Store, of: str, name: str) -> Document:
         "filter": where[0],
         "metrics": _metrics(store, measurements),
         "measurements": [
-            {**row_of(each), "method": each.method or made.get(each.circuit or "")} for each in measurements
+            {**row_of(each), "method": made.get(each.circuit or "") or each.method} for each in measurements
         ],
         "others": [row_of(each) for each in others],
         "n_others": store.count(where=wanted),

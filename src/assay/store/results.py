@@ -20,7 +20,7 @@ from assay.store.location import locate
 from assay.store.summary import COLUMNS, ResultSummary
 from assay.store.tables import ARRAYS, ID_LENGTH, KIND_LENGTH, NAME_LENGTH, RESULTS, SUMMARIES
 from assay.store.upgrade import open_schema, summary_row
-from assay.store.where import Condition, parse_order, parse_where, provenance_filter
+from assay.store.where import Condition, parse_order, parse_where, provenance_filter, shown_column
 
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StoredResult:
 
     @property
     def summary(self) -> ResultSummary:
-        """The result in brief, as `Store.query` gives it."""
+        """The result in brief; unlike `Store.query` it looks at no other result for a circuit's method."""
         return ResultSummary(**summary_row(vars(self)))
 
 
@@ -222,7 +222,7 @@ class Store:
         for name, number in (("limit", limit), ("offset", offset)):
             if number is not None and not 0 <= number < 2**63:
                 raise InputError(f"{name} counts results, from 0 and below 2^63; got {number}")
-        columns = [SUMMARIES.c[name] for name in COLUMNS]
+        columns = [shown_column(name) for name in COLUMNS]
         statement = self._matching(columns, kind, parse_where(where))
         statement = statement.order_by(*parse_order(order)).limit(limit).offset(offset or None)
         if limit is None and offset and self._database.dialect == "sqlite":
@@ -260,8 +260,9 @@ class Store:
     ) -> "pd.DataFrame":
         """Results as a pandas frame, one row each, indexed by id.
 
-        Nested dicts become columns with dotted names: `payload.value`, `provenance.task.name`; lists are
-        left out.
+        Columns `kind`, `created` and `method` are as `query` has them. Nested dicts become columns with
+        dotted names: `payload.value`, `provenance.task.name`. Lists are left out, and so is the copy of the
+        provenance that a measurement's payload holds.
 
         Args:
             kind: Only results of this kind.
@@ -274,18 +275,22 @@ class Store:
 
         chosen = self._chosen(kind, where, order, limit, filters)
 
-        def work(connection: sa.Connection) -> list[sa.Row[Any]]:
-            return _rows(connection, list(connection.execute(chosen).scalars()))
+        def work(connection: sa.Connection) -> tuple[list[str], dict[str, list[object]]]:
+            found = connection.execute(chosen.add_columns(shown_column("method"))).all()
+            identities = [row.id for row in found]
+            places = {identity: place for place, identity in enumerate(identities)}
+            columns: dict[str, list[object]] = {name: [None] * len(places) for name in ("kind", "created")}
+            columns["method"] = [row.method for row in found]
+            payload, provenance = (_Spread(columns, name, len(places)) for name in ("payload", "provenance"))
+            for row in _rows(connection, identities):  # let go one by one: garbage collection takes longer
+                place = places[row.id]
+                columns["kind"][place], columns["created"][place] = row.kind, row.created
+                payload.row({key: row.payload[key] for key in row.payload if key != "provenance"}, place)
+                provenance.row(row.provenance, place)
+            return identities, columns
 
-        rows = self._database.read(work)
-        columns: dict[str, list[object]] = {
-            "kind": [row.kind for row in rows],
-            "created": [row.created for row in rows],
-        }
-        for place, row in enumerate(rows):
-            _spread("payload", row.payload, columns, place, len(rows))
-            _spread("provenance", row.provenance, columns, place, len(rows))
-        return pd.DataFrame(columns, index=pd.Index([row.id for row in rows], name="id"))
+        identities, columns = self._database.read(work)
+        return pd.DataFrame(columns, index=pd.Index(identities, name="id"))
 
     def _chosen(
         self,
@@ -314,8 +319,8 @@ class Store:
     def _results(self, connection: sa.Connection, identities: list[str]) -> list[StoredResult]:
         """Whole results, in the order of their ids given."""
         contents = _contents(connection, identities)
-        return [
-            StoredResult(
+        found = {
+            row.id: StoredResult(
                 id=row.id,
                 kind=row.kind,
                 created=row.created,
@@ -324,7 +329,8 @@ class Store:
                 arrays=StoredArrays(self.directory, contents[row.id]),
             )
             for row in _rows(connection, identities)
-        ]
+        }
+        return [found[identity] for identity in identities]
 
     # ---- the whole ----------------------------------------------------------------------------------
 
@@ -412,19 +418,18 @@ class Store:
             last = results[-1].id
 
 
-def _rows(connection: sa.Connection, identities: list[str]) -> "list[sa.Row[Any]]":
-    """Rows of `results`, in the order of their ids given."""
-    found: dict[str, sa.Row[Any]] = {}
-    for start in range(0, len(identities), _CHUNK):
-        query = sa.select(RESULTS).where(RESULTS.c.id.in_(identities[start : start + _CHUNK]))
-        found |= {row.id: row for row in connection.execute(query)}
-    for row in found.values():
-        if not (isinstance(row.payload, dict) and isinstance(row.provenance, dict)):
-            raise FileFormatError(
-                f"result {row.id} was damaged: its payload or provenance is no table; `Store.verify()` says "
-                "what else is wrong"
-            )
-    return [found[identity] for identity in identities]
+def _rows(connection: sa.Connection, identities: list[str]) -> "Iterator[sa.Row[Any]]":
+    """Rows of `results` of the given ids, in the order of the ids."""
+    ordered = sorted(identities)
+    for start in range(0, len(ordered), _CHUNK):
+        chunk = RESULTS.c.id.in_(ordered[start : start + _CHUNK])
+        for row in connection.execute(sa.select(RESULTS).where(chunk).order_by(RESULTS.c.id)):
+            if not (isinstance(row.payload, dict) and isinstance(row.provenance, dict)):
+                raise FileFormatError(
+                    f"result {row.id} was damaged: its payload or provenance is no table; `Store.verify()` "
+                    "says what else is wrong"
+                )
+            yield row
 
 
 def _contents(connection: sa.Connection, identities: list[str]) -> dict[str, dict[str, str]]:
@@ -469,18 +474,28 @@ def _content(value: object) -> object:
     return value
 
 
-def _spread(
-    prefix: str, record: dict[str, Any], columns: dict[str, list[object]], place: int, length: int
-) -> None:
-    """Put every scalar inside nested dicts into the column of its dotted name."""
-    for key, value in record.items():
-        name = f"{prefix}.{key}"
-        kind = type(value)  # of what the JSON parser made, so no subclasses
-        if kind is dict:
-            _spread(name, value, columns, place, length)
-        elif kind is not list:
-            try:
-                columns[name][place] = value
-            except KeyError:
-                columns[name] = [None] * length
-                columns[name][place] = value
+class _Spread:
+    """Columns of the scalars inside nested dicts, by their dotted names, filled row by row.
+
+    Names are put together once per column, not once per value: a frame is mostly this.
+    """
+
+    def __init__(self, columns: dict[str, list[object]], prefix: str, length: int) -> None:
+        self._columns, self._prefix, self._length = columns, prefix, length
+        self._values: dict[str, list[object]] = {}
+        self._inside: dict[str, _Spread] = {}
+
+    def row(self, record: dict[str, Any], place: int) -> None:
+        """Put one record into its row."""
+        values = self._values
+        for key, value in record.items():
+            kind = type(value)  # of what the JSON parser made, so no subclasses
+            if kind is dict:
+                if key not in self._inside:
+                    self._inside[key] = _Spread(self._columns, f"{self._prefix}.{key}", self._length)
+                self._inside[key].row(value, place)
+            elif kind is not list:
+                if key not in values:
+                    name = f"{self._prefix}.{key}"
+                    values[key] = self._columns.setdefault(name, [None] * self._length)
+                values[key][place] = value

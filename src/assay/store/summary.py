@@ -19,7 +19,7 @@ class ResultSummary:
         created: UTC, ISO 8601, of the first `put`.
         model: Id of the model.
         task: Name of the task or data set.
-        method: Discovery method.
+        method: Discovery method; of what was measured of a stored circuit, the one that found the circuit.
         metric: Metric; of a worst case its divergence, of an audit `faithfulness-norm`.
         n: Examples or pairs measured.
         seed: Root seed.
@@ -55,6 +55,8 @@ class ResultSummary:
         """In words: what of which task in which model."""
         usual = self.method or self.metric if self.kind in ("audit", "scores") else self.metric or self.method
         what = self.name or usual or ""
+        if self.kind == "measurement" and self.metric and self.method:
+            what = f"{self.metric} of {self.method}"
         parts = (what, self.task and f"on {self.task}", self.model and f"in {self.model}")
         return " ".join(part for part in parts if part)
 

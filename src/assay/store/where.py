@@ -20,6 +20,7 @@ from assay.store.tables import RESULTS, SUMMARIES
 
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "~")
 DOCUMENTS = ("provenance", "payload")
+ALIASES = {"verdict": "status"}  # what tables and pages call a column
 Scalar = str | int | float | bool | None
 Truth = sa.ColumnElement[bool]
 
@@ -27,6 +28,13 @@ _SEGMENT = r'(?:"[^"]*"|[^\s."=!<>~]+)'
 _CONDITION = re.compile(
     rf"\s*(?P<key>{_SEGMENT}(?:\.{_SEGMENT})*)\s*(?P<operator>!=|<=|>=|==|=|<|>|~)\s*(?P<value>.*?)\s*",
     re.DOTALL,
+)
+_OPERATOR_LETTERS = "=!<>~"
+# What cannot be one value: the beginning of a second condition stands in it.
+_JOINED = re.compile(
+    r"(?:\s(?:and|or)\s+|;\s*)"
+    r'(?:"[^"]*"|[^\s."=!<>~;]+)(?:\.(?:"[^"]*"|[^\s."=!<>~;]+))*\s*(?:!=|[=<>~])',
+    re.IGNORECASE,
 )
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MANY = 2**63  # integers from here on are compared as floats
@@ -51,12 +59,19 @@ class Condition:
         """Whether a document must be read for it."""
         return len(self.path) > 1
 
+    @property
+    def key(self) -> str:
+        """What it asks about, as a condition has it: a column, or `payload.details."a.b"`."""
+        return ".".join(part if re.fullmatch(r'[^\s."=!<>~]+', part) else f'"{part}"' for part in self.path)
+
     def sql(self, dialect: str) -> Truth:
         """The condition in terms of the tables `summaries` and `results`."""
         if self.in_document:
             document = RESULTS.c[self.path[0]]
             kind = _SqliteJson if dialect == "sqlite" else _PostgresJson
             return _document_sql(kind(document, self.path[1:]), self.operator, self.value)
+        if self.path == ("method",):
+            return _method_sql(self.operator, self.value)
         return _column_sql(SUMMARIES.c[self.path[0]], self.operator, self.value)
 
 
@@ -80,12 +95,13 @@ def provenance_filter(key: str, value: object) -> Condition:
 def parse_order(order: str) -> list[sa.UnaryExpression[Any]]:
     """SQL of an order: a column, or `-column` for the largest first; absent values come last."""
     name = order.strip().removeprefix("-")
+    name = ALIASES.get(name, name)
     if name not in COLUMNS:
         raise unknown_name("column to order by", name, COLUMNS)
     descending = order.strip().startswith("-")
-    column = SUMMARIES.c[name]
+    column = shown_column(name)
     directed = [column.desc() if descending else column.asc()]
-    if column.nullable:
+    if SUMMARIES.c[name].nullable:
         directed = [sa.nulls_last(directed[0])]
     if name != "id":
         directed.append(SUMMARIES.c.id.desc() if descending else SUMMARIES.c.id.asc())
@@ -104,7 +120,9 @@ def _parse(text: str) -> Condition:
         )
     path = tuple(part.strip('"') for part in re.findall(_SEGMENT, found["key"]))
     operator = "=" if found["operator"] == "==" else found["operator"]
+    _check_single(found, text)
     if len(path) == 1:
+        path = (ALIASES.get(path[0], path[0]),)
         if path[0] in DOCUMENTS:
             raise InputError(f"{path[0]} is a document; name something inside it, e.g. {path[0]}.seed")
         if path[0] not in COLUMNS:
@@ -119,6 +137,30 @@ def _parse(text: str) -> Condition:
     condition = Condition(path=_checked(path), operator=operator, value=value)
     _check_operator(condition, text)
     return condition
+
+
+def _check_single(found: re.Match[str], text: str) -> None:
+    """Refuse operators and conditions that would be taken for a part of the value, and so find nothing."""
+    written = found["value"]
+    if written[0] in _OPERATOR_LETTERS and text[found.start("value") - 1] in _OPERATOR_LETTERS:
+        raise InputError(
+            f"{text!r} has none of the operators {' '.join(OPERATORS)}; write one of them, and a value that "
+            f"begins with {written[0]} in double quotes"
+        )
+    if not (written.startswith('"') and _is_json(written)) and _JOINED.search(written):
+        raise InputError(
+            f"{text!r} looks like several conditions, and one text is one condition; give several (--where "
+            "CONDITION --where CONDITION; all must hold), or put the value in double quotes if it is all one "
+            "text"
+        )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _unknown_column(name: str) -> UnknownNameError:
@@ -183,12 +225,44 @@ def _checked(path: tuple[str, ...]) -> tuple[str, ...]:
 # ---- columns ------------------------------------------------------------------------------------
 
 
-def _column_sql(column: sa.Column[Any], operator: str, value: Scalar) -> Truth:
+def shown_column(name: str) -> sa.ColumnElement[Any]:
+    """A column of `ResultSummary` in SQL.
+
+    What was measured of a circuit is the same whichever method found the circuit, so a measurement holds no
+    method: it is that of the circuit, the first by name where several methods found the same one.
+    """
+    if name != "method":
+        return SUMMARIES.c[name]
+    makers = _makers()
+    first = sa.select(sa.func.min(makers.c.method)).where(makers.c.circuit == SUMMARIES.c.circuit)
+    return sa.func.coalesce(SUMMARIES.c.method, first.scalar_subquery()).label("method")
+
+
+def _makers() -> sa.Subquery:
+    """Circuits and the methods that found them."""
+    made = SUMMARIES.alias("made")
+    found = sa.select(made.c.circuit, made.c.method).where(
+        made.c.kind.in_(["circuit", "audit"]), made.c.circuit.is_not(None), made.c.method.is_not(None)
+    )
+    return found.subquery("makers")
+
+
+def _method_sql(operator: str, value: Scalar) -> Truth:
+    """Of a circuit that several methods found, the condition holds where it does for one of them."""
+    makers = _makers()
+    own = _column_sql(SUMMARIES.c.method, operator, value)
+    if value is None and operator == "=":
+        return sa.and_(own, sa.func.coalesce(SUMMARIES.c.circuit, "").not_in(sa.select(makers.c.circuit)))
+    chosen = sa.select(makers.c.circuit).where(_column_sql(makers.c.method, operator, value))
+    return sa.or_(own, sa.and_(SUMMARIES.c.method.is_(None), SUMMARIES.c.circuit.in_(chosen)))
+
+
+def _column_sql(column: sa.ColumnElement[Any], operator: str, value: Scalar) -> Truth:
     if value is None:
         return column.is_(None) if operator == "=" else column.is_not(None)
     if isinstance(value, str):
         return _compare_text(column, operator, value)
-    number = float(value) if column.name in NUMBERS or abs(value) >= _MANY else value
+    number = float(value) if column.key in NUMBERS or abs(value) >= _MANY else value
     kind: sa.types.TypeEngine[Any] = sa.Double() if isinstance(number, float) else sa.BigInteger()
     return _ordered(column, operator, sa.literal(number, kind))
 

@@ -37,7 +37,7 @@ def expand(plan: Plan, *, device: str | None = None) -> tuple[Job, ...]:
 
     Raises:
         InputError: If parts of the plan do not fit each other: gates or an attack on images, a method that
-            cannot be dealt to several jobs, a circuit of another graph.
+            cannot be dealt to several jobs, a circuit of another graph, a size beyond a model's graph.
         AssayError: What loading a model or drawing a task raises.
     """
     found: dict[str, Job] = {}
@@ -50,6 +50,7 @@ def expand(plan: Plan, *, device: str | None = None) -> tuple[Job, ...]:
         location = plan.locate(name)
         source = {"model": location, "device": device}
         model = load_model(location, device=device)
+        _check_sizes(plan, model, name)
         for task in plan.tasks:
             for seed in plan.seeds:
                 made = _Made(plan=plan, model=model, model_name=name, task=task, seed=seed, source=source)
@@ -320,6 +321,16 @@ class _Made:
             passes=0 if parts else stage.passes,
             stores=17 * pairs,
             **{**common, "source": {**common["source"], **({"parts": attack.shards} if parts else {})}},
+        )
+
+
+def _check_sizes(plan: Plan, model: Model, name: str) -> None:
+    """Refuse sizes that no circuit of a model has."""
+    n_edges = model.graph.n_edges
+    if beyond := [size for size in plan.sizes if size > n_edges]:
+        raise InputError(
+            f"sizes: a circuit of {beyond[0]:,} edges is asked for, and the graph of model {name!r} has "
+            f"{n_edges:,}; give sizes from 1 to {n_edges:,}, or make a plan of its own for this model"
         )
 
 

@@ -283,7 +283,7 @@ def _select(job: Job, store: Store) -> tuple[str, ...]:
         )
     record = circuit_record(job.record, asked.record)
     if job.record.get("size") is not None:
-        size = min(job.record["size"], scores.graph.n_edges)
+        size = job.record["size"]
         return (keep_circuit(store, record, scores.top(size).connected(), {"size": size}),)
     sweep, other = (
         _runs(job, asked.model, task, Circuit.full(asked.model.graph))

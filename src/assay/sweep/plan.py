@@ -4,6 +4,7 @@ A plan is data. Reading one runs nothing and opens no file but the plan itself; 
 place and, for a name that does not exist, the nearest one that does.
 """
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from assay.adversarial import PROTOCOLS
 from assay.calibration import find_gate
-from assay.discovery import get_method
+from assay.discovery import EdgeMethod, get_method
 from assay.discovery.quadrature import Rule
 from assay.errors import InputError, UnknownNameError, near_matches, unknown_name
 from assay.generalization.predictor import PREDICTORS
@@ -390,7 +391,7 @@ def _place(where: Sequence[int | str]) -> str:
 def _checked(plan: Plan, origin: str) -> Plan:
     """The plan with registered keys for names, once everything in it exists and fits together."""
 
-    def at(place: str, check: Any, *arguments: Any, **named: Any) -> Any:
+    def at(place: str, check: Any, /, *arguments: Any, **named: Any) -> Any:
         try:
             return check(*arguments, **named)
         except InputError as error:
@@ -428,7 +429,7 @@ def _checked(plan: Plan, origin: str) -> Plan:
         at(f"{where} model", check_model, job.model, plan)
         task = at(f"{where} task", _task, job.task, plan)
         metrics = tuple(at(f"{where} metrics", find_metric, name).key for name in job.metrics)
-        if not (plan.folder / job.circuit).is_file():
+        if not _is_file(plan.folder / job.circuit):
             raise InputError(f"{origin}: {where} circuit: there is no file {plan.folder / job.circuit}")
         jobs.append(job.model_copy(update={"task": task, "metrics": at(where, _unrepeated, metrics)}))
     changes["job"] = tuple(jobs)
@@ -437,6 +438,14 @@ def _checked(plan: Plan, origin: str) -> Plan:
     if not plan.sizes and plan.target is None:
         changes["target"] = DEFAULT_TARGET
     return plan.model_copy(update=changes)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except OSError:  # too long for the file system
+        return False
 
 
 def _unrepeated(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -449,7 +458,18 @@ def _unrepeated(values: tuple[T, ...]) -> tuple[T, ...]:
 def _canonical(choice: MethodChoice, at: Any) -> MethodChoice:
     chosen = at("methods", get_method, choice.method, **choice.options)
     at("methods", _check_name, "quadrature", choice.quadrature, get_args(Rule))
+    at("methods", _check_steps, chosen, choice)
     return choice.model_copy(update={"method": chosen.key})
+
+
+def _check_steps(method: EdgeMethod, choice: MethodChoice) -> None:
+    """Refuse steps and quadrature of a method that has no use for them: its numbers would not change."""
+    given = [name for name in ("steps", "quadrature") if name in choice.model_fields_set]
+    if not given or method.uses_steps():
+        return
+    options = [each.name for each in dataclasses.fields(method)]
+    takes = f"its options are {', '.join(options)}" if options else "it has no options"
+    raise InputError(f"method {method.key!r} has no use for {' and '.join(given)}, leave it out; {takes}")
 
 
 def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
