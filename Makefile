@@ -65,9 +65,10 @@ demo: setup
 	@echo
 	@echo "The report is $(CURDIR)/demo-out/report.html"
 
-# A process per CPU; the tests of one file share their models, so files stay whole.
+# A process per CPU; the tests of one file share their models, so files stay whole. Files keep their order,
+# which begins with the longest.
 test: setup-tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 	@$(MAKE) --no-print-directory test-timm
 
 test-timm: $(TIMM)/.complete

@@ -55,6 +55,14 @@ def _refuse_the_network(event: str, arguments: tuple[object, ...]) -> None:
 if not os.environ.get("ASSAY_NETWORK_TESTS"):
     sys.addaudithook(_refuse_the_network)
 
+# Files that take minutes go first, so that no process is left with one of them in the end.
+LONG = ("test_cli_sweep.py", "test_kills.py", "test_docs.py", "test_cluster.py", "test_pages_in_chromium.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")

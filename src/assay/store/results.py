@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from assay.store.location import locate
 from assay.store.summary import COLUMNS, ResultSummary
 from assay.store.tables import ARRAYS, ID_LENGTH, KIND_LENGTH, NAME_LENGTH, RESULTS, SUMMARIES
 from assay.store.upgrade import open_schema, summary_row
-from assay.store.where import Condition, parse_order, parse_where, provenance_filter, shown_column
+from assay.store.where import Condition, first_methods, parse_order, parse_where, provenance_filter
 
 
 if TYPE_CHECKING:
@@ -222,13 +222,18 @@ class Store:
         for name, number in (("limit", limit), ("offset", offset)):
             if number is not None and not 0 <= number < 2**63:
                 raise InputError(f"{name} counts results, from 0 and below 2^63; got {number}")
-        columns = [shown_column(name) for name in COLUMNS]
+        columns = [SUMMARIES.c[name] for name in COLUMNS]
         statement = self._matching(columns, kind, parse_where(where))
         statement = statement.order_by(*parse_order(order)).limit(limit).offset(offset or None)
         if limit is None and offset and self._database.dialect == "sqlite":
             statement = statement.limit(-1)  # SQLite has no offset without a limit
-        rows = self._database.read(lambda connection: connection.execute(statement).all())
-        return [ResultSummary(**dict(zip(COLUMNS, row, strict=True))) for row in rows]
+
+        def work(connection: sa.Connection) -> list[ResultSummary]:
+            rows = connection.execute(statement).all()
+            methods = _methods(connection, rows)
+            return [ResultSummary(**{**row._mapping, "method": methods[row.id]}) for row in rows]
+
+        return self._database.read(work)
 
     def count(self, kind: str | None = None, where: str | Iterable[str] = ()) -> int:
         """How many results `query` would find."""
@@ -276,11 +281,12 @@ class Store:
         chosen = self._chosen(kind, where, order, limit, filters)
 
         def work(connection: sa.Connection) -> tuple[list[str], dict[str, list[object]]]:
-            found = connection.execute(chosen.add_columns(shown_column("method"))).all()
+            found = connection.execute(chosen.add_columns(SUMMARIES.c.method, SUMMARIES.c.circuit)).all()
             identities = [row.id for row in found]
+            methods = _methods(connection, found)
             places = {identity: place for place, identity in enumerate(identities)}
             columns: dict[str, list[object]] = {name: [None] * len(places) for name in ("kind", "created")}
-            columns["method"] = [row.method for row in found]
+            columns["method"] = [methods[identity] for identity in identities]
             payload, provenance = (_Spread(columns, name, len(places)) for name in ("payload", "provenance"))
             for row in _rows(connection, identities):  # let go one by one: garbage collection takes longer
                 place = places[row.id]
@@ -430,6 +436,16 @@ def _rows(connection: sa.Connection, identities: list[str]) -> "Iterator[sa.Row[
                     "says what else is wrong"
                 )
             yield row
+
+
+def _methods(connection: sa.Connection, rows: "Sequence[sa.Row[Any]]") -> dict[str, str | None]:
+    """The methods of rows of `summaries`, by id: their own, or the one that found their circuit."""
+    circuits = sorted({row.circuit for row in rows if row.method is None and row.circuit is not None})
+    found: dict[str | None, str] = {}
+    for start in range(0, len(circuits), _CHUNK):
+        query = first_methods(circuits[start : start + _CHUNK])
+        found |= dict(connection.execute(query).tuples().all())
+    return {row.id: row.method or found.get(row.circuit) for row in rows}
 
 
 def _contents(connection: sa.Connection, identities: list[str]) -> dict[str, dict[str, str]]:

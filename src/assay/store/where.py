@@ -99,7 +99,11 @@ def parse_order(order: str) -> list[sa.UnaryExpression[Any]]:
     if name not in COLUMNS:
         raise unknown_name("column to order by", name, COLUMNS)
     descending = order.strip().startswith("-")
-    column = shown_column(name)
+    column: sa.ColumnElement[Any] = SUMMARIES.c[name]
+    if name == "method":
+        first = first_methods().subquery("first")
+        made = sa.select(first.c[1]).where(first.c.circuit == SUMMARIES.c.circuit).scalar_subquery()
+        column = sa.func.coalesce(column, made)
     directed = [column.desc() if descending else column.asc()]
     if SUMMARIES.c[name].nullable:
         directed = [sa.nulls_last(directed[0])]
@@ -225,32 +229,31 @@ def _checked(path: tuple[str, ...]) -> tuple[str, ...]:
 # ---- columns ------------------------------------------------------------------------------------
 
 
-def shown_column(name: str) -> sa.ColumnElement[Any]:
-    """A column of `ResultSummary` in SQL.
+def first_methods(circuits: Iterable[str] | None = None) -> sa.Select[Any]:
+    """Circuits, and of the methods that found each the first by name.
 
     What was measured of a circuit is the same whichever method found the circuit, so a measurement holds no
-    method: it is that of the circuit, the first by name where several methods found the same one.
+    method of its own.
     """
-    if name != "method":
-        return SUMMARIES.c[name]
-    makers = _makers()
-    first = sa.select(sa.func.min(makers.c.method)).where(makers.c.circuit == SUMMARIES.c.circuit)
-    return sa.func.coalesce(SUMMARIES.c.method, first.scalar_subquery()).label("method")
+    kind: sa.ColumnElement[Any] = SUMMARIES.c.kind
+    if circuits is not None:
+        kind = sa.func.coalesce(kind, "")  # a term without an index, lest that of the circuits be passed over
+    found = _makers(SUMMARIES.c.circuit, sa.func.min(SUMMARIES.c.method), kind=kind)
+    if circuits is not None:
+        found = found.where(SUMMARIES.c.circuit.in_(list(circuits)))
+    return found.group_by(SUMMARIES.c.circuit)
 
 
-def _makers() -> sa.Subquery:
-    """Circuits and the methods that found them."""
-    made = SUMMARIES.alias("made")
-    found = sa.select(made.c.circuit, made.c.method).where(
-        made.c.kind.in_(["circuit", "audit"]), made.c.circuit.is_not(None), made.c.method.is_not(None)
-    )
-    return found.subquery("makers")
+def _makers(*columns: Any, kind: sa.ColumnElement[Any] = SUMMARIES.c.kind) -> sa.Select[Any]:
+    """What found circuits: the rows that name a circuit and the method it came from."""
+    named = SUMMARIES.c.circuit.is_not(None), SUMMARIES.c.method.is_not(None)
+    return sa.select(*columns).where(kind.in_(["circuit", "audit"]), *named)
 
 
 def _method_sql(operator: str, value: Scalar) -> Truth:
     """Of a circuit that several methods found, the condition holds where it does for one of them."""
-    makers = _makers()
     own = _column_sql(SUMMARIES.c.method, operator, value)
+    makers = _makers(SUMMARIES.c.circuit, SUMMARIES.c.method).subquery("makers")
     if value is None and operator == "=":
         return sa.and_(own, sa.func.coalesce(SUMMARIES.c.circuit, "").not_in(sa.select(makers.c.circuit)))
     chosen = sa.select(makers.c.circuit).where(_column_sql(makers.c.method, operator, value))
