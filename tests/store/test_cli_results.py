@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from assay.cli import app
 from assay.cli.results import STORED
+from assay.service.web import KINDS
 from assay.store import Store
 
 
@@ -126,3 +127,7 @@ def test_a_store_that_cannot_be_reached_hides_its_password() -> None:
     assert result.exit_code == 1
     assert "s3cret" not in result.stderr
     assert "lost the results store at postgresql+psycopg://u:***@" in result.stderr
+
+
+def test_the_site_and_the_command_know_the_same_kinds() -> None:
+    assert STORED == KINDS

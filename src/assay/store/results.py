@@ -444,7 +444,7 @@ def _methods(connection: sa.Connection, rows: "Sequence[sa.Row[Any]]") -> dict[s
     found: dict[str | None, str] = {}
     for start in range(0, len(circuits), _CHUNK):
         query = first_methods(circuits[start : start + _CHUNK])
-        found |= dict(connection.execute(query).tuples().all())
+        found |= {row[0]: row[1] for row in connection.execute(query)}
     return {row.id: row.method or found.get(row.circuit) for row in rows}
 
 
