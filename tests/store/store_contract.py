@@ -544,6 +544,9 @@ class StoreContract:
             ("task = ioi and metric = kl", "looks like several conditions.*several.*in double quotes"),
             ("value > 0.1 OR payload.x.y>=3", "looks like several conditions"),
             ("task = ioi; metric ~ kl", "looks like several conditions"),
+            ("metric = kl, task = ioi", "looks like several conditions"),
+            ("metric = kl and not task = ioi", "looks like several conditions"),
+            ("metric = kl && task = ioi", "looks like several conditions"),
             ('task = "ioi" and payload."a b" != 1', "looks like several conditions"),
             ("task === ioi", "none of the operators = != < <= > >= ~; .* begins with = in double quotes"),
             ("task =~ io", "none of the operators"),
@@ -643,9 +646,18 @@ class StoreContract:
         assert sorted(found("method = null"), key=str) == sorted(nothing, key=str)
         assert found("method = nothing") == []
         assert store.count("measurement", where="method = eap") == 1
+        # Another task's circuit may be the same; a circuit without a method has none.
+        store.put("circuit", {"method": {"key": "random"}, "task": {"name": "sva"}}, {"hash": "a"})
+        store.put("circuit", {"file": "c.json"}, {"hash": "a"})
+        assert found("method = random") == []
+        assert [each.method for each in store.query("circuit", where="circuit = a")].count(None) == 1
+        assert store.count("circuit", where="method = eap") == 1
         assert [each.method for each in store.query("circuit", where="method = ugs")] == ["ugs"]
         frame = store.to_frame("measurement", where="method = eap")
         assert list(frame["method"]) == ["eap"]
+        store.put("note", {"a": 1}, {"provenance": {"source": "paper"}, "circuit": "a"})
+        (note,) = store.to_frame("note").to_dict("records")
+        assert (note["method"], note["payload.provenance.source"]) == (None, "paper")
 
     def test_the_frame_takes_conditions_an_order_and_a_limit(self, measured: Store) -> None:
         frame = measured.to_frame("measurement", where="value > 0.05", order="-value", limit=2, method="eap")

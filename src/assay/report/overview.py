@@ -97,9 +97,7 @@ def _of_name(store: Store, of: str, name: str) -> Document:
         "n_calibrations": store.count("calibration", where=where),
         "filter": where[0],
         "metrics": _metrics(store, measurements),
-        "measurements": [
-            {**row_of(each), "method": made.get(each.circuit or "") or each.method} for each in measurements
-        ],
+        "measurements": [{**row_of(each), "method": _method_and_size(each, made)} for each in measurements],
         "others": [row_of(each) for each in others],
         "n_others": store.count(where=wanted),
         "gates": _gates(store, [each.id for each in calibrations]),
@@ -116,6 +114,12 @@ def _circuits(store: Store) -> dict[str, str]:
             if label and each.circuit:
                 found[each.circuit] = label
     return found
+
+
+def _method_and_size(measurement: ResultSummary, made: Mapping[str, str]) -> str | None:
+    label = made.get(measurement.circuit or "")
+    method = measurement.method
+    return label if label and (method is None or label.startswith(method)) else method
 
 
 def _head(store: Store, of: str, name: str) -> Document:
@@ -241,7 +245,7 @@ def _setting(job: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """What a job names beside model and task: method, its options, the size of the circuit."""
     name = str(job.get("name") or "")
     start = f"{job.get('kind')} {row['model']} {row['task']} "
-    return name[len(start) :] if name.startswith(start) else str(row["method"] or name)
+    return name[len(start) :] if name.startswith(start) else name or str(row["method"])
 
 
 def _job_row(job: Mapping[str, Any]) -> dict[str, Any]:

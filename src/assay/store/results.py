@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _CHUNK = 500  # below every database's limit of bound parameters
+_ABOUT_METHODS = tuple(SUMMARIES.c[name] for name in ("kind", "method", "circuit", "model", "task"))
 _NOT_CONTENT = frozenset(
     {"machine", "seconds", "created"}
 )  # facts of a run, wherever they stand in a payload
@@ -281,7 +282,7 @@ class Store:
         chosen = self._chosen(kind, where, order, limit, filters)
 
         def work(connection: sa.Connection) -> tuple[list[str], dict[str, list[object]]]:
-            found = connection.execute(chosen.add_columns(SUMMARIES.c.method, SUMMARIES.c.circuit)).all()
+            found = connection.execute(chosen.add_columns(*_ABOUT_METHODS)).all()
             identities = [row.id for row in found]
             methods = _methods(connection, found)
             places = {identity: place for place, identity in enumerate(identities)}
@@ -291,7 +292,10 @@ class Store:
             for row in _rows(connection, identities):  # let go one by one: garbage collection takes longer
                 place = places[row.id]
                 columns["kind"][place], columns["created"][place] = row.kind, row.created
-                payload.row({key: row.payload[key] for key in row.payload if key != "provenance"}, place)
+                content = row.payload
+                if row.kind == "measurement":
+                    content = {key: content[key] for key in content if key != "provenance"}
+                payload.row(content, place)
                 provenance.row(row.provenance, place)
             return identities, columns
 
@@ -439,13 +443,15 @@ def _rows(connection: sa.Connection, identities: list[str]) -> "Iterator[sa.Row[
 
 
 def _methods(connection: sa.Connection, rows: "Sequence[sa.Row[Any]]") -> dict[str, str | None]:
-    """The methods of rows of `summaries`, by id: their own, or the one that found their circuit."""
-    circuits = sorted({row.circuit for row in rows if row.method is None and row.circuit is not None})
-    found: dict[str | None, str] = {}
+    """The methods of rows of `summaries`, by id: their own, or of a measurement the one of its circuit."""
+    asked = [row for row in rows if row.kind == "measurement" and row.method is None and row.circuit]
+    circuits = sorted({row.circuit for row in asked})
+    first: dict[tuple[str, str, str], str] = {}
     for start in range(0, len(circuits), _CHUNK):
-        query = first_methods(circuits[start : start + _CHUNK])
-        found |= {row[0]: row[1] for row in connection.execute(query)}
-    return {row.id: row.method or found.get(row.circuit) for row in rows}
+        for row in connection.execute(first_methods(circuits[start : start + _CHUNK])):
+            first[row.circuit, row.model, row.task] = row.method
+    inherited = {row.id: first.get((row.circuit, row.model or "", row.task or "")) for row in asked}
+    return {row.id: row.method or inherited.get(row.id) for row in rows}
 
 
 def _contents(connection: sa.Connection, identities: list[str]) -> dict[str, dict[str, str]]:

@@ -32,7 +32,7 @@ _CONDITION = re.compile(
 _OPERATOR_LETTERS = "=!<>~"
 # What cannot be one value: the beginning of a second condition stands in it.
 _JOINED = re.compile(
-    r"(?:\s(?:and|or)\s+|;\s*)"
+    r"(?:\s(?:and|or)\s+(?:not\s+)?|\s(?:&&|\|\|)\s+|[;,]\s*)"
     r'(?:"[^"]*"|[^\s."=!<>~;]+)(?:\.(?:"[^"]*"|[^\s."=!<>~;]+))*\s*(?:!=|[=<>~])',
     re.IGNORECASE,
 )
@@ -102,8 +102,9 @@ def parse_order(order: str) -> list[sa.UnaryExpression[Any]]:
     column: sa.ColumnElement[Any] = SUMMARIES.c[name]
     if name == "method":
         first = first_methods().subquery("first")
-        made = sa.select(first.c[1]).where(first.c.circuit == SUMMARIES.c.circuit).scalar_subquery()
-        column = sa.func.coalesce(column, made)
+        pairs = zip((first.c.circuit, first.c.model, first.c.task), _where_found(), strict=True)
+        made = sa.select(first.c.method).where(*(one == other for one, other in pairs)).scalar_subquery()
+        column = sa.func.coalesce(column, sa.case((SUMMARIES.c.kind == "measurement", made), else_=None))
     directed = [column.desc() if descending else column.asc()]
     if SUMMARIES.c[name].nullable:
         directed = [sa.nulls_last(directed[0])]
@@ -230,7 +231,7 @@ def _checked(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def first_methods(circuits: Iterable[str] | None = None) -> sa.Select[Any]:
-    """Circuits, and of the methods that found each the first by name.
+    """Circuits with model and task, and of the methods that found each there the first by name.
 
     What was measured of a circuit is the same whichever method found the circuit, so a measurement holds no
     method of its own.
@@ -238,10 +239,20 @@ def first_methods(circuits: Iterable[str] | None = None) -> sa.Select[Any]:
     kind: sa.ColumnElement[Any] = SUMMARIES.c.kind
     if circuits is not None:
         kind = sa.func.coalesce(kind, "")  # a term without an index, lest that of the circuits be passed over
-    found = _makers(SUMMARIES.c.circuit, sa.func.min(SUMMARIES.c.method), kind=kind)
+    found = _makers(*_where_found(), sa.func.min(SUMMARIES.c.method).label("method"), kind=kind)
     if circuits is not None:
         found = found.where(SUMMARIES.c.circuit.in_(list(circuits)))
-    return found.group_by(SUMMARIES.c.circuit)
+    return found.group_by(*_where_found())
+
+
+def _where_found() -> tuple[sa.ColumnElement[Any], ...]:
+    """A circuit as found once: small ones, or whole graphs, are the same for many tasks."""
+    nothing: sa.ColumnElement[Any] = sa.literal_column("''")  # a parameter would differ in GROUP BY
+    return (
+        SUMMARIES.c.circuit,
+        sa.func.coalesce(SUMMARIES.c.model, nothing).label("model"),
+        sa.func.coalesce(SUMMARIES.c.task, nothing).label("task"),
+    )
 
 
 def _makers(*columns: Any, kind: sa.ColumnElement[Any] = SUMMARIES.c.kind) -> sa.Select[Any]:
@@ -253,11 +264,17 @@ def _makers(*columns: Any, kind: sa.ColumnElement[Any] = SUMMARIES.c.kind) -> sa
 def _method_sql(operator: str, value: Scalar) -> Truth:
     """Of a circuit that several methods found, the condition holds where it does for one of them."""
     own = _column_sql(SUMMARIES.c.method, operator, value)
-    makers = _makers(SUMMARIES.c.circuit, SUMMARIES.c.method).subquery("makers")
-    if value is None and operator == "=":
-        return sa.and_(own, sa.func.coalesce(SUMMARIES.c.circuit, "").not_in(sa.select(makers.c.circuit)))
-    chosen = sa.select(makers.c.circuit).where(_column_sql(makers.c.method, operator, value))
-    return sa.or_(own, sa.and_(SUMMARIES.c.method.is_(None), SUMMARIES.c.circuit.in_(chosen)))
+    makers = _makers(*_where_found(), SUMMARIES.c.method).subquery("makers")
+    found = sa.select(makers.c.circuit, makers.c.model, makers.c.task)
+    if value is not None:
+        found = found.where(_column_sql(makers.c.method, operator, value))
+    made = sa.and_(
+        SUMMARIES.c.kind == "measurement",
+        SUMMARIES.c.method.is_(None),
+        SUMMARIES.c.circuit.is_not(None),
+        sa.tuple_(*_where_found()).in_(found),
+    )
+    return sa.and_(own, sa.not_(made)) if value is None and operator == "=" else sa.or_(own, made)
 
 
 def _column_sql(column: sa.ColumnElement[Any], operator: str, value: Scalar) -> Truth:
