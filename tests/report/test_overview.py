@@ -8,6 +8,7 @@ from synthetic_store import Filled, fill, measurement, put_measurement
 from assay.errors import InputError, UnknownNameError
 from assay.report import overview_document, save_report
 from assay.report.html import render
+from assay.report.overview import _setting
 from assay.report.overview_page import grid, overview_view
 from assay.store import Store
 
@@ -117,3 +118,12 @@ def test_the_page_is_cut_and_says_of_how_many(filled: tuple[Store, Filled], tmp_
     assert "the newest 2,000 of 100,000 measurements" in text
     assert "The first 25 of 66, newest first; all of them with" in text
     assert "Every metric at a glance" in text
+
+
+def test_jobs_whose_models_go_by_other_names_keep_their_sizes_apart() -> None:
+    row = {"model": "planted-induction", "task": "planted", "method": "eap"}
+    names = [f"measure planted:induction planted eap {size} edges" for size in (30, 40)]
+    assert [_setting({"kind": "measure", "name": name}, row) for name in names] == names
+    assert _setting(
+        {"kind": "measure", "name": "measure m t eap 30 edges"}, {**row, "model": "m", "task": "t"}
+    ) == ("eap 30 edges")
