@@ -1,5 +1,6 @@
 """Adjusted p-values and e-values against worked cases, golden values and the literal rules."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from assay.stats import (
     bonferroni,
     e_benjamini_hochberg,
     holm,
+    partial_conjunction,
+    true_discoveries,
 )
 
 
@@ -143,3 +146,80 @@ def test_q_values_are_the_literal_minimum(p_values: np.ndarray) -> None:
 def test_p_values_are_probabilities() -> None:
     with pytest.raises(InputError, match=r"p-values run from 0\.5 to 1\.5; they must lie in \[0, 1\]"):
         benjamini_hochberg(np.array([0.5, 1.5]))
+
+
+# --------------------------------------------------------------------------------------- partial conjunction
+
+
+def literal_partial_conjunction(p: list[float], least: int) -> float:
+    """The largest of Simes' p-values of all sets of m - u + 1 hypotheses, one of which must be false."""
+
+    def simes(chosen: tuple[float, ...]) -> float:
+        return min(len(chosen) * each / rank for rank, each in enumerate(sorted(chosen), start=1))
+
+    return max(simes(chosen) for chosen in itertools.combinations(p, len(p) - least + 1))
+
+
+def test_a_partial_conjunction_is_worked_by_hand() -> None:
+    """Values 0.001, 0.02, 0.03, 0.9 and u = 2: the least of 3 * 0.02, 3/2 * 0.03 and 0.9."""
+    p = np.array([0.9, 0.02, 0.001, 0.03])
+    assert partial_conjunction(p, 2) == pytest.approx(0.045)
+    assert partial_conjunction(p, 1) == pytest.approx(0.004)
+    assert partial_conjunction(p, 4) == pytest.approx(0.9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.data())
+def test_a_partial_conjunction_is_the_worst_set(p: list[float], data: st.DataObject) -> None:
+    least = data.draw(st.integers(1, len(p)))
+    assert partial_conjunction(np.array(p), least) == pytest.approx(literal_partial_conjunction(p, least))
+
+
+def test_a_count_of_discoveries_is_no_bound_and_the_partial_conjunction_is() -> None:
+    """7 of 15 effects are real: 8 are claimed to be, the limit."""
+    rng = np.random.default_rng(0)
+    counted = proven = 0
+    for _ in range(400):
+        p = np.concatenate([np.full(7, 1e-9), rng.uniform(size=8)])
+        counted += int((benjamini_hochberg(p) <= 0.05).sum() >= 8)
+        proven += int(partial_conjunction(p, 8) <= 0.05)
+    assert counted > 60
+    assert proven <= 30
+
+
+def test_a_partial_conjunction_names_what_it_cannot_take() -> None:
+    for least in (0, 3):
+        with pytest.raises(InputError, match=f"least is {least} of 2 p-values"):
+            partial_conjunction(np.array([0.1, 0.2]), least)
+    for wrong in (math.nan, 1.5):
+        with pytest.raises(InputError, match="each must lie in"):
+            partial_conjunction(np.array([0.1, wrong]), 1)
+
+
+def literal_true_discoveries(p: list[float], chosen: list[int], alpha: float) -> int:
+    """Closed testing: the least number of false ones among the chosen over all sets that Simes keeps."""
+    m = len(p)
+    least = len(chosen)
+    for size in range(1, m + 1):
+        for kept in itertools.combinations(range(m), size):
+            ordered = sorted(p[at] for at in kept)
+            if all(each > alpha * rank / size for rank, each in enumerate(ordered, start=1)):
+                least = min(least, len(set(chosen) - set(kept)))
+    return least
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.sampled_from((0.05, 0.2, 0.5)), st.data())
+def test_true_discoveries_are_what_closed_testing_leaves(
+    p: list[float], alpha: float, data: st.DataObject
+) -> None:
+    chosen = data.draw(st.lists(st.integers(0, len(p) - 1), unique=True))
+    flags = np.isin(np.arange(len(p)), chosen)
+    assert true_discoveries(np.array(p), flags, alpha=alpha) == literal_true_discoveries(p, chosen, alpha)
+    with pytest.raises(InputError, match="each must lie in"):
+        true_discoveries(np.array([*p, math.nan]), np.append(flags, True))
+
+
+def test_true_discoveries_are_worked_by_hand() -> None:
+    """P 0.001, 0.004, 0.03, 0.6: Simes keeps {0.03, 0.6}, not with a third; h = 2, two are below 0.05 / 2."""
+    p = np.array([0.001, 0.004, 0.03, 0.6])
+    assert true_discoveries(p, p < 0.05) == 2
+    assert true_discoveries(p, p > 0.01) == 0

@@ -19,6 +19,7 @@ from assay.stats.association import (
     spearman,
     spearman_matrix,
 )
+from assay.stats.bounded import bounded_mean
 from assay.stats.cells import CellTests, cell_tests
 from assay.stats.certificates import Certificate, certificate, certificate_family
 from assay.stats.detection import Detection, auroc, average_precision, d_prime, detection, precision_at
@@ -31,6 +32,9 @@ from assay.stats.intervals import (
     draw_counts,
     fieller_interval,
     fisher_z_interval,
+    outermost,
+    resampled_ratios,
+    studentized_interval,
 )
 from assay.stats.multiplicity import (
     benjamini_hochberg,
@@ -38,6 +42,8 @@ from assay.stats.multiplicity import (
     bonferroni,
     e_benjamini_hochberg,
     holm,
+    partial_conjunction,
+    true_discoveries,
 )
 from assay.stats.percentile_bounds import (
     OrderStatistic,
@@ -52,13 +58,15 @@ from assay.stats.percentile_bounds import (
     percentile_sample_size,
 )
 from assay.stats.permutation import MeanTest, RankTest, mean_test, mean_tests, spearman_test
-from assay.stats.reliability import Consistency, cronbach_alpha, spearman_brown
+from assay.stats.relative_error import RelativeErrors, absolute_errors, relative_errors
+from assay.stats.reliability import Consistency, cronbach_alpha, resampled_alpha_bounds, spearman_brown
 from assay.stats.sequences import (
     ConfidenceSequence,
     betting_log_capital,
     confidence_sequence,
     hoeffding_radius,
 )
+from assay.stats.skewed_mean import mean_above, skewed_mean_interval
 from assay.stats.spread import bootstrap_spread, coefficient_of_variation, standard_deviation, standard_error
 from assay.stats.statistic import (
     FunctionOfSums,
@@ -81,6 +89,7 @@ from assay.stats.summary import (
     mean_standard_error,
     summarize,
     top_indices,
+    weighted_quantiles,
 )
 
 
@@ -103,9 +112,11 @@ __all__ = [
     "OrderStatistic",
     "RankTest",
     "RatioOfSums",
+    "RelativeErrors",
     "SampleSize",
     "SignificanceTest",
     "Summary",
+    "absolute_errors",
     "all_pairs_failure",
     "all_pairs_order_failure",
     "auroc",
@@ -118,6 +129,7 @@ __all__ = [
     "bonferroni",
     "bootstrap_interval",
     "bootstrap_spread",
+    "bounded_mean",
     "cell_table",
     "cell_tests",
     "certificate",
@@ -149,11 +161,14 @@ __all__ = [
     "kendall_tau_rows",
     "kendall_w",
     "maximum_exceedance",
+    "mean_above",
     "mean_difference",
     "mean_of",
     "mean_standard_error",
     "mean_test",
     "mean_tests",
+    "outermost",
+    "partial_conjunction",
     "pearson",
     "pearson_matrix",
     "percentile_confidence",
@@ -162,6 +177,10 @@ __all__ = [
     "precision_at",
     "ratio_of",
     "recovery_of",
+    "relative_errors",
+    "resampled_alpha_bounds",
+    "resampled_ratios",
+    "skewed_mean_interval",
     "spearman",
     "spearman_brown",
     "spearman_matrix",
@@ -169,7 +188,10 @@ __all__ = [
     "standard_deviation",
     "standard_error",
     "statistic_from_dict",
+    "studentized_interval",
     "summarize",
     "top_indices",
     "top_members",
+    "true_discoveries",
+    "weighted_quantiles",
 ]

@@ -8,12 +8,15 @@ Each function returns the smallest level at which each hypothesis is rejected, s
 | `bonferroni`, `holm` | any false rejection | any dependence |
 | `benjamini_hochberg` | share of false rejections | independence or positive dependence |
 | `benjamini_yekutieli`, `e_benjamini_hochberg` | share of false rejections | any dependence |
+
+Two ask how many are false: `partial_conjunction`, whether at least so many of all are, and
+`true_discoveries`, how many of some that were picked after looking.
 """
 
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from scipy import stats as scipy_stats
 
 from assay.errors import InputError
@@ -148,3 +151,78 @@ def e_benjamini_hochberg(e_values: Float64[np.ndarray, "..."]) -> Float64[np.nda
         raise InputError(f"the smallest e-value is {np.nanmin(e_values):g}; e-values are at least 0")
     # 1 / e is a p-value by Markov's inequality; the cap at 1 keeps it in range and changes no rejection.
     return benjamini_hochberg(1 / np.maximum(1.0, e_values))
+
+
+def partial_conjunction(p_values: Float64[np.ndarray, " m"], least: int) -> float:
+    """p-value of "fewer than `least` of these hypotheses are false", however strongly the false ones are so.
+
+    min over j >= u of (m - u + 1) / (j - u + 1) p_(j), with u = `least` and p_(1) <= ... <= p_(m): of any set
+    of m - u + 1 hypotheses, one of which is then false, Simes' p-value, for the set with the largest.
+
+    Args:
+        p_values: In [0, 1], at least one.
+        least: From 1 to m. A count of rejections is not such a test: some of the rejected may be true.
+
+    Returns:
+        In [0, 1]. At level a the statement "at least u are false" is wrong with probability at most a, where
+        the p-values are independent or positively dependent, as those of heads that share prompts are.
+
+    Raises:
+        InputError: A p-value outside [0, 1] or NaN, or a number that is not from 1 to m.
+
+    References:
+        Benjamini and Heller (2008), doi:10.1111/j.1541-0420.2007.00984.x; Simes (1986),
+        doi:10.1093/biomet/73.3.751.
+
+    Example:
+        >>> partial_conjunction(np.array([0.001, 0.02, 0.03, 0.9]), 2)
+        0.045
+    """
+    m = len(p_values)
+    if not 1 <= least <= m:
+        raise InputError(f"least is {least} of {m} p-values; a number from 1 to {m} is needed")
+    if not ((p_values >= 0) & (p_values <= 1)).all():
+        raise InputError(f"p-values are {p_values}; each must lie in [0, 1]")
+    ranks = np.arange(1, m - least + 2)
+    return float(min(1.0, ((m - least + 1) / ranks * np.sort(p_values)[least - 1 :]).min()))
+
+
+def true_discoveries(
+    p_values: Float64[np.ndarray, " m"], selected: Bool[np.ndarray, " m"], *, alpha: float = 0.05
+) -> int:
+    """Lower bound of how many of the selected hypotheses are false, whatever they were selected by.
+
+    max over u of 1 - u + #{selected: h p <= u alpha}, at least 0, with Hommel's h, the largest i such that
+    p_(m - i + j) > j alpha / i for all j = 1..i: the closed testing procedure of Simes' tests.
+
+    Args:
+        p_values: Of all that was tested, in [0, 1].
+        selected: Which of them the bound is of.
+        alpha: Probability that any such bound, of any selection, is above the truth, where the p-values are
+            independent or positively dependent.
+
+    Raises:
+        InputError: A p-value outside [0, 1] or NaN.
+
+    References:
+        Goeman and Solari (2011), doi:10.1214/11-STS356; Goeman, Meijer, Krebs and Solari (2019),
+        doi:10.1093/biomet/asz041.
+
+    Example:
+        >>> p = np.array([0.001, 0.004, 0.03, 0.6])
+        >>> true_discoveries(p, p < 0.05)
+        2
+    """
+    if not ((p_values >= 0) & (p_values <= 1)).all():
+        raise InputError(f"p-values are {p_values}; each must lie in [0, 1]")
+    m = len(p_values)
+    ordered = np.sort(p_values)
+    sizes = np.arange(1, m + 1)
+    # All of the i largest beyond the line through alpha: Simes' test does not reject them.
+    kept = [i for i in sizes.tolist() if (i * ordered[m - i :] > alpha * sizes[:i]).all()]
+    h = max(kept, default=0)
+    chosen = np.sort(p_values[selected])
+    if h == 0:
+        return len(chosen)
+    counts = np.searchsorted(chosen, alpha * np.arange(1, len(chosen) + 1) / h, side="right")
+    return int(max(0, (counts - np.arange(len(chosen))).max(initial=0)))

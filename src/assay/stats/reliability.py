@@ -13,6 +13,8 @@ from assay.measurement import ONE_SIDED_95, Interval, plain, undefined_interval
 from assay.stats._checks import EQUAL, finite
 from assay.stats.association import pearson_matrix
 from assay.stats.estimate import Estimate, undefined_estimate
+from assay.stats.intervals import draw_counts
+from assay.stats.relative_error import N_RESAMPLES
 
 
 NO_VARIANCE = 1e-12
@@ -135,6 +137,48 @@ def _alpha(x: Float64[np.ndarray, "P K"], level: float) -> Estimate:
         1 - (1 - alpha) * float(scipy_stats.f.ppf(q, *df)) for q in ((1 + level) / 2, (1 - level) / 2)
     )
     return Estimate(value=alpha, interval=Interval(low=low, high=high, level=level, method="feldt"))
+
+
+def resampled_alpha_bounds(
+    scores: Real[np.ndarray, "P K"], *, level: float = ONE_SIDED_95, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Bounds of alpha from resampled cases, the outer of bootstrap-t and percentiles at either end.
+
+    Of lambda = ln(sum_j var_j) - ln var(sum), from which alpha follows. The influence of a case is
+    sum_j d_j^2 / sum_j var_j - (sum_j d_j)^2 / var(sum), with its deviations d_j from the items' means.
+
+    Args:
+        scores: Finite; cases by items, two of each at least, whose sum varies.
+        level: Two-sided coverage.
+        rng: Source of 999 resamples.
+
+    Returns:
+        Lower and upper bound; infinite where 999 resamples do not reach so far.
+
+    References:
+        Efron and Tibshirani (1993), chapter 12 (bootstrap-t).
+    """
+    x = finite(scores, "scores")
+    n, n_items = x.shape
+    x = (x - x.mean(axis=0)) / x.std()
+    counts = np.concatenate([np.ones((1, n)), draw_counts(n, N_RESAMPLES, rng)])
+    means = counts @ x / n
+    apart = (x**2).sum(axis=1) - 2 * means @ x.T + (means**2).sum(axis=1, keepdims=True)
+    together = (x.sum(axis=1) - means.sum(axis=1, keepdims=True)) ** 2
+    parts, whole = ((counts * squares).sum(axis=1, keepdims=True) / n for squares in (apart, together))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample of one case has no variance
+        influence = apart / parts - together / whole
+        logs = np.log(parts / whole)[:, 0]
+        errors = np.sqrt((counts * influence**2).sum(axis=1)) / n
+        moved = np.sort(logs[1:] - logs[0])
+        t = np.sort((logs[1:] - logs[0]) / errors[1:])
+    rank = int((1 - level) / 2 * (N_RESAMPLES + 1) + EQUAL)
+    if rank < 1:
+        return -math.inf, math.inf
+    low = min(moved[rank - 1], -t[-rank] * errors[0])
+    high = max(moved[-rank], -t[rank - 1] * errors[0])
+    ends = [n_items / (n_items - 1) * (1 - math.exp(logs[0] + end)) for end in (high, low)]
+    return ends[0], ends[1]
 
 
 def _standardised(x: Float64[np.ndarray, "P K"]) -> Estimate:

@@ -65,14 +65,26 @@ def _bonett(x: Float64[np.ndarray, " n"], level: float) -> Interval:
         return undefined_interval(level, "bonett", "too_few")
     scale = float(np.abs(x - x.mean()).max())  # fourth powers of the raw values could overflow
     x = (x - x.mean()) / scale
-    centre = scipy_stats.trim_mean(x, 1 / (2 * math.sqrt(n - 4)))
-    kurtosis = n * ((x - centre) ** 4).sum() / ((x - x.mean()) ** 2).sum() ** 2
+    low, high = scale * x.std(ddof=1) * np.exp(bonett_logs(np.array(z), n, trimmed_kurtosis(x)))
+    return Interval(low=float(low), high=float(high), level=level, method="bonett")
+
+
+def trimmed_kurtosis(x: Float64[np.ndarray, "n *k"]) -> Float64[np.ndarray, "*k"]:
+    """Bonett's g4 of each column, from fourth powers around a trimmed mean."""
+    n = len(x)
+    centre = scipy_stats.trim_mean(x, 1 / (2 * math.sqrt(n - 4)), axis=0)
+    squares = ((x - x.mean(axis=0)) ** 2).sum(axis=0)
+    return np.asarray(n * ((x - centre) ** 4).sum(axis=0) / squares**2)
+
+
+def bonett_logs(
+    z: Float64[np.ndarray, "*k"], n: int, kurtosis: Float64[np.ndarray, "*k"]
+) -> Float64[np.ndarray, "2 *k"]:
+    """Logarithms of Bonett's lower and upper bound over the standard deviation (ddof 1)."""
     c = n / (n - z)
     # A two-point distribution has g4 = 1 > (n - 3) / n; rounding cannot bring the root below 0.
-    standard_error = c * math.sqrt((kurtosis - (n - 3) / n) / (n - 1))
-    middle = math.log(c * x.var(ddof=1))
-    low, high = (scale * math.exp((middle + sign * z * standard_error) / 2) for sign in (-1, 1))
-    return Interval(low=low, high=high, level=level, method="bonett")
+    reach = z * c * np.sqrt((kurtosis - (n - 3) / n) / (n - 1))
+    return np.stack([np.log(c) - reach, np.log(c) + reach]) / 2
 
 
 def standard_error(influence: Real[np.ndarray, " n"], *, level: float = ONE_SIDED_95) -> Estimate:

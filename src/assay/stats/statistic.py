@@ -17,11 +17,12 @@ from assay.errors import FileFormatError, InputError, unknown_name
 from assay.measurement import Interval
 from assay.registry import Registry
 from assay.rng import stream
+from assay.stats.bounded import bounded_mean
 from assay.stats.intervals import bootstrap_interval, clopper_pearson, delta_interval, fieller_interval
 
 
 _STREAM = "bootstrap"
-_METHODS = ("bca", "percentile", "delta", "fieller", "clopper-pearson")
+_METHODS = ("bca", "percentile", "delta", "fieller", "clopper-pearson", "betting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class RatioOfSums:
         offset: Added to the ratio.
         scale: Multiplies the ratio.
         smallest: The ratio is undefined where |D| < smallest * n.
+        bounds: Of a mean: smallest and largest N that an example can have; its interval then holds for any
+            distribution between them, at every n.
     """
 
     numerator: Mapping[str, float]
@@ -41,6 +44,7 @@ class RatioOfSums:
     offset: float = 0.0
     scale: float = 1.0
     smallest: float = 1e-8
+    bounds: tuple[float, float] | None = None
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -70,6 +74,14 @@ class RatioOfSums:
         bottom = self._weights(self.denominator) @ values if self.denominator else np.ones(values.shape[1])
         return np.stack([top, bottom])
 
+    def pair(
+        self, values: Float64[np.ndarray, "n_components n"]
+    ) -> tuple[Float64[np.ndarray, "n 1"], Float64[np.ndarray, " n"] | None]:
+        """F as one ratio: offset D + scale N per example, as a column, and D; None for a mean."""
+        top, bottom = self._per_example(values)
+        column = (self.offset * bottom + self.scale * top)[:, None]
+        return column, bottom if self.denominator else None
+
     def linearised(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, " n"]:
         """Per-example values that average to F: F plus influence; for a mean, the data themselves.
 
@@ -95,8 +107,9 @@ class RatioOfSums:
         method: str | None = None,
         seed: int = 0,
     ) -> Interval:
-        """Interval over examples; by default BCa, Fieller's where the denominator is unstable."""
-        method = method or ("fieller" if self.unstable(values) else "bca")
+        """Interval over examples; by default betting (bounded means), Fieller (unstable ratios) or BCa."""
+        by_default = "betting" if self.bounds else "fieller" if self.unstable(values) else "bca"
+        method = method or by_default
         top, bottom = self._per_example(values)
         if method == "fieller":
             return self._moved(fieller_interval(top, bottom, level=level))
@@ -109,6 +122,10 @@ class RatioOfSums:
                     "a Clopper-Pearson interval needs the mean of values that are 0 or 1; use 'bca'"
                 )
             return self._moved(clopper_pearson(int(top.sum()), len(top), level=level))
+        if method == "betting":
+            if self.denominator or self.bounds is None:
+                raise InputError("a betting interval needs the mean of values with known bounds; use 'bca'")
+            return self._moved(bounded_mean(top, level=level, bounds=self.bounds))
         if method in ("bca", "percentile"):
             return bootstrap_interval(
                 np.stack([top, bottom]), self._of_pair, rng=stream(seed, _STREAM), level=level, method=method
@@ -131,12 +148,15 @@ class RatioOfSums:
             "offset": self.offset,
             "scale": self.scale,
             "smallest": self.smallest,
+            **({"bounds": list(self.bounds)} if self.bounds else {}),
         }
 
 
-def mean_of(name: str, *, offset: float = 0.0, scale: float = 1.0) -> RatioOfSums:
-    """A mean of one component, scaled and shifted: offset + scale * mean."""
-    return RatioOfSums(numerator={name: 1.0}, offset=offset, scale=scale)
+def mean_of(
+    name: str, *, offset: float = 0.0, scale: float = 1.0, bounds: tuple[float, float] | None = None
+) -> RatioOfSums:
+    """A mean of one component, scaled and shifted: offset + scale * mean; `bounds` are the component's."""
+    return RatioOfSums(numerator={name: 1.0}, offset=offset, scale=scale, bounds=bounds)
 
 
 def mean_difference(name: str, minus: str) -> RatioOfSums:
@@ -275,6 +295,8 @@ def statistic_from_dict(record: Mapping[str, Any]) -> RatioOfSums | FunctionOfSu
     """The statistic that `to_dict` described."""
     fields = {key: value for key, value in record.items() if key != "kind"}
     if record.get("kind") == "ratio-of-sums":
+        if "bounds" in fields:
+            fields["bounds"] = tuple(fields["bounds"])
         return RatioOfSums(**fields)
     if record.get("kind") == "function-of-sums":
         return FunctionOfSums(**{**fields, "components": tuple(fields["components"])})
