@@ -1,10 +1,11 @@
-"""How often is each gate wrong? Every world of `assay.calibration.worlds`, drawn again and again.
+"""How often is each gate wrong? Worlds whose truth is known, drawn again and again.
 
-Counts both verdicts of each gate in worlds whose truth is known, and how often the intervals behind the gates
-hold their truth. Writes results.json beside this file, the tables of docs/theory/gate-rates.md and the
-picture docs/images/gate-rates.svg, the same files every time; a few minutes on two cores.
+Counts the rigorous verdicts of each gate and part in worlds at their thresholds and near them (`limits`),
+both verdicts in the worlds of `assay.calibration.worlds`, and how often the intervals behind the gates hold
+their truth. Writes results.json beside this file, the tables of docs/theory/gate-rates.md and the pictures
+docs/images/gate-limits.svg and gate-rates.svg, the same files every time; about half an hour on two cores.
 
-    python experiments/gate_rates/run.py [--repetitions 200] [--coverage 400]
+    python experiments/gate_rates/run.py [--repetitions 200] [--coverage 400] [--only C16]
 """
 
 import argparse
@@ -15,8 +16,10 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
+import at_limits
 import interval_coverage
 import numpy as np
+from limits import CELLS
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -36,7 +39,7 @@ SEED = 42
 PROCESSES = 2
 STATUSES = ("pass", "moderate", "fail", "inconclusive")
 TARGET = 0.08  # 16 errors in 200
-BEGIN, END = "<!-- begin: written by make gate-rates -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: {}, written by make gate-rates -->", "<!-- end -->"
 Record = dict[str, Any]
 
 
@@ -96,18 +99,35 @@ def tally_case(index: int, repetitions: int) -> Record:
     }
 
 
-def measure(repetitions: int, coverage: int) -> Record:
-    """All counts, in the order of the lists, whatever the number of processes."""
+def measure(repetitions: int, coverage: int, only: str | None = None, known: Record | None = None) -> Record:
+    """All counts, in the order of the lists, whatever the number of processes.
+
+    Args:
+        repetitions: Of each world away from a limit.
+        coverage: Worlds for each interval.
+        only: Count the cells and worlds of this gate alone.
+        known: Earlier results, which the others are taken from.
+    """
+    before = {at_limits.key_of(each): each for each in (known or {}).get("limits", ())} if only else {}
+    earlier = {f"{each['gate']} {each['world']}": each for each in (known or {}).get("worlds", ())}
+    places = [at for at, cell in enumerate(CELLS) if cell.gate == only or cell.key not in before]
+    chosen = [at for at, world in enumerate(WORLDS) if only in (None, world.gate) or world.key not in earlier]
     with Pool(PROCESSES) as pool:
+        for at, each in zip(places, pool.imap(at_limits.tally_cell, places), strict=True):
+            before[CELLS[at].key] = each
+            flag = "" if each["holds"] else "   BEYOND THE PROMISE"
+            print(f"{at + 1}/{len(CELLS)} {CELLS[at].key}: {each['status']}{flag}", flush=True)
         worlds, cases = [], []
-        for each in pool.imap(partial(tally_world, repetitions=repetitions), range(len(WORLDS))):
+        for each in pool.imap(partial(tally_world, repetitions=repetitions), chosen):
             worlds.append(each)
             flag = "" if each["within_target"] else "   MORE ERRORS THAN ALLOWED"
             print(
-                f"{len(worlds)}/{len(WORLDS)} {each['gate']} {each['world']}: {each['status']}{flag}",
+                f"{len(worlds)}/{len(chosen)} {each['gate']} {each['world']}: {each['status']}{flag}",
                 flush=True,
             )
-        jobs = range(len(interval_coverage.CASES))
+        earlier |= {f"{each['gate']} {each['world']}": each for each in worlds}
+        cases = [] if only is None or known is None else known["coverage"]
+        jobs = range(0 if cases else len(interval_coverage.CASES))
         for each in pool.imap(partial(tally_case, repetitions=coverage), jobs):
             cases.append(each)
             flag = "" if each["holds"] else "   OUTSIDE WHAT IS CLAIMED"
@@ -118,7 +138,8 @@ def measure(repetitions: int, coverage: int) -> Record:
         "errors_allowed": round(TARGET * repetitions),
         "errors_by_chance_at_five_percent": allowed_errors(repetitions),
         "coverage_worlds": coverage,
-        "worlds": worlds,
+        "limits": [before[cell.key] for cell in CELLS],
+        "worlds": [earlier[world.key] for world in WORLDS],
         "coverage": cases,
     }
 
@@ -205,10 +226,18 @@ def tables(results: Record) -> str:
     return "\n".join(rows)
 
 
-def into_page(text: str, page: str) -> str:
-    """The page with everything between its two marks replaced."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}"
+def into_page(name: str, text: str, page: str) -> str:
+    """The page with everything between the two marks of one part replaced."""
+    begin = BEGIN.format(name)
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}"
+
+
+def text_of(results: Record) -> str:
+    """The file of results; a line for each cell at a limit."""
+    rest = json.dumps({**results, "limits": []}, indent=1, ensure_ascii=False)
+    cells = ",\n  ".join(json.dumps(each, ensure_ascii=False) for each in results["limits"])
+    return rest.replace('"limits": []', f'"limits": [\n  {cells}\n ]') + "\n"
 
 
 # ---------------------------------------------------------------------------------------------- picture
@@ -285,9 +314,9 @@ def _bar(ax: Axes, place: float, shares: dict[str, float], truth: str) -> None:
         ax.plot([shares["pass"]] * 2, [place - 0.36, place + 0.36], color=PAPER, linewidth=3)
 
 
-def write_picture(results: Record, path: Path) -> None:
-    with rc_context({"svg.hashsalt": "gate-rates", "hatch.linewidth": 0.5}):
-        picture(results).savefig(path, metadata={"Date": None})
+def write_picture(figure: Figure, path: Path) -> None:
+    with rc_context({"svg.hashsalt": path.stem, "hatch.linewidth": 0.5}):
+        figure.savefig(path, metadata={"Date": None})
 
 
 # ------------------------------------------------------------------------------------------------- main
@@ -299,12 +328,19 @@ def main() -> None:
     )
     parser.add_argument("--repetitions", type=int, default=200)
     parser.add_argument("--coverage", type=int, default=400, help="worlds for each interval")
+    parser.add_argument("--only", help="code of a gate; the counts of the others are kept")
     arguments = parser.parse_args()
-    results = measure(arguments.repetitions, arguments.coverage)
-    (HERE / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    path = HERE / "results.json"
+    known = json.loads(path.read_text()) if path.is_file() else None
+    results = measure(arguments.repetitions, arguments.coverage, arguments.only, known)
+    path.write_text(text_of(results))
     page = DOCS / "theory" / "gate-rates.md"
-    page.write_text(into_page(tables(results), page.read_text()))
-    write_picture(results, DOCS / "images" / "gate-rates.svg")
+    text = into_page("limits", at_limits.table(results["limits"]), page.read_text())
+    page.write_text(into_page("counts", tables(results), text))
+    write_picture(at_limits.picture(results["limits"]), DOCS / "images" / "gate-limits.svg")
+    write_picture(picture(results), DOCS / "images" / "gate-rates.svg")
+    for each in at_limits.beyond(results["limits"]):
+        print(f"beyond the promise: {each}")
     beyond = [f"{each['gate']} {each['world']}" for each in results["worlds"] if not each["within_target"]]
     print(
         f"{len(beyond)} of {len(WORLDS)} worlds with more errors than allowed: {', '.join(beyond) or 'none'}"

@@ -87,11 +87,54 @@ def test_where_no_pair_would_fail_the_last_one_to_pass_counts() -> None:
 def test_the_pair_furthest_apart_is_named() -> None:
     found = world(100, (0.0, 0.5, 0.1))
     assert set(found.details["pair"]) == {"zero", "mean"}
+    gap = abs(found.values["mean"] - found.values["zero"])  # type: ignore[operator]
+    assert found.values["divergence"] == pytest.approx(gap)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_value_interval_and_thresholds_are_of_one_scale(sign: float) -> None:
+    """A fail asks for 5 % over three pairs, so the lower end is further out than the upper."""
+    found = world(400, (0.0, sign * 0.3, 0.0))
     assert found.interval is not None
-    assert abs(found.values["mean"] - found.values["zero"]) in (  # type: ignore[operator]
-        pytest.approx((found.interval.low + found.interval.high) / 2, rel=1e-9),
-        pytest.approx(-(found.interval.low + found.interval.high) / 2, rel=1e-9),
+    assert found.status == "fail"
+    assert 0.2 < found.interval.low < found.values["divergence"] < found.interval.high  # type: ignore[operator]
+    pair = found.details["pairs"][" - ".join(found.details["pair"])]
+    reach = abs(pair["difference"]) - (pair["interval"]["high"] - pair["interval"]["low"]) / 2
+    assert found.interval.low < reach  # Student's end at 95 %
+    assert found.details["levels"] == pytest.approx({"pass": 0.95, "fail": 1 - 0.05 / 3})
+
+
+def test_an_interval_of_equal_methods_reaches_to_no_difference() -> None:
+    found = world(200, (0.0, 0.0, 0.0))
+    assert found.interval is not None
+    assert found.status == "pass"
+    assert 0.0 <= found.interval.low < found.interval.high < 0.2
+    also = method_invariance(
+        *methods(stream(0, "M98 200 (0.0, 0.0, 0.0)"), 200, sd=0.3, shifts=(0.0, 0.0, 0.0), names=NAMES)
     )
+    assert also.interval is not None
+    assert 0.8 < also.interval.low < also.values["method_invariance"] < also.interval.high <= 1.0  # type: ignore[operator]
+
+
+def test_a_pair_beyond_the_limit_at_the_plain_level_alone_is_open_and_named() -> None:
+    """One difference of 0.25 with standard error 0.0275: beyond 0.2 at 95 %, not at 98.3 %."""
+    n = 100
+    signs = np.tile([1.0, -1.0], n // 2)
+    noise = 0.275 * math.sqrt((n - 1) / n) * signs
+    runs = {"zero": np.full(n, 0.5), "mean": np.full(n, 0.45), "resample-donor": 0.25 + noise}
+    found = ablation_invariance(np.ones(n), runs)
+    assert (found.status, found.published, found.reason) == ("inconclusive", "fail", "stricter_level")
+    assert found.interval is not None
+    assert found.interval.low < 0.2
+    assert found.n_needed is not None
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_four_prompts_are_too_few_to_judge(n: int) -> None:
+    found = world(n, (0.0, 0.0, 0.9))
+    assert (found.status, found.published, found.reason) == ("inconclusive", "fail", "too_few")
+    assert found.n_needed == 5
+    assert world(10, (0.0, 0.0, 0.9), sd=0.05).status == "fail"
 
 
 def test_order_and_names_of_methods_and_prompts_change_nothing() -> None:
@@ -100,7 +143,9 @@ def test_order_and_names_of_methods_and_prompts_change_nothing() -> None:
     order = stream(1, "order").permutation(50)
     turned = dict(zip(("a", "b", "c"), (runs[name][order] for name in reversed(NAMES)), strict=True))
     moved = ablation_invariance(5 * full[order], {name: 5 * run for name, run in turned.items()})
-    assert (moved.status, moved.published, moved.n_needed) == (found.status, found.published, found.n_needed)
+    assert (moved.status, moved.published) == (found.status, found.published)
+    # Resamples are drawn by place, so their quantiles move a little.
+    assert moved.n_needed == pytest.approx(found.n_needed, rel=0.15)
     for name in ("divergence", "coefficient_of_variation"):
         assert moved.values[name] == pytest.approx(found.values[name], rel=1e-9)
 
@@ -131,7 +176,9 @@ def test_completeness_diverges_as_faithfulness_does() -> None:
 def test_a_method_that_failed_is_left_out_and_named() -> None:
     full, runs = methods(stream(0, "failed"), 30, sd=0.1, shifts=(0.0, 0.0, 0.9), names=NAMES)
     without = ablation_invariance(full, {**runs, "resample-donor": np.full(30, np.nan)})
-    assert (without.status, without.warnings) == ("pass", ("method_missing",))
+    assert (without.status, without.published) == ("inconclusive", "pass")
+    assert (without.reason, without.warnings) == ("method_missing", ("method_missing",))
+    assert (without.interval, without.n_needed) != (None, 1)
     assert without.details["missing"] == ["resample-donor"]
     absent = ablation_invariance(full, {name: runs[name] for name in NAMES[:2]})
     assert absent.values == without.values

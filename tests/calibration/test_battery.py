@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import assay
 from assay.calibration import GATES, bootstrap_stability, certified_stability, distributional_stability
@@ -102,7 +103,8 @@ def test_verdicts_are_those_of_the_gates_on_the_columns(report: CalibrationRepor
         1 - table.column("y_drop/mean").sum() / table.column("y_full").sum()
     )
     effects = table.column("y_full")[:, None] - table.column("y_drop1")
-    alone = certified_stability(effects[:, table.places], task="ioi", seed=42)
+    lost = float((table.column("y_full") - table.column("y_cor")).mean())
+    alone = certified_stability(effects[:, table.places], smallest=0.01 * lost, task="ioi", seed=42)
     assert report["certified-stability"].values == alone.values
 
 
@@ -198,10 +200,29 @@ def test_a_method_that_the_prompts_do_not_allow_is_left_out(model: Model, task: 
     odd = PairTask(
         clean=task.clean, corrupted=task.corrupted, answers=task.answers, wrong=task.wrong, lengths=lengths
     )
-    found = calibrate_all(HEADS, model, odd, gates=["M98"])
-    assert "only one of 12 tokens" in found.missing["y_keep/resample-donor"]
-    assert "method_missing" in found["M98"].warnings
-    assert found["M98"].values["divergence"] is not None
+    found = calibrate_all(HEADS, model, odd, gates=["M98", "M3b"])
+    assert not found.missing
+    runs = found.table.column("y_keep/resample-donor")
+    assert np.flatnonzero(np.isnan(runs).any(axis=1)).tolist() == [0]
+    assert "method_missing" not in found["M98"].warnings
+    assert found["M98"].warnings == ("prompts_dropped",)
+    assert found["M98"].details["n_dropped"] == 1
+    rest = calibrate_all(HEADS, model, odd.subset(range(1, odd.n)), gates=["M98"])["M98"]
+    assert found["M98"].values["zero"] == pytest.approx(rest.values["zero"])
+
+
+def test_a_gate_that_lost_a_method_stays_open(model: Model, task: PairTask) -> None:
+    """No two prompts have the same length, so no prompt can give another its activations."""
+    few = task.subset(range(5))
+    lengths = torch.tensor([int(few.lengths[0]) - at for at in range(5)])
+    odd = PairTask(
+        clean=few.clean, corrupted=few.corrupted, answers=few.answers, wrong=few.wrong, lengths=lengths
+    )
+    found = calibrate_all(HEADS, model, odd, gates=["M98", "E1b"])
+    assert "each of the 5 prompts has a length of its own" in found.missing["y_keep/resample-donor"]
+    assert (found["M98"].status, found["M98"].reason) == ("inconclusive", "method_missing")
+    assert found["M98"].published in ("pass", "fail")
+    assert found["E1b"].reason != "method_missing"
 
 
 def test_a_budget_flags_the_gates_over_all_heads(
@@ -325,8 +346,8 @@ def test_a_task_without_wrong_answers_is_judged_by_what_it_has(model: Model, tas
 
 
 def test_rows_forwarded_to_the_derived_metrics_cluster_too(model: Model, task: PairTask) -> None:
-    twice = task.subset([*range(10), *range(10)])
-    once, units = task.subset(range(10)), [*range(10), *range(10)]
+    twice = task.subset([*range(20), *range(20)])
+    once, units = task.subset(range(20)), [*range(20), *range(20)]
     rows = {
         name: calibrate_all(HEADS, model, prompts, gates=["C14"], **options)["C14"].sub_results
         for name, prompts, options in (

@@ -1,13 +1,15 @@
 """Distribution of attributions against golden values and worked cases."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from limits.attributions import ratio
 
 from assay.calibration.distribution import distributional_characterization, moments
-from assay.calibration.planted import attributions
+from assay.calibration.planted import allowed_errors, attributions
 from assay.errors import ShapeError
 
 
@@ -173,4 +175,31 @@ def test_bad_shapes_are_named_and_results_can_be_written() -> None:
     world = attributions(np.random.default_rng(9), ratio=2.5)
     json.dumps(
         distributional_characterization(world.scores, world.members, **QUICK).to_dict(), allow_nan=False
+    )
+
+
+@pytest.mark.parametrize("n", [5, 40])
+def test_noise_larger_than_the_effects_does_not_fail_a_circuit_at_the_limit(n: int) -> None:
+    """Magnitudes of noisy means are too large, and those of small effects most: the ratio shrinks to 1."""
+    judge = ratio("normal", n, noise=1.0)
+    counts = Counter(judge(np.random.default_rng([13, at])).status for at in range(60))
+    assert max(counts["pass"], counts["fail"]) <= allowed_errors(60)
+
+
+def test_members_with_effects_pass_though_the_others_have_none() -> None:
+    rng = np.random.default_rng(14)
+    table = np.where(np.arange(40) < 5, 0.5, 0.0) + 0.2 * rng.normal(size=(40, 40))
+    found = distributional_characterization(table, np.arange(40) < 5, **QUICK)
+    assert found.status == "pass"
+    assert found.interval is not None
+    assert np.isfinite([found.interval.low, found.interval.high]).all()
+
+
+def test_below_five_prompts_there_are_no_bounds() -> None:
+    found = distributional_characterization(np.ones((4, 4)), np.arange(4) == 0, **QUICK)
+    assert (found.status, found.reason, found.n_needed, found.values["value"]) == (
+        "inconclusive",
+        "too_few",
+        5,
+        1.0,
     )

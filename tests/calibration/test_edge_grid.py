@@ -94,7 +94,7 @@ ON_MARGINS = pytest.mark.parametrize("gate", [c11, c30, c13, m98, e1b], ids=lamb
 @ON_MARGINS
 def test_an_empty_circuit_is_measured_and_flagged(gate: Margins) -> None:
     found = gate(margins(), 0.1 * kept(), circuit_size=0, n_heads=H)
-    assert found.reason is None
+    assert found.reason in (None, "too_few")  # of these prompts, whatever the circuit
     assert found.published != "inconclusive"
     assert "empty_circuit" in found.warnings
 
@@ -195,9 +195,9 @@ def test_no_prompt_no_ranking(gate: Callable[..., Verdict]) -> None:
 
 @AGREEMENT
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_table_of_scores_is_enough_for_a_ranking(gate: Callable[..., Verdict], n: int) -> None:
+def test_few_prompts_rank_the_heads_and_decide_nothing(gate: Callable[..., Verdict], n: int) -> None:
     found = gate(methods(n), members=MEMBERS)
-    assert found.reason is None
+    assert (found.status, found.reason, found.n_needed) == ("inconclusive", "too_few", 20)
     assert found.values["mean_rho"] is not None
 
 
@@ -299,7 +299,7 @@ def test_without_a_valid_prompt_no_head_has_a_score() -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_separation_asks_for_heads_and_not_for_prompts(n: int) -> None:
     found = every_row(MEMBERS, effects(n).mean(axis=0))
-    assert found.reason is None
+    assert found.reason == "too_few_heads"
     assert found.sub_results["d_prime"].values["value"] is not None
 
 
@@ -319,7 +319,7 @@ def test_a_head_without_a_score_leaves_the_row() -> None:
 def test_an_empty_circuit_has_no_alpha() -> None:
     found = reliability_suite(margins(), kept(), effects(), NONE)
     assert found.sub_results["cronbach_alpha"].reason == "too_few"
-    assert found.sub_results["test_retest"].reason is None
+    assert found.sub_results["test_retest"].values["relative_standard_error"] is not None
     assert found.sub_results["split_half"].reason is None
     assert "empty_circuit" in found.warnings
 
@@ -375,30 +375,30 @@ def two_tasks(n: int = P) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 
 def test_a_task_without_a_circuit_is_skipped() -> None:
     tables, circuits = two_tasks()
-    found = discriminant_validity({**tables, "c": drawn("c", P, H)}, {**circuits, "c": NONE})
+    found = discriminant_validity({**tables, "c": drawn("c", P, H)}, {**circuits, "c": NONE}, own="a")
     assert found.details["skipped"] == ["c"]
     assert "empty_circuit" in found.warnings
     assert set(found.sub_results) == {"a", "b"}
-    assert found.values["value"] == discriminant_validity(tables, circuits).values["value"]
+    assert found.values["value"] == discriminant_validity(tables, circuits, own="a").values["value"]
 
 
 def test_a_circuit_of_all_heads_has_effects_too() -> None:
     tables, circuits = two_tasks()
-    found = discriminant_validity(tables, {**circuits, "b": ALL})
+    found = discriminant_validity(tables, {**circuits, "b": ALL}, own="a")
     assert found.reason is None
     assert found.sub_results["b"].values["own_effect"] == pytest.approx(float(tables["b"].mean()))
 
 
 @pytest.mark.parametrize(("n", "reason"), [(0, "no_valid_prompt"), (1, "too_few"), (2, "too_few")])
 def test_below_three_prompts_no_effect_is_compared(n: int, reason: str) -> None:
-    found = discriminant_validity(*two_tasks(n))
+    found = discriminant_validity(*two_tasks(n), own="a")
     assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
 
 
 def test_effects_of_identical_prompts_are_compared() -> None:
     tables, circuits = two_tasks()
     alike = {name: np.repeat(table[:1], P, axis=0) for name, table in tables.items()}
-    found = discriminant_validity(alike, circuits)
+    found = discriminant_validity(alike, circuits, own="a")
     assert found.reason is None
     assert found.published != "inconclusive"
 
@@ -406,7 +406,7 @@ def test_effects_of_identical_prompts_are_compared() -> None:
 def test_effects_count_a_prompt_without_a_number() -> None:
     tables, circuits = two_tasks()
     tables["a"][5, 0] = np.nan
-    found = discriminant_validity(tables, circuits)
+    found = discriminant_validity(tables, circuits, own="a")
     assert "prompts_dropped" in found.warnings
     assert found.details["n_prompts"] == {"a": P - 1, "b": P}
 
@@ -414,11 +414,12 @@ def test_effects_count_a_prompt_without_a_number() -> None:
 def test_a_head_without_an_effect_on_one_task_leaves_all() -> None:
     tables, circuits = two_tasks()
     tables["a"][:, 2] = np.nan
-    found = discriminant_validity(tables, circuits)
+    found = discriminant_validity(tables, circuits, own="a")
     left = np.arange(H) != 2
     alone = discriminant_validity(
         {name: table[:, left] for name, table in tables.items()},
         {name: members[left] for name, members in circuits.items()},
+        own="a",
     )
     assert "missing_heads" in found.warnings
     assert found.values == alone.values

@@ -10,8 +10,10 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import at_limits
 import numpy as np
 import pytest
+from limits import CELLS, Cell
 from scipy import stats
 
 from assay.calibration.gate import GATES
@@ -22,7 +24,7 @@ from assay.rng import stream
 
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "gate_rates"
-SEED = 42  # that of experiments/gate_rates
+SEED = at_limits.SEED
 REPETITIONS = 40
 REFERENCE = 200
 
@@ -83,3 +85,42 @@ def test_the_long_count_found_no_gate_beyond_its_rate() -> None:
         assert each["within_target"] or world.error_rate > 0.05, world.key
     for each in found["coverage"]:  # an interval of a skewed ratio of 100 prompts is known to be too narrow
         assert each["holds"] or "skewed" in each["world"], each
+
+
+def hardest() -> list[Cell]:
+    """The first promised cell at a limit of each gate, part and shape."""
+    chosen: dict[tuple[str, str, str], Cell] = {}
+    for cell in CELLS:
+        if cell.promised and cell.truth in ("limit", "none", "not-pass", "not-fail"):
+            chosen.setdefault((cell.gate, cell.part, cell.shape), cell)
+    return [cell for cell in chosen.values() if cell.shape != "t5"]
+
+
+@pytest.mark.parametrize("cell", hardest(), ids=lambda cell: cell.key)
+def test_at_its_limit_a_gate_is_wrong_as_rarely_as_it_promises(cell: Cell) -> None:
+    status = Counter(cell.judge(stream(SEED, f"{cell.key} {at}")).status for at in range(REPETITIONS))
+    for kind in cell.errors:
+        assert status[kind] <= allowed_errors(REPETITIONS), (kind, status)
+
+
+def test_every_gate_has_cells_at_its_limits() -> None:
+    for code in [each.code for each in GATES.values()] + ["D05"]:
+        cells = [cell for cell in CELLS if cell.gate == code and cell.promised]
+        assert {cell.truth for cell in cells} & {"limit", "not-pass", "none"}, code
+    assert len({cell.key for cell in CELLS}) == len(CELLS)
+
+
+def test_the_long_count_keeps_the_promise_in_every_cell() -> None:
+    found = json.loads((EXPERIMENT / "results.json").read_text())["limits"]
+    assert [at_limits.key_of(each) for each in found] == [cell.key for cell in CELLS]
+    assert at_limits.beyond(found) == []
+    for each, cell in zip(found, CELLS, strict=True):
+        assert (each["truth"], each["promised"], set(each["errors"])) == (
+            cell.truth,
+            cell.promised,
+            set(cell.errors),
+        )
+        again = each["repetitions"] == at_limits.SECOND
+        assert sum(each["status"].values()) == each["repetitions"]
+        most = at_limits.MOST_OF_SECOND if again else at_limits.MOST_OF_FIRST
+        assert each["holds"] == (max(each["errors"].values()) <= most)

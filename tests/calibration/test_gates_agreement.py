@@ -1,14 +1,22 @@
 """Convergent validity and agreement of raters against golden values, worked cases and invariances."""
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from limits.cells import Judge
+from limits.rank_agreement import expected_scores, over_prompts, ranks_of
 
+from assay.calibration._correlations import _mean_correlation
 from assay.calibration.agreement import convergent_validity, inter_rater
 from assay.calibration.gate import find_gate
+from assay.calibration.planted import allowed_errors
 from assay.errors import InputError, ShapeError
+from assay.rng import stream
+from assay.stats import spearman, spearman_matrix
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
@@ -77,10 +85,11 @@ def test_prompts_are_resampled_where_every_method_has_them() -> None:
     assert clustered.details["n"] == 10
     assert clustered.values["mean_rho"] == found.values["mean_rho"]
     mixed = convergent_validity({"a": noisy["a"], "b": heads}, n_boot=50, n_perm=5)
-    assert mixed.details["resampled"] == "heads"
+    assert mixed.details["resampled"] == "prompts"
+    plain = convergent_validity({name: of.mean(axis=0) for name, of in noisy.items()}, n_boot=50, n_perm=5)
+    assert (plain.details["resampled"], plain.details["n"], plain.n_needed) == ("heads", 12, None)
     few = convergent_validity({name: of[:2] for name, of in noisy.items()}, n_boot=50, n_perm=5)
-    assert few.details["resampled"] == "heads"
-    assert "few_prompts" in few.warnings
+    assert (few.status, few.reason, few.n_needed) == ("inconclusive", "too_few", 20)
 
 
 def test_missing_prompts_and_heads_leave_every_method() -> None:
@@ -230,3 +239,98 @@ def test_bad_input_is_named() -> None:
         convergent_validity({"a": np.ones(8), "b": np.ones(9)})
     with pytest.raises(ShapeError, match="number of prompts"):
         convergent_validity({"a": np.ones((3, 8)), "b": np.ones((4, 8))})
+
+
+def test_bounds_over_heads_come_from_the_influence_of_each_head() -> None:
+    """Three heads with z = (-1, 0, 1) root 1.5 twice: r = 1, and z_a z_b - r (z_a^2 + z_b^2) / 2 = 0."""
+    mean, error = _mean_correlation(np.array([[[1.0, 2, 3], [5.0, 6, 7]]]), False)
+    assert (mean[0], error[0]) == (pytest.approx(1), pytest.approx(0, abs=1e-12))
+    rows = RNG.normal(size=(3, 12))
+    mean, error = _mean_correlation(rows[None], False)
+    z = (rows - rows.mean(axis=1, keepdims=True)) / rows.std(axis=1, keepdims=True)
+    pairs = list(itertools.combinations(z, 2))
+    literal = sum(a * b - (a * b).mean() * (a**2 + b**2) / 2 for a, b in pairs) / 3
+    assert mean[0] == pytest.approx(np.mean([(a * b).mean() for a, b in pairs]))
+    assert error[0] == pytest.approx(literal.std(ddof=1) / np.sqrt(12))
+
+
+def test_a_reliability_is_the_stepped_up_correlation_of_halves() -> None:
+    rng = np.random.default_rng(3)
+    heads = np.arange(12.0)
+    tables = {"a": heads + 6 * rng.normal(size=(40, 12)), "b": heads[::-1] + 6 * rng.normal(size=(40, 12))}
+    found = convergent_validity({**tables, "c": heads}, n_boot=50, n_perm=5)
+    reliabilities = found.details["reliabilities"]
+    assert reliabilities["c"] == 1
+    for name, table in tables.items():
+        half = np.mean(
+            [
+                spearman(table[order[:20]].mean(axis=0), table[order[20:]].mean(axis=0))
+                for order in (rng.permutation(40) for _ in range(300))
+            ]
+        )
+        assert reliabilities[name] == pytest.approx(2 * half / (1 + half), abs=0.03)
+    root = np.sqrt(reliabilities["a"] * reliabilities["b"])
+    assert found.details["disattenuated"]["a/b"] == pytest.approx(found.details["pairs"]["a/b"] / root)
+
+
+def test_methods_that_are_mostly_noise_leave_it_open() -> None:
+    rng = np.random.default_rng(4)
+    scores = {name: np.arange(12.0) / 12 + 9 * rng.normal(size=(30, 12)) for name in ("a", "b")}
+    for gate in (convergent_validity, inter_rater):
+        found = gate(scores, n_boot=50, n_perm=5)
+        assert (found.status, found.reason, found.n_needed) == ("inconclusive", "unreliable_scores", None)
+
+
+def test_errors_that_methods_share_do_not_pass_for_agreement() -> None:
+    """Unrelated expectations, but every prompt moves both methods alike."""
+    rng = np.random.default_rng(5)
+    first, second = rng.normal(size=(2, 40))
+    errors = 4 * rng.normal(size=(40, 40))
+    found = convergent_validity({"a": first + errors, "b": second + errors}, n_boot=200, n_perm=5)
+    expected = spearman(first, second)
+    assert found.values["mean_rho"] > expected + 0.1
+    assert found.interval is not None
+    assert found.interval.low < expected
+    assert found.status != "pass"
+
+
+def test_the_icc_follows_from_the_mean_correlation() -> None:
+    scores = {name: RNG.normal(size=20) + np.arange(20) / 5 for name in "abc"}
+    found = convergent_validity(scores, n_boot=20, n_perm=5)
+    r = np.corrcoef(np.stack(list(scores.values())))[np.triu_indices(3, k=1)].mean()
+    assert found.values["icc_2_1"] == pytest.approx(r / (1 - (1 - r) / 20))
+
+
+def counted(judge: Judge, n: int) -> Counter[str]:
+    return Counter(judge(np.random.default_rng([11, at])).status for at in range(n))
+
+
+def test_noise_in_the_prompts_does_not_fail_methods_that_agree_at_the_limit() -> None:
+    """Heads whose expected scores have rho .5 exactly: resampled heads call it a fail in most draws."""
+    counts = counted(over_prompts("C12", "exponential", 20, 144, rho=0.5, profile="exponential"), 25)
+    assert max(counts["pass"], counts["fail"]) <= allowed_errors(25)
+    counts = counted(over_prompts("F59", "normal", 20, 16, rho=0.25), 60)
+    assert max(counts["pass"], counts["fail"]) <= allowed_errors(60)
+
+
+@pytest.mark.parametrize(("n_methods", "rho"), [(2, 0.5), (3, 0.25)])
+def test_planted_heads_have_exactly_the_correlation_of_the_limit(n_methods: int, rho: float) -> None:
+    ranks = ranks_of(16, n_methods, rho)
+    assert spearman_matrix(ranks)[np.triu_indices(n_methods, k=1)].mean() == pytest.approx(rho, abs=1e-12)
+    assert (expected_scores(ranks, "normal") > 0).all()
+
+
+def test_prompts_of_one_unit_count_once_for_raters() -> None:
+    """Every prompt five times over: the bounds are those of the twenty prompts."""
+    rng = stream(0, "units of raters")
+    truth = rng.normal(size=16)
+    scores = {name: truth + 0.5 * rng.normal(size=(20, 16)) for name in ("a", "b", "c")}
+    repeated = {name: np.repeat(each, 5, axis=0) for name, each in scores.items()}
+    plain = inter_rater(scores, signed=tuple(scores), n_boot=200)
+    units = inter_rater(repeated, signed=tuple(scores), n_boot=200, unit_id=np.repeat(np.arange(20), 5))
+    assert (units.details["n"], plain.details["n"]) == (20, 20)
+    assert plain.interval is not None
+    assert units.interval is not None
+    assert units.interval.low == pytest.approx(plain.interval.low, rel=1e-9)
+    few = inter_rater(repeated, signed=tuple(scores), n_boot=50, unit_id=np.repeat(np.arange(10), 10))
+    assert few.reason == "too_few"

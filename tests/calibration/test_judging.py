@@ -424,13 +424,13 @@ def test_discriminant_validity_resamples_gaps_with_effects(
         assert each.flat_examples is not None
         gaps[name] = each.details["gap"]
         effects[name] = each.flat_examples * each.details["mean_gap"]
-    expected = discriminant_validity(effects, {"ioi": world.members, "sva": members}, gaps=gaps)
-    same(calibrate("C17", scores, {"ioi": world.circuit, "sva": world.other}), expected)
+    expected = discriminant_validity(effects, {"ioi": world.members, "sva": members}, own="ioi", gaps=gaps)
+    same(calibrate("C17", scores, {"ioi": world.circuit, "sva": world.other}, own="ioi"), expected)
     np.testing.assert_allclose(
         expected.details["matrix"][0, 0], world.patching.flat[world.members].mean(), rtol=1e-9
     )
     circuits = {"ioi": world.members, "sva": members}
-    same(calibrate("C17", effects, circuits, gaps=gaps), expected)
+    same(calibrate("C17", effects, circuits, own="ioi", gaps=gaps), expected)
 
 
 def test_head_circuits_by_name_file_object_and_circuit(world: World, tmp_path: Path) -> None:

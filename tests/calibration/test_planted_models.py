@@ -316,10 +316,11 @@ def test_names_of_groups_and_tasks_carry_no_meaning(table: MeasurementTable, nam
     tasks = {name: effects[number == at] for at, name in enumerate("abc")}
     circuits = {name: np.arange(table.H) % 3 == at for at, name in enumerate("abc")}
     to = dict(zip("abc", names, strict=True))
-    first = discriminant_validity(tasks, circuits, n_boot=50)
+    first = discriminant_validity(tasks, circuits, own="a", n_boot=50)
     second = discriminant_validity(
         {to[name]: each for name, each in tasks.items()},
         {to[name]: each for name, each in circuits.items()},
+        own=to["a"],
         n_boot=50,
     )
     assert (second.status, second.published) == (first.status, first.published)
@@ -345,7 +346,7 @@ def test_random_sets_of_heads_have_the_moments_of_sampled_ones(table: Measuremen
     effects = table.column("y_patch") - table.column("y_cor")[:, None]
     halves = {"first": effects[:20], "second": effects[20:]}
     members = table.members
-    found = discriminant_validity(halves, {"first": members, "second": ~members}, n_boot=20)
+    found = discriminant_validity(halves, {"first": members, "second": ~members}, own="first", n_boot=20)
     rng = np.random.default_rng(0)
     order = rng.permuted(np.tile(np.arange(table.H), (20_000, 1)), axis=1)[:, : members.sum()]
     for at, each in enumerate(halves.values()):

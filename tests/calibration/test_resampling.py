@@ -3,16 +3,18 @@
 import inspect
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from assay.calibration import find_gate
-from assay.calibration.planted import runs
+from assay.calibration.planted import allowed_errors, runs
 from assay.calibration.reliability import retest
 from assay.calibration.resampling import bootstrap_stability, seed_variance
 from assay.errors import InputError, ShapeError, UnknownNameError
+from assay.measurement import Verdict
 from assay.rng import stream
 
 
@@ -59,7 +61,7 @@ def test_a_score_that_may_be_0_is_flagged(standard_errors: float, flags: tuple[s
         seed_variance(full, run, inner=inner),
         retest(full, run, inner=inner),
     ):
-        assert set(found.warnings) - {"value_uncertain"} == set(flags)
+        assert set(found.warnings) == set(flags)
         assert found.reason is None
     assert bootstrap_stability(full, run, inner=inner, n_boot=20).status == "pass"
 
@@ -166,10 +168,17 @@ def test_without_prompts_there_is_no_verdict(n: int, reason: str) -> None:
         assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
 
 
-def test_below_ten_prompts_the_verdict_stays_open_and_says_what_it_needs() -> None:
-    found = bootstrap_stability(*prompts(8, 0.1))
-    assert (found.status, found.reason, found.n_needed) == ("inconclusive", "too_few", 10)
-    assert found.published in ("pass", "fail")
+@pytest.mark.parametrize(
+    ("judge", "smallest"), [(bootstrap_stability, 40), (seed_variance, 100), (retest, 100)]
+)
+def test_below_its_smallest_n_a_verdict_stays_open_and_names_it(
+    judge: Callable[..., Verdict], smallest: int
+) -> None:
+    full, circuit = prompts(smallest, 0.01)
+    found = judge(full[1:], circuit[1:])
+    assert (found.status, found.reason, found.n_needed) == ("inconclusive", "too_few", smallest)
+    assert found.published == "pass"
+    assert judge(full, circuit).status == "pass"
 
 
 def test_a_prompt_that_is_not_finite_is_dropped_and_counted() -> None:
@@ -264,16 +273,29 @@ def test_seeds_agree_which_circuit_is_better() -> None:
     assert seed_variance(full, circuit, y_other=mixed).details["sign_consistency"] < 1.0
 
 
-def test_the_error_of_the_score_itself_is_reported() -> None:
-    """Near the limit a verdict that takes the score for known says so."""
-    found = [seed_variance(*prompts(120, 0.8 * 0.25, seed)) for seed in range(20)]
-    flagged = ["value_uncertain" in each.warnings for each in found]
-    assert any(flagged)
-    assert not all(flagged)
+@pytest.mark.parametrize("judge", [seed_variance, retest])
+def test_a_relative_error_at_its_limit_is_rarely_judged(judge: Callable[..., Verdict]) -> None:
+    """Taking the score for known, 8 of these 40 failed and 7 passed, or had the middle word."""
+    found = [judge(*prompts(120, 0.8 * 0.2, seed)) for seed in range(40)]
+    statuses = [each.status for each in found]
+    assert statuses.count("fail") <= allowed_errors(40)
+    assert statuses.count("pass") <= allowed_errors(40)
     for each in found:
-        wide = each.details["interval_with_error_of_value"]
         assert each.interval is not None
-        assert wide["low"] < each.interval.low < each.interval.high < wide["high"]
+        assert each.interval.method == "outermost"
+        assert each.interval.low < each.values["relative_standard_error"] < each.interval.high  # type: ignore[operator]
+
+
+def test_a_standard_error_at_its_limit_is_rarely_passed_where_prompts_are_skewed() -> None:
+    """With Bonett's bounds alone 16 of these 120 passed."""
+    passed = 0
+    for seed in range(120):
+        rng = stream(seed, "skewed")
+        values = rng.exponential(size=40) - 1
+        circuit = 0.8 + 0.1 * math.sqrt(40) * values
+        draws = rng.integers(0, 40, (2, 40))  # the published rule is not looked at
+        passed += bootstrap_stability(np.ones(40), circuit, draws=draws, seed=seed).status == "pass"
+    assert passed <= allowed_errors(120)
 
 
 def test_strata_are_drawn_in_their_proportions() -> None:

@@ -1,17 +1,20 @@
 """Derived sensitivity metrics against golden values and worked cases."""
 
 import json
+import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from limits.separation import distance
 
 from assay.calibration.gate import undefined
-from assay.calibration.planted import shifted_heads
-from assay.calibration.signal import derived_metrics
+from assay.calibration.planted import allowed_errors, shifted_heads
+from assay.calibration.signal import _areas, _d_primes, derived_metrics, ratio_estimate
 from assay.errors import InputError, ShapeError
 from assay.measurement import Interval
-from assay.stats import Estimate
+from assay.stats import Estimate, d_prime
 
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -65,7 +68,10 @@ def test_rates_of_a_predicted_set_match_golden_values(case: dict) -> None:
     assert proxy.warnings == ("proxy",)
     holds = case["hit_rate"] > 0.9 and case["false_alarm_rate"] < 0.2
     assert found.published == ("pass" if holds else "fail")
-    assert rows["d_prime"].status == "pass"
+    few = min(members.sum(), (~members).sum()) < 15
+    assert (rows["d_prime"].status, rows["d_prime"].reason) == (
+        ("inconclusive", "too_few_heads") if few else ("pass", None)
+    )
     assert found.status == "inconclusive"  # so few members cannot show hits above 0.9
 
 
@@ -81,6 +87,7 @@ def test_every_part_of_a_conjunction_must_pass_and_one_may_fail_it() -> None:
     borderline[:16] = False  # 84 of 100 hits: fails alone at 5 %, not at a third of it
     found = derived_metrics(members, scores, predicted=borderline, n_boot=100)
     assert (found.sub_results["hit_rate"].status, found.status) == ("fail", "inconclusive")
+    assert found.reason == "stricter_level"
 
 
 def test_opposing_heads_lower_d_prime_but_not_that_of_magnitudes() -> None:
@@ -239,3 +246,63 @@ def test_columns_of_another_length_are_refused() -> None:
     world = shifted_heads(np.random.default_rng(7), d_prime=2.0)
     found = derived_metrics(world.members, world.scores, predicted=world.members)
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_the_error_of_d_prime_is_that_of_its_influence() -> None:
+    """Inside 0, 2, 4 and outside -1, 0, 1: m 2 and 0, s^2 4 and 1, S^2 5/2, d' = 2 / root 2.5.
+
+    Influence inside (x - 2) / S - d' ((x - 2)^2 - 4) / 10, outside -x / S - d' (x^2 - 1) / 10.
+    """
+    scale, distance = math.sqrt(2.5), 2 / math.sqrt(2.5)
+    inside = [x / scale - distance * (x**2 - 4) / 10 for x in (-2, 0, 2)]
+    outside = [-x / scale - distance * (x**2 - 1) / 10 for x in (-1, 0, 1)]
+    value, error = _d_primes(np.array([[0.0, 2, 4]]), np.array([[-1.0, 0, 1]]))
+    assert value[0] == pytest.approx(distance)
+    assert error[0] == pytest.approx(math.sqrt(np.var(inside, ddof=1) / 3 + np.var(outside, ddof=1) / 3))
+
+
+def test_resampled_distances_are_those_of_each_resample() -> None:
+    rng = np.random.default_rng(12)
+    inside, outside = rng.normal(size=(4, 6)), rng.normal(size=(4, 9))
+    values, _ = _d_primes(inside, outside)
+    areas, errors = _areas(inside, outside)
+    for row in range(4):
+        assert values[row] == pytest.approx(d_prime(inside[row], outside[row]).value)
+        higher = inside[row][:, None] > outside[row]
+        assert areas[row] == pytest.approx(higher.mean())
+        parts = (higher.mean(axis=1), higher.mean(axis=0))
+        assert errors[row] == pytest.approx(math.sqrt(sum(p.var(ddof=1) / len(p) for p in parts)))
+
+
+@pytest.mark.parametrize(("k", "status"), [(4, "inconclusive"), (14, "inconclusive"), (20, "pass")])
+def test_few_heads_cannot_pass(k: int, status: str) -> None:
+    members = np.arange(144) < k
+    scores = np.random.default_rng(3).uniform(size=144) + 3 * members
+    found = derived_metrics(members, scores)
+    assert (found.status, found.published) == (status, "pass")
+    assert found.reason == (None if status == "pass" else "too_few_heads")
+    low = derived_metrics(members, scores - 6 * members)
+    assert low.status == ("inconclusive" if k == 4 else "fail")
+
+
+def test_at_a_distance_of_one_neither_verdict_is_frequent() -> None:
+    counts = Counter(
+        distance("mirrored exponential", (15, 129), 1.0)(np.random.default_rng([7, at])).status
+        for at in range(100)
+    )
+    assert max(counts["pass"], counts["fail"]) <= allowed_errors(100, 0.06)
+
+
+def test_forwarded_ratios_of_few_prompts_have_no_bounds() -> None:
+    full = np.full(19, 2.0)
+    found = ratio_estimate(1.9 * np.arange(19.0) / 9, full)
+    assert found is not None
+    assert found.interval is not None
+    assert found.interval.reason == "too_few"
+    row = derived_metrics(np.arange(4) < 2, faithfulness=found, n_prompts=19).sub_results["faithfulness"]
+    assert (row.status, row.n_needed, row.published) == ("inconclusive", 20, "pass")
+    assert ratio_estimate(full[:1], full[:1]) is None
+    half = ratio_estimate(np.full(22, 1.0), np.full(22, 2.0), "completeness")
+    assert half is not None
+    assert half.interval is not None
+    assert (half.value, half.interval.low, half.interval.high) == (0.5, 0.5, 0.5)

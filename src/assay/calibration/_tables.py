@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,18 @@ def percentile_bounds(
     return Interval(low=float(low), high=float(high), level=level, method="percentile")
 
 
+def halves(n: int, n_splits: int, rng: np.random.Generator) -> Float64[np.ndarray, "2 n_splits n"]:
+    """Weights that average over either half of n units, for random splits; the second has the odd one."""
+    first = np.zeros((n_splits, n))
+    np.put_along_axis(first, np.argsort(rng.random((n_splits, n)), axis=1)[:, : n // 2], 1.0, axis=1)
+    return np.stack([first / (n // 2), (1 - first) / (n - n // 2)])
+
+
+def mirrored(point: float, interval: Interval) -> Interval:
+    """The interval reflected at the point."""
+    return replace(interval, low=2 * point - interval.high, high=2 * point - interval.low)
+
+
 def exactly(value: float) -> Interval:
     """The interval of a number that no sample stands behind."""
     return Interval(low=value, high=value, level=ONE_SIDED_95, method="exact")
@@ -52,19 +64,24 @@ class Profiles:
     Attributes:
         names: Methods.
         means: `[m, H]`; NaN where a method does not score a head.
-        tables: `[m, n_units, H]` one row per independent unit, averaging to `means`; NaN in
-            columns without scores. None unless every method has scores per prompt.
+        tables: Method -> `[n_units, H]`, one row per independent unit, averaging to its `means`; NaN in
+            columns without scores. Of the methods that have scores per prompt.
+        n_units: Independent units behind the tables.
         n_prompts: Prompts used; 0 where no method has scores per prompt.
         n_dropped: Prompts left out because a score was not finite.
-        per_prompt: Whether any method came with scores per prompt.
     """
 
     names: tuple[str, ...]
     means: Float64[np.ndarray, "m H"]
-    tables: Float64[np.ndarray, "m n_units H"] | None
+    tables: Mapping[str, Float64[np.ndarray, "n_units H"]]
+    n_units: int
     n_prompts: int
     n_dropped: int
-    per_prompt: bool
+
+    @property
+    def per_prompt(self) -> bool:
+        """Whether any method came with scores per prompt."""
+        return bool(self.tables)
 
 
 def profiles(scores: Mapping[str, Any], *, unit_id: Shaped[np.ndarray, " P"] | None = None) -> Profiles:
@@ -90,14 +107,13 @@ def profiles(scores: Mapping[str, Any], *, unit_id: Shaped[np.ndarray, " P"] | N
             tables[name] = np.full((kept.n, len(scored[name])), np.nan)
             tables[name][:, scored[name]] = vector
             means[name] = tables[name].mean(axis=0) if kept.n else np.full(len(scored[name]), np.nan)
-    complete = len(tables) == len(arrays) > 0
     return Profiles(
         names=tuple(arrays),
         means=np.stack(list(means.values())) if arrays else np.empty((0, 0)),
-        tables=np.stack(list(tables.values())) if complete else None,
+        tables=tables,
+        n_units=0 if kept is None else kept.n,
         n_prompts=0 if kept is None else kept.n_prompts,
         n_dropped=0 if kept is None else kept.n_dropped,
-        per_prompt=bool(sampled),
     )
 
 

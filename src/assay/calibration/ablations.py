@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Real, Shaped
 
-from assay.calibration._samples import circuit_flags, inner_metric, sample
-from assay.calibration.gate import ALPHA, gate, undefined
+from assay.calibration._samples import FEWEST_AT_A_THIRD, cautious_alpha, circuit_flags, inner_metric, sample
+from assay.calibration.gate import gate, undefined
 from assay.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
-from assay.stats import coefficient_of_variation, delta_interval, fieller_interval, ratio_of
+from assay.stats import (
+    coefficient_of_variation,
+    delta_interval,
+    fieller_interval,
+    ratio_of,
+    skewed_mean_interval,
+)
+from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
 
 _DIVERGENCE = Rule(pass_at=0.20, higher=False)
@@ -66,10 +73,10 @@ def _compare_methods(
     if any(math.isnan(score) for score in scores.values()):
         return none("zero_denominator", scores)
     pairs = list(itertools.combinations(scores, 2))
-    narrow, strict = (
-        [_difference(statistic.scale * (circuits[a] - circuits[b]), full, level) for a, b in pairs]
-        for level in (ONE_SIDED_95, 1 - 2 * ALPHA / len(pairs))
-    )
+    alpha = cautious_alpha(data.n, FEWEST_FOR_MEANS)
+    level, strict_level = 1 - 2 * alpha, 1 - 2 * alpha / len(pairs)
+    differences = [statistic.scale * (circuits[a] - circuits[b]) for a, b in pairs]
+    narrow, strict = ([_bounds(each, full, at) for each in differences] for at in (level, strict_level))
     if narrow[0].method == "fieller":
         warnings += ("unstable_denominator",)
     gaps = [scores[a] - scores[b] for a, b in pairs]
@@ -79,23 +86,36 @@ def _compare_methods(
         "divergence": divergence,
         "coefficient_of_variation": coefficient_of_variation(np.array(list(scores.values()))).value,
     }
-    if not all(each.defined for each in (*narrow, *strict)):
+    bounded, few = all(each.defined for each in (*narrow, *strict)), data.n < FEWEST_AT_A_THIRD
+    if not bounded and not lost and not few:
         return none("unbounded", values)
-    limit = _DIVERGENCE.pass_at
-    if all(max(abs(each.low), abs(each.high)) < limit for each in narrow):
-        status = "pass"
-    elif any(each.low > limit or each.high < -limit for each in strict):
-        status = "fail"
-    else:
-        status = "inconclusive"
-    if all(each.reason == "degenerate" for each in narrow):
+    # One difference beyond the limit is enough to fail, so each has a share of the 5 %; a pass needs all.
+    interval = replace(
+        narrow[0],
+        low=max(_least(each) for each in strict),
+        high=max(max(abs(each.low), abs(each.high)) for each in narrow),
+        level=ONE_SIDED_95,  # what it is good for, at the level that makes it so
+        reason=None,
+    )
+    flat = all(each.reason == "degenerate" for each in narrow)
+    if flat:
         warnings += ("zero_variance",)
+    status, reason, needed = _DIVERGENCE.rigorous(interval), None, None
+    if lost:
+        status, reason = "inconclusive", "method_missing"
+    elif few and not flat:
+        status, reason, needed = "inconclusive", "too_few", FEWEST_AT_A_THIRD
+    elif status == "inconclusive":
+        needed = _n_needed(data.n, gaps, narrow, strict)
+        if max(_least(each) for each in narrow) > _DIVERGENCE.pass_at:
+            reason = "stricter_level"
     worst = int(np.abs(gaps).argmax())
     details |= {
         "pair": list(pairs[worst]),
+        "levels": {"pass": (1 + level) / 2, "fail": (1 + strict_level) / 2},
         "pairs": {
-            f"{a} - {b}": {"difference": gap, "interval": each.to_dict()}
-            for (a, b), gap, each in zip(pairs, gaps, narrow, strict=True)
+            f"{a} - {b}": {"difference": gap, "interval": _student(each, full, ONE_SIDED_95).to_dict()}
+            for (a, b), gap, each in zip(pairs, gaps, differences, strict=True)
         },
     }
     return Verdict(
@@ -103,11 +123,17 @@ def _compare_methods(
         published=_DIVERGENCE.published(divergence),
         values=values,
         thresholds=thresholds,
-        interval=narrow[worst],
-        n_needed=_n_needed(data.n, gaps, narrow, strict) if status == "inconclusive" else None,
+        interval=interval if bounded else None,
+        n_needed=needed,
+        reason=reason,
         warnings=warnings,
         details=details,
     )
+
+
+def _least(interval: Interval) -> float:
+    """The smallest distance from 0 of a number in the interval."""
+    return max(interval.low, -interval.high, 0.0)
 
 
 def _n_needed(n: int, gaps: list[float], narrow: list[Interval], strict: list[Interval]) -> int | None:
@@ -129,10 +155,19 @@ def _n_needed(n: int, gaps: list[float], narrow: list[Interval], strict: list[In
     return None if None in passing else max(each for each in passing if each is not None)
 
 
-def _difference(
+def _bounds(difference: Float64[np.ndarray, " n"], full: Float64[np.ndarray, " n"], level: float) -> Interval:
+    """Interval of the sum of differences over the sum of the full model's values, by which it is judged."""
+    table = np.stack([difference, full])
+    if _GAP.unstable(table):
+        return fieller_interval(difference, full, level=level)
+    point = float(difference.sum() / full.sum())
+    return skewed_mean_interval(point, _GAP.linearised(table), level=level)
+
+
+def _student(
     difference: Float64[np.ndarray, " n"], full: Float64[np.ndarray, " n"], level: float
 ) -> Interval:
-    """Interval of the sum of differences over the sum of the full model's values; Fieller's near 0."""
+    """The published interval of the same: Student's, or Fieller's near 0."""
     table = np.stack([difference, full])
     if _GAP.unstable(table):
         return fieller_interval(difference, full, level=level)
@@ -162,9 +197,10 @@ def ablation_invariance(
 ) -> Verdict:
     """Whether the score is the same under several ablations, within 0.20.
 
-    Published: largest less smallest score below 0.20. With confidence: passes where the 90 % intervals of all
-    paired differences lie within (-0.20, 0.20); fails where some difference lies beyond, one-sided at 5 %
-    over the number of pairs.
+    Published: largest less smallest score below 0.20. With confidence: the same number against the same
+    limit, bounded by the outermost of Student's and Hall's ends. The upper bound is that of the widest
+    paired difference at 95 %, since a pass needs all pairs; the lower one is at 5 % over the number of pairs,
+    since a fail needs one.
 
     Args:
         y_full: Logit difference of the full model.
@@ -176,13 +212,18 @@ def ablation_invariance(
         n_heads: Heads of the model.
 
     Returns:
-        Not applicable below two methods; a method without a finite run is left out (`method_missing`). Where
-        the sum over the full model is near 0 intervals are Fieller's, undefined where `unbounded`. `n_needed`
-        is the number of prompts at which the clearest of the differences beyond 0.20 would fail or, with none
-        beyond, the last of them pass.
+        Not applicable below two methods. A method without a finite run is left out, and without all three the
+        verdict is open (`method_missing`); the published rule judges the rest. Open below 5 prompts or units
+        (`too_few`) unless nothing varies; below 20 bounds are taken at a third of 5 %. Where the sum over the
+        full model is near 0 intervals are Fieller's, undefined where `unbounded`. `stricter_level`: a pair
+        lies beyond the limit at the level of a pass, and not at that of a fail; `details["levels"]` has both.
+        `n_needed` is the number of prompts at which the clearest of the differences beyond 0.20 would fail
+        or, with none beyond, the last of them pass. `details["pairs"]` has Student's interval of each
+        difference.
 
     References:
-        Schuirmann (1987), doi:10.1007/BF01068419 (two one-sided tests); Fieller (1954).
+        Schuirmann (1987), doi:10.1007/BF01068419 (two one-sided tests); Hall (1992),
+        doi:10.1111/j.2517-6161.1992.tb01876.x; Fieller (1954).
     """
     return _compare_methods(
         "M98.ablation_invariance",
@@ -227,7 +268,7 @@ def method_invariance(
         n_heads: Heads of the model.
 
     Returns:
-        As there; thresholds are those of the value, the interval is that of the widest paired difference.
+        As there; value, interval and thresholds are one less those of the divergence.
     """
     found = _compare_methods(
         "E1b.method_invariance",
@@ -242,5 +283,10 @@ def method_invariance(
     values = dict(found.values)
     if (divergence := values.get("divergence")) is not None:
         values["method_invariance"] = 1 - divergence
-    limit = 1 - _DIVERGENCE.pass_at
-    return replace(found, values=values, thresholds={"pass": limit, "fail": limit})
+    limit, gap = 1 - _DIVERGENCE.pass_at, found.interval
+    return replace(
+        found,
+        values=values,
+        thresholds={"pass": limit, "fail": limit},
+        interval=None if gap is None else replace(gap, low=1 - gap.high, high=1 - gap.low),
+    )

@@ -2,14 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
-from assay.calibration._samples import FEWEST
+from assay.calibration._correlations import FEWEST_PROMPTS, Matrix, over_heads, over_prompts, upper
 from assay.calibration._tables import (
     Profiles,
     circuit_size,
@@ -21,10 +21,11 @@ from assay.calibration.gate import SEED, gate, gate_stream, positive, undefined
 from assay.errors import InputError, ShapeError
 from assay.measurement import Interval, Rule, Verdict
 from assay.stats import (
-    draw_counts,
     intraclass_correlation,
     kappa_matrix,
     kendall_w,
+    outermost,
+    pearson_matrix,
     spearman_matrix,
     spearman_test,
     top_members,
@@ -35,6 +36,7 @@ FEWEST_HEADS = 5
 LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an important head
 
 Scores = Mapping[str, Any]
+Orient = Callable[[str, Float64[np.ndarray, "*rows n"]], Float64[np.ndarray, "*rows n"]]
 
 
 # --------------------------------------------------------------------------------------------- shared parts
@@ -46,7 +48,9 @@ class _Common:
 
     names: tuple[str, ...]
     scores: Float64[np.ndarray, "m n"]
-    tables: Float64[np.ndarray, "m P n"] | None
+    tables: Mapping[str, Float64[np.ndarray, "n_units n"]]
+    n_units: int
+    orient: Orient
     heads: Bool[np.ndarray, " H"]
     warnings: tuple[str, ...]
     constant: tuple[str, ...]
@@ -55,12 +59,21 @@ class _Common:
     def pairs(self) -> list[tuple[str, str]]:
         return list(itertools.combinations(self.names, 2))
 
+    def averaged(self, weights: Float64[np.ndarray, "rows n_units"]) -> Float64[np.ndarray, "rows m n"]:
+        """Scores from weighted means over the units; those without a score per prompt as they are."""
+        fixed = np.broadcast_to(self.scores, (len(weights), *self.scores.shape))
+        columns = [
+            self.orient(name, weights @ self.tables[name]) if name in self.tables else fixed[:, place]
+            for place, name in enumerate(self.names)
+        ]
+        return np.stack(columns, axis=1)
 
-def _common(found: Profiles, transform: Any) -> _Common:
+
+def _common(found: Profiles, orient: Orient) -> _Common:
     """Drop heads that a method lacks, then methods that do not tell heads apart."""
     scored = np.array([scored_heads(mean) for mean in found.means]).reshape(found.means.shape)
     heads = np.asarray(scored.all(axis=0))
-    scores = transform(found.means[:, heads])
+    scores = _oriented(found.names, found.means[:, heads], orient)
     varies = (
         np.array([bool((row != row[0]).any()) for row in scores])
         if heads.any()
@@ -75,11 +88,19 @@ def _common(found: Profiles, transform: Any) -> _Common:
     return _Common(
         names=names,
         scores=scores[varies],
-        tables=None if found.tables is None else found.tables[varies][:, :, heads],
+        tables={name: table[:, heads] for name, table in found.tables.items() if name in names},
+        n_units=found.n_units,
+        orient=orient,
         heads=heads,
         warnings=warnings,
         constant=tuple(name for name, kept in zip(found.names, varies, strict=True) if not kept),
     )
+
+
+def _oriented(
+    names: Sequence[str], scores: Float64[np.ndarray, "m n"], orient: Orient
+) -> Float64[np.ndarray, "m n"]:
+    return np.stack([orient(name, row) for name, row in zip(names, scores, strict=True)])
 
 
 def _check_members(members: Bool[np.ndarray, " H"] | None, found: Profiles) -> None:
@@ -90,18 +111,44 @@ def _check_members(members: Bool[np.ndarray, " H"] | None, found: Profiles) -> N
         )
 
 
-def _upper(matrix: Float64[np.ndarray, "*batch m m"]) -> Float64[np.ndarray, "*batch pairs"]:
-    """Entries above the diagonal, in the order of `itertools.combinations`."""
-    rows, columns = np.triu_indices(matrix.shape[-1], k=1)
-    return np.asarray(matrix[..., rows, columns])
+@dataclass(frozen=True, kw_only=True)
+class _Bounds:
+    """Bounds of a mean correlation and what they were resampled over."""
+
+    interval: Interval
+    n: int
+    resampled: str
+    reliabilities: Mapping[str, float]
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"resampled": self.resampled, "n": self.n, "reliabilities": dict(self.reliabilities)}
+
+    def judge(self, rule: Rule, value: float, scale: Callable[[float], float] | None = None) -> Verdict:
+        """The rule on a value, with the bounds on its scale; `n_needed` counts prompts, of heads no more."""
+        interval = self.interval
+        if scale is not None and interval.defined:
+            interval = replace(interval, low=scale(interval.low), high=scale(interval.high))
+        verdict = rule.judge(value, interval, self.n)
+        needed = FEWEST_PROMPTS if interval.reason == "too_few" else verdict.n_needed
+        return replace(verdict, n_needed=needed if self.resampled == "prompts" else None)
 
 
-def _over_heads(
-    scores: Float64[np.ndarray, "m n"], n_boot: int, rng: np.random.Generator
-) -> Float64[np.ndarray, " n_boot"]:
-    """Mean rank correlation of the pairs on resampled heads."""
-    draws = rng.integers(0, scores.shape[1], (n_boot, scores.shape[1]))
-    return np.asarray(_upper(spearman_matrix(scores[:, draws].swapaxes(0, 1))).mean(axis=-1))
+def _bounds(
+    common: _Common, matrix: Matrix, *, ranked: bool, n_boot: int, rng: np.random.Generator
+) -> _Bounds:
+    """Over the prompts where any method has scores per prompt, else over the heads."""
+    if not common.tables:
+        interval = over_heads(common.scores, ranked=ranked, n_boot=n_boot, rng=rng)
+        return _Bounds(interval=interval, n=common.scores.shape[1], resampled="heads", reliabilities={})
+    sampled = np.array([name in common.tables for name in common.names])
+    found = over_prompts(common.averaged, sampled, common.n_units, matrix, n_boot=n_boot, rng=rng)
+    return _Bounds(
+        interval=found.interval,
+        n=common.n_units,
+        resampled="prompts",
+        reliabilities=dict(zip(common.names, found.reliabilities.tolist(), strict=True)),
+    )
 
 
 def _pair_names(pairs: list[tuple[str, str]], values: Float64[np.ndarray, " _"]) -> dict[str, float]:
@@ -156,7 +203,7 @@ def convergent_validity(
         llc_direction: `specialised` turns the scores of C10 round (low is important); `raw` leaves them.
         reliabilities: Method -> reliability of its profile in (0, 1], for correlations without attenuation.
         unit_id: Label of each prompt; prompts of one label are drawn together.
-        n_boot: Resamples; over prompts where every method has a score per prompt, else over heads.
+        n_boot: Resamples; over prompts where any method has a score per prompt, else over heads.
         n_perm: Permutations behind each pair's p.
         task: Names the random stream.
         seed: Roots it.
@@ -165,12 +212,14 @@ def convergent_validity(
         Passes where the mean over pairs is above 0.5. `values`: `mean_rho`, `rho_top`, `icc_2_1` and
         `icc_2_k` of scores standardised per method, `mean_disattenuated`, `mean_jaccard`,
         `mean_rho_zero_filled` (what the published rule judges). `not_applicable` below two methods that vary,
-        or five heads that all score.
+        or five heads that all score. Over prompts open below 20 (`too_few`) and where a method's reliability
+        is below 0.5 (`unreliable_scores`).
 
     Notes:
         Noise within prompts pulls the correlation of two methods towards 0, and resampling prompts adds as
         much noise again. Over prompts each bound is therefore the more cautious one of the percentile and of
-        its reflection at the estimate.
+        its reflection at the estimate. A pass needs the bound of the uncorrected mean, a fail that of the
+        mean corrected for the methods' reliabilities.
     """
     for name, given, known in (
         ("use", use, ("signed", "abs")),
@@ -189,11 +238,10 @@ def convergent_validity(
     if found.per_prompt and not found.n_prompts:
         return undefined("no_valid_prompt", thresholds=limits)
     specialised = llc_direction == "specialised"
-    turned = np.array([-1.0 if name == LEARNING_COEFFICIENT and specialised else 1.0 for name in found.names])
 
-    def oriented(values: np.ndarray, signs: np.ndarray = turned) -> np.ndarray:
-        by_method = signs.reshape(-1, *([1] * (values.ndim - 1)))
-        return np.asarray(by_method * (np.abs(values) if use == "abs" else values))
+    def oriented(name: str, values: Float64[np.ndarray, "*rows n"]) -> Float64[np.ndarray, "*rows n"]:
+        turned = name == LEARNING_COEFFICIENT and specialised
+        return np.asarray((-1 if turned else 1) * (np.abs(values) if use == "abs" else values))
 
     common = _common(found, oriented)
     notes = {"constant_methods": list(common.constant), "n_dropped": found.n_dropped}
@@ -203,38 +251,28 @@ def convergent_validity(
         return undefined("not_applicable", thresholds=limits, warnings=common.warnings, details=notes)
 
     rng = gate_stream("C12", task, seed=seed)
-    rho = _upper(spearman_matrix(common.scores))
+    rho = upper(spearman_matrix(common.scores))
     mean_rho = float(rho.mean())
-    over_prompts = common.tables is not None and common.tables.shape[1] >= FEWEST
-    if over_prompts:
-        assert common.tables is not None
-        n = common.tables.shape[1]
-        counts = draw_counts(n, n_boot, rng)
-        signs = np.array([turned[found.names.index(name)] for name in common.names])
-        resampled = oriented(np.stack([counts @ table for table in common.tables]), signs).swapaxes(0, 1)
-        interval = _cautious(
-            mean_rho, percentile_bounds(mean_rho, _upper(spearman_matrix(resampled)).mean(axis=-1))
-        )
-    else:
-        n = int(common.heads.sum())
-        interval = percentile_bounds(mean_rho, _over_heads(common.scores, n_boot, rng))
-    judged = rule.judge(mean_rho, interval, n)
+    correlation = _bounds(common, spearman_matrix, ranked=True, n_boot=n_boot, rng=rng)
+    judged = correlation.judge(rule, mean_rho)
 
-    filled = oriented(np.nan_to_num(found.means[:, np.isfinite(found.means).any(axis=0)]))
-    zero_filled = _mean(_upper(spearman_matrix(filled)).tolist())
+    measured = found.means[:, np.isfinite(found.means).any(axis=0)]
+    filled = _oriented(found.names, np.nan_to_num(measured), oriented)
+    zero_filled = _mean(upper(spearman_matrix(filled)).tolist())
     standard = (common.scores - common.scores.mean(axis=1, keepdims=True)) / common.scores.std(
         axis=1, ddof=1, keepdims=True
     )
     icc = intraclass_correlation(standard.T)
-    icc_interval = icc.agreement.interval
-    assert icc_interval is not None
+    profile = _bounds(
+        common, pearson_matrix, ranked=False, n_boot=n_boot, rng=gate_stream("C12", f"{task}/icc", seed=seed)
+    )
     size = circuit_size(k, None if members is None else members[common.heads], int(common.heads.sum()))
     at_top = _top_of_either(common, size)
     tests = [
         spearman_test(a, b, rng=rng, n_permutations=n_perm)
         for a, b in itertools.combinations(common.scores, 2)
     ]
-    corrected = _disattenuated(common.pairs, rho, reliabilities)
+    corrected = _disattenuated(common.pairs, rho, reliabilities or correlation.reliabilities)
     return replace(
         judged,
         published="inconclusive" if zero_filled is None else rule.published(zero_filled),
@@ -248,12 +286,10 @@ def convergent_validity(
             "mean_jaccard": _mean(list(at_top["jaccard"].values())),
         },
         thresholds=limits,
-        n_needed=judged.n_needed if over_prompts else None,
-        warnings=(
-            *common.warnings,
-            *(("few_prompts",) if common.tables is not None and not over_prompts else ()),
-        ),
-        sub_results={"icc": Rule(pass_at=0.7).judge(icc.agreement.value, icc_interval, icc.n_targets)},
+        warnings=common.warnings,
+        sub_results={
+            "icc": profile.judge(Rule(pass_at=0.7), icc.agreement.value, lambda r: _as_icc(r, icc.n_targets))
+        },
         details={
             **notes,
             **at_top,
@@ -261,20 +297,15 @@ def convergent_validity(
             "p_values": {f"{a}/{b}": t.p_value for (a, b), t in zip(common.pairs, tests, strict=True)},
             "disattenuated": corrected,
             "lowest_pair": list(common.pairs[int(np.argmin(rho))]),
-            "resampled": "prompts" if over_prompts else "heads",
-            "n": n,
+            **correlation.details,
             "n_heads_common": int(common.heads.sum()),
         },
     )
 
 
-def _cautious(point: float, interval: Interval) -> Interval:
-    """Each end or its mirror image at the point, whichever is further out."""
-    return replace(
-        interval,
-        low=min(interval.low, 2 * point - interval.high),
-        high=max(interval.high, 2 * point - interval.low),
-    )
+def _as_icc(correlation: float, n: int) -> float:
+    """ICC(2,1) of scores standardised per method, from their mean correlation: r / (1 - (1 - r) / n)."""
+    return correlation / (1 - (1 - correlation) / n)
 
 
 def _top_of_either(common: _Common, k: int | None) -> dict[str, dict[str, float]]:
@@ -327,6 +358,7 @@ def inter_rater(
     members: Bool[np.ndarray, " H"] | None = None,
     k: int | None = None,
     signed: Collection[str] = (),
+    unit_id: Shaped[np.ndarray, " P"] | None = None,
     n_boot: int = 1000,
     n_perm: int = 10_000,
     task: str = "",
@@ -340,7 +372,8 @@ def inter_rater(
         members: The circuit's heads; their number is the default of `k`.
         k: Size of the top sets that kappa compares.
         signed: Raters whose sign counts: an opposing head then ranks low and disagrees with norms by design.
-        n_boot: Resamples of heads.
+        unit_id: Label of each prompt; prompts of one label are drawn together.
+        n_boot: Resamples; over prompts where any rater has scores per prompt, else over heads.
         n_perm: Permutations behind the p of W.
         task: Names the random stream.
         seed: Roots it.
@@ -348,8 +381,10 @@ def inter_rater(
     Returns:
         The status is that of W > 0.5, stated on the mean rank correlation with the same bound
         (m - 2) / (2 (m - 1)): 0.25 for three raters. Published: W > 0.5 and kappa > 0.4 pass, one of them is
-        moderate. Kappa has a verdict of its own in `sub_results`: with top sets fixed, bounds from resampled
-        heads. Without a circuit of 1 to H - 1 heads kappa is undefined, and with it the published rule.
+        moderate. Kappa has a verdict of its own in `sub_results`, bounded over prompts in the same way, over
+        heads by the outermost of percentiles with the top sets kept and chosen anew. Over prompts open below
+        20 (`too_few`) and where a rater's reliability is below 0.5 (`unreliable_scores`). Without a circuit
+        of 1 to H - 1 heads kappa is undefined, and with it the published rule.
     """
     positive("n_boot", n_boot)
     positive("n_perm", n_perm)
@@ -359,12 +394,11 @@ def inter_rater(
         raise InputError(f"signed names {sorted(unknown)}, but the raters are {sorted(scores)}")
     if len(scores) < 2:
         return undefined("not_applicable", thresholds=limits)
-    found = profiles(scores)
+    found = profiles(scores, unit_id=unit_id)
     _check_members(members, found)
     if found.per_prompt and not found.n_prompts:
         return undefined("no_valid_prompt", thresholds=limits)
-    keeps_sign = np.array([name in signed for name in found.names])[:, None]
-    common = _common(found, lambda values: np.where(keeps_sign, values, np.abs(values)))
+    common = _common(found, lambda name, values: values if name in signed else np.abs(values))
     notes = {"constant_raters": list(common.constant), "n_dropped": found.n_dropped}
     if len(common.names) < 2:
         return undefined("not_applicable", thresholds=limits, warnings=common.warnings, details=notes)
@@ -375,8 +409,9 @@ def inter_rater(
     limit = (m - 2) / (2 * (m - 1))
     mean_rho = concordance.mean_spearman
     rho_rule = Rule(pass_at=limit)
-    interval = percentile_bounds(mean_rho, _over_heads(common.scores, n_boot, rng))
-    by_rho = replace(rho_rule.judge(mean_rho, interval, n), n_needed=None)
+    correlation = _bounds(common, spearman_matrix, ranked=True, n_boot=n_boot, rng=rng)
+    interval = correlation.interval
+    by_rho = correlation.judge(rho_rule, mean_rho)
     as_w = replace(interval, low=(1 + (m - 1) * interval.low) / m, high=(1 + (m - 1) * interval.high) / m)
     by_w = replace(
         by_rho,
@@ -397,7 +432,7 @@ def inter_rater(
         n_boot,
         gate_stream("F59", f"{task}/kappa", seed=seed),
     )
-    rho = _upper(concordance.spearman)
+    rho = upper(concordance.spearman)
     held = [each.published for each in (by_w, kappa)]
     published = {2: "pass", 1: "moderate", 0: "fail"}[held.count("pass")]
     return replace(
@@ -412,6 +447,8 @@ def inter_rater(
             "pairs": _pair_names(common.pairs, rho),
             "kappa_pairs": pairs,
             "worst_pair": list(common.pairs[int(np.argmin(rho))]),
+            "disattenuated": _disattenuated(common.pairs, rho, correlation.reliabilities),
+            **correlation.details,
             "n_raters": m,
             "n_heads": n,
         },
@@ -427,18 +464,31 @@ def _kappa(
     if k is None or k in (0, n):
         reason = "not_applicable" if k is None else "one_category"
         return undefined(reason, values={"value": None}, thresholds={"pass": 0.4, "fail": 0.4}), {}
-    sets = np.stack([top_members(row, k) for row in common.scores])
-    each = _upper(kappa_matrix(sets))
+    each = upper(kappa_matrix(_best(common.scores, k)))
+    value = float(each.mean())
+    if common.tables:
+        judged = _bounds(
+            common, lambda scores: kappa_matrix(_best(scores, k)), ranked=False, n_boot=n_boot, rng=rng
+        ).judge(rule, value)
+        return judged, _pair_names(common.pairs, each)
     draws = rng.integers(0, n, (n_boot, n))
     # A resample without any chosen head has no kappa: those pairs are left out of its mean.
-    resampled = _upper(kappa_matrix(sets[:, draws].swapaxes(0, 1)))
+    resampled = upper(kappa_matrix(_best(common.scores, k)[:, draws].swapaxes(0, 1)))
     defined = np.isfinite(resampled)
-    means = np.divide(
+    fixed = np.divide(
         np.where(defined, resampled, 0.0).sum(axis=-1),
         defined.sum(axis=-1),
         out=np.full(n_boot, np.nan),
         where=defined.any(axis=-1),
     )
-    value = float(each.mean())
-    judged = rule.judge(value, percentile_bounds(value, means), n)
-    return replace(judged, n_needed=None), _pair_names(common.pairs, each)
+    chosen = upper(kappa_matrix(_best(common.scores[:, draws].swapaxes(0, 1), k))).mean(axis=-1)
+    interval = outermost(percentile_bounds(value, chosen), percentile_bounds(value, fixed))
+    return replace(rule.judge(value, interval, n), n_needed=None), _pair_names(common.pairs, each)
+
+
+def _best(scores: Float64[np.ndarray, "*rows m n"], k: int) -> Bool[np.ndarray, "*rows m n"]:
+    """The k best heads of each method, ties to the lower index, as `top_members` takes them."""
+    chosen = np.zeros(scores.shape, dtype=np.bool_)
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    np.put_along_axis(chosen, order[..., :k], True, axis=-1)
+    return chosen

@@ -13,6 +13,8 @@ from jaxtyping import Shaped
 from assay import display
 from assay.calibration.gate import GATES, SEED, find_gate
 from assay.calibration.judges import JUDGES, Battery, usable_fields
+from assay.circuits import Circuit
+from assay.circuits.given import takes_text
 from assay.errors import InputError, ShapeError, unknown_name
 from assay.heads import MeasurementTable
 from assay.heads.table import AnyCircuit
@@ -32,8 +34,20 @@ POOL = 3  # samples of the task's size in the pool that other samples are drawn 
 FEWEST_IN_POOL = 120
 USUAL_PROMPTS = 100  # most gates decide with so many; the published default is 40
 PROFILES = ("all", "circuit")
-_GATE_FACTS = ("key", "code", "name", "criterion", "question", "on_pass", "on_fail", "weakness", "source")
+_GATE_FACTS = (
+    "key",
+    "code",
+    "name",
+    "criterion",
+    "question",
+    "on_pass",
+    "on_fail",
+    "generalises_over",
+    "weakness",
+    "source",
+)
 _LAST = "multiple-comparisons"  # pools what the others found
+OF_OTHER_TASKS = frozenset({"discriminant-validity", "derived-metrics"})  # gates that look at `against`
 
 Progress = Callable[[str, int, int], None]
 Against = Sequence[tuple[PairTask, AnyCircuit]]
@@ -136,6 +150,7 @@ class CalibrationReport(Mapping[str, Verdict]):
         return document
 
 
+@takes_text(untouched=("circuit", "task"))
 def calibrate_all(
     circuit: AnyCircuit,
     model: Model,
@@ -171,7 +186,8 @@ def calibrate_all(
         against: Other tasks with circuits of their own in this model, for C17; with two or more, a head set
             is also predicted from weights for C14.
         published: A head list to compare the circuit's heads with, for C14.
-        gates: Keys or codes of some gates only; default: all.
+        gates: Keys or codes of some gates only; default: all, those of other packages among them, which get
+            the columns that their `needs` name.
         groups: Field of the task, or a label per prompt of the task, to compare prompts by in C13 and S3;
             default: the field `template`, `type` or `category`, else thirds of length.
         unit_id: Label per prompt of the task; prompts of one label count as one observation.
@@ -191,6 +207,8 @@ def calibrate_all(
 
     Returns:
         The sixteen verdicts (`report["C11"]`, `report.verdicts`), the table, `to_dict()` for files and pages.
+        A circuit whose record names these very prompts was found on them: its verdicts are marked
+        `same_prompts`, and none says `pass` or `fail` with confidence.
 
     Raises:
         InputError: For unknown gates, fields or settings; labels that do not fit the prompts; signs of heads
@@ -249,12 +267,17 @@ def prepare(
     profile: str = "all",
     random_sets: int = 0,
     folder: str | Path | None = None,
+    same_prompts: Collection[str] = (),
     **settings: Any,
 ) -> Battery:
-    """What `run` takes, checked and not yet run, with its `record`; arguments as in `calibrate_all`."""
+    """What `run` takes, checked and not yet run, with its `record`; arguments as in `calibrate_all`.
+
+    `same_prompts` are keys of gates whose verdicts are marked, as circuits were found on their prompts; those
+    of circuits whose record names the prompts are added.
+    """
     if isinstance(gates, str):
         gates = [gates]
-    asked = set(JUDGES) if gates is None else {find_gate(name).key for name in gates}
+    asked = set(GATES) if gates is None else {find_gate(name).key for name in gates}
     if random_sets < 0:
         raise InputError(f"random_sets is {random_sets}; give a count from 0")
     if profile not in PROFILES:
@@ -281,10 +304,15 @@ def prepare(
     foreign = sorted({*(signs or {})} - {*table.heads})
     if foreign:
         raise InputError(f"signs has {foreign}, which are no heads of the circuit; its heads: {table.heads}")
+    others = tuple(_table(model, other, its, folder, **settings) for other, its in against)
+    marked = gates_on_same_prompts(table.circuit, task, [(each.task, each.circuit) for each in others]).union(
+        same_prompts
+    )
     return Battery(
         table=table,
-        gates=tuple(key for key in JUDGES if key in asked),
-        against=tuple(_table(model, other, its, folder, **settings) for other, its in against),
+        gates=tuple(key for key in (*JUDGES, *(key for key in GATES if key not in JUDGES)) if key in asked),
+        against=others,
+        same_prompts=marked & asked,
         published=None if published is None else MeasurementTable(model, task, published).members,
         groups=groups,
         unit_id=None if unit_id is None else np.asarray(unit_id),
@@ -307,13 +335,34 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
         seconds[key] = time.perf_counter() - began - (battery.filling - filled)
     if progress is not None:
         progress("calibrate", len(battery.gates), len(battery.gates))
+    same = battery.same_prompts
     return CalibrationReport(
-        verdicts={key: verdicts[key] for key in battery.gates},
+        verdicts={
+            key: verdicts[key].on_same_prompts() if key in same else verdicts[key] for key in battery.gates
+        },
         table=battery.table,
         facts=_facts(battery),
         missing=battery.missing,
         seconds={**seconds, "table": battery.filling},
     )
+
+
+def gates_on_same_prompts(circuit: AnyCircuit, task: PairTask, against: Against = ()) -> frozenset[str]:
+    """Keys of the gates that judge a circuit on the very prompts that its record says it was discovered on.
+
+    Args:
+        circuit: What is judged.
+        task: All prompts that it could be measured on.
+        against: Other tasks with their circuits, which two of the gates look at.
+    """
+    if _found_on(circuit, task):
+        return frozenset(GATES)
+    return OF_OTHER_TASKS if any(_found_on(its, other) for other, its in against) else frozenset()
+
+
+def _found_on(circuit: AnyCircuit, task: PairTask) -> bool:
+    record = circuit.provenance.get("task") if isinstance(circuit, Circuit) else None
+    return isinstance(record, Mapping) and record.get("data_hash") == task.data_hash
 
 
 def n_further(n: int) -> int:

@@ -10,17 +10,24 @@ from jaxtyping import Bool, Float64, Shaped
 from scipy import stats as scipy_stats
 
 from assay.calibration._samples import FEWEST, sample
-from assay.calibration._tables import percentile_bounds, scored_heads
+from assay.calibration._tables import (
+    halves,
+    percentile_bounds,
+    scored_heads,
+)
 from assay.calibration.gate import SEED, gate, gate_stream, positive, undefined
 from assay.errors import InputError, ShapeError
 from assay.heads import EffectiveRank, effective_rank
-from assay.measurement import Rule, Verdict
-from assay.stats import auroc, draw_counts
+from assay.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.stats import auroc, draw_counts, outermost, resampled_ratios, studentized_interval
 
 
 NO_EFFECT = 1e-8  # mean magnitude below which the other heads are no scale
 NO_SPREAD = 1e-12
 NEGLIGIBLE = 0.01  # attributions below this count as none
+FEWEST_FOR_BOUNDS = 5  # prompts
+N_SPLITS = 50  # of the prompts into halves
+MOST = 1000  # times that an end of the interval may be moved, where all of an effect may be noise
 
 Ratio = Callable[[Float64[np.ndarray, "draws H"]], Float64[np.ndarray, " draws"]]
 
@@ -177,20 +184,55 @@ def distributional_characterization(
         return undefined(
             "zero_denominator", values=values, thresholds=limits, warnings=warnings, details=details
         )
-    logs = np.log(np.where((found := ratio(np.abs(means))) > 0, found, np.nan))
-    interval = percentile_bounds(math.log(value), logs) if value > 0 else percentile_bounds(value, found)
-    if value > 0 and interval.defined:
-        centre = 2 * math.log(value)
-        low, high = min(interval.low, centre - interval.high), max(interval.high, centre - interval.low)
-        interval = replace(interval, low=math.exp(low), high=math.exp(high))
+    interval = _bounds(units, inside, n_boot, rng)
     flat = interval.reason == "degenerate"
+    verdict = Rule(pass_at=2.0).judge(value, interval, kept.n)
     return replace(
-        Rule(pass_at=2.0).judge(value, interval, kept.n),
+        verdict,
+        n_needed=FEWEST_FOR_BOUNDS if interval.reason == "too_few" else verdict.n_needed,
         values=values,
         thresholds=limits,
         warnings=(*warnings, *(("zero_variance",) if flat else ())),
         details=details,
     )
+
+
+def _bounds(
+    units: Float64[np.ndarray, "n H"], inside: Bool[np.ndarray, " H"], n_boot: int, rng: np.random.Generator
+) -> Interval:
+    """Bounds of the ratio of the magnitudes that the heads' expected effects have.
+
+    With the sign of each head's mean fixed the ratio is one of means over prompts, a / b: bootstrap-t and
+    percentiles of its logarithm, the outermost. But |mean| exceeds |expectation| on average. The sign from
+    one half of the prompts times the mean of the other falls short of it, so the difference, averaged over
+    halves, is taken off a in the lower bound and off b in the upper.
+    """
+    n = len(units)
+    if n < FEWEST_FOR_BOUNDS:
+        return undefined_interval(ONE_SIDED_95, "bootstrap-t", "too_few")
+    aligned = np.where(units.mean(axis=0) < 0, -units, units)
+    above, below = aligned[:, inside].mean(axis=1), aligned[:, ~inside].mean(axis=1)
+    counts = np.vstack([np.ones((1, n)), draw_counts(n, n_boot, rng)])
+    ratio, error = (column[:, 0] for column in resampled_ratios(above[:, None], below, counts))
+    if not error[0]:
+        return percentile_bounds(float(ratio[0]), ratio)
+    if not ratio[0] > 0:
+        return undefined_interval(ONE_SIDED_95, "bootstrap-t", "zero_mean")
+    logs = np.log(np.where(ratio > 0, ratio, np.nan))
+    relative = error / ratio
+    interval = outermost(
+        studentized_interval(float(logs[0]), float(relative[0]), logs[1:], relative[1:], level=ONE_SIDED_95),
+        percentile_bounds(float(logs[0]), logs[1:]),
+    )
+    if not interval.defined:
+        return interval
+    first, second = halves(n, N_SPLITS, rng) @ units
+    crossed = (np.sign(first) * second + np.sign(second) * first).mean(axis=0) / 2
+    kept = [
+        float(np.clip(crossed[side].mean() / column.mean(), 1 / MOST, 1.0))
+        for side, column in ((inside, above), (~inside, below))
+    ]
+    return replace(interval, low=math.exp(interval.low) * kept[0], high=math.exp(interval.high) / kept[1])
 
 
 def _known(value: Float64[np.ndarray, "1"]) -> float | None:

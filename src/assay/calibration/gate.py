@@ -20,6 +20,7 @@ from assay.registry import Registry
 
 SEED = 42  # root of the published resampling streams
 ALPHA = 0.05
+N_STUDENTIZED = 999  # resamples behind a bootstrap-t bound
 
 GateFunction = Callable[..., Verdict]
 
@@ -33,10 +34,14 @@ class Gate:
         code: Published code, e.g. `C11`.
         name: What a reader calls it.
         criterion: Criterion of the framework it serves, e.g. `M1 reliability`.
-        needs: Names of the arrays it takes, as its function spells them.
+        needs: Names of the arrays it takes, as its function spells them. Of a gate of another package, the
+            columns of a `MeasurementTable` that `calibrate_all` hands it in this order; also `members` (a
+            flag per head) and `y_keep` (the circuit's runs under the table's own ablation).
         function: The gate itself; arrays in, a `Verdict` out.
         question: What it asks, one sentence.
         on_pass, on_fail: What either outcome licenses.
+        generalises_over: What its verdict with confidence is a sample of. C12 and F59 say `resampled` in the
+            details of a verdict, because scores without prompts leave only the heads.
         weakness: What is wrong with the published form.
         source: Author, year, arXiv id.
     """
@@ -50,6 +55,7 @@ class Gate:
     question: str
     on_pass: str
     on_fail: str
+    generalises_over: str = "prompts like these"
     weakness: str = ""
     source: str = "mechanistic-validity framework"
 
@@ -72,6 +78,8 @@ def gate(*, key: str, code: str, **facts: Any) -> Callable[[GateFunction], GateF
 
 def find_gate(name: str) -> Gate:
     """The gate of a key or of a published code; codes are not case-sensitive."""
+    if not isinstance(name, str):
+        raise InputError(f"gate is a {type(name).__name__}; give its key or code first, e.g. 'C11'")
     for found in GATES.values():
         if name.upper() == found.code.upper():
             return found

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64, Real, Shaped
 from assay.calibration._samples import Sample, circuit_flags, inner_metric, judged, sample, summed
 from assay.calibration.gate import SEED, gate, gate_stream, positive, undefined
 from assay.errors import unknown_name
-from assay.measurement import Interval, Rule, Verdict
+from assay.measurement import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import (
     GroupDifferences,
     RatioOfSums,
@@ -25,6 +25,8 @@ N_BOOT = 2000
 _KEYS = ("template", "type", "category", "class", "domain", "corruption")  # the last three of images
 _DEPENDENT = ("influence", "ratio", "clean_logit_diff")
 _SAME_GROUPS = Rule(pass_at=0.06, higher=False)  # of the population's eta squared
+_BOUNDS = 0.94  # level of the noncentral F whose two ends are 95 % bounds of skewed scores, too
+_FEWEST = 20  # prompts in groups from which they are
 _PUBLISHED_GROUPS = Rule(pass_at=0.01, fail_at=0.06, higher=False)
 
 
@@ -100,7 +102,8 @@ def measurement_invariance(
     """Share of the variance of per-prompt faithfulness that lies between groups of prompts.
 
     Published: eta squared below 0.01 passes, above 0.06 fails. With confidence: bounds of the population's
-    eta squared (noncentral F) on the same side of 0.06.
+    eta squared (noncentral F) on the same side of 0.06, each taken at 3 %, since at 5 % they miss up to 7.7 %
+    of exponential scores.
 
     Args:
         y_full: Logit difference of the full model.
@@ -120,7 +123,8 @@ def measurement_invariance(
         seed: Its root.
 
     Returns:
-        Not applicable with fewer than two groups. Without any variance within groups eta squared is 0, or 1
+        Below 20 prompts in groups the verdict with confidence is inconclusive (`too_few`). Not applicable
+        with fewer than two groups. Without any variance within groups eta squared is 0, or 1
         where their scores differ (`zero_variance`).
 
     References:
@@ -152,13 +156,15 @@ def measurement_invariance(
         warnings += ("unstable_denominator",)
     x = _dependent(dependent, statistic, cells.table)
     usable = np.isfinite(x)
-    found = group_differences([x[usable & (cells.group == at)] for at in range(len(cells.names))])
+    parts = [x[usable & (cells.group == at)] for at in range(len(cells.names))]
+    found = group_differences(parts)
+    bounds = group_differences(parts, level=_BOUNDS).eta_squared.interval
     eta = found.eta_squared
-    if eta.reason is not None or eta.interval is None:
+    if eta.reason is not None or bounds is None:
         return none("not_applicable")
     if not any(varies(x[cells.group == at]) for at in found.used):
         warnings += ("zero_variance",)
-    interval = eta.interval
+    interval = replace(bounds, level=ONE_SIDED_95)
     rng = gate_stream("C13", task, seed=seed)
     if cells.crossed:
         warnings += ("units_cross_groups",)
@@ -170,7 +176,7 @@ def measurement_invariance(
         "comparison": found.to_dict(),
         "largest_difference": _largest_difference(statistic, cells, found, scores, rng, n_boot),
     }
-    return replace(
+    verdict = replace(
         judged(
             _SAME_GROUPS,
             eta.value,
@@ -195,6 +201,9 @@ def measurement_invariance(
         published=_PUBLISHED_GROUPS.published(eta.value),
         thresholds=_THRESHOLDS,
     )
+    if sum(found.sizes) < _FEWEST:
+        return replace(verdict, status="inconclusive", reason="too_few", n_needed=_FEWEST)
+    return verdict
 
 
 _THRESHOLDS = {"pass": 0.06, "fail": 0.06, "published_pass": 0.01, "published_fail": 0.06}

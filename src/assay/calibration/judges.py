@@ -9,27 +9,26 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
-from assay.calibration._samples import sample
 from assay.calibration.ablations import ablation_invariance, method_invariance
 from assay.calibration.agreement import convergent_validity, inter_rater
 from assay.calibration.discriminant import discriminant_validity
 from assay.calibration.distribution import distributional_characterization
-from assay.calibration.gate import undefined
+from assay.calibration.gate import GATES, Gate, undefined
 from assay.calibration.invariance import choose_groups, measurement_invariance
 from assay.calibration.multiplicity import multiple_comparisons
 from assay.calibration.pooling import pooled_results
 from assay.calibration.reliability import reliability_suite
 from assay.calibration.resampling import bootstrap_stability, seed_variance
-from assay.calibration.signal import derived_metrics
+from assay.calibration.signal import derived_metrics, ratio_estimate
 from assay.calibration.stability import certified_stability, distributional_stability
 from assay.calibration.validity import incremental_validity, nomological_validity
 from assay.errors import InputError
 from assay.heads import MeasurementTable, predict_from_weights, weight_features
 from assay.heads.effects import SMALLEST
 from assay.heads.scores import ranking
-from assay.measurement import ONE_SIDED_95, Verdict, library_version, record_id
+from assay.measurement import Verdict, library_version, record_id
 from assay.rng import stream
-from assay.stats import Estimate, ratio_of
+from assay.stats import Estimate
 from assay.tasks import PairTask
 
 
@@ -37,6 +36,7 @@ ABLATIONS = ("zero", "mean", "resample-donor")
 METHODS = ("zero", "mean", "noise-additive")
 GROUPED_BY = ("template", "type", "category")
 MOST_GROUPS, FEWEST_PER_GROUP = 12, 3  # of a field that prompts could be grouped by
+NEGLIGIBLE = 0.01  # share of the margin lost by corrupting, below which the effect of a head is negligible
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,6 +53,7 @@ class Battery:
         signs: -1 for heads that oppose the task.
         profile: Heads whose effects C16 correlates between halves: `all`, or those of the `circuit`.
         random_sets: Random sets of heads for C36.
+        same_prompts: Keys of gates judged on prompts that a circuit was found on.
         missing: Filled as columns turn out not to exist: column -> why.
         filling: Seconds spent on runs.
     """
@@ -66,15 +67,28 @@ class Battery:
     signs: Mapping[tuple[int, int], int] = field(default_factory=dict)
     profile: str = "all"
     random_sets: int = 0
+    same_prompts: frozenset[str] = frozenset()
     missing: dict[str, str] = field(default_factory=dict)
     filling: float = 0.0
 
     def judge(self, key: str, others: Mapping[str, Verdict]) -> Verdict:
         """The verdict of one gate; `others` are those of this run so far, which some gates forward."""
-        judged: Verdict = JUDGES[key](self, others)
+        judged = JUDGES[key](self, others) if key in JUDGES else self._by_needs(GATES[key])
         if self.table.partial and key in _OVER_ALL_HEADS:
             judged = replace(judged, warnings=(*judged.warnings, "partial_heads"))
         return judged
+
+    def _by_needs(self, gate: Gate) -> Verdict:
+        """The verdict of a gate of another package, on the columns that its `needs` name, in their order.
+
+        Beside the columns of the table there are `members` and, for the runs of the circuit under the table's
+        own ablation, `y_keep`.
+        """
+        named = {"members": lambda: self.table.members, "y_keep": lambda: self.run(self.kept)}
+        columns = [named[name]() if name in named else self.find(name) for name in gate.needs]
+        if any(column is None for column in columns):
+            return undefined("not_applicable")  # `missing` says why
+        return gate(*columns)
 
     # ---- columns --------------------------------------------------------------------------------
 
@@ -182,6 +196,7 @@ class Battery:
             "profile": self.profile,
             "random_sets": self.random_sets,
             "signs": [[*head, sign] for head, sign in sorted(self.signs.items())],
+            **({"same_prompts": sorted(self.same_prompts)} if self.same_prompts else {}),
             **{
                 name: value if value is None or isinstance(value, str) else [str(label) for label in value]
                 for name, value in labels.items()
@@ -327,17 +342,13 @@ def _ratio(battery: Battery, column: str, inner: str = "faithfulness") -> Estima
     run = battery.find(column)
     if run is None:
         return None
-    runs = sample(battery.unit_id, run=run.reshape(len(run), -1).mean(axis=1), full=battery.get("y_full"))
-    if runs.n < 2:
-        return None
-    statistic = (
-        ratio_of("run", "full", offset=1.0, scale=-1.0)
-        if inner == "completeness"
-        else ratio_of("run", "full")
+    return ratio_estimate(
+        run.reshape(len(run), -1).mean(axis=1),
+        battery.get("y_full"),
+        inner,
+        unit_id=battery.unit_id,
+        seed=battery.table.seed,
     )
-    value = float(statistic.of_sums(runs.table.sum(axis=1), runs.n))
-    interval = statistic.interval(runs.table, level=ONE_SIDED_95, method=None, seed=battery.table.seed)
-    return Estimate(value=value, interval=interval, reason=None if np.isfinite(value) else "zero_denominator")
 
 
 def _predicted(battery: Battery) -> Bool[np.ndarray, " H"] | None:
@@ -380,6 +391,7 @@ def _c17(battery: Battery, others: Others) -> Verdict:
     return discriminant_validity(
         {name: _patching(battery, each) for name, each in tables.items()},
         {name: each.members for name, each in tables.items()},
+        own=battery.name,
         gaps={name: _gap(battery, each) for name, each in tables.items()},
         unit_id=None if battery.unit_id is None else {battery.name: battery.unit_id},
         seed=battery.table.seed,
@@ -462,7 +474,9 @@ def _f59(battery: Battery, others: Others) -> Verdict:
         if found is not None:
             scores[name] = found
     table = battery.table
-    return inter_rater(scores, members=table.members, task=battery.name, seed=table.seed)
+    return inter_rater(
+        scores, members=table.members, unit_id=battery.unit_id, task=battery.name, seed=table.seed
+    )
 
 
 def _s1(battery: Battery, others: Others) -> Verdict:
@@ -534,8 +548,12 @@ def _invariance(battery: Battery, methods: Sequence[str], gate: Callable[..., Ve
 def _m3b(battery: Battery, others: Others) -> Verdict:
     table = battery.table
     signs = np.array([battery.signs.get(head, 1) for head in table.heads], dtype=np.float64)
+    gap = battery.get("y_full") - battery.get("y_cor")
+    gap = gap[np.isfinite(gap)]
+    lost = float(gap.mean()) if len(gap) else 0.0
     return certified_stability(
         battery.member_effects,
+        smallest=NEGLIGIBLE * lost if lost > 0 else None,
         signs=signs,
         unit_id=battery.unit_id,
         task=battery.name,

@@ -122,7 +122,8 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
         'pass'
     """
     found = find_gate(gate)
-    adapter = _ADAPTERS[found.key]
+    # A gate of another package takes its arrays as they come.
+    adapter = _ADAPTERS.get(found.key) or _Adapter(takes=f"({', '.join(found.needs)})", read=_arrays)
     parameters = inspect.signature(found.function).parameters
     known = {name for name, each in parameters.items() if each.default is not each.empty}
     for name in options:

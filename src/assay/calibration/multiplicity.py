@@ -18,6 +18,7 @@ from assay.stats import (
     bonferroni,
     e_benjamini_hochberg,
     holm,
+    true_discoveries,
 )
 
 
@@ -156,8 +157,10 @@ def _judge(pool: Sequence[PooledResult]) -> Verdict:
     claimed: Bool[np.ndarray, " m"] = np.array([bool(each.passed) for each in tested]) & (p < ALPHA)
     survivors = claimed & (adjusted["bh"] <= ALPHA)
     share = float(survivors.sum() / claimed.sum()) if claimed.any() else None
+    proven = true_discoveries(p, claimed, alpha=ALPHA) / claimed.sum() if claimed.any() else None
     values: dict[str, float | None] = {
         "value": share,
+        "share_proven": None if proven is None else float(proven),
         "m": float(len(p)),
         "n_nominal": float((p < ALPHA).sum()),
         "n_claimed": float(claimed.sum()),
@@ -178,15 +181,17 @@ def _judge(pool: Sequence[PooledResult]) -> Verdict:
         ],
         "lost": [each.name for each, lost in zip(tested, claimed & ~survivors, strict=True) if lost],
     }
-    if share is None:
+    if share is None or proven is None:
         return undefined(
             "not_applicable", published=published, values=values, thresholds=limits, details=notes
         )
+    passes = proven > _SURVIVING
     return Verdict(
-        status="pass" if share > _SURVIVING else "fail",
+        status="pass" if passes else "inconclusive",
         published=published,
         values=values,
         thresholds=limits,
+        reason=None if passes else "not_proven",
         details=notes,
     )
 
@@ -198,25 +203,29 @@ def _judge(pool: Sequence[PooledResult]) -> Verdict:
     criterion="M5 multiplicity",
     needs=("results",),
     question="Do the claims survive that so many results were looked at?",
-    on_pass="claims survive multiplicity",
-    on_fail="drop the named claims or collect more data",
+    on_pass="more than half of the claims are true, allowing for their number",
+    on_fail="it never does, for no p-value proves a claim false; drop the lost claims or collect more data",
+    generalises_over="claims like these",
     weakness=(
         "a pass flag turned into p = 0.01 survives as soon as a fifth of the pooled checks passed; the "
         "stand-in for a standard error takes the coefficient of variation to be 1"
     ),
-    source="mechanistic-validity framework; Benjamini and Hochberg (1995), Wang and Ramdas (2022, "
-    "arXiv:2009.02824)",
+    source="mechanistic-validity framework; Benjamini and Hochberg (1995), Goeman and Solari (2011, "
+    "doi:10.1214/11-STS356), Wang and Ramdas (2022, arXiv:2009.02824)",
 )
 def multiple_comparisons(results: Sequence[PooledResult]) -> Verdict:
-    """Share of the claims that survive the adjustment for their number, over all tasks and in each.
+    """Whether more than half of the claims are true, allowing for how many results were looked at.
 
     Args:
         results: All that was looked at. Only those with a real p-value or e-value count for the status.
 
     Returns:
         A claim is a result that passed with p < 0.05; it survives with a Benjamini-Hochberg q of at most
-        0.05. Passes where more than half survive, over the pool of all tasks; `sub_results` has the same per
-        task. `not_applicable` without a p-value, where all are 1, and where nothing is claimed.
+        0.05. Passes where the lower 95 % bound of how many claims are true (`assay.stats.true_discoveries`)
+        is more than half of them: a share of survivors is no bound, some may be false. Otherwise inconclusive
+        (`not_proven`), and never a fail: a weak effect looks like none. Over the pool of all tasks;
+        `sub_results` has the same per task. `not_applicable` without a p-value, where all are 1, and where
+        nothing is claimed.
         `details["results"]` has q-values after Benjamini-Hochberg, Benjamini-Yekutieli (valid however results
         depend, as those that share prompts do), Holm, Bonferroni and e-BH; `details["lost"]` names the claims
         that do not survive.

@@ -27,21 +27,23 @@ from assay.calibration._samples import (
 )
 from assay.calibration.gate import ALPHA, SEED, gate, gate_stream, positive, undefined
 from assay.errors import InputError, ShapeError
-from assay.measurement import ONE_SIDED_95, Rule, Verdict
+from assay.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.stats import (
-    Consistency,
     Estimate,
     coefficient_of_variation,
     cronbach_alpha,
     fisher_z_interval,
     intraclass_correlation,
     pearson_matrix,
+    resampled_alpha_bounds,
     spearman_brown,
 )
 from assay.stats._checks import varies
 
 
 N_HALVES = 200
+SMALLEST_FOR_ALPHA = 20  # prompts below which no bound of alpha holds for exponential effects
+SHARE_FOR_ALPHA = 0.4  # of the allowed error for each bound: tails that have not shown make all too short
 ERRATIC = 0.2  # item-rest correlation below which a head is listed
 
 _RETEST = Rule(pass_at=0.8)
@@ -84,8 +86,9 @@ def retest(
 
     Returns:
         Undefined (`identical_samples`) where the samples hold the same prompts, (`zero_variance`) where all
-        prompts are alike. A sample without a usable prompt is left out (`sample_missing`). A score within
-        three standard errors of 0 is flagged (`score_near_zero`): no error relative to it is small.
+        prompts are alike; inconclusive (`too_few`) below 100 in all. A sample without a usable prompt is left
+        out (`sample_missing`). A score within three standard errors of 0 is flagged (`score_near_zero`): no
+        error relative to it is small.
     """
     if n_samples < 2:
         raise InputError(f"n_samples is {n_samples}; at least 2 are needed, 3 by default")
@@ -137,12 +140,12 @@ def retest(
         return none(spread.reason)
     value = min(max(1 - spread.value, 0.0), 1.0)
     warnings += near_zero(statistic, table)
-    error, wide = relative_error(statistic, table, data.n / len(blocks), level=level)
+    rng = gate_stream("C16.test_retest.bounds", task, seed=seed)
+    error = relative_error(statistic, table, data.n / len(blocks), rng=rng, level=level)
     return by_relative_error(
         _RETEST,
         value,
         error,
-        wide,
         data,
         on_error=_RETEST_ERROR,
         warnings=tuple(dict.fromkeys(warnings)),
@@ -240,11 +243,12 @@ def split_half_published(
         y_full: Logit difference of the full model.
         y_circuit: Of the circuit alone.
         pair_id: Which two prompts form a natural pair (two orders of one sentence); r is then over pairs and
-            means something, so there is a verdict with confidence, after Fisher.
+            means something; it has an interval, after Fisher.
         level: Two-sided coverage of the bounds.
 
     Returns:
-        Without `pair_id` inconclusive (`order_means_nothing`) whatever the value. Undefined below six prompts
+        Inconclusive whatever the value: without `pair_id` as `order_means_nothing`, with it as `normal_only`,
+        since Fisher's bounds do not hold for skewed ratios. Undefined below six prompts
         and for a half without variance (published code: 0). Prompts with y_full = 0 are left out.
     """
     full = np.asarray(y_full, dtype=np.float64)
@@ -285,13 +289,12 @@ def split_half_published(
     bounds = fisher_z_interval(r, len(first), level=level)
     ends = [spearman_brown(end).value for end in (bounds.low, bounds.high)]
     interval = replace(bounds, low=ends[0], high=ends[1])
-    return judged(
-        _RELIABLE,
-        stepped.value,
-        stepped.value,
-        interval,
-        data.n,
+    return undefined(
+        "normal_only",
+        published=published,
         values=values,
+        thresholds=limits(_RELIABLE),
+        interval=interval,
         warnings=warnings,
         details=details,
     )
@@ -302,20 +305,26 @@ def cronbach_items(
     *,
     unit_id: Shaped[np.ndarray, " n"] | None = None,
     level: float = ONE_SIDED_95,
+    task: str = "",
+    seed: int = SEED,
 ) -> Verdict:
     """C16.cronbach_alpha: whether the heads of a circuit act as one instrument.
 
-    Heads are items and prompts are cases; alpha above 0.7 passes, with Feldt's bounds. Heads that oppose the
-    task depress it; alpha after aligning signs has a verdict of its own in `sub_results`.
+    Heads are items and prompts are cases; alpha above 0.7 passes, by the outermost of three bounds over
+    prompts (bootstrap-t, percentiles, Feldt's). Heads that oppose the task depress it; alpha after aligning
+    signs has a verdict of its own in `sub_results`.
 
     Args:
         effects: Effect of dropping each head of the circuit on each prompt, `y_full - y_drop1`.
         unit_id: Prompts that belong together.
         level: Two-sided coverage of the bounds.
+        task: Names the random stream.
+        seed: Its root.
 
     Returns:
-        Undefined below two heads or three prompts (`too_few`) and where the summed effect has no variance
-        (`zero_variance`; published code: 0). `erratic` lists the columns with item-rest r below 0.2.
+        Inconclusive below 20 prompts, undefined below two heads or three prompts (`too_few`) and where the
+        summed effect has no variance (`zero_variance`; published code: 0). `erratic` lists the columns with
+        item-rest r below 0.2.
 
     References:
         Cronbach (1951), doi:10.1007/BF02310555; Feldt (1965), doi:10.1007/BF02289499.
@@ -337,21 +346,52 @@ def cronbach_items(
         "erratic": columns[low],
         "signs": found.signs,
         "standardised": found.standardised.value,
+        "feldt": found.alpha.interval.to_dict() if found.alpha.interval else None,
     }
-    aligned = _alpha_verdict(found, found.sign_aligned, data.n)
+
+    def verdict(items: Float64[np.ndarray, "n k"], alpha: Estimate) -> Verdict:
+        return _alpha_verdict(items, alpha, gate_stream("C16.cronbach_alpha", task, seed=seed), level)
+
+    plain = verdict(x, found.alpha)
+    aligned = plain if (found.signs > 0).all() else verdict(x * found.signs, found.sign_aligned)
     return replace(
-        _alpha_verdict(found, found.alpha, data.n),
+        plain,
         sub_results={"sign_aligned": aligned},
         warnings=warnings,
         details=details,
     )
 
 
-def _alpha_verdict(found: Consistency, alpha: Estimate, n: int) -> Verdict:
+def _alpha_verdict(
+    items: Float64[np.ndarray, "n k"], alpha: Estimate, rng: np.random.Generator, level: float
+) -> Verdict:
+    """Judged by the wider of Feldt's bounds and those of resampled prompts."""
     if alpha.reason:
         return undefined(alpha.reason, thresholds=limits(_RELIABLE))
-    assert alpha.interval is not None
-    return judged(_RELIABLE, alpha.value, alpha.value, alpha.interval, n, values={"alpha": alpha.value})
+    n = len(items)
+    interval = undefined_interval(level, "outermost", "too_few")
+    if n >= SMALLEST_FOR_ALPHA:
+        taken = 1 - (1 - level) * SHARE_FOR_ALPHA
+        feldt = cronbach_alpha(items, level=taken)
+        bounds = feldt.alpha.interval
+        assert bounds is not None
+        low, high = resampled_alpha_bounds(items, level=taken, rng=rng)
+        interval = replace(
+            bounds,
+            low=min(low, bounds.low),
+            high=max(high, bounds.high),
+            level=level,
+            method="outermost",
+        )
+    return judged(
+        _RELIABLE,
+        alpha.value,
+        alpha.value,
+        interval,
+        n,
+        fewest=SMALLEST_FOR_ALPHA,
+        values={"alpha": alpha.value},
+    )
 
 
 def _effect_table(
@@ -450,7 +490,9 @@ def reliability_suite(
             seed=seed,
         ),
         "split_half": partial(split_half, effects, unit_id=effect_units, task=task, seed=seed),
-        "cronbach_alpha": partial(cronbach_items, effects[:, members], unit_id=effect_units),
+        "cronbach_alpha": partial(
+            cronbach_items, effects[:, members], unit_id=effect_units, task=task, seed=seed
+        ),
     }
     parts = {name: judge() for name, judge in judges.items()}
     shared = 1 - 2 * ALPHA / len(judges)

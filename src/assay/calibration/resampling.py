@@ -10,6 +10,7 @@ from jaxtyping import Int, Real, Shaped
 from assay.calibration._relative import (
     by_relative_error,
     near_zero,
+    outermost,
     relative_error,
     scores_of,
     shuffled,
@@ -18,13 +19,13 @@ from assay.calibration._relative import (
 from assay.calibration._samples import circuit_flags, inner_metric, judged, limits, sample
 from assay.calibration.gate import SEED, gate, gate_stream, positive, undefined
 from assay.errors import InputError, ShapeError
-from assay.measurement import Rule, Verdict
+from assay.measurement import ONE_SIDED_95, Rule, Verdict
 from assay.stats import (
     Estimate,
+    absolute_errors,
     bootstrap_interval,
     bootstrap_spread,
     coefficient_of_variation,
-    standard_error,
 )
 from assay.stats.intervals import N_RESAMPLES
 
@@ -32,6 +33,7 @@ from assay.stats.intervals import N_RESAMPLES
 N_BOOT = 1000
 SEEDS = (42, 123, 456, 789, 1337)
 N_PROMPTS = 40
+SMALLEST = 40  # units below which no bound of a standard error holds for t5 or exponential values
 
 _SEED_READINGS = ((0.05, "excellent"), (0.10, "acceptable"))
 _STABLE = Rule(pass_at=0.1, higher=False, strict=False)  # of a standard error on the unit scale
@@ -69,8 +71,8 @@ def bootstrap_stability(
 ) -> Verdict:
     """Spread of a circuit's score over bootstrap resamples of the prompts.
 
-    Published: standard deviation of the replicates at most 0.1. With confidence: Bonett's bounds of the
-    standard error, from the influence of each prompt, on the same side of 0.1.
+    Published: standard deviation of the replicates at most 0.1. With confidence: the outermost of three
+    bounds of the standard error (bootstrap-t of its logarithm, percentiles, Bonett's) on one side of 0.1.
 
     Args:
         y_full: Logit difference of the full model.
@@ -85,7 +87,8 @@ def bootstrap_stability(
         seed: Its root.
 
     Returns:
-        Undefined below three prompts and where the sum over the full model vanishes. A constant ratio has
+        Undefined below three prompts and where the sum over the full model vanishes; below 40 inconclusive
+        (`too_few`). A constant ratio has
         spread 0 and passes (`zero_variance`). A score within three standard errors of 0 is flagged
         (`score_near_zero`): its error may pass while nothing is known of its size.
 
@@ -118,8 +121,8 @@ def bootstrap_stability(
     published = bootstrap_interval(
         table, statistic.of_sums, rng=rng, draws=draws, n_resamples=len(draws), method="percentile"
     )
-    error = standard_error(statistic.linearised(table))
-    assert error.interval is not None
+    errors = absolute_errors(*statistic.pair(table), rng=gate_stream("C11.bounds", task, seed=seed))
+    error = float(errors.value[0])
     if unstable := statistic.unstable(table):
         warnings += ("unstable_denominator",)
     interval = (
@@ -129,7 +132,7 @@ def bootstrap_stability(
     )
     if interval.reason == "unbounded":
         return none("unbounded", sigma=spread.value, **{inner: value})
-    if error.value == 0:
+    if error == 0:
         warnings += ("zero_variance",)
     warnings += near_zero(statistic, table)
     relative = spread.value / abs(value) if value else math.nan
@@ -138,7 +141,7 @@ def bootstrap_stability(
         "percentile": published.to_dict(),
         "interval": interval.to_dict(),
         "n_for_half_width": {
-            f"{width:g}": math.ceil(data.n * (1.96 * error.value / width) ** 2) for width in (0.05, 0.1)
+            f"{width:g}": math.ceil(data.n * (1.96 * error / width) ** 2) for width in (0.05, 0.1)
         },
     }
     if math.isnan(relative):
@@ -146,10 +149,11 @@ def bootstrap_stability(
     return judged(
         _STABLE,
         spread.value,
-        error.value,
-        error.interval,
+        error,
+        outermost(errors, ONE_SIDED_95, SMALLEST),
         data.n,
-        values={"sigma": spread.value, "standard_error": error.value, inner: value, "relative": relative},
+        fewest=SMALLEST,
+        values={"sigma": spread.value, "standard_error": error, inner: value, "relative": relative},
         warnings=warnings,
         details=details,
     )
@@ -214,13 +218,9 @@ def seed_variance(
         task: Names the random streams.
 
     Returns:
-        Undefined (`pool_too_small`) unless the pool is larger than a sample, (`zero_mean`) for a score of 0.
-        A score of the pool within three standard errors of 0 is flagged (`score_near_zero`): no error
-        relative to it is small.
-
-    Notes:
-        The bounds take the score of the pool as known. Where allowing for its error would leave the verdict
-        open, the warning `value_uncertain` says so and `details` has the wider bounds.
+        Undefined (`pool_too_small`) unless the pool is larger than a sample, (`zero_mean`) for a score of 0;
+        inconclusive (`too_few`) for a pool below 100. A score of the pool within three standard errors of 0
+        is flagged (`score_near_zero`): no error relative to it is small.
     """
     positive("n_prompts", n_prompts)
     if not len(seeds):
@@ -263,7 +263,7 @@ def seed_variance(
         better = float(np.mean(scores > other))
         details["sign_consistency"] = max(better, float(np.mean(scores < other)))
     warnings += near_zero(statistic, table)
-    error, wide = relative_error(statistic, table, size)
+    error = relative_error(statistic, table, size, rng=gate_stream("C30.bounds", task))
     return by_relative_error(
-        _SEEDS, spread.value, error, wide, data, warnings=warnings, details=details, values=values
+        _SEEDS, spread.value, error, data, warnings=warnings, details=details, values=values
     )

@@ -1,25 +1,42 @@
 """Do scores tell a circuit's heads from the rest: derived sensitivity metrics."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Shaped
+from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.calibration._samples import conjunction
-from assay.calibration._tables import exactly, percentile_bounds
+from assay.calibration._samples import conjunction, inner_metric, sample
+from assay.calibration._tables import (
+    exactly,
+    mirrored,
+    percentile_bounds,
+)
 from assay.calibration.gate import ALPHA, SEED, gate, gate_stream, positive, undefined
 from assay.errors import InputError, ShapeError
 from assay.heads import edge_test, member_ratio, set_overlap
-from assay.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
-from assay.stats import Estimate, auroc, clopper_pearson, d_prime
+from assay.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.stats import (
+    Estimate,
+    auroc,
+    clopper_pearson,
+    d_prime,
+    draw_counts,
+    outermost,
+    resampled_ratios,
+    studentized_interval,
+)
 from assay.stats.detection import NO_SPREAD
 
 
-N_BOOT = 400
+N_BOOT = 999
+FEWEST_HEADS = 5  # on a side, below which nothing is said about heads like these
+FEWEST_TO_PASS = 15  # on a side; with fewer, skewed scores at the threshold pass too often
+FEWEST_FOR_RATIOS = 20  # prompts
 ESSENTIAL = 0.05  # loss of faithfulness above which a head is essential
 NOTABLE = 1.5  # ratio of spectral norms worth a remark
 _D_PRIME = Rule(pass_at=1.0)
@@ -43,78 +60,131 @@ def _missing() -> Verdict:
     return undefined("not_applicable", values={"value": None})
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Separation:
-    """A statistic of two groups: `of` a sample, and `batched` over resamples of it, NaN where undefined."""
-
-    of: Callable[[Float64[np.ndarray, " _"], Float64[np.ndarray, " _"]], Estimate]
-    batched: Callable[
-        [Float64[np.ndarray, "draws _"], Float64[np.ndarray, "draws _"]], Float64[np.ndarray, " draws"]
-    ]
-
-
 def _d_primes(
     inside: Float64[np.ndarray, "draws n"], outside: Float64[np.ndarray, "draws m"]
-) -> Float64[np.ndarray, " draws"]:
-    pooled = np.sqrt((inside.var(axis=1, ddof=1) + outside.var(axis=1, ddof=1)) / 2)
-    distance = inside.mean(axis=1) - outside.mean(axis=1)
-    return np.asarray(np.divide(distance, pooled, out=np.full(len(pooled), np.nan), where=pooled > NO_SPREAD))
+) -> tuple[Float64[np.ndarray, " draws"], Float64[np.ndarray, " draws"]]:
+    """D' of each row and its standard error from influence values, NaN where nothing varies.
 
-
-def _area(inside: Float64[np.ndarray, " _"], outside: Float64[np.ndarray, " _"]) -> Estimate:
-    """Probability that a member outranks another head."""
-    members = np.arange(len(inside) + len(outside)) < len(inside)
-    return auroc(np.concatenate([inside, outside]), members)
+    The influence of a score x inside is (x - m) / S - d' ((x - m)^2 - s^2) / (4 S^2), S^2 the mean of both
+    variances; outside the first term has the other sign.
+    """
+    sides = (inside, outside)
+    centred = [side - side.mean(axis=1, keepdims=True) for side in sides]
+    variances = [(side**2).sum(axis=1, keepdims=True) / (side.shape[1] - 1) for side in centred]
+    pooled = np.sqrt((variances[0] + variances[1]) / 2)
+    pooled = np.where(pooled > NO_SPREAD, pooled, np.nan)
+    distance = (inside.mean(axis=1) - outside.mean(axis=1))[:, None] / pooled
+    squared = np.zeros(len(inside))
+    for sign, side, variance in zip((1, -1), centred, variances, strict=True):
+        influence = sign * side / pooled - distance * (side**2 - variance) / (4 * pooled**2)
+        squared += influence.var(axis=1, ddof=1) / side.shape[1]
+    return distance[:, 0], np.sqrt(squared)
 
 
 def _areas(
     inside: Float64[np.ndarray, "draws n"], outside: Float64[np.ndarray, "draws m"]
-) -> Float64[np.ndarray, " draws"]:
+) -> tuple[Float64[np.ndarray, " draws"], Float64[np.ndarray, " draws"]]:
+    """AUROC of each row and its standard error from the share of the other side that a score exceeds.
+
+    References:
+        DeLong, DeLong and Clarke-Pearson (1988), doi:10.2307/2531595.
+    """
     n, m = inside.shape[1], outside.shape[1]
     ranks = scipy_stats.rankdata(np.concatenate([inside, outside], axis=1), axis=1)
-    return np.asarray((ranks[:, :n].sum(axis=1) - n * (n + 1) / 2) / (n * m))
+    above = (ranks[:, :n] - scipy_stats.rankdata(inside, axis=1)) / m
+    below = 1 - (ranks[:, n:] - scipy_stats.rankdata(outside, axis=1)) / n
+    squared = above.var(axis=1, ddof=1) / n + below.var(axis=1, ddof=1) / m
+    return above.mean(axis=1), np.sqrt(squared)
 
 
-_DISTANCE = _Separation(of=d_prime, batched=_d_primes)
-_AREA = _Separation(of=_area, batched=_areas)
+def _too_few(inside: Float64[np.ndarray, " _"], outside: Float64[np.ndarray, " _"]) -> str | None:
+    """Why two groups of heads say nothing about others like them, if so."""
+    fewest = min(len(inside), len(outside))
+    return None if fewest >= FEWEST_HEADS else "too_few" if fewest < 2 else "too_few_heads"
 
 
-def _separated(
+def _of_heads_like_these(
+    verdict: Verdict, inside: Float64[np.ndarray, " _"], outside: Float64[np.ndarray, " _"]
+) -> Verdict:
+    """A verdict on two groups of heads; with few heads on a side it cannot be a pass."""
+    few = min(len(inside), len(outside)) < FEWEST_TO_PASS
+    if verdict.status in ("pass", "moderate") and few:
+        verdict = replace(verdict, status="inconclusive", reason="too_few_heads")
+    return replace(verdict, n_needed=None)  # there are no more heads
+
+
+def _judged_distance(
     inside: Float64[np.ndarray, " _"],
     outside: Float64[np.ndarray, " _"],
-    statistic: _Separation,
     *,
     rng: np.random.Generator,
     n_boot: int,
-    level: float = ONE_SIDED_95,
-) -> Estimate:
-    """How far two groups of heads lie apart, with bounds from resampling each of them."""
-    value = statistic.of(inside, outside)
-    if not value.defined or min(len(inside), len(outside)) < 2:
-        reason = value.reason or "too_few"
-        return replace(value, interval=undefined_interval(level, "percentile", reason))
-    rows, columns = (rng.integers(0, len(side), (n_boot, len(side))) for side in (inside, outside))
-    replicates = statistic.batched(inside[rows], outside[columns])
-    return replace(value, interval=percentile_bounds(value.value, replicates, level=level))
+    level: float,
+) -> Verdict:
+    """D' above 1: bootstrap-t within each group, no narrower than percentiles and their mirror image."""
+    value = d_prime(inside, outside)
+    if not value.defined:
+        return undefined(value.reason or "undefined", values={"value": None})
+    reason = _too_few(inside, outside)
+    if reason:
+        interval = undefined_interval(level, "bootstrap-t", reason)
+    else:
+        error = float(_d_primes(inside[None], outside[None])[1][0])
+        rows, columns = (rng.integers(0, len(side), (n_boot, len(side))) for side in (inside, outside))
+        replicates, errors = _d_primes(inside[rows], outside[columns])
+        percentiles = percentile_bounds(value.value, replicates, level=level)
+        interval = outermost(
+            studentized_interval(
+                value.value, error, replicates, errors, level=level, low_tail=_pass_tail(level)
+            ),
+            percentiles,
+            mirrored(value.value, percentiles),
+        )
+    n = len(inside) + len(outside)
+    return _of_heads_like_these(_D_PRIME.judge(value.value, interval, n), inside, outside)
+
+
+def _pass_tail(level: float) -> float:
+    """Nominal error of a bound that has to lie above a threshold.
+
+    A fifth of what is promised: where the rare scores of a side lie below the others, fifteen heads seldom
+    hold one of them, and the bound lies too high more often than it says.
+    """
+    return (1 - level) / 2 / 5
 
 
 def _judged_area(
     scores: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"], rng: np.random.Generator, n_boot: int
 ) -> Verdict:
-    """AUROC above 0.85 passes, above 0.7 is moderate."""
+    """AUROC above 0.85 passes, above 0.7 is moderate: Student bounds of its logit, or percentiles."""
     rule = Rule(pass_at=0.85, fail_at=0.7)
+    value = auroc(scores, members)
+    if not value.defined:
+        return undefined(value.reason or "undefined", values={"value": None})
     inside, outside = scores[members], scores[~members]
-    found = _separated(inside, outside, _AREA, rng=rng, n_boot=n_boot)
-    if not found.defined:
-        return undefined(found.reason or "undefined", values={"value": None})
-    interval = found.interval
-    assert interval is not None
-    if interval.reason == "degenerate":
+    level, fewest = ONE_SIDED_95, min(len(inside), len(outside))
+    area, reason = value.value, _too_few(inside, outside)
+    if area in (0.0, 1.0):
         # Perfect order leaves nothing to resample. Disjoint pairs of a member and another head are
-        # independent, so their share is binomial: its exact bounds hold.
-        pairs = min(len(inside), len(outside))
-        interval = clopper_pearson(round(found.value) * pairs, pairs, level=ONE_SIDED_95)
-    return replace(rule.judge(found.value, interval, len(scores)), n_needed=None)
+        # independent, so their share is binomial: its exact bounds hold for any number of them.
+        exact = clopper_pearson(round(area) * fewest, fewest, level=level)
+        return replace(rule.judge(area, exact, len(scores)), n_needed=None)
+    if reason:
+        return replace(
+            rule.judge(area, undefined_interval(level, "logit", reason), len(scores)), n_needed=None
+        )
+    error = float(_areas(inside[None], outside[None])[1][0]) / (area * (1 - area))
+    logit = math.log(area / (1 - area))
+    ends = [
+        float(special.expit(logit + float(scipy_stats.t.ppf(tail, fewest - 1)) * error))
+        for tail in (_pass_tail(level), (1 + level) / 2)
+    ]
+    rows, columns = (rng.integers(0, len(side), (n_boot, len(side))) for side in (inside, outside))
+    interval = outermost(
+        Interval(low=ends[0], high=ends[1], level=level, method="logit"),
+        percentile_bounds(area, _areas(inside[rows], outside[columns])[0], level=level),
+    )
+    return _of_heads_like_these(rule.judge(area, interval, len(scores)), inside, outside)
 
 
 def _jaccard(
@@ -157,6 +227,43 @@ def _rates(
     return rows
 
 
+def ratio_estimate(
+    y_circuit: Float64[np.ndarray, " n"],
+    y_full: Float64[np.ndarray, " n"],
+    inner: str = "faithfulness",
+    *,
+    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    seed: int = SEED,
+) -> Estimate | None:
+    """Faithfulness or completeness of runs with the bounds that C14 forwards.
+
+    The outermost of bootstrap-t over prompts and of the usual interval (BCa, or Fieller's where the
+    denominator is unstable); none below twenty prompts (`too_few`). None below two.
+    """
+    runs = sample(unit_id, circuit=y_circuit, full=y_full)
+    if runs.n < 2:
+        return None
+    statistic = inner_metric(inner)
+    value = float(statistic.of_sums(runs.table.sum(axis=1), runs.n))
+    if not np.isfinite(value):
+        return Estimate(value=math.nan, reason="zero_denominator")
+    if runs.n < FEWEST_FOR_RATIOS:
+        return Estimate(value=value, interval=undefined_interval(ONE_SIDED_95, "bootstrap-t", "too_few"))
+    drawn = draw_counts(runs.n, N_BOOT, gate_stream("C14", inner, seed=seed))
+    counts = np.vstack([np.ones((1, runs.n)), drawn])
+    ratio, error = (
+        column[:, 0] for column in resampled_ratios(runs.vectors[0][:, None], runs.vectors[1], counts)
+    )
+    usual = statistic.interval(runs.table, level=ONE_SIDED_95, method=None, seed=seed)
+    if not usual.defined or not error[0]:
+        return Estimate(value=value, interval=usual)
+    # At half of the promised error: of 20 skewed prompts it falls short by as much.
+    found = studentized_interval(float(ratio[0]), float(error[0]), ratio[1:], error[1:], level=0.95)
+    found = replace(found, level=ONE_SIDED_95)
+    ends = sorted(statistic.offset + statistic.scale * end for end in (found.low, found.high))
+    return Estimate(value=value, interval=outermost(replace(found, low=ends[0], high=ends[1]), usual))
+
+
 def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
     """An estimate made elsewhere, judged by this gate's threshold."""
     if found is None:
@@ -165,7 +272,8 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
         return undefined(found.reason or "undefined", values={"value": None})
     interval = found.interval or undefined_interval(ONE_SIDED_95, "none", "no_interval")
     judged = rule.judge(found.value, interval, n)
-    return judged if n else replace(judged, n_needed=None)
+    needed = FEWEST_FOR_RATIOS if interval.reason == "too_few" else judged.n_needed
+    return replace(judged, n_needed=needed if n else None)
 
 
 @gate(
@@ -177,6 +285,7 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
     question="Do scores of heads separate the circuit from the rest?",
     on_pass="the scores at hand can tell members from non-members",
     on_fail="wrong circuit or insensitive scores; no classifier built on them is usable",
+    generalises_over="heads like these",
     weakness=(
         "heads of negative effect lower d'; the published one divides a difference of summed effects by "
         "spreads per head, and its false alarms are a false-discovery rate"
@@ -243,8 +352,9 @@ def derived_metrics(
         empty circuit only the sparsity is known.
 
     Notes:
-        Percentiles of d' lie too high for few heads: at a true d' of exactly 1 with 15 heads inside and 129
-        outside, 9 % of samples pass and 4 % fail. Away from the threshold both are rare.
+        Verdicts on d' and AUROC are about heads like these: both sides are taken as samples of heads. Below
+        five heads on a side they are `inconclusive`; below fifteen they can fail and not pass
+        (`too_few_heads`).
     """
     positive("n_boot", n_boot)
     columns = {
@@ -285,11 +395,8 @@ def derived_metrics(
             return undefined("no_others" if members.any() else "no_members", values={"value": None})
         if not np.isfinite(column).any():
             return undefined("no_valid_prompt", values={"value": None})
-        groups = sides(-column if turned else column)
-        found = _separated(*groups, _DISTANCE, rng=stream(row), n_boot=n_boot, level=level)
-        if not found.defined or found.interval is None:
-            return undefined(found.reason or "undefined", values={"value": None})
-        return replace(_D_PRIME.judge(found.value, found.interval, len(column)), n_needed=None)
+        inside, outside = sides(-column if turned else column)
+        return _judged_distance(inside, outside, rng=stream(row), n_boot=n_boot, level=level)
 
     k, n = int(members.sum()), len(members)
     rows: dict[str, Verdict] = {
@@ -320,7 +427,7 @@ def derived_metrics(
         rows["attribution_auroc"] = _judged_area(
             attribution[usable], members[usable], stream("attribution_auroc"), n_boot
         )
-    if scores is not None and rows["d_prime"].reason is None:
+    if scores is not None and rows["d_prime"].values["value"] is not None:
         rows["d_prime"] = replace(
             rows["d_prime"], values={**rows["d_prime"].values, **_other_forms(*sides(scores))}
         )
@@ -331,9 +438,10 @@ def derived_metrics(
     ]
     # A conjunction fails where one part does, so parts share the 5 % of a false fail.
     parts = ("d_prime",) if predicted is None else ("d_prime", "hit_rate", "false_alarm_rate")
-    level = 1 - 2 * ALPHA / len(parts)
-    strict = {"d_prime": distance(scores, "d_prime", level=level)}
+    strict = {"d_prime": rows["d_prime"]}
     if predicted is not None:
+        level = 1 - 2 * ALPHA / len(parts)
+        strict = {"d_prime": distance(scores, "d_prime", level=level)}
         strict |= _rates(predicted, members, level=level)
     return _whole(rows, strict, ("missing_heads",) if dropped else ())
 
@@ -393,10 +501,9 @@ def _composition_rows(
         if found.reason:
             rows[name] = undefined(found.reason, values={"value": None})
             continue
-        significant = found.p_value < ALPHA
         rows[name] = Verdict(
-            status="pass" if significant else "inconclusive",
-            published="pass" if significant else "fail",
+            status="pass" if found.permutation_p < ALPHA else "inconclusive",
+            published="pass" if found.p_value < ALPHA else "fail",
             values={"value": found.p_value, "statistic": found.statistic},
             thresholds={"pass": ALPHA},
             details=found.to_dict(),
@@ -425,9 +532,9 @@ def _minimality(losses: Float64[np.ndarray, " k"] | None) -> Verdict:
 def _whole(rows: dict[str, Verdict], strict: dict[str, Verdict], warnings: tuple[str, ...]) -> Verdict:
     """The overall verdict, a conjunction of the rows that `strict` has too, at a level shared among them."""
     parts = {name: rows[name] for name in strict}
-    status = conjunction([part.status for part in parts.values()])
+    status, reason = conjunction([part.status for part in parts.values()]), None
     if status == "fail" and "fail" not in {part.status for part in strict.values()}:
-        status = "inconclusive"
+        status, reason = "inconclusive", "stricter_level"
     whole = Verdict(
         status=status,
         published=conjunction([part.published for part in parts.values()]),
@@ -437,7 +544,7 @@ def _whole(rows: dict[str, Verdict], strict: dict[str, Verdict], warnings: tuple
         sub_results=rows,
         warnings=warnings,
     )
-    reason = next((part.reason for part in parts.values() if part.reason), None)
+    reason = reason or next((part.reason for part in parts.values() if part.reason), None)
     if parts["d_prime"].interval is None:
         return replace(whole, status="inconclusive", published="inconclusive", reason=reason)
-    return replace(whole, reason=reason)
+    return replace(whole, reason=reason if status == "inconclusive" else None)

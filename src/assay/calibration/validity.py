@@ -15,7 +15,8 @@ from assay.calibration.gate import ALPHA, SEED, gate, gate_stream, positive, und
 from assay.circuits import HeadCircuit
 from assay.errors import InputError, ShapeError
 from assay.measurement import ONE_SIDED_95, Rule, Verdict
-from assay.stats import RatioOfSums, fieller_interval, spearman_test
+from assay.stats import RatioOfSums, fieller_interval, skewed_mean_interval, spearman_test
+from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
 
 _NO_MARGIN = 1e-8  # mean margin of the full model below which nothing is a share of it
@@ -34,6 +35,7 @@ _EQUAL = 1e-12  # relative spread below which prompts differ by rounding only
     question="Does the order of roles along the pathways follow their depth in the model?",
     on_pass="functional order follows depth",
     on_fail="not wrong in itself; look for skip paths or mislabelled roles",
+    generalises_over="orders of the roles",
     weakness=(
         "bands are usually defined by layer ranges, so the published correlation is near 1 by construction, "
         "and heads of one role are not independent"
@@ -158,7 +160,8 @@ def _circular(layers: Real[np.ndarray, " k"], ordinals: Real[np.ndarray, " k"]) 
     weakness=(
         "without an interval an equal circuit passes half the time; a faithfulness above 1 counts as better"
     ),
-    source="mechanistic-validity framework; Fieller (1954), doi:10.1111/j.2517-6161.1954.tb00159.x",
+    source="mechanistic-validity framework; Fieller (1954), doi:10.1111/j.2517-6161.1954.tb00159.x; Hall "
+    "(1992), doi:10.1111/j.2517-6161.1992.tb01876.x",
 )
 def incremental_validity(
     y_full: Any,
@@ -172,8 +175,9 @@ def incremental_validity(
 ) -> Verdict:
     """Faithfulness of the circuit less that of a baseline set of as many heads, on the same prompts.
 
-    delta = sum (y_keep - y_baseline) / sum y_full, with Student bounds from its influence values, Fieller's
-    where the denominator is unstable.
+    delta = sum (y_keep - y_baseline) / sum y_full, with bounds from its influence values, at each end the
+    outer one of Student's and Hall's, which allows for their skewness, and of Fieller's too where the
+    denominator is unstable.
 
     Args:
         y_full: `[P]` margins of the full model.
@@ -188,8 +192,9 @@ def incremental_validity(
         Passes where delta is above 0; `sub_results["substantial"]` where it is above 0.1.
         `details["others"]`: delta of each further baseline, and for random sets
         p = (1 + number as faithful) / (1 + R). Undefined for an empty circuit or one of all heads
-        (`no_members`, `no_others`). The same set, or the same runs where sets are not given: delta 0, both
-        verdicts inconclusive (`same_set`). Identical prompts: by sign, warning `zero_variance`.
+        (`no_members`, `no_others`). Below 20 prompts the verdict with confidence is inconclusive (`too_few`):
+        no bounds hold for skewed differences. The same set, or the same runs where sets are not given:
+        delta 0, both verdicts inconclusive (`same_set`). Identical prompts: by sign, warning `zero_variance`.
     """
     limits: dict[str, float | None] = {"pass": 0.0, "fail": 0.0, "substantial": 0.1}
     further = {name: np.asarray(y, dtype=np.float64) for name, y in (others or {}).items()}
@@ -219,10 +224,19 @@ def incremental_validity(
     table = np.stack([order[name] for name in statistic.components])
     delta = float(statistic.of_sums(table.sum(axis=1), kept.n))
     unstable = statistic.unstable(table)
+    interval = skewed_mean_interval(delta, statistic.linearised(table), level=ONE_SIDED_95)
     if unstable:
-        interval = fieller_interval(keep - base, full, level=ONE_SIDED_95)
-    else:
-        interval = statistic.interval(table, level=ONE_SIDED_95, method="delta")
+        fieller = fieller_interval(keep - base, full, level=ONE_SIDED_95)
+        interval = (
+            replace(
+                interval,
+                low=min(interval.low, fieller.low),
+                high=max(interval.high, fieller.high),
+                method="fieller-hall",
+            )
+            if fieller.defined
+            else fieller
+        )
     # Identical prompts differ by rounding once they have been divided.
     flat = bool(np.ptp(statistic.linearised(table)) <= _EQUAL * np.abs(table).max() / abs(full.mean()))
     if flat:
@@ -250,6 +264,11 @@ def incremental_validity(
     if same:
         judged, substantial = (
             replace(each, status="inconclusive", published="inconclusive", reason="same_set", n_needed=None)
+            for each in (judged, substantial)
+        )
+    elif kept.n < FEWEST_FOR_MEANS:
+        judged, substantial = (
+            replace(each, status="inconclusive", reason="too_few", n_needed=FEWEST_FOR_MEANS)
             for each in (judged, substantial)
         )
     return replace(

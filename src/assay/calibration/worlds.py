@@ -94,9 +94,7 @@ def _c11(error: float) -> Judge:
 def _c12(n_methods: int, n_heads: int, rho: float, n_prompts: int | None = None) -> Judge:
     def judge(rng: np.random.Generator) -> Verdict:
         scores = planted.raters(rng, n_methods, n_heads, rho=rho, n_prompts=n_prompts, noise=2.0)
-        return convergent_validity(
-            scores, n_boot=1000 if n_prompts is None else 200, n_perm=1, seed=_seed(rng)
-        )
+        return convergent_validity(scores, n_boot=200, n_perm=1, seed=_seed(rng))
 
     return judge
 
@@ -151,7 +149,7 @@ def _alpha(alpha: float) -> Judge:
 def _c17(other: float) -> Judge:
     def judge(rng: np.random.Generator) -> Verdict:
         made = planted.task_effects(rng, own=0.3, other=other)
-        return discriminant_validity(made.effects, made.circuits, seed=_seed(rng))
+        return discriminant_validity(made.effects, made.circuits, own="task0", seed=_seed(rng))
 
     return judge
 
@@ -167,7 +165,9 @@ def _c36(delta: float) -> Judge:
 def _f59(n_heads: int, rho: float) -> Judge:
     def judge(rng: np.random.Generator) -> Verdict:
         scores = planted.raters(rng, 3, n_heads, rho=rho)
-        return inter_rater(scores, k=n_heads // 8, signed=tuple(scores), n_perm=1, seed=_seed(rng))
+        return inter_rater(
+            scores, k=n_heads // 8, signed=tuple(scores), n_boot=200, n_perm=1, seed=_seed(rng)
+        )
 
     return judge
 
@@ -203,9 +203,10 @@ def _methods(
     return lambda rng: gate(*planted.methods(rng, n, sd=sd, shifts=(0.0, 0.0, shift), names=names))
 
 
-def _m3b(n_real: int) -> Judge:
-    means = (0.8,) * n_real + (0.0,) * (15 - n_real)
-    return lambda rng: certified_stability(planted.head_effects(rng, 40, means), seed=_seed(rng))
+def _m3b(n_real: int, effect: float = 0.8, n: int = 40) -> Judge:
+    """15 heads, some of which have an effect; below 0.5 it is negligible."""
+    means = (effect,) * n_real + (0.0,) * (15 - n_real)
+    return lambda rng: certified_stability(planted.head_effects(rng, n, means), smallest=0.5, seed=_seed(rng))
 
 
 def _d05(n: int, noise: float) -> Judge:
@@ -216,7 +217,12 @@ def _d05(n: int, noise: float) -> Judge:
             name, method = f"acc@{k}", "clopper-pearson" if k == 1 else None
             shared = overlap(top_k(full, k), top_k(circuit, k))
             parts[name] = record(
-                spec, {name: shared}, mean_of(name), used=used, interval_method=method, seed=_seed(rng)
+                spec,
+                {name: shared},
+                mean_of(name, bounds=(0.0, 1.0)),
+                used=used,
+                interval_method=method,
+                seed=_seed(rng),
             )
         found = judge_agreement(parts, THRESHOLDS)
         tau = float(rank_agreement(full, circuit, 10).mean())
@@ -288,7 +294,7 @@ WORLDS: tuple[World, ...] = (
     _world("C12", "4 methods, 144 heads, rho 0.24", "fail", _c12(4, 144, 0.24), {"fail": 1.0, "pass": 0.0}),
     _world("C12", "4 methods, 144 heads, rho 0", "fail", _c12(4, 144, 0.0), {"fail": 1.0, "pass": 0.0}),
     _world("C12", "3 methods, 16 heads, rho 0.89", "pass", _c12(3, 16, 0.89), {"pass": 0.94, "fail": 0.0}),
-    _world("C12", "3 methods, 16 heads, rho 0", "fail", _c12(3, 16, 0.0), {"fail": 0.92, "pass": 0.0}),
+    _world("C12", "3 methods, 16 heads, rho 0", "fail", _c12(3, 16, 0.0), {"pass": 0.0}),
     _world("C12", "20 prompts, 144 heads, rho 0.62", "pass", _c12(3, 144, 0.62, 20)),
     _world("C13", "equal groups, N 300", "pass", _c13(300, 0.0), {"pass": 0.98, "fail": 0.0}),
     _world("C13", "groups 0.12 apart, N 300", "fail", _c13(300, 0.12), {"fail": 1.0, "pass": 0.0}),
@@ -301,21 +307,22 @@ WORLDS: tuple[World, ...] = (
         {"pass": 0.21, "fail": 0.005, "published_pass": 0.20, "published_fail": 0.15},
     ),
     _world("C13", "groups 0.12 apart, N 60", "fail", _c13(60, 0.12), {"fail": 0.50, "pass": 0.005}),
-    _world("C14", "d' 2, 15 of 144 heads", "pass", _c14(2.0), {"pass": 0.98, "fail": 0.0}),
+    # The reference passed 98 % by percentiles, which pass 12 % at the limit; bounds that hold pass half.
+    _world("C14", "d' 2, 15 of 144 heads", "pass", _c14(2.0), {"fail": 0.0}),
     _world("C14", "d' 0.3, 15 of 144 heads", "fail", _c14(0.3), {"fail": 0.82, "pass": 0.0}),
-    # Percentiles of resampled d' lie too high with 15 heads inside.
-    _world("C14", "d' 1, the limit", "null", _c14(1.0), error_rate=0.12),
+    _world("C14", "d' 1, the limit", "null", _c14(1.0)),
     _world("C16", "test-retest, relative SE 0.04", "pass", _retest(0.04), {"pass": 1.0, "fail": 0.0}),
-    _world("C16", "test-retest, relative SE 0.32", "fail", _retest(0.32), {"fail": 0.98, "pass": 0.0}),
-    # The bounds are those of the standard error; the score it is divided by is taken as known.
-    _world("C16", "test-retest, relative SE 0.20, the limit", "null", _retest(0.20), error_rate=0.25),
+    # Bounds that hold at the limit find fewer of these than the 98 % of the narrow ones: about 85 %.
+    _world("C16", "test-retest, relative SE 0.32", "fail", _retest(0.32), {"pass": 0.0}),
+    _world("C16", "test-retest, relative SE 0.20, the limit", "null", _retest(0.20)),
     _world("C16", "profile 0.92, 15 heads", "pass", _profile(15, 0.92), {"pass": 0.94, "fail": 0.0}),
     _world("C16", "profile 0.30, 15 heads", "fail", _profile(15, 0.30), {"fail": 0.61, "pass": 0.0}),
     _world("C16", "profile 0.85, 144 heads", "pass", _profile(144, 0.85), {"pass": 1.0, "fail": 0.0}),
     _world("C16", "profile 0.5, 144 heads", "fail", _profile(144, 0.5), {"fail": 1.0, "pass": 0.0}),
     _world("C16", "odd and even prompts", "pass", _published_halves, {"published_pass": 0.005}),
     _world("C16", "alpha 0.88, 15 heads", "pass", _alpha(0.88), {"pass": 0.98, "fail": 0.0}),
-    _world("C16", "alpha 0.30, 15 heads", "fail", _alpha(0.30), {"fail": 1.0, "pass": 0.0}),
+    # Feldt's bounds alone find all of these; those that hold for skewed effects, about 83 %.
+    _world("C16", "alpha 0.30, 15 heads", "fail", _alpha(0.30), {"pass": 0.0}),
     _world("C16", "alpha 0, 15 heads", "fail", _alpha(0.0), {"fail": 1.0, "pass": 0.0}),
     _world("C16", "alpha 0.70, the limit", "null", _alpha(0.70)),
     _world("C17", "own 0.3, others 0.02", "pass", _c17(0.02), {"pass": 1.0, "fail": 0.0}),
@@ -324,10 +331,9 @@ WORLDS: tuple[World, ...] = (
     _world("C23", "six roles in order", "pass", _c23(ordered=True), {"pass": 1.0}),
     _world("C23", "six roles anywhere", "null", _c23(ordered=False), {"pass": 0.02}),
     _world("C30", "relative SE 0.04", "pass", _c30(0.04), {"pass": 1.0, "fail": 0.0, "published_pass": 0.99}),
-    _world(
-        "C30", "relative SE 0.32", "fail", _c30(0.32), {"fail": 0.98, "pass": 0.0, "published_fail": 0.54}
-    ),
-    _world("C30", "relative SE 0.20, the limit", "null", _c30(0.20), error_rate=0.25),
+    # As test-retest: about 90 %.
+    _world("C30", "relative SE 0.32", "fail", _c30(0.32), {"pass": 0.0, "published_fail": 0.54}),
+    _world("C30", "relative SE 0.20, the limit", "null", _c30(0.20)),
     _world("C36", "delta 0.2", "pass", _c36(0.2), {"pass": 1.0}),
     _world("C36", "delta -0.2", "fail", _c36(-0.2), {"fail": 1.0}),
     _world("C36", "delta 0", "null", _c36(0.0), {"pass": 0.02, "fail": 0.055, "published_pass": 0.46}),
@@ -343,6 +349,7 @@ WORLDS: tuple[World, ...] = (
     _world("S3", "groups that do not differ, P 100", "pass", _s3(100, 1.0, shift=0.0), None, _STABLE),
     _world("S3", "stable heads, P 40", "pass", _s3(40, 1.0), {"heads passing, published": 0.03}, _STABLE),
     _world("S3", "stable heads, P 400", "pass", _s3(400, 1.0), {"heads passing, published": 0.83}, _STABLE),
+    _world("S3", "heads at a relative error of 0.20, P 100", "null", _s3(100, 0.15), None, _STABLE),
     _world("M93", "30 effects, 20 nulls", "pass", _m93(30, 20), {"any survivor": 1.0}, _SURVIVORS),
     _world(
         "M93", "50 nulls", "fail", _m93(0, 50), {"any survivor": 0.03, "published_pass": 0.02}, _SURVIVORS
@@ -357,14 +364,14 @@ WORLDS: tuple[World, ...] = (
     ),
     *_method_worlds("E1b", method_invariance, ZERO_MEAN_NOISE),
     _world("M3b", "12 of 15 heads work", "pass", _m3b(12), {"pass": 1.0, "fail": 0.0}, _zero_heads(12)),
-    _world("M3b", "3 of 15 heads work", "fail", _m3b(3), {"fail": 1.0, "pass": 0.0}, _zero_heads(3)),
+    _world("M3b", "15 heads work a little, P 20", "pass", _m3b(15, 0.55, 20), {"fail": 0.0}),
+    _world("M3b", "3 of 15 heads work", "fail", _m3b(3), {"pass": 0.0}, _zero_heads(3)),
     _world(
         "M3b",
         "no head works",
         "fail",
         _m3b(0),
         {
-            "fail": 1.0,
             "pass": 0.0,
             "zero heads certified": 0.004,
             "zero heads certified, published": 0.25,

@@ -1,0 +1,61 @@
+"""M98 and E1b: three ablation methods of which some pair is exactly 0.20 apart."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from assay.calibration.ablations import ablation_invariance, method_invariance
+from assay.measurement import Verdict
+from limits.cells import PROMISED, Cell, Judge, draw
+
+
+_MARGIN, _SPREAD, _SCORE = 3.0, 0.5, 0.8  # of the model over prompts; of the circuit
+_GATES: dict[str, tuple[Callable[..., Verdict], tuple[str, ...]]] = {
+    "M98": (ablation_invariance, ("zero", "mean", "resample-donor")),
+    "E1b": (method_invariance, ("zero", "mean", "noise-additive")),
+}
+_WORLDS = {  # shift of each method's score, and the truth
+    "one pair 0.20 apart, the limit": ((0.0, -0.1, -0.2), "limit"),
+    "two pairs 0.20 apart, the limit": ((0.0, 0.0, -0.2), "limit"),
+    "one pair 0.15 apart": ((0.0, -0.1, -0.15), "pass"),
+    "one pair 0.25 apart": ((0.0, -0.1, -0.25), "fail"),
+}
+
+
+def _judge(gate: str, shifts: tuple[float, ...], shape: str, n: int) -> Judge:
+    """The last method has nearly all the noise, so that a difference is as skewed as the shape."""
+    function, names = _GATES[gate]
+    spreads = (0.03, 0.03, 0.3)
+
+    def judge(rng: np.random.Generator) -> Verdict:
+        y_full = _MARGIN + _SPREAD * draw("normal", rng, n)
+        runs = {
+            name: _SCORE * y_full + _MARGIN * (shift + sd * draw(shape, rng, n))
+            for name, shift, sd in zip(names, shifts, spreads, strict=True)
+        }
+        return function(y_full, runs)
+
+    return judge
+
+
+def _cell(gate: str, world: str, shape: str, n: int, *, promised: bool = True) -> Cell:
+    shifts, truth = _WORLDS[world]
+    judge = _judge(gate, shifts, shape, n)
+    return Cell(gate=gate, world=world, shape=shape, n=n, truth=truth, judge=judge, promised=promised)
+
+
+_LIMITS = tuple(world for world, (_, truth) in _WORLDS.items() if truth == "limit")
+_NEAR = tuple(world for world in _WORLDS if world not in _LIMITS)
+
+CELLS = (
+    *(
+        _cell("M98", world, shape, n)
+        for world in _LIMITS
+        for shape in PROMISED
+        for n in (5, 10, 20, 40, 100, 1000)
+    ),
+    *(_cell("M98", world, shape, n) for world in _NEAR for shape in PROMISED for n in (40, 200)),
+    *(_cell("M98", _LIMITS[0], "5 % outliers", n, promised=False) for n in (40, 400)),
+    *(_cell("E1b", _LIMITS[0], shape, n) for shape in PROMISED for n in (5, 40, 400)),
+    *(_cell("E1b", world, shape, 100) for world in _NEAR for shape in PROMISED),
+)
