@@ -79,8 +79,8 @@ def run(
             kv = block.kv_head(head)
             streams = {
                 "q": stream_of(f"a{layer}.h{head}.q", outputs, biases),
-                "k": stream_of(f"a{layer}.h{kv}.k", outputs, biases),
-                "v": stream_of(f"a{layer}.h{kv}.v", outputs, biases),
+                "k": stream_of(model.graph.channel_name(layer, "k", kv), outputs, biases),
+                "v": stream_of(model.graph.channel_name(layer, "v", kv), outputs, biases),
             }
             heads[f"a{layer}.h{head}"] = _head(model, layer, head, streams)
         heads = {name: override.get(name, value) for name, value in heads.items()}
@@ -90,10 +90,11 @@ def run(
             outputs.update(heads)
         else:
             outputs.update(heads)
-            mlp_in = stream_of(f"m{layer}", outputs, after)
+            mlp_in = stream_of(f"m{layer}", outputs, after) if model.graph.mlps else None
         biases = after
-        mlp = block.mlp(block.mlp_norm.module(mlp_in))
-        outputs[f"m{layer}"] = override.get(f"m{layer}", mlp)
+        if mlp_in is not None:
+            mlp = block.mlp(block.mlp_norm.module(mlp_in))
+            outputs[f"m{layer}"] = override.get(f"m{layer}", mlp)
     final = stream_of("logits", outputs, biases)
     return model.unembed(model.final_norm.module(final)), outputs
 

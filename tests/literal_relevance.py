@@ -102,7 +102,8 @@ def coefficients(
             heads = {}
             for head in range(model.n_heads):
                 kv = block.kv_head(head)
-                names = {"q": f"a{layer}.h{head}.q", "k": f"a{layer}.h{kv}.k", "v": f"a{layer}.h{kv}.v"}
+                name = model.graph.channel_name
+                names = {"q": name(layer, "q", head), "k": name(layer, "k", kv), "v": name(layer, "v", kv)}
                 streams = {channel: read(name) for channel, name in names.items()}
                 heads[f"a{layer}.h{head}"] = _head(model, layer, head, streams, attention)
             after = biases if block.out_bias() is None else biases + block.out_bias()

@@ -2,12 +2,14 @@
 
 Sources write into the residual stream: `input`, then per block the heads `a{l}.h{i}` and the MLP
 `m{l}`. Targets read from it: per block `a{l}.h{i}.q`, `.k`, `.v` and `m{l}`, last `logits`. An edge
-joins a source to every target that reads after the source has written. Everything indexed by
-edges is one dense tensor `[n_sources, n_targets]`; names are looked up once, at the border.
+joins a source to every target that reads after the source has written. Where query heads share keys
+and values, their targets are those of key/value heads: `a{l}.kv{j}.k`, `a{l}.kv{j}.v`. Everything
+indexed by edges is one dense tensor `[n_sources, n_targets]`; names are looked up once, at the border.
 """
 
 import hashlib
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +18,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from assay.errors import InputError, UnknownNameError, near_matches
+from assay.errors import AssayWarning, InputError, UnknownNameError, near_matches
 
 
 CHANNELS = ("q", "k", "v")
@@ -57,7 +59,7 @@ class Graph:
         for layer in range(self.n_layers):
             for channel in CHANNELS:
                 heads = self.n_heads if channel == "q" else self.n_kv_heads
-                names += [f"a{layer}.h{head}.{channel}" for head in range(heads)]
+                names += [self.channel_name(layer, channel, head) for head in range(heads)]
             if self.mlps:
                 names.append(f"m{layer}")
         return (*names, "logits")
@@ -97,6 +99,11 @@ class Graph:
         """Column of channel `q`, `k` or `v` of head `head` (a key/value head for `k`, `v`)."""
         offset = {"q": 0, "k": self.n_heads, "v": self.n_heads + self.n_kv_heads}[channel]
         return layer * self._targets_per_layer + offset + head
+
+    def channel_name(self, layer: int, channel: str, head: int) -> str:
+        """Name of channel `q`, `k` or `v`: `a1.h3.q`, and `a1.kv1.k` where heads share keys and values."""
+        shared = channel != "q" and self.n_kv_heads < self.n_heads
+        return f"a{layer}.{'kv' if shared else 'h'}{head}.{channel}"
 
     def mlp_target(self, layer: int) -> int:
         """Column of the MLP of block `layer`."""
@@ -192,8 +199,22 @@ class Graph:
         return _look_up("source", parse_node(name, self.n_layers), name, self._source_rows)
 
     def target_index(self, name: str) -> int:
-        """Column of a target; other tools' spellings are accepted (see `parse_node`)."""
-        return _look_up("target", parse_node(name, self.n_layers), name, self._target_columns)
+        """Column of a target; other tools' spellings are accepted (see `parse_node`).
+
+        Where heads share keys and values, `a1.h1.k` is an older spelling of `a1.kv1.k`: the number is that of
+        the key/value head. It is read with a warning.
+        """
+        ours = parse_node(name, self.n_layers)
+        if self.n_kv_heads < self.n_heads and (match := _OLD_SHARED.fullmatch(ours)):
+            warnings.warn(
+                f"a name like 'a1.h1.k' is ambiguous in a graph whose {self.n_heads} heads share "
+                f"{self.n_kv_heads} key/value heads. Its number is read as that of the key/value head; "
+                "write 'a1.kv1.k'",
+                AssayWarning,
+                stacklevel=2,
+            )
+            ours = f"{match[1]}kv{match[2]}"
+        return _look_up("target", ours, name, self._target_columns)
 
     def edge_name(self, source: int, target: int) -> str:
         """`a0.h1->a2.h0.q`."""
@@ -265,6 +286,7 @@ _SPELLINGS = tuple(
         (r"blocks\.0\.hook_resid_pre", "input"),
     ]
 )
+_OLD_SHARED = re.compile(r"(a\d+\.)h(\d+\.[kv])")
 _RESID_POST = re.compile(r"blocks\.(\d+)\.hook_resid_post")
 
 

@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -26,17 +26,31 @@ if TYPE_CHECKING:
 
 
 MACHINE = "machine"  # key of a provenance whose content never enters an identity
+JUDGED = ("pass", "moderate", "fail")  # what a verdict says with confidence
+SAME_PROMPTS = "same_prompts"  # of a circuit that was found on the prompts it is judged on
+MOST_NESTED = 100  # levels of a record; readers of JSON give up at some more
 ONE_SIDED_95 = 0.90  # two-sided level whose two ends are one-sided 95 % bounds
 
 
 def plain(value: Any) -> Any:
-    """`value` as what JSON can say: arrays and tuples become lists, keys text, non-finite numbers None."""
+    """`value` as what JSON can say: arrays and tuples become lists, keys text, non-finite numbers None.
+
+    Raises:
+        InputError: If it holds something else, or nests deeper than JSON is read again.
+    """
+    return _plain(value, MOST_NESTED)
+
+
+def _plain(value: Any, levels: int) -> Any:
+    if levels < 0:
+        raise InputError(f"a record is nested more than {MOST_NESTED} levels deep; flatten it")
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, levels - 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in (sorted(value) if isinstance(value, set | frozenset) else value)]
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [_plain(item, levels - 1) for item in items]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return _plain(value.tolist(), levels)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, bool | int | float | str):
@@ -85,7 +99,8 @@ class Interval:
         low: Lower end; NaN where undefined.
         high: Upper end; NaN where undefined.
         level: Two-sided coverage; each end alone is a one-sided bound at `(1 + level) / 2`.
-        method: `bca`, `percentile`, `delta`, `fieller`, `clopper-pearson`, `fisher-z`.
+        method: `bca`, `percentile`, `delta`, `fieller`, `clopper-pearson`, `betting`, `fisher-z`, `outermost`
+            (of several), ...
         reason: Why it is undefined or needs care (`too_few`, `degenerate`, `unbounded`, ...), else None.
     """
 
@@ -197,6 +212,24 @@ class Verdict:
             ),
             status=self.status,
             id=self.table_hash,
+        )
+
+    def on_same_prompts(self) -> "Verdict":
+        """The judgement where the circuit was found on the prompts that it is judged on.
+
+        Nothing is then known with confidence: `pass`, `moderate` and `fail` become `inconclusive`, here and
+        in the sub-results. `same_prompts` is a warning of each, and the reason where there is no other. The
+        published rule takes numbers at face value and stays.
+        """
+        judged = self.status in JUDGED
+        told = judged or (self.status == "inconclusive" and self.reason is None)
+        return replace(
+            self,
+            status="inconclusive" if judged else self.status,
+            reason=SAME_PROMPTS if told else self.reason,
+            n_needed=None if told else self.n_needed,  # other prompts are needed, not more
+            sub_results={name: each.on_same_prompts() for name, each in self.sub_results.items()},
+            warnings=(*self.warnings, SAME_PROMPTS),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -336,6 +369,7 @@ class Measurement:
         parts: Quantities reported beside the value, each with its own interval.
         provenance: How it came to be; hashed without `machine`.
         seed: Root of the resampling stream.
+        meaning: What the value says, a sentence for pages; empty where the page knows it by the code.
     """
 
     id: str
@@ -358,6 +392,7 @@ class Measurement:
     parts: Mapping[str, "Measurement"] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    meaning: str = ""
 
     @cached_property
     def _used(self) -> Float64[np.ndarray, "n_components n"]:
@@ -401,8 +436,8 @@ class Measurement:
         Args:
             level: Two-sided coverage in (0, 1); 0.90 gives two one-sided 95 % bounds.
             method: `bca` (2,000 bootstrap resamples of the examples, the default for most), `percentile`,
-                `delta`, `fieller` (ratios; the default when the denominator is unstable) or
-                `clopper-pearson` (shares).
+                `delta`, `fieller` (ratios; the default when the denominator is unstable), `clopper-pearson`
+                (shares) or `betting` (means of bounded values, their default).
 
         Returns:
             NaN ends with a reason where the value is undefined or rests on fewer than two examples.
@@ -512,7 +547,8 @@ class Measurement:
             "seed": self.seed,
             "provenance": self.provenance,
         }
-        return _record(record | ({"per_example": self.per_example} if per_example else {}))
+        more = {"meaning": self.meaning} if self.meaning else {}
+        return _record(record | more | ({"per_example": self.per_example} if per_example else {}))
 
     def _part_dict(self, level: float) -> dict[str, Any]:
         """A part's record: it shares the provenance and seed of the whole."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores, load_circuit
 from assay.errors import (
+    AssayWarning,
     FileFormatError,
     GraphMismatchError,
     InputError,
@@ -35,7 +36,7 @@ def node_graph(circuit: Circuit) -> nx.DiGraph:
         if channel == "q":
             fed = [node]
         elif channel in ("k", "v"):
-            layer, kv = node.split(".h")
+            layer, kv = node.split(".kv")
             fed = [f"{layer}.h{int(kv) * group + i}" for i in range(group)]
         else:
             fed = [target]
@@ -62,8 +63,8 @@ def literal_prune(circuit: Circuit) -> set[str]:
 @given(st.integers(0, 10_000), st.floats(0.02, 0.5))
 def test_connected_keeps_exactly_the_edges_on_a_path(seed: int, share: float) -> None:
     circuit = Circuit.random(GRAPH, max(1, int(share * GRAPH.n_edges)), seed=seed)
-    assert set(circuit.connected().edges()) == literal_prune(circuit)
-    assert circuit.connected().connected() == circuit.connected()
+    assert set(circuit.connected(warn=False).edges()) == literal_prune(circuit)
+    assert circuit.connected(warn=False).connected(warn=False) == circuit.connected(warn=False)
 
 
 def test_set_operations_act_on_edges() -> None:
@@ -81,8 +82,8 @@ def test_set_operations_act_on_edges() -> None:
 def test_circuit_of_heads_holds_all_edges_among_kept_nodes() -> None:
     circuit = Circuit.from_heads(GRAPH, [(0, 1), (2, 3)])
     assert circuit.nodes() == ["input", "a0.h1", "m0", "m1", "a2.h3", "m2", "logits"]
-    assert "a0.h1->a2.h1.k" in circuit.edges()  # key/value head 1 serves head 3
-    assert "a0.h1->a2.h0.k" not in circuit.edges()
+    assert "a0.h1->a2.kv1.k" in circuit.edges()  # key/value head 1 serves head 3
+    assert "a0.h1->a2.kv0.k" not in circuit.edges()
     assert circuit.heads == ((0, 1), (2, 3)) == circuit.kept_heads()
     assert Circuit.from_heads(GRAPH, [(0, 1)], mlps=False).nodes() == ["input", "a0.h1", "logits"]
 
@@ -139,11 +140,16 @@ def test_placeholders_of_other_tools_are_skipped() -> None:
 
 
 def test_frames_and_networkx_name_every_edge() -> None:
-    circuit = Circuit.from_edges(GRAPH, ["input->a0.h1.k", "m0->logits"])
+    circuit = Circuit.from_edges(GRAPH, ["input->a0.kv1.k", "m0->logits"])
     frame = circuit.to_frame()
     assert (frame["source"] + "->" + frame["target"]).tolist() == circuit.edges()
     exported = circuit.to_networkx()
-    assert set(exported.edges()) == {("input", "a0.h2"), ("input", "a0.h3"), ("m0", "logits")}
+    assert list(exported.edges(data="target")) == [
+        ("input", "a0.kv1", "a0.kv1.k"),
+        ("m0", "logits", "logits"),
+    ]
+    assert exported.nodes["a0.kv1"]["heads"] == ("a0.h2", "a0.h3")
+    assert Circuit.full(GRAPH).to_networkx().number_of_edges() == GRAPH.n_edges
 
 
 # ---- selection ------------------------------------------------------------------------------------
@@ -196,7 +202,7 @@ def literal_greedy(scores: EdgeScores, k: int) -> Circuit:
         row, column = max(candidates, key=lambda edge: (values[edge].item(), -edge[0], -edge[1]))
         mask[row, column] = True
         targets |= set(GRAPH.feeds[:, row].nonzero().squeeze(1).tolist())
-    return Circuit(graph=GRAPH, mask=mask).connected()
+    return Circuit(graph=GRAPH, mask=mask).connected(warn=False)
 
 
 @settings(max_examples=15)
@@ -275,3 +281,11 @@ def test_masks_are_not_shared_with_the_caller(tmp_path: Path) -> None:
     circuit.mask[0, 0] = False
     assert torch.equal(GRAPH.valid, before)
     assert load_circuit(circuit.save(tmp_path / "c.safetensors")).n_edges == GRAPH.n_edges - 1
+
+
+def test_a_circuit_without_a_path_warns_that_nothing_is_left() -> None:
+    stray = Circuit.from_edges(GRAPH, ["a0.h0->m1", "m0->m2"])
+    with pytest.warns(AssayWarning, match="none of the 2 edges lies on a path"):
+        assert stray.connected().n_edges == 0
+    assert stray.connected(warn=False).n_edges == 0
+    assert Circuit.empty(GRAPH).connected().n_edges == 0  # it was empty before

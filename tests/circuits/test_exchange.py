@@ -145,7 +145,7 @@ def test_copies_of_a_shared_edge_add_up(tmp_path: Path) -> None:
     found = read_eap_ig(put(tmp_path, content | {"edges": content["edges"]}), grouped, shared="any")
     assert found.scores is not None
     score = {name: value["score"] for name, value in content["edges"].items()}
-    at = grouped.edge_index("input->a0.h1.v")
+    at = grouped.edge_index("input->a0.kv1.v")
     expected = score["input->a0.h2<v>"] + score["input->a0.h3<v>"]
     assert float(found.scores.values[at]) == pytest.approx(expected, rel=1e-12)
     at = grouped.edge_index("input->a0.h3.q")
@@ -158,13 +158,13 @@ def test_a_split_edge_is_kept_as_told(tmp_path: Path) -> None:
     for name, value in content["edges"].items():
         value["in_graph"] = name in ("input->a0.h2<v>", "input->a0.h0<k>", "input->a0.h1<k>", "m0->logits")
     path = put(tmp_path, content)
-    with pytest.raises(InputError, match=r"keeps 1 of the 2 copies of input->a0\.h1\.v"):
+    with pytest.raises(InputError, match=r"keeps 1 of the 2 copies of input->a0\.kv1\.v"):
         read_eap_ig(path, grouped)
     loose, strict = (read_eap_ig(path, grouped, shared=rule).circuit for rule in ("any", "all"))
     assert loose is not None
     assert strict is not None
-    assert loose.edges() == ["input->a0.h0.k", "input->a0.h1.v", "m0->logits"]
-    assert strict.edges() == ["input->a0.h0.k", "m0->logits"]
+    assert loose.edges() == ["input->a0.kv0.k", "input->a0.kv1.v", "m0->logits"]
+    assert strict.edges() == ["input->a0.kv0.k", "m0->logits"]
     assert strict.provenance["split_edges"] == 1
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
@@ -65,6 +66,14 @@ def test_changed_metadata_is_noticed(circuit_file: Path) -> None:
     (length,) = struct.unpack("<Q", content[:8])
     header = content[8 : 8 + length].replace(b"[[0, 1]]", b"[[0, 2]]")
     circuit_file.write_bytes(content[:8] + header + content[8 + length :])
+    with pytest.raises(FileFormatError, match="hash mismatch"):
+        load_circuit(circuit_file)
+
+
+def test_a_further_number_without_an_axis_is_noticed(circuit_file: Path) -> None:
+    with safe_open(circuit_file, framework="pt") as file:
+        metadata, mask = file.metadata(), file.get_tensor("mask")
+    save_file({"mask": mask, "more": torch.tensor(1.0)}, circuit_file, metadata)
     with pytest.raises(FileFormatError, match="hash mismatch"):
         load_circuit(circuit_file)
 

@@ -22,6 +22,7 @@ def random_mask(model: Model, *batch: int, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.filterwarnings("ignore:a name like 'a1.h1.k'")  # the file has the older names
 @pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny", "neox_tiny"])
 def test_binary_masks_give_every_golden_circuit(name: str) -> None:
     model, described = golden_model(name, torch.float64)

@@ -65,9 +65,9 @@ def test_targets_without_a_way_to_the_logits_are_dead(tiny_module: Callable[...,
     list(runner.logits(last, gone, torch.ones(1, 4, dtype=torch.bool)))
     runner.commit(0)
     alive = {target for target in graph.targets if runner.live(graph.target_index(target))}
-    assert {"a1.h1.q", "a1.h0.k", "a1.h0.v"} == {target for target in alive if target.startswith("a1")}
+    assert {"a1.h1.q", "a1.kv0.k", "a1.kv0.v"} == {target for target in alive if target.startswith("a1")}
     assert "m1" not in alive
-    assert runner.everywhere(graph.target_index("a1.h0.k"))
+    assert runner.everywhere(graph.target_index("a1.kv0.k"))
     assert not runner.everywhere(graph.target_index("a1.h1.q"))
     assert runner.everywhere(graph.target_index("m0"))
     with pytest.raises(InputError, match=r"m1 has no way to logits through kept edges"):

@@ -142,10 +142,15 @@ def test_a_prompt_alone_in_its_length_has_no_donor(gpt2_tiny64: nn.Module) -> No
     task = PairTask(
         clean=base.clean, corrupted=base.corrupted, answers=base.answers, lengths=torch.tensor([7, 7, 5])
     )
-    with pytest.raises(InputError, match="prompt 2 is the only one of 5 tokens"):
+    setting = setting_of(model, task)
+    assert Donor(key="resample-donor").donors_of(setting).tolist() == [1, 0, -1]
+    for key in ("resample-donor", "resample-donor-same-class"):
+        kept = logits_under(model, task, key, [(0, 0)], setting=setting)
+        torch.testing.assert_close(kept[2], run_model(model, task)[2])
+    lengths = torch.tensor([7, 6, 5])
+    task = PairTask(clean=base.clean, corrupted=base.corrupted, answers=base.answers, lengths=lengths)
+    with pytest.raises(InputError, match="each of the 3 prompts has a length of its own"):
         logits_under(model, task, "resample-donor", [(0, 0)], setting=setting_of(model, task))
-    kept = logits_under(model, task, "resample-donor-same-class", [(0, 0)], setting=setting_of(model, task))
-    torch.testing.assert_close(kept[2], run_model(model, task)[2])
 
 
 @pytest.mark.parametrize(

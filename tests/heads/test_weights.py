@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from assay.circuits import load_head_circuit
 from assay.errors import InputError, ShapeError, UnsupportedModelError
@@ -245,3 +247,20 @@ def test_published_edges_fit_a_table_of_their_model() -> None:
     table = np.random.default_rng(0).random((144, 144))
     found = edge_test(table, circuit.head_edges, n_heads=12)
     assert (found.n_edges, found.n_others) == (88, 66 * 144 - 88)
+
+
+def test_the_permutation_p_is_the_share_of_choices_as_far_away() -> None:
+    """Two of six pairs: among all 15 choices, counted one by one, those whose t is as far from 0."""
+    values = np.array([0.1, 0.2, 0.25, 0.4, 0.9, 3.0])
+    table = np.full((8, 8), np.nan)
+    places = [(0, 4), (0, 5), (1, 4), (1, 5), (2, 4), (2, 5)]
+    for (sender, receiver), value in zip(places, values, strict=True):
+        table[sender, receiver] = value
+    found = edge_test(table, [(0, 2, 1, 0), (0, 2, 1, 1)], n_heads=4)  # the last two
+    t = [
+        abs(stats.ttest_ind(values[list(rows)], np.delete(values, list(rows)), equal_var=False).statistic)
+        for rows in itertools.combinations(range(6), 2)
+    ]
+    exact = np.mean([each >= abs(found.statistic) - 1e-9 for each in t])
+    assert found.permutation_p == pytest.approx(exact, abs=0.05)
+    assert 0.001 <= found.permutation_p <= 1.0

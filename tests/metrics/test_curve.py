@@ -130,7 +130,7 @@ def test_points_are_the_corrected_faithfulness_of_the_chosen_circuits(
     assert curve.values[-1] == 1.0
     assert curve.warnings == ()
     for index in (6, 8):
-        circuit = scores.top(int(curve.n_edges[index])).connected()
+        circuit = scores.top(int(curve.n_edges[index])).connected(warn=False)
         assert curve.circuits[index] == circuit
         assert curve.kept_edges[index] == circuit.n_edges
         alone = measure(circuit, model, task, "faithfulness-norm")

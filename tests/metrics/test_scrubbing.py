@@ -104,12 +104,15 @@ def test_prompts_without_a_donor_of_their_answer_are_left_out(
     assert (empty.reason, math.isnan(empty.value)) == ("no_valid_prompt", True)
 
 
-def test_a_prompt_alone_in_its_length_is_named(model: Model, task: PairTask, circuit: Circuit) -> None:
+def test_a_prompt_alone_in_its_length_is_left_out_and_counted(
+    model: Model, task: PairTask, circuit: Circuit
+) -> None:
     lengths = task.lengths.clone()
     lengths[5] -= 1
     ragged = replace(task, lengths=lengths, positions=lengths - 1)
-    with pytest.raises(InputError, match="prompt 5 is the only one of 11 tokens"):
-        measure(circuit, model, ragged, "scrub-kl")
+    found = measure(circuit, model, ragged, "scrub-kl")
+    assert (found.n, found.n_excluded, found.details["without_donor"]) == (task.n - 1, 1, 1)
+    assert np.flatnonzero(np.isnan(found.per_example)).tolist() == [5]
     with pytest.raises(InputError, match="draws is 0; give at least 1"):
         measure(circuit, model, task, "scrub-kl", draws=0)
 

@@ -186,7 +186,7 @@ def test_the_value_is_acc_at_1_with_an_exact_interval() -> None:
     assert measured.details["K"] == [1, 5, 10]
     assert measured.value == measured.details["acc"][1] == measured.parts["acc@1"].value
     assert measured.interval() == clopper_pearson(round(60 * measured.value), 60)
-    assert measured.parts["acc@5"].interval().method == "bca"
+    assert measured.parts["acc@5"].interval().method == "betting"
     assert measured.parts["tau@10"].interval().low < measured.details["tau"][10]
     assert measured.parts["label-top1-full"].interval().method == "clopper-pearson"
     assert set(np.unique(measured.per_example)) <= {0.0, 1.0}

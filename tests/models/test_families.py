@@ -12,6 +12,7 @@ from assay.discovery.gradients import ActivationDifferences, GradientSums
 from assay.errors import UnsupportedModelError
 from assay.execution import run_model
 from assay.models import FAMILIES, Model, load_model
+from assay.models.attention_only import AttentionOnlyConfig, AttentionOnlyForCausalLM
 from assay.tasks import PairTask
 
 
@@ -46,6 +47,19 @@ CONFIGS: dict[str, Callable[[], nn.Module]] = {
             n_positions=16,
             initializer_range=0.3,
             scale_attn_by_inverse_layer_idx=True,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    ),
+    "attention_only": lambda: AttentionOnlyForCausalLM(
+        AttentionOnlyConfig(
+            vocab_size=61,
+            n_embd=24,
+            n_layer=2,
+            n_head=3,
+            n_positions=16,
+            initializer_range=0.3,
+            tie_word_embeddings=False,
             bos_token_id=0,
             eos_token_id=0,
         )

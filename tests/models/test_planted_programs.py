@@ -218,10 +218,10 @@ def test_the_wires_of_induction_by_hand() -> None:
         ("induction", LOGITS, ""),
     }
     assert build("induction/llama/inert").edges == (
-        "input->a0.h0.v",
+        "input->a0.kv0.v",
         "input->a2.h0.q",
-        "input->a2.h0.v",
-        "a0.h0->a2.h0.k",
+        "input->a2.kv0.v",
+        "a0.h0->a2.kv0.k",
         "a2.h0->logits",
     )
 

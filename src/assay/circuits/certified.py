@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 
 from assay.circuits.circuit import Circuit, check_n_edges
+from assay.circuits.given import takes_text
 from assay.circuits.resampling import (
     RESAMPLES,
     check_resamples,
@@ -220,6 +221,7 @@ def load_certified(path: str | Path, graph: Graph | None = None) -> CertifiedCir
     return found
 
 
+@takes_text()
 def certify(
     scores: EdgeScores,
     k: int,

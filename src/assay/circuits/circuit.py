@@ -2,6 +2,7 @@
 
 import hashlib
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,8 +14,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from assay import display
-from assay.circuits.heads import HeadCircuit, check_heads, load_head_circuit
-from assay.errors import GraphMismatchError, InputError, ShapeError
+from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_circuit
+from assay.errors import AssayWarning, GraphMismatchError, InputError, ShapeError
 from assay.graph import Graph
 from assay.rng import torch_stream
 
@@ -93,7 +94,7 @@ class Circuit:
     def from_heads(
         cls,
         graph: Graph,
-        heads: "HeadCircuit | Iterable[Sequence[int]] | str | Path",
+        heads: "HeadCircuit | Iterable[Sequence[int] | str] | str | Path",
         *,
         mlps: bool = True,
     ) -> "Circuit":
@@ -101,8 +102,9 @@ class Circuit:
 
         Args:
             graph: The graph that holds them.
-            heads: (layer, head) pairs, zero-based; a `HeadCircuit`; the name of a shipped one (see
-                `published_head_circuits`); or the path of a head-circuit JSON file.
+            heads: (layer, head) pairs, zero-based, or their names, e.g. `["a2.h3"]` or `"a2.h3,a3.h0"`; a
+                `HeadCircuit`; the name of a shipped one (see `published_head_circuits`); or the path of a
+                head-circuit JSON file.
             mlps: Keep the MLPs (a head circuit ablates heads only); False drops them too.
 
         Raises:
@@ -113,7 +115,7 @@ class Circuit:
         roles: dict[str, tuple[tuple[int, int], ...]] = {}
         provenance: dict[str, Any] = {}
         if isinstance(heads, str | Path):
-            heads = load_head_circuit(heads)
+            heads = heads_of(str(heads)) or load_head_circuit(heads)
         if isinstance(heads, HeadCircuit):
             if (heads.n_layers, heads.n_heads) != (graph.n_layers, graph.n_heads):
                 raise GraphMismatchError(
@@ -174,7 +176,7 @@ class Circuit:
         """Heads of the circuit as (layer, head): those given, or those of its connected form."""
         if self.heads is not None:
             return self.heads
-        names = set(self.connected().nodes())
+        names = set(self.connected(warn=False).nodes())
         return tuple(
             (layer, head)
             for layer in range(self.graph.n_layers)
@@ -197,14 +199,21 @@ class Circuit:
         )
 
     def to_networkx(self) -> "nx.MultiDiGraph[str]":
-        """Node-level graph; each kept edge carries `target`, the slot it enters."""
+        """Node-level graph: one edge per kept edge, with `target`, the slot it enters.
+
+        A key/value head that several query heads share is a node of its own (`a1.kv1`); its attribute
+        `heads` names those that read it.
+        """
         import networkx as nx
 
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
         for row, column in self.mask.nonzero().tolist():
-            target = self.graph.targets[column]
-            for node in self._fed_nodes(column):
-                graph.add_edge(self.graph.sources[row], node, target=target)
+            target, fed = self.graph.targets[column], self._fed_nodes(column)
+            node = fed[0]
+            if len(fed) > 1:
+                node = target.rpartition(".")[0]
+                graph.add_node(node, heads=tuple(fed))
+            graph.add_edge(self.graph.sources[row], node, target=target)
         return graph
 
     def _fed_nodes(self, column: int) -> list[str]:
@@ -340,9 +349,21 @@ class Circuit:
             provenance={"parent": self.hash, "without": [layer, head]},
         )
 
-    def connected(self) -> "Circuit":
-        """Only the edges on a kept path from `input` to `logits`; no logit changes under resampling."""
-        return replace(self, mask=prune(self.graph, self.mask))
+    def connected(self, *, warn: bool = True) -> "Circuit":
+        """Only the edges on a kept path from `input` to `logits`; no logit changes under resampling.
+
+        Args:
+            warn: Warn where none of the edges lies on such a path, so that nothing is left.
+        """
+        found = replace(self, mask=prune(self.graph, self.mask))
+        if warn and self.n_edges and not found.n_edges:
+            warnings.warn(
+                f"none of the {self.n_edges} edges lies on a path from input to logits, so the connected "
+                "circuit is empty. Keep more edges",
+                AssayWarning,
+                stacklevel=2,
+            )
+        return found
 
     # ---- files ----------------------------------------------------------------------------------
 

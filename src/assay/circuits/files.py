@@ -4,7 +4,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from assay.untrusted import MALFORMED, malformed, parse_json, refuse_pickle
 
 FORMAT = 1
 MOST_CELLS = 1 << 27  # of a matrix of edges that a file may ask for
+# What `temporary_name` makes; SQLite has a journal beside its own.
+TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}(-journal)?")
 
 
 def save_circuit(circuit: Circuit, path: Path) -> Path:
@@ -88,12 +92,14 @@ def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
 def write_atomically(path: Path, content: bytes) -> Path:
     """Write under a temporary name in the same directory, then rename.
 
+    The permissions are those of the user's umask, or stricter where those of a file that is replaced are.
+
     Raises:
         OutputError: If the directory does not exist or cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = temporary_name(path)
     try:
-        with temporary.open("xb") as file:  # not tempfile: the result is as readable as the user's files are
+        with os.fdopen(new_file(temporary, like=path), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -108,11 +114,34 @@ def write_atomically(path: Path, content: bytes) -> Path:
     return path
 
 
+def temporary_name(path: Path) -> Path:
+    """Where a file is written before it gets its name; `TEMPORARY` finds what a kill left of it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+
+
+def new_file(path: Path, *, like: Path) -> int:
+    """Descriptor of a new file, no more readable than another one, or than the umask allows.
+
+    Args:
+        path: The file, which must not exist.
+        like: The file whose permissions are the most that it gets; where there is none, the umask decides.
+
+    Raises:
+        OSError: If it exists or cannot be made.
+    """
+    try:
+        most = stat.S_IMODE(like.stat(follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        most = 0o666
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return os.open(path, flags, most & 0o666)
+
+
 def _digest(arrays: dict[str, Tensor], metadata: str) -> str:
     digest = hashlib.sha256(metadata.encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {tuple(array.shape)} {array.dtype}".encode())
-        digest.update(array.contiguous().view(torch.uint8).numpy().data)
+        digest.update(array.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ bands of depth and by pathways. `Circuit.from_heads` turns one into edges.
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from assay.untrusted import malformed, parse_json
 
 
 Head = tuple[int, int]
+_NAMED = re.compile(r"a(\d+)\.h(\d+)")
 
 SCHEMA = "head_circuit/1"
 
@@ -342,14 +344,31 @@ def _pairs(heads: Iterable[Sequence[int]]) -> tuple[Head, ...]:
     return tuple((layer, head) for layer, head in heads)
 
 
-def check_heads(heads: Iterable[Sequence[int]], n_layers: int, n_heads: int) -> tuple[Head, ...]:
+def heads_of(text: str) -> tuple[Head, ...] | None:
+    """Heads written as `a2.h3,a3.h0` (layer, then head); None for other text.
+
+    Example:
+        >>> heads_of("a2.h3, a3.h0")
+        ((2, 3), (3, 0))
+    """
+    found = [_NAMED.fullmatch(part.strip()) for part in text.split(",")]
+    return None if None in found else tuple((int(each[1]), int(each[2])) for each in found if each)
+
+
+def check_heads(heads: Iterable[Sequence[int] | str], n_layers: int, n_heads: int) -> tuple[Head, ...]:
     """The heads in ascending order, once they are known to be different heads of such a model.
 
     Raises:
-        InputError: For an entry that is no pair of whole numbers, out of range, or listed twice.
+        InputError: For an entry that is neither a pair of whole numbers nor a name as `a2.h3`, out of range,
+            or listed twice.
     """
     pairs: list[Head] = []
     for entry in heads:
+        named = heads_of(entry) if isinstance(entry, str) else None
+        if named is not None and len(named) == 1:
+            (entry,) = named
+        if isinstance(entry, str):
+            raise InputError(f"head {entry!r} is not a name such as 'a2.h3' (layer 2, head 3)")
         if len(entry) != 2:
             raise InputError(f"head {entry!r} is not a pair (layer, head) of whole numbers, e.g. (2, 1)")
         layer, head = entry

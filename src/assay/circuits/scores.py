@@ -125,7 +125,8 @@ class EdgeScores:
             mask[row, column] = True
             for feeding_column in feeding[row]:
                 open_target(feeding_column)
-        return self._circuit(mask, {"selection": "greedy", "k": k, "absolute": absolute}).connected()
+        record = {"selection": "greedy", "k": k, "absolute": absolute}
+        return self._circuit(mask, record).connected(warn=False)
 
     def consistent(
         self,

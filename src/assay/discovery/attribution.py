@@ -296,7 +296,8 @@ class EapIgActivations(BatchMethod):
                     slice(first + model.n_heads, first + model.n_heads + 1),
                 )
                 scores += self._group(passes, differences, nodes, heads, ("heads", layer))
-                scores += self._group(passes, differences, nodes, mlp, ("mlp", layer))
+                if graph.mlps:
+                    scores += self._group(passes, differences, nodes, mlp, ("mlp", layer))
         return BatchScores(scores=scores, forward=passes.forward, backward=passes.backward)
 
     def _group(

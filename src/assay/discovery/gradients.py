@@ -71,7 +71,8 @@ class ActivationDifferences:
             z = self.z[layer][rows].permute(2, 0, 1, 3).flatten(1, 2)
             weight = block.out_weight().to(first.dtype)
             torch.bmm(z, weight, out=expanded[row : row + model.n_heads].flatten(1, 2))
-            expanded[graph.mlp_source(layer)] = self.mlp[layer][rows]
+            if graph.mlps:
+                expanded[graph.mlp_source(layer)] = self.mlp[layer][rows]
         return expanded
 
 

@@ -104,7 +104,7 @@ def _readers(model: Model, trace: Trace) -> list[_Reader]:
     found = []
     for layer in range(model.n_layers):
         found.append(_Reader(stream=trace.attention_in[layer], n_sources=graph.sources_before_block(layer)))
-        if not graph.parallel:
+        if graph.mlps and not graph.parallel:
             found.append(_Reader(stream=trace.mlp_in[layer], n_sources=graph.sources_before_mlp(layer)))
     assert trace.final_in is not None
     return [*found, _Reader(stream=trace.final_in, n_sources=graph.n_sources)]
@@ -114,12 +114,14 @@ def _reader_of_target(model: Model) -> Int[Tensor, " n_targets"]:
     """For each target, the number of the stream it reads."""
     graph = model.graph
     number = torch.empty(graph.n_targets, dtype=torch.long)
+    per_block = 2 if graph.mlps and not graph.parallel else 1
     for layer in range(model.n_layers):
         first, mlp = graph.channel_target(layer, "q"), graph.mlp_target(layer)
-        reader = layer if graph.parallel else 2 * layer
+        reader = per_block * layer
         number[first:mlp] = reader
-        number[mlp] = reader if graph.parallel else reader + 1
-    number[-1] = model.n_layers if graph.parallel else 2 * model.n_layers
+        if graph.mlps:
+            number[mlp] = reader + per_block - 1
+    number[-1] = per_block * model.n_layers
     return number
 
 
@@ -168,7 +170,8 @@ def _outputs(
         z = trace.z[layer][places].to(wide).unflatten(-1, (model.n_heads, model.d_head))
         heads = torch.bmm(z.transpose(0, 1), block.out_weight().to(wide))
         outputs[:, row : row + model.n_heads] = heads.transpose(0, 1)
-        outputs[:, graph.mlp_source(layer)] = trace.mlp[layer][places]
+        if graph.mlps:
+            outputs[:, graph.mlp_source(layer)] = trace.mlp[layer][places]
     return outputs
 
 

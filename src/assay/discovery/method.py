@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
+from assay.circuits.given import takes_text
 from assay.discovery.quadrature import quadrature_nodes
 from assay.errors import AssayWarning, InputError, NonFiniteError, UnknownNameError, unknown_name
 from assay.execution import Ablation, Prepared, get_ablation
@@ -298,6 +299,7 @@ def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:
     return chosen.configured(**options) if options else chosen
 
 
+@takes_text()
 def discover(
     model: Model,
     task: Task,

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from assay.circuits.given import takes_text
 from assay.discovery.attribution import EapIgInputs
 from assay.discovery.method import Settings, provenance_of
 from assay.discovery.quadrature import Node, quadrature_nodes
@@ -45,6 +46,7 @@ class OutputScores:
     details: Mapping[str, Any]
 
 
+@takes_text()
 def output_scores(
     model: Model,
     task: Task,
@@ -175,6 +177,7 @@ def _contract(
         heads = difference(baseline.z[layer], clean.z[layer]).unflatten(2, (model.n_heads, model.d_head))
         through = torch.einsum("bpd,hcd->bphc", gradient, block.out_weight().to(wide))
         columns.append((heads * through).sum((1, 3)))
-        mlp = difference(baseline.mlp[layer], clean.mlp[layer])
-        columns.append((mlp * gradient).sum((1, 2))[:, None])
+        if model.graph.mlps:
+            mlp = difference(baseline.mlp[layer], clean.mlp[layer])
+            columns.append((mlp * gradient).sum((1, 2))[:, None])
     return torch.cat(columns, 1)

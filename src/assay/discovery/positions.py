@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
+from assay.circuits.given import takes_text
 from assay.circuits.positions import PositionScores
 from assay.circuits.spans import Place, Spans
 from assay.discovery.attribution import Passes, _PathGradient
@@ -36,6 +37,7 @@ from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Batch, Task
 
 
+@takes_text()
 def discover_positions(
     model: Model,
     task: Task,

@@ -142,8 +142,8 @@ def relevance_rules(model: Model, *, attention: Attention = "full") -> Iterator[
             add(norm.module, _constant_scale(norm))
         shared: set[nn.Module] = set()
         for block in model.blocks:
-            activation, gated = _mlp_parts(block)
-            if activation not in shared:  # one instance may serve several blocks
+            activation, gated = _mlp_parts(block) if model.graph.mlps else (None, None)
+            if activation is not None and activation not in shared:  # one instance may serve several blocks
                 add(activation, _identity(activation, model))
                 shared.add(activation)
             if gated is not None:
@@ -246,7 +246,7 @@ def _norms(model: Model) -> list[Norm]:
         if kind is not None:
             found[part] = Norm(module=part, kind=kind)
     for layer, block in enumerate(model.blocks):
-        for norm in (block.attention_norm, block.mlp_norm):
+        for norm in (block.attention_norm, block.mlp_norm)[: 1 + model.graph.mlps]:
             if norm.module not in found:
                 raise UnsupportedModelError(
                     f"relp: block {layer} of {model.id} has norm {type(norm.module).__name__}; a rule is "

@@ -79,6 +79,17 @@ class Layout:
         inner = [feed for feeds in self.attention for feed in feeds] + [feed for feed in self.mlp if feed]
         return [*inner, self.logits]
 
+    @property
+    def clean_rows(self) -> list[int]:
+        """Sources of which some feed reads the clean value."""
+        return sorted({row for feed in self.feeds for row in feed.clean})
+
+    @property
+    def ablated_feeds(self) -> list[Feed]:
+        """Feeds of which something is worked out once per corrupted input."""
+        feeds = [feed for feed in self.feeds if feed.kept and not feed.pure]
+        return feeds if self.logits.kept else [*feeds, self.logits]
+
 
 def slots_of(rows: Iterable[int]) -> dict[int, int]:
     """A place for each of some sources, in forward order."""

@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from assay import machine
 from assay.circuits import Circuit
+from assay.circuits.given import takes_text
 from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
 from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
 from assay.execution.pairs import PairRunner
@@ -81,12 +83,7 @@ def free_memory(device: torch.device) -> int:
         return assumed
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # no /proc on this system: assume a small machine
-        return 4 * 2**30
+    return machine.free_memory()
 
 
 def check_finite(logits: Float[Tensor, "batch d_vocab"], what: str, rows: Int[Tensor, " batch"]) -> None:
@@ -102,6 +99,13 @@ def check_finite(logits: Float[Tensor, "batch d_vocab"], what: str, rows: Int[Te
 
 def check_circuit(model: Model, circuit: Circuit) -> None:
     """Refuse a circuit of another graph; warn where it was found on other weights."""
+    if circuit.graph.mlps != model.graph.mlps:
+        owners = {True: "a model with MLPs", False: "an attention-only model"}
+        raise GraphMismatchError(
+            f"the circuit belongs to {owners[circuit.graph.mlps]}, and {model.id!r} is "
+            f"{owners[model.graph.mlps]}: that is another graph, with other nodes and edges. Run the circuit "
+            "on the model it was found on"
+        )
     if circuit.graph.fingerprint != model.graph.fingerprint:
         raise GraphMismatchError(
             f"the circuit belongs to another model: its graph is {circuit.graph.describe()}, that of "
@@ -119,6 +123,7 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
         )
 
 
+@takes_text()
 def run_model(
     model: Model,
     task: Task,
@@ -156,6 +161,7 @@ def run_model(
     return torch.cat(results)
 
 
+@takes_text()
 def run_circuit(
     model: Model,
     task: Task,
@@ -199,15 +205,14 @@ def run_circuit(
     chosen = get_ablation(ablation or task.ablation)
     check_circuit(model, circuit)
     task = model.bind(task)
-    runner = CircuitRunner(model, circuit, resample=chosen.paired)
-    extra = runner.bytes_per_pair(task.length)
-    n = task.n if pairs is None else len(pairs)
-    size = choose_batch_size(model, task, n=n, asked=batch_size, bytes_per_example=extra, memory=memory)
     if pairs is not None:
         _check_pairs(task, chosen, pairs)
         if isinstance(task, PairTask):
-            return _run_pairs(model, task, circuit, pairs, size)
+            return _run_pairs(model, task, circuit, pairs, batch_size, memory)
         task = task.paired(pairs)
+    runner = CircuitRunner(model, circuit, resample=chosen.paired)
+    extra = runner.bytes_per_pair(task.length)
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     if runner.plan.everything:
         return run_model(model, task, batch_size=size, check=check)
     shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf
@@ -239,10 +244,14 @@ def _run_pairs(
     task: PairTask,
     circuit: Circuit,
     pairs: Int[Tensor, "pairs 2"],
-    size: int,
+    asked: int | None,
+    memory: int | None,
 ) -> Tensor:
     """Tile by tile: a clean input is prepared once, a corrupted one once per block of clean inputs."""
     runner = PairRunner(model, circuit)
+    extra = runner.bytes_per_pair(task.length)
+    extra += sum(runner.bytes_to_prepare(task.length, clean=clean) for clean in (True, False))
+    size = choose_batch_size(model, task, n=len(pairs), asked=asked, bytes_per_example=extra, memory=memory)
     logits: Tensor | None = None
     read = task.positions[pairs[:, 0]]
     for position in read.unique():

@@ -20,7 +20,7 @@ sources that `logits` needs. Three things make a pair cheaper still:
 """
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,8 +32,9 @@ from assay.circuits import Circuit
 from assay.errors import InputError
 from assay.execution.feeds import Feed, Projection, bind, lay_out, slots_of
 from assay.execution.plan import Plan, compile_plan
-from assay.execution.runner import channel_column, rotate
+from assay.execution.runner import channel_column
 from assay.models import Block, Model, Trace
+from assay.models.conformance import rotate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,15 +75,25 @@ class PreparedInputs:
         )
 
     @staticmethod
-    def concatenate(blocks: "Sequence[PreparedInputs]") -> "PreparedInputs":
-        """The inputs of several blocks, one after the other."""
-        first = blocks[0]
-        return PreparedInputs(
-            logits=torch.cat([block.logits for block in blocks]),
-            parts={key: torch.cat([block.parts[key] for block in blocks]) for key in first.parts},
-            length=first.length,
-            tables=first.tables,
-        )
+    def concatenate(blocks: "Iterable[PreparedInputs]", n: int) -> "PreparedInputs":
+        """The `n` inputs of several blocks, one after the other; no block is held once it is copied."""
+        whole: PreparedInputs | None = None
+        at = 0
+        for block in blocks:
+            if block.n == n:
+                return block
+            if whole is None:
+                parts = {key: part.new_empty(n, *part.shape[1:]) for key, part in block.parts.items()}
+                logits = block.logits.new_empty(n, *block.logits.shape[1:])
+                whole = PreparedInputs(logits=logits, parts=parts, length=block.length, tables=block.tables)
+            place = slice(at, at + block.n)
+            whole.logits[place] = block.logits
+            for key, part in block.parts.items():
+                whole.parts[key][place] = part
+            at += block.n
+        assert whole is not None
+        assert at == n
+        return whole
 
 
 class PairRunner:
@@ -139,7 +150,7 @@ class PairRunner:
     def prepare_clean(self, tokens: Int[Tensor, "n pos"]) -> PreparedInputs:
         """One plain pass over clean inputs, and the parts of every target that depend on them alone."""
         trace, logits = self._pass(tokens)
-        rows = sorted({row for feed in self._layout.feeds for row in feed.clean})
+        rows = self._layout.clean_rows
         writes = self._writes(trace, rows)
         parts: dict[Hashable, Tensor] = {}
         for feed in self._layout.feeds:
@@ -159,9 +170,7 @@ class PairRunner:
     def prepare_corrupted(self, tokens: Int[Tensor, "n pos"]) -> PreparedInputs:
         """One plain pass over corrupted inputs, and the ablated part of every target."""
         trace, logits = self._pass(tokens)
-        feeds = [feed for feed in self._layout.feeds if feed.kept and not feed.pure]
-        if not self._layout.logits.kept:
-            feeds.append(self._layout.logits)
+        feeds = self._layout.ablated_feeds
         rows = sorted({row for feed in feeds for row in feed.kept})
         writes = self._writes(trace, rows)
         ablated: dict[tuple[str, int, int], Tensor] = {}
@@ -282,6 +291,18 @@ class PairRunner:
         if self.plan.everything:
             return clean.logits[clean_index]
         return _Tile(self, clean, corrupted, (clean_index, corrupted_index)).finish()
+
+    def bytes_to_prepare(self, length: int, *, clean: bool) -> int:
+        """Working memory of preparing one input of this length: a traced pass, and what its sources write."""
+        model, behind = self.model, length - len(self.prefix)
+        feeds = [] if clean else self._layout.ablated_feeds
+        n_rows = len(self._layout.clean_rows if clean else {row for feed in feeds for row in feed.kept})
+        # Of a feed the sum over its sources, and what is left of the stream without it.
+        written = n_rows * behind + 2 * sum(behind if feed.everywhere else 1 for feed in feeds)
+        kept_of_block = 3 * model.d_model + (model.n_heads + model.blocks[0].n_channels) * model.d_head
+        traced = (model.n_layers * kept_of_block + 16 * model.d_model) * length
+        wide = 8 if self.dtype == torch.float64 else 4
+        return written * model.d_model * wide + traced * model.dtype.itemsize + 2 * wide * model.n_vocab
 
     def bytes_per_pair(self, length: int) -> int:
         """Rough working memory of one pair of this length."""

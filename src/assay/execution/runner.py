@@ -12,6 +12,7 @@ from assay.circuits import Circuit
 from assay.execution.ablation import Baseline
 from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
 from assay.models import Block, Model, Trace
+from assay.models.conformance import rotate
 
 
 @dataclass(kw_only=True, eq=False)
@@ -129,17 +130,6 @@ def _bind(model: Model, step: AttentionStep) -> _BoundAttention:
 def channel_column(block: Block, channel: str, head: int) -> int:
     """Place of a channel (`q` of a head, `k` or `v` of a key/value head) in the common layout."""
     return {"q": 0, "k": block.n_heads, "v": block.n_heads + block.n_kv_heads}[channel] + head
-
-
-def rotate(
-    x: Float[Tensor, "pairs heads pos d_head"], cos: Float[Tensor, "..."], sin: Float[Tensor, "..."]
-) -> Float[Tensor, "pairs heads pos d_head"]:
-    """Rotary position embedding; tables `[pairs or 1, 1, pos, turned]` broadcast over the heads."""
-    width = cos.shape[-1]
-    turned, passed = x[..., :width], x[..., width:]
-    half = width // 2
-    swapped = torch.cat([-turned[..., half:], turned[..., :half]], -1)
-    return torch.cat([turned * cos + swapped * sin, passed], -1).to(x.dtype)
 
 
 class _Run:

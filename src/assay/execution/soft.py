@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from assay.errors import InputError, ShapeError
 from assay.execution.ablation import Baseline, Prepared
-from assay.execution.runner import rotate
 from assay.models import Block, Model
+from assay.models.conformance import rotate
 from assay.tasks import Batch
 
 

@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from assay.errors import InputError, ShapeError
 from assay.execution.ablation import Baseline
-from assay.execution.runner import rotate
 from assay.models import Model, Trace
+from assay.models.conformance import rotate
 
 
 @dataclass(kw_only=True, eq=False)

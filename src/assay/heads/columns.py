@@ -373,7 +373,9 @@ class Columns:
     def learning_coefficients(self) -> Float64[np.ndarray, " H"]:
         """Counts of active directions, on the scale of a local learning coefficient."""
         self.n_backward += min(LLC_PROMPTS, self.task.n)
-        return fisher_count(self.model, self.task, n=LLC_PROMPTS, batch_size=self.batch_size).flat
+        return fisher_count(
+            self.model, self.task, n=LLC_PROMPTS, batch_size=self.batch_size, seed=self.seed
+        ).flat
 
     def causation(self, target: Float64[np.ndarray, " P"]) -> Float64[np.ndarray, " H"]:
         """Information of each head's direct attribution about the margins."""

@@ -317,8 +317,8 @@ class Donor(Intervention):
     """Outputs in the clean run of another prompt, one donor per prompt for all heads.
 
     Donors are a derangement of the prompts of one length (and one answer, with `same_answer`), drawn with the
-    seed. A prompt without a possible donor is an error; with `same_answer` it keeps its own outputs, and
-    `donors_of` says which prompts those are.
+    seed. A prompt without a possible donor keeps its own outputs; `donors_of` names these prompts, and tables
+    and metrics leave them out.
 
     Attributes:
         key: Registered name.
@@ -337,7 +337,11 @@ class Donor(Intervention):
         return lambda site: outputs[site.layer][chosen[site.batch.indices.cpu()]]
 
     def donors_of(self, setting: Setting) -> Int64[np.ndarray, " n"]:
-        """Row of each prompt's donor; -1 for a prompt without one."""
+        """Row of each prompt's donor; -1 for a prompt without one.
+
+        Raises:
+            InputError: If no two prompts have the same number of tokens, or given donors do not fit.
+        """
         task = setting.task
         if setting.donors is not None:
             return _checked_donors(setting.donors, task)
@@ -351,12 +355,10 @@ class Donor(Intervention):
         for rows in groups.values():
             if len(rows) > 1:
                 donors[rows] = np.array(rows)[derangement(len(rows), rng)]
-        alone = np.flatnonzero(donors < 0)
-        if len(alone) and not self.same_answer:
-            row = int(alone[0])
+        if not self.same_answer and (donors < 0).all():
             raise InputError(
-                f"prompt {row} is the only one of {int(task.lengths[row])} tokens, so none of its length can "
-                f"give it activations; {self.key!r} needs two prompts of every length"
+                f"each of the {task.n} prompts has a length of its own, so no prompt can give another its "
+                f"activations; {self.key!r} needs prompts of the same number of tokens"
             )
         return donors
 

@@ -26,6 +26,7 @@ from assay.models import Block, Model, Separate, Trace
 from assay.objectives import Objective, get_objective
 from assay.rng import torch_stream
 from assay.tasks import Batch, Task, map_tensors
+from assay.tasks.images import draw_rows
 
 
 NOT_CONVERGED = "llc_not_converged"
@@ -195,7 +196,8 @@ def learning_coefficients(
 
     Args:
         model: The model; its weights are not touched.
-        task: The first `n` clean inputs are used, all in every step.
+        task: `n` clean inputs are used, all in every step: the first of a task drawn from its grammar, a
+            random sample of any other, drawn with the seed of `sampler`.
         heads: (layer, head) pairs to score; default: all.
         n: Examples, >= 2.
         sampler: Settings of the chains.
@@ -217,7 +219,7 @@ def learning_coefficients(
         Lau et al. (2023), arXiv:2308.12108; Wang et al. (2024), arXiv:2410.02984.
     """
     sampler = sampler or Langevin()
-    used = _first_examples(model, task, n)
+    used = _some_examples(model, task, n, sampler.seed)
     if used.n < 2:
         raise InputError(f"there is {used.n} example; the inverse temperature 1 / ln n needs at least 2")
     every = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
@@ -361,6 +363,7 @@ def fisher_count(
     n: int = 20,
     objective: str | Objective = "ce",
     batch_size: int | None = None,
+    seed: int = 0,
 ) -> HeadScores:
     """Count of active directions of each head, on the scale of a learning coefficient.
 
@@ -370,10 +373,12 @@ def fisher_count(
 
     Args:
         model: The model.
-        task: The first `n` clean inputs are used.
+        task: `n` clean inputs are used: the first of a task drawn from its grammar, a random sample of any
+            other.
         n: Examples.
         objective: Loss; cross-entropy of the answers unless told otherwise.
         batch_size: Examples per pass; default: by free memory. Results do not depend on it.
+        seed: Of the sample.
 
     Returns:
         >= 0; lower = simpler. 0 for a head whose gradient never varies. `details["counts"]` holds the
@@ -387,7 +392,7 @@ def fisher_count(
     References:
         Wang et al. (2024), arXiv:2410.02984, for what is being approximated.
     """
-    used = _first_examples(model, task, n)
+    used = _some_examples(model, task, n, seed)
     loss = get_objective(objective)
     settings = {"objective": loss.key, "active": _ACTIVE}
     sites = _finite(_gradient_sites(model, used, loss, batch_size))
@@ -478,11 +483,12 @@ def _active(site: _Site, block: Block, head: int) -> int:
     return int((variance > _ACTIVE * variance.max()).sum())
 
 
-def _first_examples(model: Model, task: Task, n: int) -> Task:
+def _some_examples(model: Model, task: Task, n: int, seed: int) -> Task:
     if n < 1:
         raise InputError(f"n is {n}; give at least 1 example, 20 by default")
-    task = model.bind(task)
-    return task.subset(torch.arange(min(n, task.n)))
+    drawn = getattr(task, "grammar", None) is not None  # one prompt after the other, so in no order
+    rows = np.arange(min(n, task.n)) if drawn else draw_rows(task.n, n, seed=seed, what="examples")
+    return model.bind(task).subset(rows.tolist())
 
 
 def _scores(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from assay.circuits.given import takes_text
 from assay.errors import InputError, unknown_name
 from assay.heads.attribution import attribution_patching
 from assay.heads.direct import (
@@ -115,6 +116,7 @@ def find_head_method(name: str) -> HeadMethod:
     raise unknown_name("head method", name, [*HEAD_METHODS, *(spec.id for spec in known)])
 
 
+@takes_text()
 def discover_heads(
     model: Model, task: Task, method: str = "activation-patching", **options: Any
 ) -> HeadScores:

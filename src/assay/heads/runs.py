@@ -15,8 +15,8 @@ from torch import Tensor
 
 from assay.errors import ShapeError
 from assay.execution.forward import TOKENS_PER_PASS
-from assay.execution.runner import rotate
 from assay.models import Block, Model, Trace
+from assay.models.conformance import rotate
 
 
 # Logits of some runs `[rows, d_vocab]` and which prompts they belong to `[rows]` -> one number per run.

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from assay.circuits import Circuit, HeadCircuit, load_head_circuit
+from assay.circuits import Circuit, HeadCircuit
+from assay.circuits.given import named_circuit
 from assay.errors import InputError, unknown_name
 from assay.execution.forward import check_circuit
 from assay.heads.columns import QUANTITIES, Columns, count_draws
@@ -390,7 +391,7 @@ def _as_circuit(model: Model, circuit: AnyCircuit) -> tuple[Circuit, HeadCircuit
     """The circuit in the model's graph, with its head circuit where it was given as one."""
     described = None
     if isinstance(circuit, str | Path):
-        circuit = load_head_circuit(circuit)
+        circuit = named_circuit(circuit, model.graph)
     if isinstance(circuit, HeadCircuit):
         described = circuit
     if not isinstance(circuit, Circuit):

@@ -24,6 +24,11 @@ from assay.errors import InputError, ShapeError, UnsupportedModelError
 from assay.heads.scores import HeadScores
 from assay.measurement import library_version, plain
 from assay.models import Model
+from assay.rng import stream
+
+
+_PERMUTATIONS = 999
+_AT_ONCE = 100  # permutations in memory
 
 
 _SMALLEST = 1e-12  # singular values below this share of the largest are rounding, not signal
@@ -400,7 +405,9 @@ class EdgeTest:
 
     Attributes:
         statistic: Welch's t; positive: the circuit's pairs compose more. NaN where undefined.
-        p_value: Two-sided; NaN where undefined.
+        p_value: Two-sided, of Welch's t distribution; NaN where undefined.
+        permutation_p: Two-sided, of t among 999 random choices of as many pairs: it holds for skewed values,
+            where few edges make Welch's too small. NaN where undefined.
         degrees_of_freedom: Welch-Satterthwaite.
         mean_edges, mean_others: Mean composition of either side.
         n_edges: Pairs that the circuit joins.
@@ -416,6 +423,7 @@ class EdgeTest:
     n_edges: int
     n_others: int
     reason: str | None = None
+    permutation_p: float = math.nan
 
     def to_dict(self) -> dict[str, Any]:
         """Finite JSON; undefined numbers are null."""
@@ -473,5 +481,29 @@ def edge_test(
         statistic=float(found.statistic),
         p_value=float(found.pvalue),
         degrees_of_freedom=float(found.df),
+        permutation_p=_permutation_p(edges, others, abs(float(found.statistic))),
         **sizes,
     )
+
+
+def _permutation_p(
+    edges: Float64[np.ndarray, " n_edges"], others: Float64[np.ndarray, " n_others"], statistic: float
+) -> float:
+    """Share of random choices of as many values whose Welch's t is as far from 0, the sample's included."""
+    values = np.concatenate([edges, others])
+    values = values - values.mean()
+    sizes = np.array([len(edges), len(others)])
+    totals = np.array([values.sum(), (values**2).sum()])
+    rng = stream(0, "edge-test")
+    as_far = 0
+    for start in range(0, _PERMUTATIONS, _AT_ONCE):
+        draws = rng.random((min(_AT_ONCE, _PERMUTATIONS - start), len(values)))
+        chosen = values[np.argpartition(draws, len(edges) - 1, axis=1)[:, : len(edges)]]
+        inside = np.stack([chosen.sum(axis=1), (chosen**2).sum(axis=1)])
+        sums = np.stack([inside, totals[:, None] - inside], axis=2)  # [2, draws, side]
+        means = sums[0] / sizes
+        squared = np.maximum(sums[1] - sizes * means**2, 0.0) / (sizes * (sizes - 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = np.abs(means[:, 0] - means[:, 1]) / np.sqrt(squared.sum(axis=1))
+        as_far += int((t >= statistic * (1 - 1e-9)).sum())
+    return (1 + as_far) / (1 + _PERMUTATIONS)

@@ -66,8 +66,8 @@ def _sigma_ablation(
 
     The detail `left_out` names the ablations that could not be made, with a code: `no_edge_ablation` (it
     changes heads, and the circuit is one of edges), `no_donor`, `zero_denominator`. Fewer than two leave the
-    spread undefined (`too_few_methods`). A prompt without a donor of its own answer is left out of that
-    ablation alone.
+    spread undefined (`too_few_methods`). A prompt without a donor of its length, or of its answer, is left
+    out of that ablation alone.
     """
     asked = tuple(dict.fromkeys(methods))
     if len(asked) < 2 or (draws is not None and draws < 1):

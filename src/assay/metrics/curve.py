@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float64, Int
 
 from assay import display
 from assay.circuits import Circuit, EdgeScores
+from assay.circuits.given import takes_text
 from assay.errors import GraphMismatchError, InputError
 from assay.execution import Ablation, CircuitRuns
 from assay.measurement import Measurement, plain, record_id
@@ -225,6 +226,7 @@ def trapezoid_weights(
     return np.asarray(np.append(widths, 0.0) + np.append(0.0, widths))
 
 
+@takes_text()
 def faithfulness_curve(
     scores: EdgeScores,
     model: Model,
@@ -296,7 +298,7 @@ def faithfulness_curve(
     sizes = [int(share * scores.graph.n_edges) for share in shares]
     circuits = [_choose(scores, size, absolute=absolute, selection=selection) for size in sizes]
     if prune:
-        circuits = [circuit.connected() for circuit in circuits]
+        circuits = [circuit.connected(warn=False) for circuit in circuits]
     provenance = {
         **{key: value for key, value in runs.provenance.items() if key != "circuit"},
         "scores": {**scores.provenance, "values": _digest(scores)},
@@ -429,6 +431,6 @@ def _random_reference(
         rng = stream(runs.seed, f"random-curve/{index}")
         for column, (size, seed) in enumerate(zip(sizes, rng.integers(2**31, size=len(sizes)), strict=True)):
             circuit = Circuit.random(graph, size, seed=int(seed))
-            margin = _margins_of(runs, circuit.connected() if prune else circuit)
+            margin = _margins_of(runs, circuit.connected(warn=False) if prune else circuit)
             recovered[index, column] = (margin[used].sum() - margins.empty[used].sum()) / gained
     return recovered

@@ -10,11 +10,12 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from assay.circuits import Circuit
+from assay.circuits.given import takes_text
 from assay.errors import InputError, unknown_name
 from assay.execution import Ablation, CircuitRuns
 from assay.execution.runs import Which
 from assay.measurement import Measurement
-from assay.metrics.metric import MetricSpec, Runs, find_metric
+from assay.metrics.metric import MetricSpec, Runs, find_metric, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.rng import stream
@@ -27,6 +28,7 @@ def measure(circuit: Circuit, model: Model, task: Task, metric: str, **keywords:
 def measure(
     circuit: Circuit, model: Model, task: Sequence[Task], metric: str, **keywords: Any
 ) -> list[Measurement]: ...
+@takes_text(several_tasks=True)
 def measure(
     circuit: Circuit,
     model: Model,
@@ -110,10 +112,17 @@ def measure_runs(runs: Runs, metric: str, *, random_circuits: int = 0, **options
     if random_circuits < 0:
         raise InputError(f"random_circuits is {random_circuits}; a count from 0 is needed")
     found = compute(runs, spec, **options)
+    if "full" in spec.runs:  # whatever is judged beside a model that fails at the task is marked
+        new = [
+            code
+            for code in task_warnings(runs, np.ones(runs.task.n, dtype=bool))
+            if code not in found.warnings
+        ]
+        found = replace(found, warnings=(*found.warnings, *new))
     if random_circuits:
         found = replace(found, baseline=_baseline(runs, spec, random_circuits, options))
     provenance = measurement_provenance(runs, metric, random_circuits=random_circuits, **options)
-    return _stamped(found, provenance, runs.seed)
+    return _stamped(replace(found, meaning=found.meaning or spec.meaning), provenance, runs.seed)
 
 
 def measurement_provenance(

@@ -15,6 +15,7 @@ from assay.errors import InputError, unknown_name
 from assay.execution.runs import Which
 from assay.measurement import Measurement, Rule, Statistic
 from assay.models import Model
+from assay.objectives import get_objective
 from assay.registry import Registry
 from assay.stats import RatioOfSums
 from assay.tasks import Task
@@ -99,6 +100,7 @@ class MetricSpec:
         runs_per_head: Further runs for every head of the circuit.
         own_runs: Runs beyond these that it makes itself and shares with nobody, under its default options.
         reference: Where the definition comes from.
+        meaning: What its value says, a sentence for pages; those of the package have theirs in the report.
         version: Raised when the same input would give another number.
         compute: `(runs, spec, **options) -> Measurement`; None where `measure` is not the way to it.
     """
@@ -119,6 +121,7 @@ class MetricSpec:
     runs_per_head: int = 0
     own_runs: int = 0
     reference: str = ""
+    meaning: str = ""
     version: int = 1
     compute: "Callable[..., Measurement] | None" = None
 
@@ -271,9 +274,11 @@ def undefined(spec: MetricSpec, *, n: int, reason: str, warnings: tuple[str, ...
 
 def task_warnings(runs: Runs, used: Bool[np.ndarray, " n"]) -> tuple[str, ...]:
     """`task_not_solved` where the model itself fails: negative mean margin, or right on fewer than 60 %."""
-    margins = runs.margins("full")[used]
-    if runs.objective not in SIGNED_MARGINS or not len(margins):
+    if runs.objective not in SIGNED_MARGINS or not used.any():
         return ()
+    if get_objective(runs.objective).needs_wrong and runs.task.wrong is None:
+        return ()  # metrics that need no wrong answers are measured without
+    margins = runs.margins("full")[used]
     unsolved = margins.sum() < 0 or (margins > 0).mean() < SOLVED
     return ("task_not_solved",) if unsolved else ()
 

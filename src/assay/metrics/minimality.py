@@ -37,7 +37,7 @@ def minimality_class(faithfulness: float, without: Float64[np.ndarray, " n_heads
     name="mean and share of essential heads",
     family="A",
     criterion="C4 minimality",
-    direction="report",
+    direction="higher",
     runs=("full", "keep"),
     runs_per_head=1,
     reference="Wang et al. 2022, arXiv:2211.00593",

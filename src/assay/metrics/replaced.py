@@ -76,9 +76,8 @@ class Complement:
         chosen = INTERVENTIONS[method]
         if isinstance(chosen, Donor):
             _, counts = self.runs.task.lengths.unique(return_counts=True)
-            if not chosen.same_answer:
-                return None if int(counts.min()) > 1 else "no_donor"
-            return None if self._served(chosen).any() else "no_donor"
+            served = int(counts.max()) > 1 and self._served(chosen).any()
+            return None if served else "no_donor"
         if not heads_alone(self.runs.circuit) and method not in ABLATIONS:
             return "no_edge_ablation"
         return None

@@ -61,8 +61,8 @@ def _scrub_recovery(
     """Share of the model's margin that is left when all but the circuit comes from other prompts.
 
     sum y_scrub / sum y_full: each prompt has a donor of its own length, and whatever lies outside the circuit
-    carries what it carries in the donor's clean run. y_scrub is the mean over draws of donors. The ablation
-    of the runs plays no part.
+    carries what it carries in the donor's clean run. y_scrub is the mean over draws of donors. A prompt alone
+    in its length is left out (`without_donor`). The ablation of the runs plays no part.
 
     Options:
         draws: Draws of donors that are averaged.

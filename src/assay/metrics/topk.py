@@ -182,6 +182,7 @@ def _parts(
     """Acc@K and tau_K for each K, and both label accuracies, each with its interval."""
     answers = runs.task.answers.numpy()
     columns: dict[str, tuple[str, np.ndarray]] = {}
+    share, correlation = (0.0, 1.0), (-1.0, 1.0)
     for k in ranking.ks:
         columns[f"acc@{k}"] = f"D05.acc_at_{k}", ranking.overlap(k)
     for k in ranking.ks:
@@ -194,7 +195,7 @@ def _parts(
         key: record(
             spec,
             {key: values},
-            mean_of(key),
+            mean_of(key, bounds=correlation if key.startswith("tau") else share),
             used=ranking.used,
             undefined="all_tied",
             id=id_,
@@ -299,7 +300,8 @@ def _topk(
         thresholds: Replaces entries of `THRESHOLDS`.
         vocabulary: Outputs that can be ranked, from the first. Default: as many as the tokenizer has.
 
-    The interval is Clopper-Pearson for K = 1, BCa otherwise. Passes when Acc@1 > 0.95 and Acc@5 > 0.90.
+    The interval is Clopper-Pearson for K = 1, else that of a bounded mean, which holds at every n. Passes
+    when Acc@1 > 0.95 and Acc@5 > 0.90.
     The warning `many_ties` says that more than 1 % of the examples have equal K-th and (K+1)-th logits.
     """
     limits = _thresholds(thresholds)
@@ -365,4 +367,5 @@ def _topk_tau(
     key = f"tau@{k}"
     taus = {key: ranking.order(k, support)}
     details = {"K": [k], "support": support}
-    return record(spec, taus, mean_of(key), used=ranking.used, undefined="all_tied", details=details)
+    statistic = mean_of(key, bounds=(-1.0, 1.0))
+    return record(spec, taus, statistic, used=ranking.used, undefined="all_tied", details=details)

@@ -3,6 +3,7 @@
 from assay.models.adapter import FAMILIES, Block, Family, Fused, Model, Norm, Separate, Sizes, Vision
 from assay.models.loading import family_of, load_model
 from assay.models.tracing import Trace
+from assay.models.transformer_lens import convert_attention_only
 
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Sizes",
     "Trace",
     "Vision",
+    "convert_attention_only",
     "family_of",
     "load_model",
 ]

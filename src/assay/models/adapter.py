@@ -7,6 +7,7 @@ respect to activations only.
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from assay.errors import InputError, NonFiniteError, UnsupportedModelError
+from assay.errors import AssayWarning, InputError, NonFiniteError, UnsupportedModelError
 from assay.graph import Graph, build_graph
 from assay.models.tracing import BlockCall, FinalInput, ProjectionOutput, StopForward, Trace
 from assay.registry import Registry
@@ -132,6 +133,8 @@ class Family:
         qkv: Layout of the query/key/value projections.
         out: Output projection of the attention.
         mlp: The MLP module.
+        mlps: False where that module and its norm stand for none: it adds zeros to the stream, and the graph
+            has no MLPs.
         activation: The module that is the MLP's activation function; None where no description says it.
         gated: From a block to the path of the module that reads the product of a gated MLP's two branches;
             None for an MLP without a gate. Raises UnsupportedModelError for an MLP it does not know.
@@ -160,6 +163,7 @@ class Family:
     out: str
     mlp: str
     norm: Literal["layer", "rms"]
+    mlps: bool = True
     activation: str | None = None
     gated: Callable[[nn.Module], str | None] = lambda block: None
     learned_positions: bool = False
@@ -376,11 +380,20 @@ class Model:
         self.n_layers = len(self.blocks)
         self.final_norm = Norm(module=submodule(module, family.final_norm), kind=family.norm)
         self.graph: Graph = build_graph(
-            self.n_layers, self.n_heads, self.n_kv_heads, parallel=family.parallel(module)
+            self.n_layers,
+            self.n_heads,
+            self.n_kv_heads,
+            parallel=family.parallel(module),
+            mlps=family.mlps,
         )
         self._hashed: tuple[tuple[tuple[int, int], ...], str] | None = None
         self.n_parameters = sum(parameter.numel() for parameter in module.parameters())
         for path, parameter in module.named_parameters():
+            if parameter.is_floating_point() and parameter.dtype.itemsize == 1:
+                raise UnsupportedModelError(
+                    f"weight {path!r} of {name} is stored as {parameter.dtype}, which no layer computes with "
+                    "as it stands; dequantise the weights first"
+                )
             if not bool(torch.isfinite(parameter).all()):
                 raise NonFiniteError(
                     f"weight {path!r} of {name} holds NaN or infinite values; reload or retrain the model"
@@ -546,6 +559,15 @@ class Model:
             )
         if self.vision is None:
             known.validate(self.n_vocab, self.n_positions)
+            config: Config = self.module.config
+            most = getattr(config, "max_position_embeddings", None)
+            if most is not None and known.length > most:
+                warnings.warn(
+                    f"the longest prompt of {known.name!r} has {known.length} tokens and {self.id} was made "
+                    f"for {most}. Numbers on longer prompts say little about it; make the prompts shorter",
+                    AssayWarning,
+                    stacklevel=2,
+                )
             return task
         known.validate(self.image_size, self.classes, n_classes=self.n_classes)
         bound: T = known.bound(self.n_tokens)
@@ -706,10 +728,11 @@ class Model:
                     )
                     for part, projection in enumerate(block.qkv):
                         on_output(projection, ProjectionOutput(trace, layer, part, catch))
-                    on_output(
-                        block.mlp_norm.module,
-                        lambda module, args, output, layer=layer: catch("mlp", layer, 0, output),
-                    )
+                    if self.graph.mlps:
+                        on_output(
+                            block.mlp_norm.module,
+                            lambda module, args, output, layer=layer: catch("mlp", layer, 0, output),
+                        )
             if streams and until is None:
                 on_input(self.final_norm.module, FinalInput(trace, catch))
             try:

@@ -29,6 +29,26 @@ FAMILIES.add(
     ),
 )
 FAMILIES.add(
+    "attention-only",
+    Family(
+        key="attention-only",
+        model_types=("attention_only",),
+        backbone="transformer",
+        blocks="transformer.h",
+        attention_norm="ln_1",
+        mlp_norm="ln_2",
+        final_norm="transformer.ln_f",
+        unembed="lm_head",
+        learned_positions=True,
+        attention="attn",
+        qkv=Fused(path="attn.c_attn"),
+        out="attn.c_proj",
+        mlp="mlp",
+        mlps=False,
+        norm="layer",
+    ),
+)
+FAMILIES.add(
     "gpt-neox",
     Family(
         key="gpt-neox",

@@ -2,8 +2,9 @@
 
 import math
 import pickle
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from assay.errors import (
     AssayError,
     FileFormatError,
     InputError,
-    MissingExtraError,
     UnsafeFileError,
     UnsupportedModelError,
 )
 from assay.models import decoders, vits  # noqa: F401 - decoders registers the families of text
 from assay.models.adapter import FAMILIES, Config, Family, Model
+from assay.models.conformance import check_conformance
+from assay.models.timm_import import timm_create_model
 from assay.untrusted import MALFORMED, malformed, parse_json, printable, refuse_pickle
 
 
@@ -44,6 +46,12 @@ MINI = Path(__file__).parent / "mini"
 # What comes with the package: name to directory.
 EMBEDDED = {"mini": MINI, "colour-digits": Path(__file__).parent / "colour_digits"}
 _PLANTED = "planted:"
+_TIMM_DIRECTORY = "timm:local-dir:"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# Whole numbers of a configuration that are not dimensions: ids, limits of positions and texts, and the like.
+_NO_DIMENSION = re.compile(
+    r"(token|words)_ids?$|tokens$|_id$|^max_|_max_|theta|rope|rotary|length|window|label2id"
+)
 _NAMED = f"{', '.join(map(repr, EMBEDDED))}, 'planted:NAME'"
 
 
@@ -122,9 +130,13 @@ def load_model(
     path = EMBEDDED.get(str(source), Path(source))
     name = str(source) if str(source) in EMBEDDED else path.name if path.is_dir() else _short(str(source))
     location = str(path) if path.is_dir() else str(source)
-    if path.is_dir():
-        _check_directory(path, allow_pickle=allow_pickle)
-        _check_sizes(path)
+    if location.startswith(_TIMM_DIRECTORY):  # a directory like any other
+        path = Path(location.removeprefix(_TIMM_DIRECTORY))
+        location, name = str(path), path.name
+        if not path.is_dir():
+            raise FileFormatError(f"there is no directory {path}; expected one with timm's config.json")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise FileFormatError(f"{path} holds no config.json; expected a directory written by save_pretrained")
     preprocessing: Mapping[str, Any] | None
     if location.startswith("timm:") or (path.is_dir() and _is_timm_directory(path)):
         module = _from_timm(location, allow_pickle=allow_pickle).to(dtype or torch.float32)
@@ -158,7 +170,9 @@ def _bound(module: nn.Module, *, tokenizer: Any, name: str, preprocessing: Mappi
     family = family_of(module)
     if family.vision is not None:
         vits.check_vision_weights(module, name)
-    return Model(module, family, tokenizer=tokenizer, name=name, preprocessing=preprocessing)
+    model = Model(module, family, tokenizer=tokenizer, name=name, preprocessing=preprocessing)
+    check_conformance(model)
+    return model
 
 
 # --------------------------------------------------------------------------------------------------- timm
@@ -187,26 +201,25 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
-    _check_checkpoint(location, allow_pickle=allow_pickle)
-    try:
-        # By name, since a folder called timm is found as an empty package; torchvision, which timm imports,
-        # fails with RuntimeError where it was built for another PyTorch.
-        from timm import create_model
-    except (ImportError, RuntimeError) as error:
-        raise MissingExtraError(
-            f"{location!r} is a timm model and timm cannot be imported ({error}); install it with "
-            "pip install 'assay[vision]'"
-        ) from error
+    config, shapes = Path(location, "config.json"), None
+    if location.startswith("timm:"):
+        _check_checkpoint(location, allow_pickle=allow_pickle)
+    else:
+        files = _weight_files(location, timm=True, allow_pickle=allow_pickle)
+        shapes = _check_sizes(config, files, timm=True)
+    create_model = timm_create_model(location)
     name, _, checkpoint = location.removeprefix("timm:").partition("@")
     try:
-        module: nn.Module
         if not location.startswith("timm:"):
-            module = create_model(f"local-dir:{location}", pretrained=True)
+            source = f"local-dir:{location}"
+            if shapes is not None:
+                _check_shapes(lambda: create_model(source, pretrained=False), shapes, config)
+            module = create_model(source, pretrained=True)
         elif checkpoint:
             module = _timm_checkpoint(name, Path(checkpoint))
         else:
             module = create_model(name, pretrained=True)
-    except FileFormatError:
+    except AssayError:
         raise
     except (
         OSError,
@@ -226,7 +239,7 @@ def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
 def _check_checkpoint(location: str, *, allow_pickle: bool) -> None:
     """Refuse a checkpoint that is missing or a pickle, before timm is asked for."""
     name, _, checkpoint = location.removeprefix("timm:").partition("@")
-    if not location.startswith("timm:") or not checkpoint:
+    if not checkpoint:
         return
     path = Path(checkpoint)
     if not path.is_file():
@@ -242,8 +255,7 @@ def _check_checkpoint(location: str, *, allow_pickle: bool) -> None:
 
 def _timm_checkpoint(name: str, path: Path) -> nn.Module:
     """A timm architecture with weights of the user's own; class count and image size follow the weights."""
-    from timm import create_model
-
+    create_model = timm_create_model(f"timm:{name}")
     if path.suffix == ".safetensors":
         weights = load_file(path)
     else:
@@ -253,7 +265,7 @@ def _timm_checkpoint(name: str, path: Path) -> nn.Module:
             raise FileFormatError(f"cannot read {path} as a PyTorch checkpoint: {error}") from error
         weights = weights.get("state_dict", weights)
     arguments = vits.head_shape(weights)
-    module: nn.Module = create_model(name, pretrained=False, **arguments)
+    module = create_model(name, pretrained=False, **arguments)
     if vits.is_timm_vit(module) and (side := vits.image_side(weights, module)) is not None:
         module = create_model(name, pretrained=False, img_size=side, **arguments)
     module.load_state_dict(weights)
@@ -279,65 +291,142 @@ def without_progress_bars() -> Iterator[None]:
 
 def _image_processor(location: str) -> dict[str, Any] | None:
     """The stored `preprocessor_config.json`; None if there is none."""
+    found = _find(location, "preprocessor_config.json")
+    return None if found is None else _json(found)
+
+
+def _find(location: str, name: str) -> Path | None:
+    """A file of a directory, or of a hub repository, downloaded if need be; None if there is none."""
+    if Path(location).is_dir():
+        path = Path(location, name)
+        return path if path.is_file() else None
     from transformers.utils.hub import cached_file
 
     found = cached_file(
         location,
-        "preprocessor_config.json",
+        name,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return None if found is None else _json(Path(found))
+    return None if found is None else Path(found)
 
 
-def _check_directory(path: Path, *, allow_pickle: bool) -> None:
-    if not (path / "config.json").is_file():
-        raise FileFormatError(f"{path} holds no config.json; expected a directory written by save_pretrained")
-    if any(path.glob("*.safetensors")):
-        return
-    pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
-    if not pickles:
-        raise FileFormatError(f"{path} holds no weights; expected model.safetensors beside config.json")
+def _weight_files(location: str, *, timm: bool, allow_pickle: bool) -> list[Path]:
+    """The files that weights are read from: `model.safetensors`, or what its index names.
+
+    Of other files in the directory none is read, so none of them counts. Empty where there are only others;
+    of a hub repository transformers then says so.
+
+    Raises:
+        UnsafeFileError: If there are only pickles, or the index names one, or a file elsewhere, and
+            `allow_pickle` is false; a file elsewhere is always refused.
+        FileFormatError: If there are no weights.
+    """
+    single = _find(location, _WEIGHTS)
+    if single is not None:
+        found = [single]
+    elif not timm and (index := _find(location, _INDEX)) is not None:
+        found = [_shard(location, name, index, allow_pickle=allow_pickle) for name in _shards(index)]
+    else:
+        found = _pickles(location, allow_pickle=allow_pickle)
+    for each in found:
+        if each.suffix == ".safetensors":
+            refuse_pickle(each)
+    return found
+
+
+def _shards(index: Path) -> list[str]:
+    """Names of the files of an index, each once."""
+    named = _json(index).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(each, str) for each in named.values()):
+        raise FileFormatError(f"{index} has no table 'weight_map' from weights to names of files")
+    return sorted(set(named.values()))
+
+
+def _shard(location: str, name: str, index: Path, *, allow_pickle: bool) -> Path:
+    plain = Path(name).name == name and not set(name) & set("/\\\0")
+    if not plain or not (allow_pickle or name.endswith(".safetensors")):
+        raise UnsafeFileError(
+            f"{index} names {name[:200]!r}; plain names of safetensors files beside it are read"
+            + ("" if allow_pickle or not plain else ", or pass allow_pickle=True if you trust their origin")
+        )
+    found = _find(location, name)
+    if found is None:
+        raise FileFormatError(f"{index} names {name!r}, and there is no such file beside it")
+    return found
+
+
+def _pickles(location: str, *, allow_pickle: bool) -> list[Path]:
+    """Weights of a directory without safetensors, if they are allowed."""
+    path = Path(location)
+    if not path.is_dir():
+        return []
+    found = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
+    if not found:
+        raise FileFormatError(f"{path} holds no weights; expected {_WEIGHTS} beside config.json")
     if not allow_pickle:
         raise UnsafeFileError(
-            f"{path} holds only pickled weights ({', '.join(pickles)}), and opening a pickle can run "
-            "any code; convert them "
-            "to safetensors, or pass allow_pickle=True if you trust their origin"
+            f"{path} holds only pickled weights ({', '.join(each.name for each in found)}), no {_WEIGHTS}. "
+            "Opening a pickle can run any code; convert them to safetensors, or pass allow_pickle=True "
+            "if you trust their origin"
         )
+    return found
 
 
-def _check_sizes(path: Path) -> None:
-    """Refuse a configuration of a far larger model than the weights are, before it is built.
+def _check_sizes(config: Path, files: Sequence[Path], *, timm: bool = False) -> list[tuple[int, ...]] | None:
+    """Refuse a configuration of a far larger model than the weights are, before anything is built.
 
-    Every parameter is in the checkpoint, or tied to one that is.
+    Every parameter is in the checkpoint, or tied to one that is, so no dimension of one is larger than all
+    of them together. What is not a dimension, such as an id of a token, is left out by its name.
+
+    Returns:
+        Shapes of the weights; None where they are pickles, which are not looked into.
     """
     from safetensors import safe_open
 
-    files = sorted(path.glob("*.safetensors"))
-    tensors = elements = 0
-    try:
-        for each in files:
-            refuse_pickle(each)
+    shapes: list[tuple[int, ...]] = []
+    pickled = any(each.suffix != ".safetensors" for each in files)
+    for each in () if pickled else files:
+        try:
             with safe_open(each, framework="pt") as file:
-                names = file.keys()
-                shapes = [file.get_slice(name).get_shape() for name in names]
-            tensors += len(shapes)
-            elements += sum(map(math.prod, shapes))
-    except UnsafeFileError:
-        raise
-    except (SafetensorError, OSError, *MALFORMED):
-        return  # whoever loads them says what is wrong
-    if not files:
-        return
-    config = _json(path / "config.json")
-    arguments = config.get("model_args")
-    for name, least in _least_sizes(config | (arguments if isinstance(arguments, dict) else {})):
-        most = tensors if name == "layers" else elements
-        if least > most:
-            raise FileFormatError(
-                f"{path / 'config.json'} describes at least {least:,} {name}, and the weights are "
-                f"{tensors:,} tensors of {elements:,} numbers together; the two do not belong together"
-            )
+                shapes += [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 - not a dict
+        except (SafetensorError, OSError, *MALFORMED) as error:
+            if not timm:
+                return None  # transformers reads the configuration first, and says what is wrong with them
+            raise FileFormatError(f"cannot read {each}: {error}") from error
+    # No number of a pickle takes less than a byte, and no tensor less than that.
+    size = sum(each.stat().st_size for each in files)
+    tensors = size if pickled else len(shapes)
+    elements = size if pickled else sum(map(math.prod, shapes))
+    content = _json(config)
+    arguments = content.get("model_args")
+    for name, least in _least_sizes(content | (arguments if isinstance(arguments, dict) else {})):
+        if least > (tensors if name == "layers" else elements):
+            raise _too_large(config, f"at least {least:,} {name}", tensors, elements)
+    for key, value in _whole_numbers(content):
+        if value > elements:
+            raise _too_large(config, f"{key} = {printable(str(value)[:40])}", tensors, elements)
+    return None if pickled else shapes
+
+
+def _too_large(config: Path, what: str, tensors: int, elements: int) -> FileFormatError:
+    return FileFormatError(
+        f"{config} describes {what}, and the weights are {tensors:,} tensors of {elements:,} numbers "
+        "together; the two do not belong together"
+    )
+
+
+def _whole_numbers(content: object, key: str = "") -> Iterator[tuple[str, int]]:
+    """Whole numbers of a configuration that may be dimensions or counts, with their names."""
+    if isinstance(content, dict):
+        for name, each in content.items():
+            if not _NO_DIMENSION.search(name):
+                yield from _whole_numbers(each, name)
+    elif isinstance(content, list):
+        for each in content:
+            yield from _whole_numbers(each, key)
+    elif type(content) is int:
+        yield key, content
 
 
 def _least_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -357,20 +446,54 @@ def _least_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         width * size("n_positions", default=(size("image_size", "img_size") // patch) ** 2),
     )
     yield "numbers in its patches", width * patch**2 * size("num_channels")
+    yield "numbers in its head", width * size("num_labels", "num_classes")
+
+
+def _check_shapes(build: Callable[[], nn.Module], shapes: Sequence[tuple[int, ...]], config: Path) -> None:
+    """Refuse a configuration whose parameters the weights do not have, if those are larger than the weights.
+
+    Whoever loads the weights names smaller ones that are missing or of another shape. The model is built
+    without memory for its numbers (PyTorch's device `meta`).
+    """
+    with torch.device("meta"):
+        module = build()
+    held = set(shapes)
+    named = module.named_parameters()
+    absent = [(each.numel(), name) for name, each in named if tuple(each.shape) not in held]
+    if sum(size for size, _ in absent) > (elements := sum(map(math.prod, shapes))):
+        raise FileFormatError(
+            f"{config} describes {max(absent)[1]} of {max(absent)[0]:,} numbers, and the weights are "
+            f"{len(shapes):,} tensors of {elements:,} numbers together, none of that shape; the two do not "
+            "belong together"
+        )
 
 
 def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -> nn.Module:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
+    from assay.models import attention_only  # which needs transformers
+
+    attention_only.register()
     what = "a causal language model or image classifier"
     try:
+        described = _find(location, "config.json")
+        shapes = None
+        if described is not None:
+            _refuse_elsewhere(described)
+            files = _weight_files(location, timm=False, allow_pickle=allow_pickle)
+            shapes = _check_sizes(described, files) if files else None
         config = AutoConfig.from_pretrained(location, trust_remote_code=False)
         _refuse_early(config, location)
+        # How attention is computed is ours to say: a name of a repository here would load a kernel from it.
+        config._attn_implementation = None
         family = next((each for each in FAMILIES.values() if config.model_type in each.model_types), None)
         sees = family is not None and family.vision is not None
         what = "an image classifier" if sees else "a causal language model"
         auto = AutoModelForImageClassification if sees else AutoModelForCausalLM
+        if described is not None and shapes is not None:
+            build: Callable[..., nn.Module] = auto.from_config
+            _check_shapes(lambda: build(config, trust_remote_code=False), shapes, described)
         with without_progress_bars():
             loaded: Any = auto.from_pretrained(
                 location,
@@ -387,7 +510,8 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
             f"{location!r} holds a pickle of more than weights, which is refused: "
             f"{printable(str(error))[:300]}"
         ) from error
-    except (OSError, SafetensorError, StrictDataclassError, *MALFORMED) as error:
+    # ImportError: a configuration may ask for a library that is not installed.
+    except (OSError, ImportError, SafetensorError, StrictDataclassError, *MALFORMED) as error:
         raise FileFormatError(
             f"cannot load {location!r} as {what}: {error}. Expected {_NAMED}, a hub id, or a "
             "directory with config.json and model.safetensors"
@@ -406,8 +530,23 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
     return module
 
 
+def _refuse_elsewhere(config: Path) -> None:
+    """Refuse a configuration that names its weights itself."""
+    if (named := _json(config).get("transformers_weights")) is not None:
+        raise UnsafeFileError(
+            f"{config} names its weights itself ({printable(repr(named))[:200]}); they are read from "
+            f"{_WEIGHTS} or {_INDEX}: remove transformers_weights"
+        )
+
+
 def _refuse_early(config: Config, location: str) -> None:
-    """Refuse a post-norm configuration before its weights are read."""
+    """Refuse a post-norm or quantised configuration before its weights are read."""
+    for field in ("quantization_config", "compression_config"):
+        if getattr(config, field, None) is not None:
+            raise UnsupportedModelError(
+                f"{location}: its configuration has {field}, so its weights are not the numbers that it "
+                "computes with; dequantise it and save it again"
+            )
     if config.model_type in _REFUSED:
         suffix, why = _REFUSED[config.model_type]
         raise UnsupportedModelError(
@@ -421,12 +560,20 @@ def _load_tokenizer(location: str) -> Any:
     from transformers import AutoTokenizer
 
     directory = Path(location)
-    if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+    local = directory.is_dir()
+    if local and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
         return None  # transformers would make up an empty tokenizer
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return AutoTokenizer.from_pretrained(location, trust_remote_code=False)
-        except (OSError, ValueError, KeyError):  # the checkpoint carries no tokenizer; tasks of ids need none
-            return None
+            tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
+            tokenizer("a")  # some damage shows only in use
+            return tokenizer
+        except Exception as error:  # the library of tokenizers raises no other type for a damaged file
+            if not local and isinstance(error, OSError | ValueError | KeyError):
+                return None  # the repository carries no tokenizer; tasks of ids need none
+            raise FileFormatError(
+                f"cannot read the tokenizer of {location!r} ({type(error).__name__}: "
+                f"{printable(str(error))[:300]}); restore its files, or give tokenizer="
+            ) from error

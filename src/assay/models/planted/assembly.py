@@ -224,7 +224,8 @@ def true_edges(program: Program, layout: Layout, placement: Placement) -> tuple[
         target = placement.nodes.get(reader, reader)
         if channel in ("k", "v"):
             layer, group, _ = placement.heads[reader]
-            target = f"a{layer}.h{group}"  # the graph numbers keys and values by key/value head
+            # The graph numbers keys and values by key/value head.
+            target = f"a{layer}.{'h' if layout.group == 1 else 'kv'}{group}"
         edges.append(f"{source}->{target}" + (f".{channel}" if channel else ""))
     return tuple(edges)
 

@@ -1,0 +1,246 @@
+"""Whether a module computes what its description says, seen on one short pass.
+
+Attribution, circuits and head scores go by closed forms: a projection is its weight and bias, a head is
+softmax attention over them, the stream is the sum of what its sources write. Adapters around a layer and
+quantised layers keep the names of the plain ones and compute something else.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from assay.errors import UnsupportedModelError
+from assay.models.adapter import Block, Model, Norm
+from assay.models.tracing import Trace
+
+
+N_TOKENS = 8
+# By how much a part may differ, relative to its largest value; below float32 in units in the last place.
+# Some norms and rotary tables are float32 whatever the weights are.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+_UNITS, _UNITS_OF_PATTERN = 6, 16  # scores of attention are large and exponentiated
+
+
+def rotate(
+    x: Float[Tensor, "pairs heads pos d_head"], cos: Float[Tensor, "..."], sin: Float[Tensor, "..."]
+) -> Float[Tensor, "pairs heads pos d_head"]:
+    """Rotary position embedding; tables `[pairs or 1, 1, pos, turned]` broadcast over the heads."""
+    width = cos.shape[-1]
+    turned, passed = x[..., :width], x[..., width:]
+    half = width // 2
+    swapped = torch.cat([-turned[..., half:], turned[..., :half]], -1)
+    return torch.cat([turned * cos + swapped * sin, passed], -1).to(x.dtype)
+
+
+def check_conformance(model: Model) -> None:
+    """Run the module once, on 8 tokens or an image, and compare each described part with its closed form.
+
+    Norms, q/k/v projections, heads, output projections, what MLPs read, the sums of the stream after every
+    block, and the logits. Number types below float32 may differ by a few units in the last place. The mode of
+    the module and the random numbers of the program stay as they are.
+
+    Raises:
+        UnsupportedModelError: For the first part that computes something else; the module is named.
+    """
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), _in_evaluation(model.module):
+        inputs = _short_input(model)
+        with _watched(model) as seen, model.tracing(streams=True) as trace:
+            output = model.module(inputs)
+        logits: Tensor = output if isinstance(output, Tensor) else output.logits
+        with model.tracing(until=0) as entering:
+            model.forward(inputs)
+        _Comparison(model, trace, seen).run(entering.input, logits)
+
+
+@contextmanager
+def _in_evaluation(module: nn.Module) -> Iterator[None]:
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _short_input(model: Model) -> Tensor:
+    if model.vision is not None:
+        height, width = model.image_size
+        pixels = torch.linspace(-1, 1, 3 * height * width, device=model.device)
+        return pixels.view(3, width, height).transpose(1, 2).contiguous()[None].to(model.dtype)
+    length = min(N_TOKENS, model.n_positions or N_TOKENS)
+    step = max(1, model.n_vocab // (length + 1))
+    return (torch.arange(1, length + 1, device=model.device) * step % model.n_vocab)[None]
+
+
+Seen = dict[nn.Module, tuple[Tensor, Tensor]]  # what a part was given, and what it gave
+
+
+@contextmanager
+def _watched(model: Model) -> Iterator[Seen]:
+    """What the described parts read and write in the pass made inside."""
+    seen: Seen = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen[module] = (args[0].detach(), output.detach())
+
+    with ExitStack() as hooks:
+        for part in _parts(model):
+            hooks.callback(part.register_forward_hook(keep).remove)
+        yield seen
+
+
+def _parts(model: Model) -> list[nn.Module]:
+    found = [model.final_norm.module]
+    if model.vision is None:
+        found.append(model.unembed_module)
+    for block in model.blocks:
+        found += [block.attention_norm.module, *block.qkv, block.out]
+        found += [] if block.attention_scale is None else [block.attention_scale]
+        found += [block.mlp_norm.module, block.mlp] if model.graph.mlps else []
+    return list(dict.fromkeys(found))
+
+
+class _Comparison:
+    """The parts of one pass beside their closed forms."""
+
+    def __init__(self, model: Model, trace: Trace, seen: Seen) -> None:
+        self.model, self.trace, self.seen = model, trace, seen
+        self.names = {part: path for path, part in model.module.named_modules()}
+        eps = torch.finfo(model.dtype).eps
+        self.tolerance = _TOLERANCE.get(model.dtype, _UNITS * eps)
+        self.tolerance_of_pattern = _TOLERANCE.get(model.dtype, _UNITS_OF_PATTERN * eps)
+
+    def run(self, entering: Tensor, logits: Tensor) -> None:
+        model, trace = self.model, self.trace
+        for part in _parts(model):
+            if part not in self.seen:
+                raise UnsupportedModelError(
+                    f"{self.named(part)} is never called, so nothing can be read there; correct the "
+                    f"description of family {model.family.key!r}"
+                )
+        self.same(model.module, "the stream entering the first block", entering, trace.input)
+        assert trace.final_in is not None
+        streams = [*trace.block_in[1:], trace.final_in]
+        for layer, block in enumerate(model.blocks):
+            self.block(layer, block, streams[layer])
+        hidden = self.norm(model.final_norm, trace.final_in)
+        if model.vision is None:
+            self.linear(model.unembed_module)
+        last = 0 if model.vision is not None else hidden.shape[1] - 1
+        read = model.read(hidden, torch.tensor([last], device=hidden.device))
+        native = logits if model.vision is not None else logits[:, last]
+        self.same(model.module, "the logits", read, native)
+
+    def block(self, layer: int, block: Block, after: Tensor) -> None:
+        trace = self.trace
+        normed = self.norm(block.attention_norm, trace.block_in[layer])
+        for projection in block.qkv:
+            self.same(projection, "what it reads", normed, self.seen[projection][0])
+            self.linear(projection)
+        z = trace.z[layer]
+        self.same(
+            block.out, "what it reads, its heads", self.heads(layer, block), z, self.tolerance_of_pattern
+        )
+        self.linear(block.out)
+        attention = self.seen[block.attention_scale or block.out][1]
+        written = z.flatten(0, -2).to(self.wide) @ block.out_weight().flatten(0, 1).to(self.wide)
+        bias = block.out_bias()
+        written = (written if bias is None else written + bias.to(self.wide)).view_as(attention)
+        self.same(block.attention_scale or block.out, "its output", written, attention)
+        stream = trace.block_in[layer].to(self.wide)
+        if self.model.graph.mlps:
+            reads = stream if self.model.graph.parallel else stream + attention
+            self.same(block.mlp_norm.module, "the stream it reads", reads, trace.mlp_in[layer])
+            normed = self.norm(block.mlp_norm, trace.mlp_in[layer])
+            self.same(block.mlp, "what it reads", normed, self.seen[block.mlp][0])
+        else:
+            self.same(block.mlp, "what it adds to the stream", torch.zeros_like(stream), trace.mlp[layer])
+        stream = stream + attention + trace.mlp[layer]
+        self.same(block.module, "the sum of the stream behind it", stream, after)
+
+    @property
+    def wide(self) -> torch.dtype:
+        return self.model.result_dtype
+
+    def norm(self, norm: Norm, stream: Tensor) -> Tensor:
+        """Output of a norm, after comparing it; the native one."""
+        given, output = self.seen[norm.module]
+        self.same(norm.module, "the stream it reads", stream, given)
+        if isinstance(norm.module, nn.Identity):  # a classifier that pools first may normalise behind it
+            return output
+        closed = norm.standardise(given)[0] * norm.gain
+        shift = getattr(norm.module, "bias", None)
+        self.same(norm.module, "its output", closed if shift is None else closed + shift, output)
+        return output
+
+    def linear(self, module: nn.Module) -> None:
+        """Compare a projection with what its weight and bias give."""
+        given, output = self.seen[module]
+        weight: Any = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+            kind = weight.dtype if isinstance(weight, Tensor) else "no tensor"
+            self.refuse(module, f"its weight is {kind}")
+        weight = weight.T if isinstance(module, nn.Linear) else weight
+        if weight.shape != (given.shape[-1], output.shape[-1]):
+            wanted = (given.shape[-1], output.shape[-1])
+            self.refuse(module, f"its weight has shape {tuple(weight.shape)}, where it maps {wanted}")
+        closed = given.to(self.wide) @ weight.to(self.wide)
+        bias = getattr(module, "bias", None)
+        self.same(module, "its output", closed if bias is None else closed + bias.to(self.wide), output)
+
+    def heads(self, layer: int, block: Block) -> Tensor:
+        """What the heads give to the output projection, from the native q, k and v."""
+        channels = block.channels(self.trace.qkv[layer]).transpose(-3, -2)
+        queries, keyed = channels.tensor_split([block.n_heads], -3)
+        keys, values = keyed.chunk(2, -3)
+        if block.q_norm is not None and block.k_norm is not None:
+            queries, keys = block.q_norm(queries), block.k_norm(keys)
+        tables = self.trace.calls[0][1].get("position_embeddings")
+        if tables is not None:
+            cos, sin = (table[:, None] for table in tables)
+            queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+        allowed = None
+        if self.model.causal:
+            places = torch.arange(queries.shape[-2], device=queries.device)
+            distance = places[:, None] - places
+            allowed = (distance >= 0) & (distance < (block.window or len(places)))
+        group = block.n_heads // block.n_kv_heads
+        mixed = functional.scaled_dot_product_attention(
+            queries,
+            keys.repeat_interleave(group, -3),
+            values.repeat_interleave(group, -3),
+            attn_mask=allowed,
+            scale=block.scaling,
+        )
+        return mixed.transpose(-3, -2).flatten(-2)
+
+    def same(
+        self, module: nn.Module, what: str, closed: Tensor, native: Tensor, tolerance: float | None = None
+    ) -> None:
+        if closed.shape != native.shape:
+            self.refuse(module, f"{what} has shape {tuple(native.shape)}, and {tuple(closed.shape)} follows")
+        native, closed = native.to(self.wide), closed.to(self.wide)
+        largest = float(native.abs().amax())
+        difference = float((closed - native).abs().amax())
+        # Where the module itself gives NaN, the run proper names the example.
+        if torch.isfinite(native).all() and not difference <= (tolerance or self.tolerance) * largest:
+            self.refuse(module, f"{what} is off by {difference:.3g}, of at most {largest:.3g}")
+
+    def named(self, module: nn.Module) -> str:
+        path = self.names.get(module) or "the module"
+        return f"{path} ({type(module).__name__}) of {self.model.id}"
+
+    def refuse(self, module: nn.Module, how: str) -> NoReturn:
+        raise UnsupportedModelError(
+            f"{self.named(module)} does not compute what its weights and the description of family "
+            f"{self.model.family.key!r} say: {how}. Circuits read the weights as they stand: merge adapters "
+            "(merge_and_unload()) and dequantise the weights first. In a family of your own, correct the "
+            "description"
+        )

@@ -1,0 +1,136 @@
+"""Cores and memory that may be used, in control groups that are files of the test."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from assay import machine
+from assay.machine import free_memory, usable_cores
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of 64 cores and 100 GiB whose process is in the group `/pod/box`."""
+    (tmp_path / "own").write_text("0::/pod/box\n")
+    (tmp_path / "groups" / "pod" / "box").mkdir(parents=True)
+    monkeypatch.setattr(machine, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)), raising=False)
+    memory = psutil.virtual_memory()._replace(available=100 * GIB)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    return tmp_path / "groups"
+
+
+def test_without_limits_the_machine_counts(groups: Path) -> None:
+    assert usable_cores() == 64
+    assert free_memory() == 100 * GIB
+    (groups / "cpu.max").write_text("max 100000\n")
+    (groups / "memory.max").write_text("max\n")
+    (groups / "memory.current").write_text("5\n")
+    assert usable_cores() == 64
+    assert free_memory() == 100 * GIB
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("200000 100000", 2), ("250000 100000", 3), ("10000 100000", 1), ("6400000", 64)]
+)
+def test_a_quota_of_cores_holds(groups: Path, quota: str, cores: int) -> None:
+    (groups / "pod" / "box" / "cpu.max").write_text(f"{quota}\n")
+    assert usable_cores() == cores
+
+
+def test_the_strictest_of_the_groups_around_holds(groups: Path) -> None:
+    (groups / "pod" / "box" / "cpu.max").write_text("max 100000\n")
+    (groups / "pod" / "cpu.max").write_text("300000 100000\n")
+    (groups / "cpu.max").write_text("800000 100000\n")
+    assert usable_cores() == 3
+    for group, limit in ((groups, 8), (groups / "pod", 4), (groups / "pod" / "box", 6)):
+        (group / "memory.max").write_text(f"{limit * GIB}\n")
+        (group / "memory.current").write_text(f"{GIB}\n")
+    assert free_memory() == 3 * GIB
+
+
+def test_cached_files_are_memory_that_can_be_had(groups: Path) -> None:
+    (groups / "memory.max").write_text(f"{4 * GIB}\n")
+    (groups / "memory.current").write_text(f"{3 * GIB}\n")
+    (groups / "memory.stat").write_text(f"anon 7\ninactive_file {2 * GIB}\nactive_file 9\n")
+    assert free_memory() == 3 * GIB
+    (groups / "memory.current").write_text(f"{9 * GIB}\n")
+    assert free_memory() == 0
+
+
+def test_limits_of_the_first_version_hold(groups: Path, tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("4:memory:/box\n3:cpu,cpuacct:/box\n1:name=systemd:/box\n0::/\n")
+    (groups / "cpu,cpuacct").mkdir()
+    for name in ("cpu", "memory"):
+        (groups / name / "box").mkdir(parents=True)
+    (groups / "cpu" / "box" / "cpu.cfs_quota_us").write_text("-1\n")
+    (groups / "cpu" / "box" / "cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cores() == 64
+    (groups / "cpu" / "box" / "cpu.cfs_quota_us").write_text("400000\n")
+    assert usable_cores() == 4
+    (groups / "memory" / "box" / "memory.limit_in_bytes").write_text(f"{2 * GIB}\n")
+    (groups / "memory" / "box" / "memory.usage_in_bytes").write_text(f"{GIB}\n")
+    (groups / "memory" / "box" / "memory.stat").write_text(
+        f"inactive_file 1\ntotal_inactive_file {GIB // 2}\n"
+    )
+    assert free_memory() == GIB + GIB // 2
+
+
+def test_every_room_asks_here(groups: Path) -> None:
+    import torch
+
+    from assay import execution, untrusted
+    from assay.subsets import archive, layouts
+    from assay.subsets.permutation import n_workers
+    from assay.subsets.selection import Settings
+    from assay.sweep.limits import Limits
+
+    (groups / "cpu.max").write_text("300000 100000\n")
+    (groups / "memory.max").write_text(f"{GIB}\n")
+    (groups / "memory.current").write_text("0\n")
+    assert Limits(threads=1).n_workers == 3
+    assert n_workers(None, Settings()) == 3
+    assert execution.forward.free_memory(torch.device("cpu")) == GIB
+    assert {each.free_memory for each in (archive, layouts, untrusted)} == {free_memory}
+
+
+def test_a_system_without_control_groups_has_no_limits(groups: Path, tmp_path: Path) -> None:
+    (groups / "cpu.max").write_text("100000 100000\n")
+    (tmp_path / "own").unlink()
+    assert usable_cores() == 64
+    assert free_memory() == 100 * GIB
+
+
+def test_what_only_unix_has_is_not_imported() -> None:
+    code = (
+        "import os, sys\n"
+        "sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'termios'))\n"
+        "del os.pread\n"
+        "import assay.cli, assay.runner.monitoring, assay.service.alarms, assay.service.watch, "
+        "assay.service.web\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+def test_logs_are_added_to_without_what_only_unix_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assay.generalization.journal import Journal
+    from assay.service.alarms import AlarmFile
+
+    monkeypatch.delattr("os.pread")
+    (tmp_path / "readings.jsonl").write_text('{"kind": "a"}\n{"kind": "b", "cut o')
+    Journal(tmp_path / "readings.jsonl").append("c", {})
+    assert [kind for kind, _ in Journal(tmp_path / "readings.jsonl").read()] == ["a", "c"]
+    events = AlarmFile(tmp_path / "alarms.jsonl")
+    for identity in ("one", "one", "two"):
+        events.deliver({"schema": "assay-alarm/1", "id": identity})
+    assert len((tmp_path / "alarms.jsonl").read_text().splitlines()) == 2
