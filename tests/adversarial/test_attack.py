@@ -1,5 +1,6 @@
 """The run over all pairs: golden values, streaming, resuming, refusing."""
 
+import copy
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,9 @@ from assay.errors import (
     OutputError,
     UnknownNameError,
 )
-from assay.execution import run_circuit, run_model
+from assay.execution import PairRunner, run_circuit, run_model
+from assay.execution.feeds import lay_out
+from assay.execution.plan import compile_plan
 from assay.metrics.outputs import divergences
 from assay.models import Model, load_model
 from assay.tasks import PairTask
@@ -55,6 +59,7 @@ def half_of(model: Model, seed: int = 0) -> Circuit:
 # -------------------------------------------------------------------------------------------------- values
 
 
+@pytest.mark.filterwarnings("ignore:a name like 'a1.h1.k'")  # the file has the older names
 @pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny", "neox_tiny"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_all_pairs_of_every_golden_circuit(
@@ -80,7 +85,7 @@ def test_all_pairs_of_every_golden_circuit(
         part = np.ix_(range(len(clean)), range(len(corrupted)))
         np.testing.assert_allclose(worst.divergence[part], case[f"kl_last__{circuit_name}"], **close)
         np.testing.assert_allclose(worst.empty[part], expected_empty, **close)
-        assert ("disconnected_circuit" in worst.warnings) == (circuit.connected().n_edges == 0)
+        assert ("disconnected_circuit" in worst.warnings) == (circuit.connected(warn=False).n_edges == 0)
 
 
 @pytest.mark.parametrize("key", ["reverse-kl", "js", "tv"])
@@ -139,7 +144,7 @@ def test_permuting_the_rows_permutes_the_divergences(
     np.testing.assert_allclose(
         second.divergence, first.divergence[np.ix_(order, order)], rtol=1e-4, atol=1e-6
     )
-    np.testing.assert_allclose(second.statistics.absolute["p99"], first.statistics.absolute["p99"], rtol=1e-4)
+    np.testing.assert_allclose(second.statistics.absolute["p95"], first.statistics.absolute["p95"], rtol=1e-4)
 
 
 def test_repeated_inputs_are_run_once_and_counted_as_often_as_drawn(
@@ -429,21 +434,90 @@ def test_a_directory_that_cannot_be_made_is_an_output_error(
 def test_the_sanity_run_stops_an_engine_that_gives_wrong_logits(
     tiny: Model, circuit: Circuit, ids_task: TaskMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from assay.execution import PairRunner
-
     sample = sample_pairs(ids_task(), "all", 5, 5)
     check_known_runs(tiny, circuit, sample)
     true_pairs = PairRunner.pairs
     monkeypatch.setattr(PairRunner, "pairs", lambda *arguments: true_pairs(*arguments) + 0.1)
     with pytest.raises(
-        InconsistentRunError, match=r"sanity run: the full circuit .* 0\.1 off the model's on ids"
+        InconsistentRunError,
+        match=r"sanity run: the circuit .* 0\.1 off those of a run without a plan, .* ids",
     ):
         run_sample(circuit, tiny, sample)
 
 
-def test_nan_logits_name_the_pair(tiny_module: Callable[..., nn.Module], ids_task: TaskMaker) -> None:
-    import copy
+def without_an_edge(graph: Any, mask: torch.Tensor, **options: Any) -> Any:
+    """A plan of another mask than was asked for: the first kept edge into `logits` is cut."""
+    broken = mask.clone()
+    broken[mask[:, -1].nonzero()[0], -1] = False
+    return compile_plan(graph, broken, **options)
 
+
+def without_a_mixed_source(plan: Any) -> Any:
+    """Feeds that leave out one of the sources that depend on both inputs."""
+
+    def less(feed: Any) -> Any:
+        if feed is None or not feed.terms or (len(feed.terms) == 1 and feed.key[0] == "attention"):
+            return feed  # a sum of nothing is laid out otherwise there
+        return replace(feed, terms=feed.terms[:-1], mixed=feed.from_total or len(feed.terms) > 1)
+
+    layout = lay_out(plan)
+    return replace(
+        layout,
+        attention=[[less(feed) for feed in feeds] for feeds in layout.attention],
+        mlp=[less(feed) for feed in layout.mlp],
+        logits=less(layout.logits),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "broken"),
+    [
+        *((kind, "compile_plan", without_an_edge) for kind in ("gpt2", "llama", "neox")),
+        *((kind, "lay_out", without_a_mixed_source) for kind in ("gpt2", "llama")),
+    ],
+)
+def test_the_sanity_run_sees_a_wrong_mask_and_a_wrong_sum(
+    kind: str,
+    part: str,
+    broken: Callable[..., Any],
+    tiny_module: Callable[..., nn.Module],
+    ids_task: TaskMaker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wrong mask leaves C(x, x) = M(x), and both engines with a plan agree about it."""
+    model = load_model(tiny_module(kind))
+    circuit = half_of(model, seed=3)
+    sample = sample_pairs(ids_task(), "all", 5, 5)
+    check_known_runs(model, circuit, sample)
+    monkeypatch.setattr(f"assay.execution.pairs.{part}", broken)
+    with pytest.raises(InconsistentRunError, match="the circuit gives logits .* a run without a plan"):
+        worst_case(circuit, model, ids_task(), "all", 5, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "neox"])
+def test_below_float32_the_sanity_run_goes_by_the_model_s_own_rounding(
+    kind: str,
+    dtype: torch.dtype,
+    tiny_module: Callable[..., nn.Module],
+    ids_task: TaskMaker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = load_model(copy.deepcopy(tiny_module(kind)).to(dtype))
+    circuit, sample = half_of(model, seed=3), sample_pairs(ids_task(), "all", 5, 5)
+    check_known_runs(model, circuit, sample)
+    true_pairs = PairRunner.pairs
+
+    def shifted(*arguments: Any) -> torch.Tensor:
+        logits = true_pairs(*arguments)
+        return logits + 0.05 * max(1.0, float(logits.abs().max()))
+
+    monkeypatch.setattr(PairRunner, "pairs", shifted)
+    with pytest.raises(InconsistentRunError, match="the circuit gives logits"):
+        check_known_runs(model, circuit, sample)
+
+
+def test_nan_logits_name_the_pair(tiny_module: Callable[..., nn.Module], ids_task: TaskMaker) -> None:
     module = copy.deepcopy(tiny_module("neox"))  # its unembedding is not its embedding
     model = load_model(module)
     task = ids_task(6)
@@ -481,3 +555,28 @@ def test_rows_give_a_certificate_only_if_declared_independent(tiny: Model, ids_t
     redrawn = worst_case(circuit, tiny, ids_task(20), "iid", n_clean=400, independent=True)
     with pytest.raises(InputError, match="drawn more than once"):
         redrawn.certificate(0.95)
+
+
+def test_a_task_without_a_grammar_has_its_own_pairs_unless_others_are_asked_for(
+    tiny: Model, circuit: Circuit, ids_task: Callable[..., PairTask], tmp_path: Path
+) -> None:
+    task = ids_task()
+    own = worst_case(circuit, tiny, task)
+    assert (own.protocol, own.divergence.shape) == ("file", (8,))
+    assert worst_case(circuit, tiny, task, n_clean=5, n_corrupted=4).protocol == "all"
+    rows = [
+        {"clean": clean, "corrupted": corrupted, "answers": answers}
+        for clean, corrupted, answers in zip(
+            task.clean.tolist(), task.corrupted.tolist(), task.answers.tolist(), strict=True
+        )
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert worst_case(circuit, tiny, path).protocol == "file"
+    with pytest.raises(InputError, match="protocol='all' to combine its prompts"):
+        worst_case(circuit, tiny, path, n_clean=5, n_corrupted=4)
+    crossed = worst_case(circuit, tiny, path, "all", n_clean=30, n_corrupted=30)
+    document = crossed.to_dict()
+    assert crossed.divergence.shape == (30, 30)
+    assert document["n_pairs"] == 900
+    assert document["n_distinct_pairs"] == document["summary"]["absolute"]["count"] <= 7 * 7

@@ -1,14 +1,21 @@
 """Any pairs out of two lists of inputs: equal to the one-pair engine however they are asked for."""
 
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
+from assay.adversarial import divergence as divergence_module
+from assay.adversarial.divergence import cross_divergences, get_divergence, table_divergences
 from assay.adversarial.evaluation import PairEvaluator, rerun
 from assay.adversarial.inputs import PromptSet
 from assay.circuits import Circuit
 from assay.errors import InputError, NonFiniteError
+from assay.execution import PairRunner
 from assay.metrics.outputs import divergences
 from assay.models import Model, load_model
 
@@ -156,3 +163,67 @@ def test_memory_must_be_a_number_of_bytes(gpt2_tiny64: nn.Module) -> None:
     side = prompts(model, 2, 6, 0)
     with pytest.raises(InputError, match="memory is 0"):
         PairEvaluator(model, Circuit.empty(model.graph), side, side, memory=0)
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """Most bytes of tensors that a call holds at a time, beyond what was there before."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as made:
+        call()
+    results = made.profiler.kineto_results
+    found = sorted((each.start_ns(), each.nbytes()) for each in results.events() if each.name() == "[memory]")
+    return max(itertools.accumulate(size for _, size in found))
+
+
+def test_preparing_and_pairing_obey_the_memory_given() -> None:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=4, n_head=8, n_embd=128, vocab_size=60, n_positions=16)
+    model = load_model(transformers.GPT2LMHeadModel(config).eval())
+    clean, corrupted = prompts(model, 30, 12, 0), prompts(model, 40, 12, 1)
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=4)
+    runner = PairRunner(model, circuit)
+
+    def table(memory: int) -> np.ndarray:
+        evaluator = PairEvaluator(model, circuit, clean, corrupted, memory=memory, runner=runner)
+        return evaluator.table(slice(None), slice(None)).divergence
+
+    roomy = table(2**30)
+    tight = 12 * 2**20
+    assert peak_of(lambda: table(2**30)) > 4 * tight
+    assert peak_of(lambda: table(tight)) < tight
+    np.testing.assert_allclose(table(tight), roomy, rtol=1e-4, atol=1e-6)
+
+
+def test_what_preparing_takes_is_foreseen() -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        hidden_size=128,
+        intermediate_size=512,
+        vocab_size=60,
+    )
+    model = load_model(transformers.LlamaForCausalLM(config).eval())
+    runner = PairRunner(model, Circuit.random(model.graph, model.graph.n_edges // 2, seed=4))
+    tokens = prompts(model, 24, 12, 0).tokens
+    for clean, prepare in ((True, runner.prepare_clean), (False, runner.prepare_corrupted)):
+        foreseen = 24 * runner.bytes_to_prepare(12, clean=clean)
+        assert foreseen / 3 < peak_of(lambda prepare=prepare: prepare(tokens)) < 1.1 * foreseen
+
+
+@pytest.mark.parametrize("key", ["kl", "js", "logit-diff-gap"])
+def test_the_empty_circuit_costs_one_matrix_product(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model, other = (torch.randn(n, 11, generator=generator) * 4 for n in (5, 7))
+    found = get_divergence(key)
+    tokens = {}
+    if found.needs_answers:
+        tokens = {name: torch.randint(0, 11, (5, 2), generator=generator) for name in ("answers", "wrong")}
+    expected = table_divergences(found, model, other[None].expand(5, -1, -1), **tokens)
+    if key == "kl":  # no pair by itself
+        monkeypatch.delattr(divergence_module, "_kl_table")
+    for at_once in (1, 3, 100):
+        values = cross_divergences(found, model, other, **tokens, at_once=at_once)
+        np.testing.assert_allclose(values, expected, rtol=1e-10, atol=1e-12)

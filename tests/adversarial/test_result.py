@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from assay.adversarial import PairSample, PromptSet, WorstCase, worst_case
-from assay.adversarial.exact import exact_comparison, exact_quantiles, exact_summary
+from assay.adversarial.exact import exact_comparison, exact_summary
 from assay.adversarial.result import Logits, Rerun
 from assay.circuits import Circuit
 from assay.errors import (
@@ -27,7 +27,7 @@ from assay.errors import (
     UnknownNameError,
 )
 from assay.models import Model, load_model
-from assay.stats import all_pairs_order_failure, percentile_confidence
+from assay.stats import all_pairs_order_failure, percentile_confidence, weighted_quantiles
 from assay.tasks import PairTask
 
 
@@ -151,10 +151,27 @@ def test_shares_and_the_anchor_by_hand() -> None:
     assert worst.mean_standard_error == pytest.approx(np.sqrt(0.03125 / 2 + 0.28125 / 2))
 
 
-def test_few_pairs_are_noted() -> None:
-    assert "p99.9 and p99.99 rest on 999 pairs" in made_of(np.arange(999.0)).warnings["few_tail_points"]
-    assert "p99.9 " not in made_of(np.arange(1000.0)).warnings["few_tail_points"]
+def test_percentiles_that_the_pairs_do_not_resolve_are_left_out_and_noted() -> None:
+    few = made_of(np.arange(999.0))
+    assert "p99.9 and p99.99 are left out: less than one of 999" in few.warnings["few_tail_points"]
+    for part in (few.summary()["absolute"], few.summary()["z"], few.anchor.absolute):
+        assert part["p99.9"] is part["p99.99"] is None
+        assert part["p99"] is not None
+    more = made_of(np.arange(1000.0))
+    assert "p99.99 is left out" in more.warnings["few_tail_points"]
+    assert more.summary()["absolute"]["p99.9"] is not None
     assert "few_tail_points" not in made_of(np.arange(10_000.0)).warnings
+
+
+def test_a_pair_that_was_drawn_often_counts_once() -> None:
+    once, often = inputs(10), inputs(10).subset([0, 1, 2] * 100)
+    values = np.arange(3000.0).reshape(10, 300)
+    crossed = made_of(values, clean=once, corrupted=often)
+    assert crossed.n_distinct_pairs == crossed.summary()["absolute"]["count"] == 30
+    assert crossed.summary()["absolute"]["p95"] is not None
+    assert crossed.summary()["absolute"]["p99"] is None  # of 30 pairs; 3,000 draws would have resolved it
+    assert "p99" not in crossed._repr_html_()
+    assert "p99" not in repr(crossed).replace("p99, ", "").split("note")[0]
 
 
 # --------------------------------------------------------------------------------------------- enumeration
@@ -162,7 +179,7 @@ def test_few_pairs_are_noted() -> None:
 
 def test_exact_percentiles_are_those_of_the_distribution() -> None:
     values, weights = np.array([4.0, 1.0, 2.0]), np.array([0.05, 0.9, 0.05])
-    assert exact_quantiles(values, weights, [0.5, 0.9, 0.91, 0.95, 0.96]).tolist() == [1, 1, 2, 2, 4]
+    assert weighted_quantiles(values, weights, [0.5, 0.9, 0.91, 0.95, 0.96]).tolist() == [1, 1, 2, 2, 4]
     summary = exact_summary(values, weights, thresholds=[1.0])
     assert summary.absolute["mean"] == pytest.approx(1.2)
     assert summary.absolute["std"] == pytest.approx(np.sqrt(0.05 * 2.8**2 + 0.9 * 0.2**2 + 0.05 * 0.8**2))
@@ -179,7 +196,7 @@ def test_weights_act_like_repetitions(drawn: list[tuple[int, int]], p: float) ->
     counts = np.array([count for _, count in drawn])
     repeated = np.sort(np.repeat(values, counts))
     expected = repeated[int(np.ceil(p * len(repeated) - 1e-9)) - 1]
-    assert exact_quantiles(values, counts / counts.sum(), [p])[0] == expected
+    assert weighted_quantiles(values, counts / counts.sum(), [p])[0] == expected
 
 
 def test_an_exact_comparison_weighs_pairs() -> None:
@@ -200,6 +217,102 @@ def test_an_enumerated_population_needs_no_certificate() -> None:
     with pytest.raises(InputError, match="the percentile is exact; leave method 'ustat' out"):
         worst.certificate(0.75, method="ustat")
     assert worst.to_dict()["enumerated"] is True
+
+
+def population_and_draws(*, listed: bool) -> tuple[WorstCase, WorstCase]:
+    """An enumerated population of unequal probabilities, and a sample with inputs in its proportions."""
+    rng = np.random.default_rng(5)
+    n, m = (60, 60) if listed else (40, 9)
+    counts = np.where(np.arange(n) % 2, 1, 7), np.where(np.arange(m) % 3, 2, 5)
+    kinds = ["rare" if at % 2 else "often" for at in range(n)]
+    clean = inputs(n, kind=kinds, size=[at // 4 for at in range(n)])
+    corrupted = inputs(m, first=1000, other=["x" if at % 3 else "y" for at in range(m)])
+    values = rng.exponential(size=n if listed else (n, m))
+    values[1::2] += 2.0  # what is rare is bad
+    share = counts[0] / counts[0].sum()
+    weights = share if listed else np.outer(share, counts[1] / counts[1].sum())
+    rows = np.repeat(np.arange(n), counts[0])
+    columns = rows if listed else np.repeat(np.arange(m), counts[1])
+    repeated = values[rows] if listed else values[np.ix_(rows, columns)]
+    return (
+        made_of(values, clean=clean, corrupted=corrupted, weights=weights, heatmap_fields=FIELDS),
+        made_of(
+            repeated, clean=clean.subset(rows), corrupted=corrupted.subset(columns), heatmap_fields=FIELDS
+        ),
+    )
+
+
+FIELDS = (("kind", "corrupted.other"), ("kind", "size"))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_population_is_described_like_draws_in_its_proportions(listed: bool) -> None:
+    exact, drawn = population_and_draws(listed=listed)
+    bins = exact.histogram(n_bins=7).counts, drawn.histogram(n_bins=7).counts
+    np.testing.assert_allclose(bins[0] / exact.divergence.size, bins[1] / drawn.divergence.size)
+    shown = exact.to_dict()["histogram"]["anchor_counts"]
+    assert sum(shown) == pytest.approx(exact.divergence.size)
+    np.testing.assert_allclose(exact.by_field("kind").mean, drawn.by_field("kind").mean)
+    cells = exact.by_field("kind", "corrupted.other", percentile=0.9)
+    assert cells.n.sum() == exact.divergence.size  # counts stay counts
+    for row in range(2):
+        for column in range(2):
+            chosen = np.sort(cell_values(drawn, cells.rows[row], cells.columns[column]))
+            assert cells.values[row, column] == chosen[int(np.ceil(0.9 * len(chosen) - 1e-9)) - 1]
+    trends = exact.field_trends, drawn.field_trends
+    assert [each["rho"] for each in trends[0]] == pytest.approx([each["rho"] for each in trends[1]])
+
+
+def cell_values(worst: WorstCase, kind: Any, other: Any) -> np.ndarray:
+    frame = worst.to_frame()
+    kinds = np.array(worst.sample.clean.fields["kind"])[frame["clean"]]
+    others = np.array(worst.sample.corrupted.fields["other"])[frame["corrupted"]]
+    return frame["divergence"].to_numpy()[(kinds == kind) & (others == other)]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_field_tests_of_a_population_weigh_its_pairs(listed: bool) -> None:
+    exact, _ = population_and_draws(listed=listed)
+    threshold = float(weighted_quantiles(exact.divergence.ravel(), exact.sample.weights.ravel(), [0.99])[0])
+    assert float(exact.sample.weights[exact.divergence > threshold].sum()) < 0.01 + 1e-9
+    for record in exact.field_tests:
+        if record["field"] not in ("kind", "corrupted.other"):
+            continue
+        assert record["pooled"] == pytest.approx(exact.share_above(threshold))
+        side = exact.sample.clean if record["field"] == "kind" else exact.sample.corrupted
+        bears = np.array(side.fields[record["field"].removeprefix("corrupted.")]) == record["value"]
+        if listed:
+            chosen = bears
+        else:
+            chosen = np.broadcast_to(bears[:, None] if record["field"] == "kind" else bears, (40, 9))
+        mass = exact.sample.weights[chosen]
+        assert record["exceed"] == pytest.approx(mass @ (exact.divergence[chosen] > threshold) / mass.sum())
+        assert record["mean"] == pytest.approx(mass @ exact.divergence[chosen] / mass.sum())
+        assert record["n_pairs"] == int(chosen.sum())
+    for record in exact.heatmaps:
+        table = exact.by_field(record["rows_field"], record["columns_field"], percentile=0.999)
+        np.testing.assert_array_equal(record["p99.9"], table.values)
+        p_values = np.asarray(record["q_value"], dtype=float)
+        assert np.nanmin(p_values) > 0
+        assert np.nanmax(p_values) <= 1
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_population_of_equal_weights_is_tested_like_a_sample(listed: bool) -> None:
+    """The permutations are others, so p-values agree up to their noise."""
+    rng = np.random.default_rng(3)
+    shape = (200,) if listed else (60, 25)
+    values = rng.exponential(size=shape)
+    clean = inputs(shape[0], kind=["a" if at < 20 else "b" for at in range(shape[0])])
+    values[:20] += 0.6
+    sample = made_of(values, clean=clean)
+    exact = made_of(values, clean=clean, weights=np.full(shape, 1 / values.size))
+    found = [{each["value"]: each for each in worst.field_tests} for worst in (sample, exact)]
+    for value in "ab":
+        ours, theirs = found[0][value], found[1][value]
+        assert ours["n_pairs"] == theirs["n_pairs"]
+        assert ours["exceed"] == pytest.approx(theirs["exceed"], abs=1.5 / values.size * 10)
+        assert ours["p_value"] == pytest.approx(theirs["p_value"], abs=0.06)
 
 
 # -------------------------------------------------------------------------------------------- certificates
@@ -332,7 +445,8 @@ def test_the_rows_show_what_each_run_says(measured: WorstCase) -> None:
         assert [token.id for token in tokens] == top.indices.tolist()
         assert [token.logit for token in tokens] == pytest.approx(top.values.tolist())
     ids = measured.sample.clean.tokens[pair.clean_index].tolist()
-    assert pair.clean_tokens == tuple(map(str, ids))
+    assert [token.strip() for token in pair.clean_tokens] == list(map(str, ids))
+    assert "".join(pair.clean_tokens) == pair.clean
     assert pair.clean == " ".join(map(str, ids))
     assert pair.differs == tuple(
         a != b for a, b in zip(pair.clean_tokens, pair.corrupted_tokens, strict=True)

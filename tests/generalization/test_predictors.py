@@ -45,7 +45,7 @@ def one(key: str, given: Evidence) -> Estimate:
 
 def test_every_metric_has_a_place_and_the_default_leaves_out_what_needs_all_edges() -> None:
     assert set(ORDER) == set(PREDICTORS)
-    assert set(ORDER) - set(DEFAULT_METRICS) == {"ddb-deep", "ddb-global"}
+    assert set(ORDER) - set(DEFAULT_METRICS) == {"ddb-deep", "ddb-global", "sharpness"}
 
 
 @pytest.mark.parametrize(

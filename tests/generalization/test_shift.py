@@ -418,6 +418,16 @@ def test_circuits_of_other_estimators_are_refused(setting: str, values: tuple[ob
     circuit_shift(a, random_scores(VIT, 0))  # a record without the setting is not compared
 
 
+def test_circuits_found_with_other_options_are_refused() -> None:
+    spsa = random_scores(VIT, 0, method="eap", options={"estimator": "spsa", "orders": (1, 2)})
+    gradient = random_scores(VIT, 0, method="eap")
+    with pytest.raises(InputError, match=r"options is \{'estimator': 'spsa'.*\} and \{\}; discover both"):
+        circuit_shift(spsa, gradient)
+    read = random_scores(VIT, 1, method="eap", options={"estimator": "spsa", "orders": [1, 2]})
+    circuit_shift(spsa, read)  # a file holds lists
+    circuit_shift(spsa, random_scores(VIT, 1))  # nothing is recorded
+
+
 def test_circuits_of_other_weights_are_refused() -> None:
     a, b = (random_scores(VIT, 0, model={"weight_hash": text}) for text in ("aa", "bb"))
     with pytest.raises(GraphMismatchError, match=r"different weights \(aa and bb\)"):

@@ -428,3 +428,37 @@ def test_one_pass_screening_gives_the_golden_correlations(name: str, kind: str) 
     for row, wanted in zip(found["marginal"], golden["sizes"].values(), strict=True):
         assert row.r == pytest.approx(wanted["marginal"]["test"], abs=1e-6)
     assert found["all"][0].r == pytest.approx(golden["full_test_pearson"], abs=1e-9)
+
+
+# ----------------------------------------------------------------------------------------------- strata
+
+
+def test_baselines_keep_the_shares_of_strata() -> None:
+    data = small()
+    strata = (np.arange(data.n_examples) % 4 == 0).astype(np.int64)  # three quarters and a quarter
+    allowed = np.arange(data.n_examples) < 160
+    found = problem(data, strata=strata, allowed=allowed)
+    rows = baseline_rows(found, [8, 20], kinds=["random", "hard", "marginal"], draws=4)
+    models = found.split.part("test")
+    sums = found.train.column_sums()
+    for size, row in zip((8, 20), rows["hard"], strict=True):
+        hardest = [
+            sorted((int(sums[place]), place) for place in np.flatnonzero(allowed & (strata == code)))[:quota]
+            for code, quota in ((0, 3 * size // 4), (1, size // 4))
+        ]
+        places = np.array([place for part in hardest for _, place in part])
+        accuracy = data.accuracy_on(places, models)
+        expected = correlate(data.id_accuracy[models], accuracy, size=size, seed=0)
+        assert row.r == pytest.approx(expected.r, nan_ok=True)
+    free = baseline_rows(problem(data, allowed=allowed), [8, 20], kinds=["random", "marginal"], draws=4)
+    for kind in ("random", "marginal"):
+        assert [each.r for each in rows[kind]] != [each.r for each in free[kind]]
+    # Draw by draw: the first examples of each stratum in one random order.
+    drawn = random_baseline(
+        data, models, 8, draws=2, allowed=allowed, strata=strata, seed=5, eps=found.settings.eps
+    )
+    for draw in range(2):
+        order = np.flatnonzero(allowed)[stream(5, f"random-subset/{draw}").permutation(160)]
+        places = np.concatenate([order[strata[order] == 0][:6], order[strata[order] == 1][:2]])
+        r = line_correlation(data.id_accuracy[models], data.accuracy_on(places, models))
+        assert drawn.values[draw] == pytest.approx(r, nan_ok=True)

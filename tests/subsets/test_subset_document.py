@@ -17,11 +17,13 @@ from type_checks import no_type_checks
 from assay.errors import InputError
 from assay.report import figures, save_report
 from assay.subsets import document as subset_document
+from assay.subsets.consistency import selection_consistency
 from assay.subsets.data import CorrectnessData
 from assay.subsets.document import path_document, selection_document, thumbnail
 from assay.subsets.line import probit
 from assay.subsets.path import SelectionPath, selection_path
 from assay.subsets.selection import Subset, load_subset, oodselect
+from assay.subsets.verdict import cross_fit
 
 
 N_MODELS, N_EXAMPLES, N_PLANTED = 72, 240, 60
@@ -272,3 +274,41 @@ def test_a_subset_loaded_without_data_has_no_document(tmp_path: Path) -> None:
     selection().save(tmp_path / "subset.json")
     with pytest.raises(InputError, match="needs the data"):
         _ = load_subset(tmp_path / "subset.json").document
+
+
+def test_what_was_not_allowed_is_part_of_no_comparison() -> None:
+    known = data()
+    assert known.labels is not None
+    barn = known.meta["place"] == "barn"
+    allowed = barn | (np.arange(N_EXAMPLES) >= 180)  # 60 of a barn, 60 others
+    chosen = oodselect(known, size=40, allowed=allowed)
+    with no_type_checks():
+        chosen.judge(n_permutations=19, folds=3, workers=1)
+        document = selection_document(chosen, n_halves=2)
+    # By hand: shares of the pool are those of the 120 examples that could be selected.
+    shares = np.bincount(known.labels[allowed], minlength=3) / allowed.sum()
+    np.testing.assert_allclose(document["composition"]["pool"], shares)
+    np.testing.assert_allclose(chosen.composition().pool_shares, shares)
+    rows = {(row["attribute"], row["value"]): row for row in document["prevalence"]["rows"]}
+    assert rows["place", "barn"]["pool"] == 0.5
+    assert document["prevalence"]["n_pool"] == 120
+    assert document["replication"]["pool"]["n"] == 80
+    assert all(allowed[each["index"]] for each in document["examples"]["others"])
+    others = np.setdiff1d(np.flatnonzero(allowed), chosen.indices)
+    assert isinstance(known.correct, np.ndarray)
+    np.testing.assert_allclose(document["models"]["rest"], known.correct[:, others].mean(axis=1))
+
+
+def test_only_those_who_could_be_selected_count_for_chance_overlap() -> None:
+    allowed = np.arange(N_EXAMPLES) < 80
+    with no_type_checks():
+        found = selection_path(data(), sizes=[40, 60], split="family", allowed=allowed)
+        found.judge(n_permutations=19, folds=3, workers=1)
+    assert found.consistency.n_examples == 80
+    sets = [each.indices for each in found.selections]
+    chance = found.consistency.expected[0, 1]
+    assert chance == selection_consistency(sets, 80).expected[0, 1]
+    assert chance > 2 * selection_consistency(sets, N_EXAMPLES).expected[0, 1]
+    fit = cross_fit(data(), 60, settings=found.problem.settings, k=3)
+    expected = selection_consistency(list(fit.selections[0]), 80).mean
+    assert found.verdicts[1].mean_consistency == pytest.approx(expected)

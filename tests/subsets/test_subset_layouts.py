@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from assay.subsets.layouts import (
     DeviceMatrix,
     PackedMatrix,
     as_matrix,
-    free_memory,
     whole_weights,
 )
 
@@ -215,11 +215,6 @@ def test_a_matrix_beyond_the_memory_asks_for_the_packed_layout(monkeypatch):
         DeviceMatrix(correct, device="cpu")
 
 
-def test_free_memory_is_known_or_none():
-    free = free_memory()
-    assert free is None or free > 2**20
-
-
 # ------------------------------------------------------------------------------------------------ errors
 
 
@@ -252,3 +247,16 @@ def test_bits_that_do_not_fit_are_refused():
         PackedMatrix(np.zeros((1, 4), dtype=np.uint8), 9)
     with pytest.raises(InputError, match="bits set beyond model 8"):
         PackedMatrix(np.full((2, 4), 255, dtype=np.uint8), 9)
+
+
+def test_a_device_that_is_not_there_or_would_stay_idle_is_refused() -> None:
+    correct = np.ones((8, 12), dtype=np.uint8)
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="device is 'cuda', which PyTorch cannot use here"):
+            as_matrix(correct, device="cuda")
+    with pytest.raises(InputError, match="device is 'nowhere', which PyTorch cannot use here"):
+        as_matrix(correct, device="nowhere")
+    for layout in ("dense", "packed"):
+        with pytest.raises(InputError, match=f"device is 'meta' and layout '{layout}' lies in main memory"):
+            as_matrix(correct, layout=layout, device="meta")
+        as_matrix(correct, layout=layout, device="cpu")

@@ -438,3 +438,44 @@ def test_classes_of_a_selection_without_labels_are_refused() -> None:
         class_composition(selection)
     with pytest.raises(InputError, match="nothing to compare"):
         prevalence_shift(selection)
+
+
+def test_the_class_that_explains_most_of_a_selection_is_named() -> None:
+    labels = np.repeat(["common", "rare", "rest"], [300, 10, 690])
+    chosen = np.concatenate([np.arange(65), 300 + np.arange(5), 310 + np.arange(30)])
+    found = class_composition([chosen], labels)
+    assert found.ratios[0].tolist() == pytest.approx([65 / 100 / 0.3, 5 / 100 / 0.01, 30 / 100 / 0.69])
+    notice = found.notice()
+    assert notice is not None
+    assert notice.startswith("class 'common' makes up 65% of the selection and 30% of the pool, 2.2 times")
+
+
+# ------------------------------------------------------------------------------------------ kinds of columns
+
+
+def test_whole_numbers_of_many_values_are_compared_by_their_mean() -> None:
+    rng = np.random.default_rng(0)
+    age = rng.integers(20, 90, 400)
+    older = np.argsort(-(age + rng.normal(0, 30, 400)), kind="stable")[:100]
+    (row,) = prevalence_shift(older, {"age": age}, n_resamples=20).rows
+    assert row.value is None
+    assert row.significant
+    assert row.selected == pytest.approx(age[older].mean())
+    hospital = prevalence_shift(older, {"hospital": age % 5}, n_resamples=20)
+    assert [each.value for each in hospital.rows] == ["0", "1", "2", "3", "4"]  # a code
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ([np.bool_(True), np.bool_(False)] * 20, ["False", "True"]),
+        ([np.int64(1), np.int64(2)] * 20, ["1", "2"]),
+        ([np.int64(1), None] * 20, ["1", "missing"]),
+        ([np.float64(0.5), np.float64(np.nan)] * 20, [None, "missing"]),
+        ([np.float32(0.5), np.float32(2.5)] * 20, [None]),
+        ([np.str_("a"), None] * 20, ["a", "missing"]),
+    ],
+)
+def test_objects_of_numpy_are_values(column: list[Any], values: list[str | None]) -> None:
+    found = prevalence_shift(np.arange(7), {"x": np.array(column, dtype=object)}, n_resamples=5)
+    assert [row.value for row in found.rows] == values

@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from goldens import FOLDER, arrays, values
 from planted_subsets import planted_matrix
@@ -108,7 +109,9 @@ def test_strata_allowed_and_included(planted):
 def test_the_models_it_was_selected_with_evaluate_to_the_same_numbers(planted, selected):
     models = selected.split.test
     families = np.asarray(planted.families)[models]
-    found = selected.evaluate(planted.correct[models], planted.id_accuracy[models], families=families)
+    found = selected.evaluate(
+        planted.correct[models], planted.id_accuracy[models], families=families, order="data"
+    )
     test = selected.correlation["test"]
     assert (found.r, found.low, found.high) == pytest.approx((test.r, test.low, test.high))
     assert found.full.r == pytest.approx(selected.full["test"].r)
@@ -132,14 +135,42 @@ def test_other_models_are_aligned_by_example_id(planted, selected):
     with pytest.raises(InputError, match="1 of the 60 examples"):
         selected.evaluate(shuffled[:, kept], planted.id_accuracy[models], example_ids=missing)
     with pytest.raises(ShapeError, match="60 examples, the subset was selected from 400"):
-        selected.evaluate(shuffled[:, kept], planted.id_accuracy[models])
+        selected.evaluate(shuffled[:, kept], planted.id_accuracy[models], order="data")
+
+
+def test_columns_without_names_are_refused(planted, selected):
+    """Reversed columns would pass for the same examples."""
+    models = selected.split.test
+    turned = planted.correct[models][:, ::-1]
+    with pytest.raises(InputError, match=r"Give example_ids=.*or order='data'"):
+        selected.evaluate(turned, planted.id_accuracy[models])
+    with pytest.raises(InputError, match="order='data'"):
+        selected.evaluate(assay.CorrectnessData.of(turned, planted.id_accuracy[models]))
+    with pytest.raises(UnknownNameError, match="order of columns"):
+        selected.evaluate(turned, planted.id_accuracy[models], order="reversed")
+
+
+def test_one_model_and_frames_are_evaluated(planted, selected):
+    one = selected.evaluate(planted.correct[3], float(planted.id_accuracy[3]), order="data")
+    assert one.n == 1
+    assert np.isnan(one.r)
+    assert one.accuracy == (pytest.approx(planted.correct[3, selected.indices].mean()),)
+    assert json.dumps(one.to_dict(), allow_nan=False)
+    models = selected.split.test
+    ids = [f"row_{place}" for place in range(400)]
+    frame = pd.DataFrame(planted.correct[models], index=[f"m{each}" for each in models], columns=ids)
+    found = selected.evaluate(frame[ids[::-1]], planted.id_accuracy[models])
+    assert found.r == pytest.approx(selected.correlation["test"].r)
+    assert selected.evaluate(frame.iloc[:2], planted.id_accuracy[models][:2]).n == 2
+    with pytest.raises(InputError, match="leave example_ids out"):
+        selected.evaluate(frame, planted.id_accuracy[models], example_ids=ids)
 
 
 def test_numbered_columns_are_matched_by_place_only(planted, selected):
     # Generated ids name columns, not examples: other columns must not pass for the same ones.
     other = assay.CorrectnessData.of(planted.correct[:, :300], planted.id_accuracy)
     with pytest.raises(ShapeError, match="300 examples"):
-        selected.evaluate(other)
+        selected.evaluate(other, order="data")
 
 
 def test_what_the_caller_changes_later_changes_nothing(planted):
@@ -155,7 +186,7 @@ def test_half_an_example_clips_the_line_as_it_clips_the_correlation(planted):
     sub = assay.oodselect(planted.correct, planted.id_accuracy, 6, families=planted.families, clip="half")
     assert sub.line("test").r == pytest.approx(sub.correlation["test"].r)
     models = sub.split.test
-    found = sub.evaluate(planted.correct[models], planted.id_accuracy[models])
+    found = sub.evaluate(planted.correct[models], planted.id_accuracy[models], order="data")
     assert found.line.r == pytest.approx(found.r)
 
 
@@ -170,7 +201,7 @@ def test_a_subset_survives_its_file(planted, selected, tmp_path):
     assert again.id == selected.id
     assert again.to_dict() == selected.to_dict()
     models = selected.split.test
-    found = again.evaluate(planted.correct[models], planted.id_accuracy[models])
+    found = again.evaluate(planted.correct[models], planted.id_accuracy[models], order="data")
     assert found.r == pytest.approx(selected.correlation["test"].r)
     with pytest.raises(InputError, match="needs the data"):
         again.line()

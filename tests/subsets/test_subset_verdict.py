@@ -5,6 +5,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from planted_subsets import planted_matrix
 from scipy import stats as scipy_stats
 
 from assay.errors import InputError
+from assay.subsets import verdict as verdict_module
 from assay.subsets.consistency import selection_consistency
 from assay.subsets.data import CorrectnessData
 from assay.subsets.line import AOTIL, correlate, line_correlation, probit
@@ -499,3 +501,21 @@ def test_reruns_follow_the_path_of_the_selections(unchecked, planted):
     first, _ = found.judge(n_permutations=1, folds=3)
     alone = cross_fit(planted, 10, settings=problem.settings, k=3)
     assert first.r == pytest.approx(alone.r[0])  # nothing comes before the first size of a path
+
+
+@pytest.mark.parametrize(("device", "layout"), [(None, "packed"), ("cpu", "packed"), ("meta", "auto")])
+def test_folds_stay_on_the_device_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, device: str | None, layout: str
+) -> None:
+    monkeypatch.setattr(verdict_module, "_DENSE_ENTRIES", 1)
+    laid_out: list[Settings] = []
+
+    def parts(data: Any, split: Any, settings: Settings) -> None:
+        laid_out.append(settings)
+
+    monkeypatch.setattr(verdict_module.Parts, "of", parts)
+    data = CorrectnessData.of(np.eye(12, dtype=np.uint8), np.linspace(0.5, 0.9, 12), groups=range(12))
+    splits = folds(data.units, 3)
+    FoldRuns(data, splits, (2,), Settings(device=device))
+    assert {each.layout for each in laid_out} == {layout}
+    assert {each.device for each in laid_out} == {device}

@@ -166,7 +166,7 @@ def test_a_sample_is_ordered_and_seeded() -> None:
     assert (drawn.pixels[:, 0, 0, 0] == drawn.ids).all()
     assert image_set().sample(4, seed=1).ids.tolist() == drawn.ids.tolist()
     assert image_set().sample(99).n == 7
-    with pytest.raises(InputError, match="at least one image"):
+    with pytest.raises(InputError, match="take at least 1 of the images"):
         image_set().sample(0)
 
 

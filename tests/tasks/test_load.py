@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.errors import FileFormatError, InputError, TokenizationError, UnknownNameError
+from assay.errors import AssayWarning, FileFormatError, InputError, TokenizationError, UnknownNameError
 from assay.tasks import Prompt, Tokens, encode_prompts, load_task, pair_task, read_pairs
 
 
@@ -111,7 +111,8 @@ def test_a_file_of_text_becomes_a_task_with_its_fields(tmp_path: Path, mini_toke
     assert task.answers[0, 1] == -1
     assert task.config == {"task": "pairs", "file": "pairs.jsonl", "bos": False, "n": 2}
     assert load_task(str(path), mini_tokenizer, n=1).n == 1
-    assert load_task(str(path), mini_tokenizer, n=50).n == 2
+    with pytest.warns(AssayWarning, match="holds 2 pairs, fewer than the 50 asked for"):
+        assert load_task(str(path), mini_tokenizer, n=50).n == 2
 
 
 def test_a_file_of_ids_needs_no_tokenizer(tmp_path: Path) -> None:
@@ -275,3 +276,20 @@ def test_clean_and_corrupted_prompts_can_be_encoded_apart(mini_tokenizer: Any) -
     assert clean.ids.shape == (3, 15)
     assert corrupted.ids.shape == (5, 15)
     assert torch.equal(clean.lengths, torch.full((3,), 15))
+
+
+def test_lines_of_a_file_are_drawn_at_random_and_known_by_number(tmp_path: Path) -> None:
+    records = [{"clean": [row], "corrupted": [row + 100], "answers": [1]} for row in range(60)]
+    path = tmp_path / "ids.jsonl"
+    path.write_text("\n" + "\n\n".join(map(json.dumps, records)))  # pair k is line 2 + 2 k
+    whole = read_pairs(path)
+    assert whole.ids.tolist() == list(range(2, 122, 2))
+    few = read_pairs(path, n=10, seed=3)
+    assert few.clean[:, 0].tolist() == [(line - 2) // 2 for line in few.ids.tolist()]
+    assert sorted(few.ids.tolist()) == few.ids.tolist()
+    assert few.ids.max() > 40  # not the first ten
+    assert few.config["seed"] == 3
+    assert read_pairs(path, n=10, seed=3).data_hash == few.data_hash
+    assert load_task(path, None, n=10, seed=4).ids.tolist() != few.ids.tolist()
+    assert few.subset([3, 1]).ids.tolist() == [few.ids[3], few.ids[1]]
+    assert read_pairs(path, n=60).data_hash == read_pairs(path, n=99).data_hash == whole.data_hash

@@ -260,3 +260,9 @@ def test_what_cannot_be_started_from_is_refused() -> None:
         initial_module("scratch", ["one"], architecture=SMALL)
     with pytest.raises(UnsupportedModelError, match="mini reads text"):
         initial_module("mini", CLASSES)
+
+
+def test_images_that_patches_do_not_cover_are_refused() -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8}
+    with pytest.raises(InputError, match="do not cover images of side 33.*side of 32 or 40"):
+        initial_module("scratch", ["cat", "dog"], architecture=small, image_size=(33, 33))

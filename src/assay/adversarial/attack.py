@@ -24,9 +24,10 @@ from assay.adversarial.divergence import Divergence, Kernel, get_divergence
 from assay.adversarial.evaluation import PairEvaluator
 from assay.adversarial.inputs import PairSample
 from assay.adversarial.result import WorstCase
-from assay.adversarial.sampling import MAX_PAIRS, sample_pairs
+from assay.adversarial.sampling import MAX_PAIRS, sample_pairs, usual_protocol
 from assay.adversarial.sanity import check_known_runs, make_rerun
 from assay.circuits import Circuit
+from assay.circuits.given import takes_text
 from assay.errors import InputError
 from assay.execution.forward import check_circuit
 from assay.measurement import library_version
@@ -36,15 +37,17 @@ from assay.tasks import PairTask, load_task
 
 # Streams of what is certified: prompts drawn to discover or repair a circuit come from others.
 PREFIX = "certificate:"
+DEFAULT_N = 1000  # inputs of either side, or pairs
 
 
+@takes_text(untouched=("task",))
 def worst_case(
     circuit: Circuit,
     model: Model,
     task: PairTask | str | os.PathLike[str],
-    protocol: str = "all",
-    n_clean: int = 1000,
-    n_corrupted: int = 1000,
+    protocol: str | None = None,
+    n_clean: int | None = None,
+    n_corrupted: int | None = None,
     *,
     seed: int = 0,
     divergence: str | Divergence | Kernel = "kl",
@@ -69,9 +72,10 @@ def worst_case(
         protocol: `all`: `n_clean` x `n_corrupted` inputs, every combination. `matched`: `n_clean` pairs of a
             prompt and its own corruption. `iid`: `n_clean` pairs of independent inputs. `file`: the task's
             own pairs. Under `all`, both counts equal to the number of rows of the task take all of these in
-            order.
-        n_clean: Clean inputs, or pairs.
-        n_corrupted: Corrupted inputs of `all`.
+            order. Default: `file` for a JSONL file, and for a task without a grammar if no count is given;
+            else `all`.
+        n_clean: Clean inputs, or pairs; default: 1,000.
+        n_corrupted: Corrupted inputs of `all`; default: 1,000.
         seed: Root seed of the draws, whose streams are `certificate:clean`, `certificate:corrupted`, ...
         divergence: `kl`, `reverse-kl`, `js`, `tv`, `logit-diff-gap`, or a callable `(model logits, circuit
             logits) -> [pairs]`.
@@ -82,7 +86,7 @@ def worst_case(
         enumerate: Run every distinct input once, with its probability, instead of a sample.
         max_pairs: Most pairs an enumeration may have.
         directory: Keep finished blocks here; the same call then goes on where it was interrupted.
-        memory: Bytes that prepared inputs may take. Default: 30 % of what is free.
+        memory: Bytes to spend on prepared inputs and on passes, half each. Default: 60 % of what is free.
         progress: Told of `attack`, pairs done, pairs in all.
 
     Returns:
@@ -111,11 +115,20 @@ def worst_case(
     """
     model.check_text("worst_case")
     check_circuit(model, circuit)
+    counted = n_clean is not None or n_corrupted is not None
+    n_clean, n_corrupted = (DEFAULT_N if count is None else count for count in (n_clean, n_corrupted))
     if not isinstance(task, PairTask):
         named = Path(task).suffix != ".jsonl"
         # Of a named task only the grammar counts; a size equal to the sample's would stand for its rows.
         rows = (1 if n_clean != 1 else 2) if named else None
+        if not named and protocol is None and (counted or enumerate):
+            raise InputError(
+                f"{os.fspath(task)} is a file, whose own pairs are run as they stand. Give protocol='all' to "
+                "combine its prompts, or leave n_clean, n_corrupted and enumerate out"
+            )
         task = load_task(os.fspath(task), model, n=rows)
+    if protocol is None:
+        protocol = "all" if counted or enumerate else usual_protocol(task)
     task.validate(model.n_vocab, model.n_positions)
     sample = sample_pairs(
         task,
@@ -271,7 +284,7 @@ def facts_of(
     }
     return {
         "model": {**model.describe(), "n_parameters": model.n_parameters},
-        "task": {**sample.task, "data_hash": sample.data_hash},
+        "task": {"data_hash": sample.data_hash, **sample.task},
         "circuit": {
             "hash": circuit.hash,
             "name": _name(circuit),
@@ -297,7 +310,7 @@ def _name(circuit: Circuit) -> str:
 def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
     """Named warnings about a circuit and a sample."""
     notes = {}
-    if circuit.connected().n_edges == 0:
+    if circuit.connected(warn=False).n_edges == 0:
         notes["disconnected_circuit"] = (
             "no kept path leads from the input to the logits: the circuit's output is the model's on the "
             "corrupted input, whatever the clean one"

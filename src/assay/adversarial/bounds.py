@@ -5,7 +5,6 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
-from assay.adversarial.exact import exact_quantiles
 from assay.adversarial.inputs import PairSample
 from assay.errors import InputError, unknown_name
 from assay.stats import (
@@ -14,6 +13,7 @@ from assay.stats import (
     best_all_pairs_order,
     certificate,
     percentile_sample_size,
+    weighted_quantiles,
 )
 from assay.stats.percentile_bounds import order_of, share
 
@@ -71,7 +71,7 @@ def sample_certificate(
         share(percentile, "percentile")
         share(delta, "delta")
         return Certificate(
-            bound=float(exact_quantiles(values, sample.weights, [percentile])[0]),
+            bound=float(weighted_quantiles(values, sample.weights, [percentile])[0]),
             percentile=percentile,
             failure=0.0,
             delta=delta,

@@ -105,13 +105,67 @@ def table_divergences(
     return np.asarray(values.double().cpu().numpy().reshape(n_clean, n_corrupted))
 
 
-def _kl_table(model: Tensor, circuit: Tensor) -> Float64[np.ndarray, "n_clean n_corrupted"]:
+def cross_divergences(
+    divergence: Divergence,
+    model: Float[Tensor, "n_clean d_vocab"],
+    other: Float[Tensor, "n_corrupted d_vocab"],
+    answers: Int[Tensor, "n_clean n_answers"] | None = None,
+    wrong: Int[Tensor, "n_clean n_wrong"] | None = None,
+    *,
+    at_once: int,
+) -> Float64[np.ndarray, "n_clean n_corrupted"]:
+    """Divergences of every output of one list from every output of another, as of the empty circuit.
+
+    For KL the scalar products of all pairs are one matrix product.
+
+    Args:
+        divergence: Which one.
+        model: Logits of the reference, the model on each clean input.
+        other: Logits of the model on each corrupted input.
+        answers: Right tokens of each clean input, where the divergence needs them.
+        wrong: Wrong tokens of each clean input, likewise.
+        at_once: Outputs, or pairs of them, that are held in float64 at a time.
+    """
+    if divergence.kernel is DIVERGENCES["kl"].kernel:
+        table = []
+        for p, entropy in map(_reference, model.split(at_once)):
+            parts = (part.double() for part in other.split(at_once))
+            row = [_kl(entropy, p @ part.T, part.logsumexp(-1), part) for part in parts]
+            table.append(np.concatenate(row, axis=1))
+        return np.concatenate(table)
+    tokens = {"answers": answers, "wrong": wrong}
+    return np.concatenate(
+        [
+            table_divergences(
+                divergence,
+                model[rows],
+                other[None].expand(len(rows), -1, -1),
+                **{name: None if ids is None else ids[rows] for name, ids in tokens.items()},
+            )
+            for rows in torch.arange(len(model)).split(max(1, at_once // len(other)))
+        ]
+    )
+
+
+def _reference(model: Tensor) -> tuple[Tensor, Tensor]:
+    """The distributions behind some logits, and their negative entropies."""
     log_p = model.double().log_softmax(-1)
     p = log_p.exp()
-    entropy = torch.where(p > 0, p * log_p, 0).sum(-1)
+    return p, torch.where(p > 0, p * log_p, 0).sum(-1)
+
+
+def _kl_table(model: Tensor, circuit: Tensor) -> Float64[np.ndarray, "n_clean n_corrupted"]:
+    p, entropy = _reference(model)
     logits = circuit.double()
     cross = torch.bmm(logits, p[:, :, None]).squeeze(2)
-    values = entropy[:, None] - cross + logits.logsumexp(-1)
+    return _kl(entropy, cross, logits.logsumexp(-1), logits)
+
+
+def _kl(
+    entropy: Tensor, cross: Tensor, log_sum: Tensor, logits: Tensor
+) -> Float64[np.ndarray, "n_clean n_corrupted"]:
+    """Of h = sum p log p and p.l, the divergence h - p.l + log sum exp(l), clipped at 0."""
+    values = entropy[:, None] - cross + log_sum
     # NaN passes on to whoever names the pair.
     if bool((values < -ROUNDING * (1 + logits.abs().amax())).any()):
         raise InconsistentRunError(

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 from assay.adversarial.bounds import not_certified
-from assay.adversarial.rows import count_pairs
 from assay.measurement import plain
 from assay.stats import Certificate, histogram
 
@@ -33,6 +32,7 @@ def as_document(result: "WorstCase") -> dict[str, Any]:
         "n_clean": sample.clean.n,
         "n_corrupted": sample.corrupted.n,
         "n_pairs": sample.n_pairs,
+        "n_distinct_pairs": result.n_distinct_pairs,
         "n_distinct_clean": len(sample.clean.distinct.first_index),
         "n_distinct_corrupted": len(sample.corrupted.distinct.first_index),
         "population": dict(sample.population),
@@ -79,7 +79,7 @@ def _histogram(result: "WorstCase") -> dict[str, Any]:
     """Circuit and empty circuit in the same bins."""
     largest = max(float(result.divergence.max()), float(result.empty.max()))
     own = result.histogram(maximum=largest)
-    anchor = histogram(result.empty, maximum=largest)
+    anchor = histogram(result.empty, maximum=largest, weights=result.sample.weights)
     return {"edges": own.edges, "counts": own.counts, "anchor_counts": anchor.counts}
 
 
@@ -97,4 +97,4 @@ def _worst(result: "WorstCase") -> list[dict[str, Any]]:
     if result.rerun is None:
         stored: list[dict[str, Any]] = list((result.document or {}).get("worst", []))
         return stored
-    return [pair.to_dict() for pair in result.worst(min(SHOWN_PAIRS, count_pairs(result.sample)))]
+    return [pair.to_dict() for pair in result.worst(min(SHOWN_PAIRS, result.n_distinct_pairs))]

@@ -15,7 +15,13 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from assay.adversarial.divergence import Divergence, Kernel, get_divergence, table_divergences
+from assay.adversarial.divergence import (
+    Divergence,
+    Kernel,
+    cross_divergences,
+    get_divergence,
+    table_divergences,
+)
 from assay.adversarial.inputs import PromptSet
 from assay.circuits import Circuit
 from assay.errors import InputError, NonFiniteError
@@ -41,10 +47,15 @@ class PairValues(NamedTuple):
 
 @dataclass(eq=False)
 class _Side:
-    """Inputs of one read position, trimmed behind it, and what has been prepared of them."""
+    """Inputs of one read position, trimmed behind it, and what has been prepared of them.
+
+    `example` is one of them, and `nbytes` what one takes once it is prepared.
+    """
 
     tokens: Tensor
     clean: bool
+    example: int
+    nbytes: int = 0
     whole: PreparedInputs | None = None
     recent: OrderedDict[bytes, PreparedInputs] = field(default_factory=OrderedDict)
 
@@ -56,7 +67,7 @@ class _Group:
     runner: PairRunner
     clean: _Side
     corrupted: _Side
-    keep_all: bool | None = None
+    keep_all: bool = False
 
 
 class PairEvaluator:
@@ -68,8 +79,9 @@ class PairEvaluator:
         clean: Clean inputs; a pair names them by row. Equal rows are run once.
         corrupted: Corrupted inputs, likewise.
         divergence: Key, `Divergence`, or a callable `(model logits, circuit logits) -> [pairs]`.
-        memory: Bytes that prepared inputs may take; default: 30 % of what is free. Results do not depend
-            on it beyond rounding.
+        memory: Bytes to spend, half on inputs that are prepared and half on the passes that prepare and pair
+            them; one input of each side is prepared whatever it takes. Default: 60 % of what is free. Results
+            do not depend on it beyond rounding.
         runner: A runner of the same model and circuit, to share its weights.
 
     Raises:
@@ -94,7 +106,7 @@ class PairEvaluator:
         self.model, self.circuit = model, circuit
         self.clean, self.corrupted = clean, corrupted
         self.divergence = get_divergence(divergence)
-        self.memory = free_memory(model.device) * 3 // 10 if memory is None else memory
+        self.memory = free_memory(model.device) * 6 // 10 if memory is None else memory
         self.runner = PairRunner(model, circuit) if runner is None else runner
         self._clean_at, self._corrupted_at = (_positions(side) for side in (clean, corrupted))
         self._clean_row, self._corrupted_row = (_distinct_rows(side) for side in (clean, corrupted))
@@ -150,14 +162,10 @@ class PairEvaluator:
         corrupted_rows, back_corrupted = np.unique(self._corrupted_row[corrupted_index], return_inverse=True)
         shape = (len(clean_rows), len(corrupted_rows))
         found = PairValues(np.empty(shape), np.empty(shape), np.empty(shape, dtype=np.bool_))
-        clean = self._prepared(group, group.clean, clean_rows)
-        corrupted = self._prepared(group, group.corrupted, corrupted_rows)
-        for block in self._blocks(group, *shape):
-            values = self._block(
-                group, clean.rows(block[0]), corrupted.rows(block[1]), clean_rows[block[0].numpy()]
-            )
+        for left, right in self._tiles(group, *shape):
+            values = self._tile(group, clean_rows[left], corrupted_rows[right])
             for into, value in zip(found, values, strict=True):
-                into[np.ix_(*(part.numpy() for part in block))] = value
+                into[left, right] = value
         full = np.ix_(back_clean, back_corrupted)
         values = PairValues(*(value[full] for value in found))
         self._check_finite(values, clean_index[:, None], corrupted_index[None])
@@ -177,59 +185,76 @@ class PairEvaluator:
                 tokens = side.tokens[torch.from_numpy(first), : position + 1].clone()
                 sides.append((tokens, torch.from_numpy(at[first] == position)))
             prefix = _shared_prefix(torch.cat([tokens[here] for tokens, here in sides]))
-            self._groups[position] = _Group(
-                runner=self.runner.with_prefix(prefix),
-                clean=_Side(sides[0][0], clean=True),
-                corrupted=_Side(sides[1][0], clean=False),
+            clean, corrupted = (
+                _Side(tokens, clean=clean, example=int(here.nonzero()[0]))
+                for clean, (tokens, here) in zip((True, False), sides, strict=True)
             )
+            group = _Group(runner=self.runner.with_prefix(prefix), clean=clean, corrupted=corrupted)
+            for each in (clean, corrupted):
+                each.nbytes = self._prepare(group, each, np.array([each.example])).nbytes
+            group.keep_all = self._fits(group)
+            self._groups[position] = group
         return self._groups[position]
 
     def _prepare(self, group: _Group, side: _Side, rows: Int64[np.ndarray, " n"]) -> PreparedInputs:
         prepare = group.runner.prepare_clean if side.clean else group.runner.prepare_corrupted
-        size = max(1, TOKENS_PER_PASS // side.tokens.shape[1])
-        blocks = [prepare(side.tokens[part]) for part in torch.from_numpy(rows).split(size)]
-        return blocks[0] if len(blocks) == 1 else PreparedInputs.concatenate(blocks)
+        length = side.tokens.shape[1]
+        fits = self.memory // 2 // group.runner.bytes_to_prepare(length, clean=side.clean)
+        size = max(1, min(TOKENS_PER_PASS // length, fits))
+        blocks = (prepare(side.tokens[part]) for part in torch.from_numpy(rows).split(size))
+        return PreparedInputs.concatenate(blocks, len(rows))
 
     def _prepared(self, group: _Group, side: _Side, rows: Int64[np.ndarray, " n"]) -> PreparedInputs:
         """Prepared inputs: out of all of them where they fit in memory, else made and kept for a while."""
-        if group.keep_all is None:
-            group.keep_all = self._fits(group)
         if group.keep_all:
             if side.whole is None:
                 side.whole = self._prepare(group, side, np.arange(len(side.tokens)))
             return side.whole.rows(torch.from_numpy(rows))
         key = rows.tobytes()
         if key not in side.recent:
-            side.recent[key] = self._prepare(group, side, rows)
-            # Each side may hold half of the memory; the latest block stays whatever its size.
-            while (
-                len(side.recent) > 1 and sum(each.nbytes for each in side.recent.values()) > self.memory // 2
+            # Each side may hold half of what is for prepared inputs; one block is, whatever its size.
+            while side.recent and (
+                sum(each.n for each in side.recent.values()) + len(rows) > self._inputs_kept(side)
             ):
                 side.recent.popitem(last=False)
+            side.recent[key] = self._prepare(group, side, rows)
         side.recent.move_to_end(key)
         return side.recent[key]
 
+    def _inputs_kept(self, side: _Side) -> int:
+        """Inputs of one side that may be kept where not all can."""
+        return max(1, self.memory // 4 // side.nbytes)
+
     def _fits(self, group: _Group) -> bool:
-        """Whether all inputs can be prepared at once; one of each side is, to find out."""
+        """Whether all inputs can be prepared at once."""
         if len(np.unique(self._clean_at)) > 1 or len(np.unique(self._corrupted_at)) > 1:
             return False
-        needed = sum(
-            self._prepare(group, side, np.zeros(1, dtype=np.int64)).nbytes * len(side.tokens)
-            for side in (group.clean, group.corrupted)
-        )
-        return needed <= self.memory
+        needed = sum(side.nbytes * len(side.tokens) for side in (group.clean, group.corrupted))
+        return needed <= self.memory // 2
 
     # ---- running pairs ----------------------------------------------------------------------------
 
     def _pairs_per_pass(self, group: _Group) -> int:
         length = group.clean.tokens.shape[1] - len(group.runner.prefix)
-        free = max(1, free_memory(self.model.device) * 3 // 10 // group.runner.bytes_per_pair(length))
+        free = max(1, self.memory // 2 // group.runner.bytes_per_pair(length))
         asked = TOKENS_PER_PASS // length if self.model.device.type == "cpu" else 2**16 // length
         return max(1, min(free, asked))
 
     def _portions(self, group: _Group, places: Int64[np.ndarray, " n"]) -> Iterator[np.ndarray]:
         size = self._pairs_per_pass(group)
+        if not group.keep_all:
+            size = min(size, *(self._inputs_kept(side) for side in (group.clean, group.corrupted)))
         return (places[start : start + size] for start in range(0, len(places), size))
+
+    def _tiles(self, group: _Group, n_clean: int, n_corrupted: int) -> Iterator[tuple[slice, slice]]:
+        """Parts of a table whose inputs can be prepared at once."""
+        sizes = [n_clean, n_corrupted]
+        if not group.keep_all:
+            sides = (group.clean, group.corrupted)
+            sizes = [min(n, self._inputs_kept(side)) for n, side in zip(sizes, sides, strict=True)]
+        for column in range(0, n_corrupted, sizes[1]):
+            for row in range(0, n_clean, sizes[0]):
+                yield slice(row, row + sizes[0]), slice(column, column + sizes[1])
 
     def _blocks(self, group: _Group, n_clean: int, n_corrupted: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of a table: few clean inputs against many corrupted ones, as many pairs as suit a pass."""
@@ -239,22 +264,27 @@ class PairEvaluator:
             for rows in torch.arange(n_clean).split(max(1, size // len(columns))):
                 yield rows, columns
 
-    def _block(
-        self,
-        group: _Group,
-        clean: PreparedInputs,
-        corrupted: PreparedInputs,
-        rows: Int64[np.ndarray, " n_clean"],
+    def _tile(
+        self, group: _Group, rows: Int64[np.ndarray, " n_clean"], columns: Int64[np.ndarray, " n_corrupted"]
     ) -> PairValues:
-        """Values of one block; `rows` are distinct clean inputs, for their answers."""
-        logits = group.runner.product(clean, corrupted)
-        shared = corrupted.logits[None].expand(clean.n, -1, -1)
-        answers = self._answers(rows)
-        return PairValues(
-            table_divergences(self.divergence, clean.logits, logits, **answers),
-            table_divergences(self.divergence, clean.logits, shared, **answers),
-            (logits.argmax(-1) != clean.logits.argmax(-1)[:, None]).cpu().numpy(),
+        """Values of every combination of some distinct inputs."""
+        clean = self._prepared(group, group.clean, rows)
+        corrupted = self._prepared(group, group.corrupted, columns)
+        shape = (len(rows), len(columns))
+        at_once = self._pairs_per_pass(group)
+        anchor = cross_divergences(
+            self.divergence, clean.logits, corrupted.logits, **self._answers(rows), at_once=at_once
         )
+        found = PairValues(np.empty(shape), anchor, np.empty(shape, dtype=np.bool_))
+        for block in self._blocks(group, *shape):
+            left, right = clean.rows(block[0]), corrupted.rows(block[1])
+            logits = group.runner.product(left, right)
+            answers = self._answers(rows[block[0].numpy()])
+            place = np.ix_(*(part.numpy() for part in block))
+            found.divergence[place] = table_divergences(self.divergence, left.logits, logits, **answers)
+            differs = logits.argmax(-1) != left.logits.argmax(-1)[:, None]
+            found.argmax_differs[place] = differs.cpu().numpy()
+        return found
 
     def _listed(
         self,

@@ -7,26 +7,11 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import stats as scipy_stats
 
-from assay.stats import AnchorComparison, Summary
+from assay.stats import AnchorComparison, Summary, weighted_quantiles
 from assay.stats.summary import PERCENTILES
 
 
 _ROUNDING = 1e-12  # probabilities that are sums of many shares
-
-
-def exact_quantiles(
-    values: Float64[np.ndarray, "..."], weights: Float64[np.ndarray, "..."], shares: Sequence[float]
-) -> Float64[np.ndarray, " q"]:
-    """x_p = inf{t : F(t) >= p} of a discrete distribution.
-
-    Example:
-        >>> exact_quantiles(np.array([3.0, 1.0, 2.0]), np.array([0.25, 0.25, 0.5]), [0.25, 0.3, 1.0])
-        array([1., 2., 3.])
-    """
-    order = np.argsort(values, axis=None)
-    below = np.cumsum(weights.ravel()[order])
-    places = np.searchsorted(below, np.asarray(shares) - _ROUNDING)
-    return np.asarray(values.ravel()[order][np.minimum(places, values.size - 1)])
 
 
 def exact_summary(
@@ -45,7 +30,7 @@ def exact_summary(
     lowest, highest = float(values.min()), float(values.max())
     mean = lowest if lowest == highest else float((weights * values).sum())
     std = math.sqrt(float((weights * (values - mean) ** 2).sum()))
-    quantiles = exact_quantiles(values, weights, list(PERCENTILES.values()))
+    quantiles = weighted_quantiles(values, weights, list(PERCENTILES.values()))
     ranked = {
         "min": lowest,
         **{key: float(value) for key, value in zip(PERCENTILES, quantiles, strict=True)},

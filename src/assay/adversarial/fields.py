@@ -15,7 +15,7 @@ from assay.adversarial.rows import pair_ids
 from assay.errors import unknown_name
 from assay.measurement import plain
 from assay.rng import stream
-from assay.stats import benjamini_hochberg, cell_table, cell_tests, spearman_test
+from assay.stats import benjamini_hochberg, cell_table, cell_tests, spearman_test, weighted_quantiles
 from assay.stats.cells import SPARSE
 from assay.stats.summary import PERCENTILES
 
@@ -40,7 +40,8 @@ class FieldTable:
         percentiles: Shares of `quantiles`; 1 is the maximum.
         n: `[R, C]` pairs per cell.
         mean: `[R, C]`; NaN for an empty cell.
-        quantiles: `[P, R, C]`, type 7; NaN for an empty cell.
+        quantiles: `[P, R, C]`, type 7, of an enumerated population those of the distribution; NaN for an
+            empty cell.
     """
 
     rows_field: str
@@ -130,6 +131,7 @@ def _table(
         labels.spread(sample),
         None if others is None else others.spread(sample),
         quantiles=shares,
+        weights=sample.weights,
     )
     return FieldTable(
         rows_field=labels.field,
@@ -155,16 +157,11 @@ def field_tests(
     Returns:
         Records by ascending p-value, then descending share of exceeding pairs.
     """
-    exceeds = _exceeds(values)
+    exceeds = _exceeds(values, sample)
     records: list[dict[str, Any]] = []
     for labels, aliases in _tested(sample):
         found = _tests(exceeds, sample, labels, None, seed)
-        if sample.pairs is None:
-            per_input = values.mean(axis=1 - labels.axis)
-            mean = np.bincount(labels.codes, weights=per_input) / np.bincount(labels.codes)
-        else:
-            spread = labels.spread(sample)
-            mean = np.bincount(spread, weights=values) / np.maximum(np.bincount(spread), 1)
+        mean, _ = _group_means(values, sample, labels.axis, labels.codes, len(labels.values))
         n_inputs = _n_inputs(sample, labels)
         for at, code in enumerate(found.rows):
             records.append(
@@ -243,15 +240,36 @@ def _per_input(
     numbers: Float64[np.ndarray, " values"],
 ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
     """The number and the mean divergence of each distinct input of the field's side."""
-    side = (sample.clean, sample.corrupted)[labels.axis]
-    ids = side.distinct.inverse
+    first, ids = (sample.clean, sample.corrupted)[labels.axis].distinct
+    mean, used = _group_means(values, sample, labels.axis, ids, len(first))
+    return numbers[labels.codes[first]][used], mean[used]
+
+
+def _group_means(
+    values: Float64[np.ndarray, "..."],
+    sample: PairSample,
+    axis: int,
+    groups: Int64[np.ndarray, " inputs"],
+    n: int,
+) -> tuple[Float64[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """Mean divergence over the pairs of each group of inputs of one side, and which groups have pairs."""
     if sample.pairs is None:
-        inputs, of_pairs = ids, values.mean(axis=1 - labels.axis)
+        mass = [None, None] if sample.weights is None else side_weights(sample.weights)
+        group, own = groups, mass[axis]
+        of_pairs = np.average(values, axis=1 - axis, weights=mass[1 - axis])
     else:
-        inputs, of_pairs = ids[sample.pairs[:, labels.axis]], values
-    count = np.bincount(inputs, minlength=len(side.distinct.first_index))
-    mean = np.bincount(inputs, weights=of_pairs, minlength=len(count))[count > 0] / count[count > 0]
-    return numbers[labels.codes[side.distinct.first_index]][count > 0], mean
+        group, own, of_pairs = groups[sample.pairs[:, axis]], sample.weights, values
+    own = np.ones(len(group)) if own is None else own
+    total = np.bincount(group, weights=own, minlength=n)
+    sums = np.bincount(group, weights=own * of_pairs, minlength=n)
+    return np.divide(sums, total, out=np.full(n, np.nan), where=total > 0), total > 0
+
+
+def side_weights(weights: Float64[np.ndarray, "..."]) -> list[Float64[np.ndarray, " inputs"]]:
+    """Of an enumerated cross, the probabilities of each side's inputs; of listed pairs those of the pairs."""
+    if weights.ndim == 1:
+        return [weights]
+    return [weights.sum(axis=1), weights.sum(axis=0)]
 
 
 def _number(value: Any) -> float:
@@ -275,7 +293,7 @@ def heatmaps(
     Pairs of fields that the sample lacks, or that take one value or more than 200, are left out.
     """
     known = known_fields(sample)
-    exceeds = _exceeds(values)
+    exceeds = _exceeds(values, sample)
     records = []
     for names in fields:
         if not set(names) <= set(known):
@@ -304,8 +322,10 @@ def heatmaps(
     return records
 
 
-def _exceeds(values: Float64[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
-    return np.asarray(values > np.quantile(values, POOLED))
+def _exceeds(values: Float64[np.ndarray, "..."], sample: PairSample) -> Bool[np.ndarray, "..."]:
+    if sample.weights is None:
+        return np.asarray(values > np.quantile(values, POOLED))
+    return np.asarray(values > weighted_quantiles(values, sample.weights, [POOLED]))
 
 
 def _tests(
@@ -332,6 +352,7 @@ def _tests(
         labels.spread(sample),
         None if others is None else others.spread(sample),
         inputs=inputs,
+        weights=None if sample.weights is None else side_weights(sample.weights),
         seed=seed,
     )
 

@@ -12,17 +12,19 @@ import numpy as np
 from assay.adversarial.attack import run_sample
 from assay.adversarial.divergence import Divergence, Kernel
 from assay.adversarial.result import WorstCase
-from assay.adversarial.rows import WorstPair, count_pairs
+from assay.adversarial.rows import WorstPair, pieces_of
 from assay.adversarial.sampling import sample_pairs
 from assay.circuits import Circuit
+from assay.circuits.given import takes_text
 from assay.errors import FileFormatError, InputError, unknown_name
 from assay.measurement import plain
 from assay.models import Model
+from assay.stats import summarize
 from assay.tasks import Grammar, PairTask, Prompt, load_task
 
 
 PREFIX = "outside:"  # streams of their own: nothing here is part of a certified sample
-PERCENTILES = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
+PERCENTILES = ("p50", "p95", "p99")
 SHOWN_PAIRS = 10
 CORRUPTED = ("changed", "ordinary")  # where corrupted inputs may come from
 
@@ -36,10 +38,10 @@ class FillerRow:
         filler: The word or template.
         known: Whether the task's own list has it too.
         side: `clean` or `corrupted`: where it stands.
-        n_inputs: Inputs of that side that show it, repetitions counted.
-        n_pairs: Pairs with such an input.
+        n_inputs: Distinct inputs of that side that show it.
+        n_pairs: Distinct pairs with such an input.
         mean: Mean divergence of these pairs; NaN without any.
-        p50, p95, p99, max: Percentiles (type 7).
+        p50, p95, p99, max: Percentiles (type 7); None where less than one of the pairs lies beyond.
     """
 
     option: str
@@ -49,9 +51,9 @@ class FillerRow:
     n_inputs: int
     n_pairs: int
     mean: float
-    p50: float
-    p95: float
-    p99: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
     max: float
 
 
@@ -75,7 +77,7 @@ class Outside:
 
     def worst(self, k: int = SHOWN_PAIRS) -> tuple[WorstPair, ...]:
         """The k worst pairs of the changed inputs."""
-        return self.result.worst(min(k, count_pairs(self.result.sample)))
+        return self.result.worst(min(k, self.result.n_distinct_pairs))
 
     def to_dict(self) -> dict[str, Any]:
         """One entry of `outside` in a worst-case document: plain JSON."""
@@ -83,9 +85,9 @@ class Outside:
         record: dict[str, Any] = plain(
             {
                 "options": self.options,
-                "n_clean": sample.clean.n,
-                "n_corrupted": sample.corrupted.n,
-                "n_pairs": sample.n_pairs,
+                "n_clean": len(sample.clean.distinct.first_index),
+                "n_corrupted": len(sample.corrupted.distinct.first_index),
+                "n_pairs": self.result.n_distinct_pairs,
                 "unit": self.result.unit,
                 "summary": self.result.summary()["absolute"],
                 "anchor": self.result.anchor.absolute,
@@ -108,10 +110,11 @@ class Outside:
         )
 
 
+@takes_text(untouched=("task",))
 def outside_grammar(
     circuit: Circuit,
     model: Model,
-    task: PairTask | str,
+    task: PairTask | str | Path,
     *,
     n_clean: int = 200,
     n_corrupted: int = 200,
@@ -215,14 +218,15 @@ def unused_words(task: PairTask) -> tuple[str, ...]:
     used = {word for value in vars(task.grammar).values() for word in _words(value)}
     found = {
         text[1:]
-        for text in (tokens.tokenizer.decode([i]) for i in tokens.ordinary_ids)
+        # The second of two, since decoding sets no space before the first of a text.
+        for text in (pieces_of([i, i], tokens.tokenizer)[1] for i in tokens.ordinary_ids)
         if re.fullmatch(r" [A-Za-z]+", text)
     }
     return tuple(sorted(word for word in found - used if len(word) > 1))
 
 
-def _ordinary_task(model: Model, task: PairTask | str) -> PairTask:
-    if isinstance(task, str):
+def _ordinary_task(model: Model, task: PairTask | str | Path) -> PairTask:
+    if isinstance(task, str | Path):
         task = load_task(task, model, n=1)
     if task.grammar is None:
         raise InputError(
@@ -268,16 +272,20 @@ def _filler_rows(
                 if not len(rows):
                     continue
                 values = result.divergence.take(rows, axis=axis).ravel()
-                quantiles = np.percentile(values, list(PERCENTILES.values())).tolist()
+                n_inputs = len(np.unique(side.distinct.inverse[rows]))
+                other = (result.sample.corrupted, result.sample.clean)[axis]
+                n_pairs = n_inputs * len(other.distinct.first_index)
+                found = summarize(values).resolved(n_pairs).absolute
                 yield FillerRow(
                     option=option,
                     filler=filler,
                     known=filler in own,
                     side=("clean", "corrupted")[axis],
-                    n_inputs=len(rows),
-                    n_pairs=len(values),
+                    n_inputs=n_inputs,
+                    n_pairs=n_pairs,
                     mean=float(values.mean()),
-                    **dict(zip(PERCENTILES, quantiles, strict=True)),
+                    max=float(values.max()),
+                    **{name: found[name] for name in PERCENTILES},
                 )
 
 

@@ -21,6 +21,7 @@ from assay.adversarial.inputs import PairSample
 from assay.adversarial.sampling import sample_pairs
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.circuit import check_n_edges
+from assay.circuits.given import takes_text
 from assay.discovery.masks import LearnedMask, MaskSettings, PairLoss, learn_mask
 from assay.errors import GraphMismatchError, InputError, unknown_name
 from assay.execution.forward import check_circuit
@@ -85,7 +86,7 @@ class Judged:
     @property
     def summary(self) -> Summary:
         """Mean, percentiles and maximum of the sample."""
-        return summarize(self.divergence)
+        return summarize(self.divergence).resolved(len(self.divergence))
 
     def certificate(self, percentile: float, *, delta: float = 0.95) -> Certificate:
         """Upper bound on a percentile of the divergence over the distribution of the pairs.
@@ -153,7 +154,7 @@ class Repair:
             "percentile": self.percentile,
             "improved": self.improved,
             **judged,
-            "empty": summarize(self.empty).to_dict(),
+            "empty": summarize(self.empty).resolved(len(self.empty)).to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.candidates],
             "history": history,
             "samples": {name: dict(sample) for name, sample in self.samples.items()},
@@ -162,6 +163,7 @@ class Repair:
         }
 
 
+@takes_text()
 def repair(
     start: Circuit | EdgeScores,
     model: Model,
@@ -316,11 +318,11 @@ def largest_top(scores: EdgeScores, n_edges: int) -> Circuit:
     # The connected part only grows with k, so bisection finds the last k that fits.
     while low < high:
         middle = (low + high + 1) // 2
-        if scores.top(middle).connected().n_edges <= n_edges:
+        if scores.top(middle).connected(warn=False).n_edges <= n_edges:
             low = middle
         else:
             high = middle - 1
-    return scores.top(low).connected()
+    return scores.top(low).connected(warn=False)
 
 
 def _starting(
@@ -572,7 +574,7 @@ def exchanged(circuit: Circuit, scores: Tensor, count: int, limit: int) -> Circu
     def with_first(added: int) -> Circuit:
         trial = mask.clone()
         trial[order[:added]] = True
-        return Circuit(graph=graph, mask=trial.view_as(graph.valid)).connected()
+        return Circuit(graph=graph, mask=trial.view_as(graph.valid)).connected(warn=False)
 
     low, high = 0, len(order)
     while low < high:

@@ -24,7 +24,14 @@ from assay.adversarial.fields import (
     table_by_field,
 )
 from assay.adversarial.inputs import PairSample
-from assay.adversarial.rows import WorstInput, WorstPair, describe_pairs, rank_inputs, rank_pairs
+from assay.adversarial.rows import (
+    WorstInput,
+    WorstPair,
+    count_pairs,
+    describe_pairs,
+    rank_inputs,
+    rank_pairs,
+)
 from assay.circuits import Circuit
 from assay.errors import InconsistentRunError, InputError, unknown_name
 from assay.measurement import record_id
@@ -90,7 +97,7 @@ class Anchor:
         spearman: Rank correlation of the two; NaN where either is constant.
     """
 
-    absolute: Mapping[str, int | float]
+    absolute: Mapping[str, int | float | None]
     ratio_of_means: float
     share_above: float
     spearman: float
@@ -169,12 +176,13 @@ class WorstCase:
     def _repr_html_(self) -> str:
         found = self.summary()["absolute"]
         return display.card(
-            f"divergence of a circuit on {self.divergence.size:,} pairs of inputs",
+            f"divergence of a circuit on {self.n_distinct_pairs:,} pairs of inputs",
             (
                 ("protocol", self.protocol),
                 *(
                     (name, f"{display.number(found[name])} {self.unit}")
                     for name in ("mean", "p95", "p99", "max")
+                    if found[name] is not None
                 ),
                 ("standard error of the mean", self.mean_standard_error),
                 ("another likeliest token", f"{self.share_argmax_differs:.2%} of the pairs"),
@@ -189,16 +197,24 @@ class WorstCase:
     def statistics(self) -> Summary:
         """Everything that describes the sample; exact for an enumerated population."""
         if self.sample.weights is not None:
-            return exact_summary(self.divergence, self.sample.weights, thresholds=self.thresholds)
-        return summarize(self.divergence, thresholds=self.thresholds)
+            found = exact_summary(self.divergence, self.sample.weights, thresholds=self.thresholds)
+        else:
+            found = summarize(self.divergence, thresholds=self.thresholds)
+        return found.resolved(self.n_distinct_pairs)
 
-    def summary(self) -> dict[str, dict[str, int | float]]:
+    @cached_property
+    def n_distinct_pairs(self) -> int:
+        """Distinct pairs of inputs; a pair that was drawn several times counts once."""
+        return count_pairs(self.sample)
+
+    def summary(self) -> dict[str, dict[str, int | float | None]]:
         """Moments, percentiles and z-scores of the divergences.
 
         Returns:
-            `absolute`: count, mean, std, min, p25, p50, p75, p95, p99, p99.9, p99.99, max. `z`: the same from
-            min on, less the mean, in standard deviations; NaN where those are 0. Percentiles describe the
-            sample (type 7); for bounds on those of the distribution see `certificate`.
+            `absolute`: count (of distinct pairs), mean, std, min, p25, p50, p75, p95, p99, p99.9, p99.99,
+            max. `z`: the same from min on, less the mean, in standard deviations; NaN where those are 0.
+            Percentiles describe the sample (type 7); for bounds on those of the distribution see
+            `certificate`. Percentile p is None where (1 - p) times the count is below 1.
         """
         found = self.statistics
         return {"absolute": dict(found.absolute), "z": dict(found.z)}
@@ -227,22 +243,25 @@ class WorstCase:
         weights = self.sample.weights
         compared: AnchorComparison
         if weights is None:
-            absolute = summarize(self.empty).absolute
+            found = summarize(self.empty)
             compared = compare_with_anchor(self.divergence, self.empty)
         else:
-            absolute = exact_summary(self.empty, weights).absolute
+            found = exact_summary(self.empty, weights)
             compared = exact_comparison(self.divergence, self.empty, weights)
+        absolute = found.resolved(self.n_distinct_pairs).absolute
         return Anchor(absolute=absolute, **vars(compared))
 
     def histogram(self, *, n_bins: int = 100, maximum: float | None = None) -> Histogram:
         """Counts of divergences in equal bins on [0, maximum], the last bin closed.
+
+        The pairs of an enumerated population count by their probability.
 
         Args:
             n_bins: Number of bins; there is one where the maximum is 0.
             maximum: Right end; give the largest value over several results to compare them. Default: this
                 result's own.
         """
-        return histogram(self.divergence, n_bins=n_bins, maximum=maximum)
+        return histogram(self.divergence, n_bins=n_bins, maximum=maximum, weights=self.sample.weights)
 
     # ---- guarantees -------------------------------------------------------------------------------
 
@@ -388,7 +407,7 @@ class WorstCase:
 
         Returns:
             Count, mean and percentiles per cell, cells in ascending order of the values; `.values` is the
-            percentile asked for as a matrix. Every pair counts alike, also of an enumerated population.
+            percentile asked for as a matrix. Pairs of an enumerated population count by their probability.
 
         Raises:
             UnknownNameError: If there is no such field.
@@ -433,9 +452,10 @@ class WorstCase:
         found = dict(self.notes)
         few = self.statistics.few_tail_points
         if few:
+            named = [each for each in (", ".join(few[:-1]), few[-1]) if each]
             found["few_tail_points"] = (
-                f"{' and '.join(few)} rest on {self.sample.n_pairs:,} pairs, of which less than one is "
-                "expected beyond: estimates by name only"
+                f"{' and '.join(named)} {'are' if len(few) > 1 else 'is'} left out: less than one of "
+                f"{self.n_distinct_pairs:,} distinct pairs lies beyond"
             )
         reason = not_certified(self.sample)
         if reason is not None:
@@ -491,7 +511,8 @@ class WorstCase:
             f"circuit of {circuit['n_edges']:,} edges, {self.facts['divergence']} in {self.unit})"
         ]
         for name, values in (("circuit", absolute), ("empty circuit", self.anchor.absolute)):
-            shown = "  ".join(f"{key} {values[key]:.4g}" for key in ("mean", "p50", "p99", "p99.9", "max"))
+            rows = {key: values[key] for key in ("mean", "p50", "p99", "p99.9", "max")}
+            shown = "  ".join(f"{key} {value:.4g}" for key, value in rows.items() if value is not None)
             lines.append(f"  {name:<14}{shown}")
         lines += [f"  note: {message}" for message in self.warnings.values()]
         return "\n".join(lines)

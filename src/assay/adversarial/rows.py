@@ -63,7 +63,7 @@ class WorstPair:
         empty: Of the empty circuit, i.e. of the model's output on the corrupted input.
         clean: Clean input as text; ids where there is none.
         corrupted: Corrupted input.
-        clean_tokens: Tokens of the clean input, decoded one by one.
+        clean_tokens: What each token of the clean input adds to its text; ids where there is no tokenizer.
         corrupted_tokens: Tokens of the corrupted input.
         clean_fields: Fields of the clean input.
         corrupted_fields: Fields of the corrupted input.
@@ -301,16 +301,36 @@ def decoded(token: int, tokenizer: Any) -> str:
     return str(token) if tokenizer is None else str(tokenizer.decode([token]))
 
 
+def pieces_of(ids: Sequence[int], tokenizer: Any) -> tuple[str, ...]:
+    """What each token adds to the text before it, so that the pieces joined are the whole text.
+
+    A token decoded by itself loses the space that WordLevel and SentencePiece tokenizers set before it.
+    """
+    if tokenizer is None:
+        return tuple(str(token) if place == 0 else f" {token}" for place, token in enumerate(ids))
+    pieces, before = [], ""
+    for end in range(1, len(ids) + 1):
+        text = str(tokenizer.decode(ids[:end]))
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
+            pieces.append("")  # the first bytes of a character: it comes with its last token
+            continue
+        # Most decoders only append; where one rewrites what came before, the piece begins at the change.
+        same = [a == b for a, b in zip(before, text, strict=False)]
+        pieces.append(text[same.index(False) if False in same else len(same) :])
+        before = text
+    return tuple(pieces)
+
+
 def text_of(inputs: PromptSet, row: int, tokenizer: Any) -> str:
-    """An input as text; its ids, or its tokens apart, where it has none."""
+    """An input as text; its ids where there is no tokenizer."""
     if inputs.texts is not None:
         return inputs.texts[row]
-    return " ".join(token.strip() for token in _tokens(inputs, row, tokenizer))
+    ids = inputs.tokens[row, : int(inputs.lengths[row])].tolist()
+    return " ".join(map(str, ids)) if tokenizer is None else str(tokenizer.decode(ids))
 
 
 def _tokens(inputs: PromptSet, row: int, tokenizer: Any) -> tuple[str, ...]:
-    ids = inputs.tokens[row, : int(inputs.lengths[row])].tolist()
-    return tuple(decoded(token, tokenizer) for token in ids)
+    return pieces_of(inputs.tokens[row, : int(inputs.lengths[row])].tolist(), tokenizer)
 
 
 def _top(logits: Tensor, tokenizer: Any) -> tuple[TopToken, ...]:

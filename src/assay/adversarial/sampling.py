@@ -90,6 +90,11 @@ def sample_pairs(
     return sample
 
 
+def usual_protocol(task: PairTask) -> str:
+    """The protocol of a worst case that names none: a task without a grammar has its own pairs alone."""
+    return "file" if task.grammar is None else "all"
+
+
 @dataclass(frozen=True)
 class _Draw:
     """What the protocols have in common: the task, the counts, the streams."""

@@ -1,9 +1,14 @@
 """Checks that never go without saying: runs whose result is known, and pairs run by another engine."""
 
+import math
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from assay.adversarial.divergence import Divergence, Kernel, get_divergence, table_divergences
 from assay.adversarial.evaluation import rerun
@@ -12,55 +17,100 @@ from assay.adversarial.result import RERUN_ABSOLUTE, RERUN_RELATIVE, Logits, Rer
 from assay.circuits import Circuit
 from assay.errors import InconsistentRunError
 from assay.execution import PairRunner
+from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
 
 
 N_PAIRS = 4
 TOLERANCE = 1e-3  # of logits, relative to the largest one where that exceeds 1
-_HALF = 8  # units in the last place that number types below float32 are allowed
+# Below float32, in units of what the model's own clean run is off: two engines that both add up in float32,
+# and one of them against the model, which rounds the stream after every block.
+ROUNDINGS, ROUNDINGS_OF_MODEL = 4, 8
+_HALF = 8  # units in the last place that divergences of number types below float32 are allowed
 
 
 def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None:
-    """Run pairs whose logits are known: full circuit M(x), empty circuit M(x~), any circuit C(x, x) = M(x).
+    """Run some pairs of the sample by the engine of pairs and by the dense one, which compiles no plan.
+
+    The dense run multiplies every edge by its entry of the circuit's mask. It is itself checked by two runs
+    whose logits are known: with every edge kept M(x), with none M(x~).
 
     Raises:
-        InconsistentRunError: If one of them differs by more than 1e-3; the pair and the run are named.
+        InconsistentRunError: If logits differ by more than 1e-3 of the largest one (below float32: by more
+            than 4 times what the model's own run on x is off the same run in float32, 8 times against the
+            model). The pair and the run are named.
     """
     pairs = _some_pairs(sample)
+    read_at = (sample.clean.positions[pairs[:, 0]], sample.corrupted.positions[pairs[:, 1]])
+    pairs = pairs[np.asarray(read_at[0] == read_at[1])]  # the run proper refuses the others by name
+    if not len(pairs):
+        return
     clean, corrupted = sample.clean.subset(pairs[:, 0]), sample.corrupted.subset(pairs[:, 1])
-    runs = {
-        name: PairRunner(model, each)
-        for name, each in (
-            ("full circuit", Circuit.full(circuit.graph)),
-            ("empty circuit", Circuit.empty(circuit.graph)),
-            ("circuit on two equal inputs", circuit),
-        )
-    }
+    engine, dense = PairRunner(model, circuit), SoftRunner(model)
+    full, empty = Circuit.full(circuit.graph).mask, Circuit.empty(circuit.graph).mask
+    one = torch.zeros(1, dtype=torch.long)
+    rounding = _rounding(model, _read_tokens(clean, 0))
+    engines, known = (max(TOLERANCE, times * rounding) for times in (ROUNDINGS, ROUNDINGS_OF_MODEL))
     for row in range(len(pairs)):
         x, other = (_read_tokens(side, row) for side in (clean, corrupted))
-        expected = {
-            "full circuit": (x, other, x),
-            "empty circuit": (x, other, other),
-            "circuit on two equal inputs": (x, x, x),
+        prepared = dense.prepare(x, other)
+        kept, all_, none = (
+            _dense_logits(dense, prepared, mask.to(model.device)) for mask in (circuit.mask, full, empty)
+        )
+        found = engine.pairs(engine.prepare_clean(x), engine.prepare_corrupted(other), one, one)
+        runs = {
+            "full circuit": (all_, _model_logits(model, x), known, "the model's"),
+            "empty circuit": (none, _model_logits(model, other), known, "the model's on the corrupted input"),
+            "circuit": (found, kept, engines, "those of a run without a plan"),
         }
-        for name, (left, right, known) in expected.items():
-            runner = runs[name]
-            one = torch.zeros(1, dtype=torch.long)
-            got = runner.pairs(runner.prepare_clean(left), runner.prepare_corrupted(right), one, one)
-            _compare(name, got, _model_logits(model, known), model, shown(clean, row, sample.tokenizer))
+        prompt = shown(clean, row, sample.tokenizer)
+        for name, (got, expected, tolerance, of) in runs.items():
+            _compare(name, got, expected, tolerance, f"{of}, clean input {prompt}")
 
 
-def _compare(name: str, got: Tensor, expected: Tensor, model: Model, prompt: str) -> None:
+def _compare(name: str, got: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
     got, expected = got.double().cpu(), expected.double().cpu()
-    tolerance = max(TOLERANCE, _HALF * torch.finfo(model.dtype).eps)
     allowed = tolerance * max(1.0, float(expected.abs().max()))
     difference = float((got - expected).abs().max())
     # Where the model itself gives NaN, the run proper names the pair.
     if bool(torch.isfinite(expected).all()) and not difference <= allowed:
         raise InconsistentRunError(
-            f"sanity run: the {name} gives logits that are {difference:.3g} off the model's on {prompt} "
-            f"(allowed {allowed:.3g}); circuits cannot be run on this model, please report it"
+            f"sanity run: the {name} gives logits that are {difference:.3g} off {what} (allowed "
+            f"{allowed:.3g}); circuits cannot be run on this model, please report it"
         )
+
+
+@torch.no_grad()
+def _dense_logits(dense: SoftRunner, pairs: SoftPairs, mask: Tensor) -> Tensor:
+    return dense.logits(pairs, mask.to(dense.dtype))
+
+
+@torch.no_grad()
+def _rounding(model: Model, tokens: Tensor) -> float:
+    """What the model's logits are off the same run in float32, relative to the largest; 0 from float32 on."""
+    if torch.finfo(model.dtype).eps <= torch.finfo(torch.float32).eps:
+        return 0.0
+    with model.tracing() as trace:
+        hidden = model.forward(tokens.to(model.device))
+    wide = trace.input.float()
+    for block, (args, kwargs) in zip(model.blocks, trace.calls, strict=True):
+        output = _in_float32(block.module, wide, *args, **kwargs)
+        wide = output[0] if isinstance(output, tuple) else output
+    exact = _in_float32(model.unembed_module, _in_float32(model.final_norm.module, wide)[:, -1])
+    largest = max(1.0, float(exact.abs().max()))
+    found = float((model.unembed(hidden[:, -1]).float() - exact).abs().max()) / largest
+    return found if math.isfinite(found) else 0.0
+
+
+def _in_float32(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """One module on float32 copies of its weights and arguments; the module keeps its own."""
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    weights = {name: wide(each) for name, each in (*module.named_parameters(), *module.named_buffers())}
+    args, kwargs = tree_map(wide, (args, kwargs))
+    return functional_call(module, weights, args, kwargs)
 
 
 def _some_pairs(sample: PairSample) -> Int64[np.ndarray, "n 2"]:

@@ -23,6 +23,7 @@ from assay.adversarial.matrix import MatrixSearch, matrix_search
 from assay.adversarial.rows import WorstPair
 from assay.adversarial.sampling import sample_pairs
 from assay.circuits import Circuit
+from assay.circuits.given import takes_text
 from assay.errors import InputError
 from assay.execution import PairRunner
 from assay.execution.forward import check_circuit
@@ -112,6 +113,7 @@ class SearchResult:
         return f"SearchResult(max={self.max:.4g} {self.unit}, {self.n_evaluations:,} evaluations)"
 
 
+@takes_text(untouched=("task",))
 def search_worst(
     circuit: Circuit,
     model: Model,

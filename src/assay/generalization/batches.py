@@ -9,11 +9,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.discovery import discover
+from assay.discovery import EdgeMethod, discover, get_method
 from assay.errors import GraphMismatchError, InputError
 from assay.execution import run_model
 from assay.generalization import baselines
-from assay.generalization.shift import SETTINGS, check_comparable
+from assay.generalization.shift import OPTIONS, SETTINGS, check_comparable, settings_of
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
 
@@ -46,7 +46,8 @@ def check_reference(model: Model, reference_scores: EdgeScores) -> Mapping[str, 
 
     Raises:
         GraphMismatchError: If the scores belong to another graph or to other weights.
-        InputError: If their record does not say how they were found.
+        InputError: If their record does not say how they were found, or an option of their method cannot be
+            set from it.
     """
     if model.graph != reference_scores.graph:
         raise GraphMismatchError(
@@ -66,7 +67,23 @@ def check_reference(model: Model, reference_scores: EdgeScores) -> Mapping[str, 
             f"the reference circuit belongs to a model with weights {known}, this one has {own}; discover "
             "the reference with this model"
         )
-    return {name: record[name] for name in (*SETTINGS, "seed")}
+    settings = settings_of(reference_scores) | {"seed": record["seed"]}
+    if not settings[OPTIONS]:
+        del settings[OPTIONS]
+    _method(settings)
+    return settings
+
+
+def _method(settings: Mapping[str, Any]) -> EdgeMethod:
+    """The method of some settings, with its options."""
+    options = settings.get(OPTIONS, {})
+    for name, value in options.items():
+        if isinstance(value, Mapping):  # scores or further settings, of which a record holds a digest
+            raise InputError(
+                f"the reference circuit was found with {name}= of {settings['method']}, which its record "
+                "cannot give back, so further circuits cannot be found in the same way; leave that option out"
+            )
+    return get_method(settings["method"], **options)
 
 
 def circuit_like(
@@ -96,7 +113,7 @@ def circuit_like(
     found = discover(
         model,
         task,
-        settings["method"],
+        _method(settings),
         **chosen,
         batch_size=batch_size,
         per_example=per_example,

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from assay.errors import FileFormatError, OutputError
 from assay.measurement import plain
@@ -34,7 +34,7 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
-                _cut_torn_line(file.fileno())
+                _cut_torn_line(file)
                 file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -70,16 +70,17 @@ class Journal:
         return found
 
 
-def _cut_torn_line(descriptor: int) -> None:
+def _cut_torn_line(file: BinaryIO) -> None:
     """Drop what stands after the last line break."""
-    size = os.fstat(descriptor).st_size
+    size = file.seek(0, os.SEEK_END)
     end = size
     while end:
         start = max(0, end - 4096)
-        place = os.pread(descriptor, end - start, start).rfind(b"\n")
+        file.seek(start)
+        place = file.read(end - start).rfind(b"\n")
         if place >= 0:
             end = start + place + 1
             break
         end = start
     if end < size:
-        os.ftruncate(descriptor, end)
+        file.truncate(end)

@@ -5,16 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from torch import nn
+
 from assay.errors import InputError
 from assay.generalization.inspection import Inspection, InspectionSettings, inspect_model
 from assay.generalization.ranking_builder import RankingBuilder
 from assay.generalization.ranking_table import Ranking
-from assay.models import Model
-from assay.tasks import EvalTransform, ImageSet, ImageTask
+from assay.models import Model, load_model
+from assay.tasks import EvalTransform, ImageSet, ImageTask, load_images
+from assay.zoo import Zoo
 
 
 Progress = Callable[[str, int, int], None]
-Images = ImageSet | ImageTask | Callable[[Model], ImageTask]
+Images = ImageSet | ImageTask | Callable[[Model], ImageTask] | str | Path
 
 
 @runtime_checkable
@@ -29,7 +32,8 @@ class HoldsModels(Protocol):
         """One model, in evaluation mode."""
 
 
-Models = HoldsModels | Mapping[str, Model | Callable[[], Model]] | Sequence[Model]
+OneModel = Model | str | Path | nn.Module | Callable[[], Model]
+Models = HoldsModels | Mapping[str, OneModel] | Sequence[OneModel] | str | Path
 
 
 def rank_models(
@@ -50,14 +54,16 @@ def rank_models(
     """Rank image classifiers by what their circuits and outputs say about a target domain.
 
     Args:
-        models: A zoo, named models or functions that load them, or a list of models. They are loaded one at a
-            time and let go of, so a zoo need not fit in memory.
+        models: A zoo or its folder, named models or functions that load them, or a list of models; a model
+            may be what `load_model` takes. They are loaded one at a time and let go of, so a zoo need not fit
+            in memory.
         target: Images of the domain to deploy on: 8-bit images, normalised for each model by its own
-            transform; images as every model reads them; or a function from a model to its images.
+            transform; images as every model reads them; a function from a model to its images; or what
+            `load_images` takes, e.g. a folder or "shapes:sketch".
         id_data: Labelled images of the domain that the models were trained for, likewise, not used in
             training. Metrics that learn from them are absent without.
-        metrics: Keys of `assay.generalization.PREDICTORS`. Default: all but the two that need scores of all
-            edges (`"ddb-deep"`, `"ddb-global"`), which also give the motif.
+        metrics: Keys of `assay.generalization.PREDICTORS`. Default: all but `"sharpness"` and the two that
+            need scores of all edges (`"ddb-deep"`, `"ddb-global"`), which also give the motif.
         labels: True: require labels of the target; False: leave them unused; None: use them if there are any.
         measure: True performance and ID accuracy: `"accuracy"`, or `"macro-f1"` over the classes that occur.
         ratio: tau of the depth bias, in (0, 0.5].
@@ -184,27 +190,42 @@ def named_loaders(models: Models) -> list[tuple[str, Callable[[], Model]]]:
         InputError: For fewer than 2 models.
     """
     found: list[tuple[str, Callable[[], Model]]]
+    if isinstance(models, str | Path):
+        models = Zoo.open(models)
     if isinstance(models, Mapping):
-        found = [
-            (name, _constant(each) if isinstance(each, Model) else each) for name, each in models.items()
-        ]
+        found = [(name, _model_loader(each)) for name, each in models.items()]
     elif isinstance(models, HoldsModels):
         keys = [str(entry.key) for entry in models.entries if getattr(entry, "status", "done") == "done"]
         found = [(key, _loader(models, key)) for key in keys]
     else:
-        ids = [each.id for each in models]
+        if not isinstance(models, Sequence):
+            raise InputError(
+                f"models is a {type(models).__name__}; give a zoo or its folder, a list of models, or a "
+                "mapping from names to models"
+            )
+        ids = [each.id if isinstance(each, Model) else str(each) for each in models]
         names = [
             name if ids.count(name) == 1 else f"{name} ({ids[: place + 1].count(name)})"
             for place, name in enumerate(ids)
         ]
-        found = [(name, _constant(each)) for name, each in zip(names, models, strict=True)]
+        found = [(name, _model_loader(each)) for name, each in zip(names, models, strict=True)]
     if len(found) < 2:
         raise InputError(f"{len(found)} model(s) to rank; give at least 2")
     return found
 
 
-def _constant(model: Model) -> Callable[[], Model]:
-    return lambda: model
+def _model_loader(given: object) -> Callable[[], Model]:
+    """A function that gives one model, whatever it is named by."""
+    if isinstance(given, Model):
+        return lambda: given
+    if isinstance(given, str | Path | nn.Module):
+        return lambda: load_model(given)
+    if callable(given):
+        return given
+    raise InputError(
+        f"a model to rank is a {type(given).__name__}; expected a loaded model, what `load_model` takes, or "
+        "a function that gives one"
+    )
 
 
 def _loader(zoo: HoldsModels, key: str) -> Callable[[], Model]:
@@ -217,8 +238,15 @@ def _task(images: Images, model: Model, *, labels: bool | None = None) -> ImageT
         task = images
     elif isinstance(images, ImageSet):
         task = images.task(EvalTransform.for_model(model))
-    else:
+    elif isinstance(images, str | Path):
+        task = load_images(images, model)
+    elif callable(images):
         task = images(model)
+    else:
+        raise InputError(
+            f"target is a {type(images).__name__}; expected images, what `load_images` takes, or a function "
+            "from a model to its images"
+        )
     if labels is True and task.labels is None:
         raise InputError(
             f"labels of {task.domain or task.name!r} were asked for and there are none; give labelled "

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from assay.circuits import EdgeScores, prune
 from assay.errors import DegenerateDataWarning, GraphMismatchError, InputError, unknown_name
 from assay.generalization.dependency import sum_by_layers
 from assay.graph import Graph
+from assay.measurement import plain
 from assay.registry import Registry
 from assay.stats import kendall_tau, pearson, spearman
 
@@ -27,6 +29,7 @@ REFERENCE_EIGENVALUES = 50  # of each Laplacian that the authors' code compares
 TIMES = np.logspace(-2, 2, 250)
 # Scores estimated in different ways differ by more than the data do.
 SETTINGS = ("method", "objective", "ablation", "steps", "quadrature")
+OPTIONS = "options"  # of the method
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -444,11 +447,12 @@ def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -
             f"the circuits belong to different graphs: {a.graph.describe()} and {b.graph.describe()}; "
             "compare circuits of one model"
         )
-    for name in SETTINGS:
-        if name in a.provenance and name in b.provenance and a.provenance[name] != b.provenance[name]:
+    one, other = settings_of(a), settings_of(b)
+    for name in (*SETTINGS, OPTIONS):
+        if name in one and name in other and one[name] != other[name]:
             raise InputError(
-                f"the circuits were found with different settings: {name} is {a.provenance[name]!r} and "
-                f"{b.provenance[name]!r}; discover both with the same"
+                f"the circuits were found with different settings: {name} is {one[name]!r} and "
+                f"{other[name]!r}; discover both with the same"
             )
     weights = [each.provenance.get("model", {}).get("weight_hash") for each in (a, b)]
     if same_model and None not in weights and weights[0] != weights[1]:
@@ -456,6 +460,17 @@ def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -
             f"the circuits belong to models of different weights ({weights[0]} and {weights[1]}); a shift is "
             "measured on one model"
         )
+
+
+def settings_of(scores: EdgeScores) -> dict[str, Any]:
+    """How scores were found, as far as their record holds it.
+
+    A record names only the options of a method that are not the defaults, so one that holds none has the
+    defaults.
+    """
+    record = scores.provenance
+    settings = {name: record[name] for name in SETTINGS if name in record}
+    return settings | ({OPTIONS: plain(record.get(OPTIONS, {}))} if "method" in record else {})
 
 
 def _views(

@@ -35,10 +35,19 @@ from assay.errors import (
     UnsafeFileError,
     near_matches,
 )
+from assay.machine import free_memory
 from assay.measurement import plain
 from assay.subsets.data import CorrectnessData
-from assay.subsets.layouts import PackedMatrix, free_memory
-from assay.untrusted import MALFORMED, check_declared, check_rows, check_unpacked, malformed, parse_json
+from assay.subsets.layouts import PackedMatrix
+from assay.untrusted import (
+    MALFORMED,
+    check_declared,
+    check_rows,
+    check_unpacked,
+    malformed,
+    parquet_table,
+    parse_json,
+)
 
 
 SCHEMA = "assay-correctness/1"
@@ -183,7 +192,7 @@ def must_pack(n_models: int, n_examples: int, *, what: str) -> bool:
         InputError: If it does not fit in memory even when packed.
     """
     shape, entries, free = (n_models, n_examples), n_models * n_examples, free_memory()
-    if free is None or 2 * entries <= free:
+    if 2 * entries <= free:
         return False
     if entries // 4 > free:
         raise InputError(
@@ -334,7 +343,7 @@ def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
     with archive.open(f"{key}.npy") as member:
         shape, _, dtype = _header(member, archive.getinfo(f"{key}.npy").file_size, key, path)
     size, free = math.prod(shape) * dtype.itemsize, free_memory()
-    if free is not None and size > free:
+    if size > free:
         raise InputError(f"{path}: {key} takes {size / 1e9:.1f} GB; {free / 1e9:.1f} GB of memory are free")
     with archive.open(f"{key}.npy") as member:
         found: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
@@ -352,7 +361,7 @@ def _read_matrix(archive: zipfile.ZipFile, path: Path) -> "tuple[np.ndarray | Pa
             )
         pack = must_pack(shape[0], shape[1], what=f"{path}: X")
         free = free_memory()
-        if fortran and free is not None and math.prod(shape) * (dtype.itemsize + 2) > free:
+        if fortran and math.prod(shape) * (dtype.itemsize + 2) > free:
             raise InputError(
                 f"{path}: X of {shape[0]} x {shape[1]} does not fit in memory, and its column order keeps it "
                 "from being packed while it is read; write X in row order, or X_bits"
@@ -467,7 +476,7 @@ def _read_parquet(path: Path) -> _Contents:
             return _read_columns(file, path)
     except AssayError:
         raise
-    except (OSError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
+    except (OSError, MemoryError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
         raise FileFormatError(
             f"{path} is no correctness archive, or is cut off or damaged: {error}"
         ) from error
@@ -492,7 +501,7 @@ def _read_columns(file: Any, path: Path) -> _Contents:
         raise FileFormatError(f"{path} lacks the column '{_CORRECT}{missing[0]}' of a model in its table")
     for name in names:
         if name in ("example_id", "label") or name.startswith(_META):
-            column = file.read(columns=[name]).column(0)
+            column = parquet_table(file, path, [name]).column(0)
             if column.null_count:
                 raise InputError(
                     f"{path}: the column {name!r} has {column.null_count} missing values; fill them"
@@ -505,7 +514,7 @@ def _read_columns(file: Any, path: Path) -> _Contents:
         ("image", "images", table.get("image_shape")),
     ):
         if name in names:
-            flat = file.read(columns=[name]).column(0).combine_chunks().flatten().to_numpy()
+            flat = parquet_table(file, path, [name]).column(0).combine_chunks().flatten().to_numpy()
             arrays[key] = flat.reshape(n, *(shape or [-1]))
     if (kept := table.get("id_embedding")) is not None:
         raw = np.frombuffer(base64.b64decode(kept["float32"]), dtype="<f4")
@@ -522,7 +531,7 @@ def _read_models(file: Any, names: list[str], n: int, path: Path) -> "tuple[np.n
     def blocks() -> Iterator[np.ndarray]:
         for start in range(0, len(names), _COLUMNS):
             wanted = [f"{_CORRECT}{name}" for name in names[start : start + _COLUMNS]]
-            part = file.read(columns=wanted)
+            part = parquet_table(file, path, wanted)
             rows = []
             for name in wanted:
                 column = part.column(name)

@@ -12,6 +12,7 @@ from assay.errors import InputError, ShapeError, unknown_name
 from assay.measurement import plain
 from assay.rng import stream
 from assay.stats import spearman_matrix
+from assay.subsets._exchange import Pool
 from assay.subsets.data import CorrectnessData
 from assay.subsets.distance import distance_scores
 from assay.subsets.layouts import Matrix
@@ -195,6 +196,7 @@ def random_baseline(
     eps: float | int = EPS,
     clip: str = "eps",
     allowed: Bool[np.ndarray, " n"] | None = None,
+    strata: Int64[np.ndarray, " n"] | None = None,
 ) -> RandomBaseline:
     """R over the models on random subsets, drawn uniformly without replacement.
 
@@ -207,6 +209,7 @@ def random_baseline(
         eps: Clip of the accuracies.
         clip: `eps`, or `half`: clip accuracies on the subset at half an example.
         allowed: Which examples may be drawn. Default: all.
+        strata: Code of each example; every stratum keeps its share, as in a selection with `strata`.
 
     Raises:
         InputError: A size or a number of draws out of range.
@@ -224,6 +227,7 @@ def random_baseline(
         eps=eps,
         clip=clip,
         allowed=allowed,
+        strata=strata,
     )[0]
 
 
@@ -238,6 +242,7 @@ def _random_baselines(
     eps: float | int,
     clip: str,
     allowed: Bool[np.ndarray, " n"] | None,
+    strata: Int64[np.ndarray, " n"] | None,
 ) -> tuple[RandomBaseline, ...]:
     """For several sizes at once: every example of an order is counted once."""
     if draws < 1:
@@ -249,6 +254,14 @@ def _random_baselines(
     counts = np.empty((draws, len(ends), len(models)), dtype=np.int64)
     for draw in range(draws):
         order = pool[stream(seed, f"random-subset/{draw}").permutation(len(pool))]
+        if strata is not None:  # quotas of a larger size need not contain those of a smaller one
+            place_in_order = np.empty(data.n_examples, dtype=np.int64)
+            place_in_order[order] = np.arange(len(order))
+            for place, size in enumerate(ends.tolist()):
+                counts[draw, place] = matrix.count(
+                    _by_quota(place_in_order, size, allowed=allowed, strata=strata)
+                )
+            continue
         total = np.zeros(len(models), dtype=np.int64)
         for place, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             total = total + matrix.count(order[start:end])
@@ -285,6 +298,18 @@ def _pool(data: CorrectnessData, allowed: Bool[np.ndarray, " n"] | None) -> Int6
 def _check_size(size: int, pool: Int64[np.ndarray, " pool"]) -> None:
     if not 1 <= size <= len(pool):
         raise InputError(f"size is {size}; a subset of 1 to {len(pool)} examples is possible")
+
+
+def _by_quota(
+    values: np.ndarray,
+    size: int,
+    *,
+    allowed: Bool[np.ndarray, " n"] | None,
+    strata: Int64[np.ndarray, " n"],
+) -> Int64[np.ndarray, " size"]:
+    """The `size` smallest values, every stratum with its share, as in a selection."""
+    pool = Pool(len(values), size, strata=strata, allowed=allowed, locked={})
+    return np.flatnonzero(pool.lowest(values))
 
 
 def _lowest(values: np.ndarray, size: int, pool: Int64[np.ndarray, " pool"]) -> Int64[np.ndarray, " size"]:
@@ -399,8 +424,8 @@ def baseline_rows(
     """Baselines at every size of a grid, on the models of one part.
 
     Args:
-        problem: Data, split and settings of the selections to compare with: the clip, the seed and what is
-            allowed come from there.
+        problem: Data, split and settings of the selections to compare with: the clip, the seed, what is
+            allowed and the strata whose shares are kept come from there.
         sizes: The grid.
         kinds: Among `random`, `hard`, `marginal`, `distance` and `all`. Default: every one that the data
             allow; `distance` needs embeddings.
@@ -461,6 +486,7 @@ def baseline_rows(
                 eps=settings.eps,
                 clip=settings.clip,
                 allowed=settings.allowed,
+                strata=settings.strata,
             )
             found[kind] = tuple(each.row for each in drawn)
             continue
@@ -473,6 +499,12 @@ def baseline_rows(
             values = marginal_scores(problem.train, data.id_accuracy[split.train], eps=settings.eps)
         else:
             values = -_rounded_distances(data, mode)
+        if settings.strata is not None:
+            found[kind] = tuple(
+                row(kind, _by_quota(values, size, allowed=settings.allowed, strata=settings.strata))
+                for size in grid
+            )
+            continue
         order = _lowest(values, max(grid, default=1), pool)
         found[kind] = tuple(row(kind, order[:size]) for size in grid)
     return found

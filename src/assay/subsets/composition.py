@@ -60,10 +60,12 @@ class ClassComposition:
             place: Of the selection.
 
         Returns:
-            None unless a class is more than twice as frequent as in the pool.
+            None unless a class is more than twice as frequent as in the pool. Of several such classes the one
+            that explains the largest share of the selection is named: share less share of the pool.
         """
-        ratios = self.ratios[place]
-        worst = int(np.argmax(ratios))
+        ratios, surplus = self.ratios[place], self.shares[place] - self.pool_shares
+        # A rare class has a large ratio long before it makes up much of a selection.
+        worst = int(np.argmax(np.where(ratios > LARGE_RATIO, surplus, -np.inf)))
         if not ratios[worst] > LARGE_RATIO:
             return None
         return (
@@ -96,7 +98,8 @@ def class_composition(
     """Class shares of each selection and of the pool they come from.
 
     Args:
-        sets: Selections, each as distinct positions in the pool; or one `Subset`, whose data have labels.
+        sets: Selections, each as distinct positions in the pool; or one `Subset`, whose data have labels. Its
+            pool is what could have been selected.
         labels: Class of each example of the pool, `[N]`: integers or names.
         label_names: Name of each class, for integer labels.
 
@@ -113,7 +116,9 @@ def class_composition(
     """
     if isinstance(sets, Subset):
         data = sets.require_data("a class composition")
-        sets, labels, label_names = [sets.indices], data.labels, data.label_names
+        pool, labels, label_names = sets.pool, data.labels, data.label_names
+        labels = None if labels is None else labels[pool]
+        sets = [np.searchsorted(pool, sets.indices)]
     if labels is None:
         raise InputError("labels are missing: the class of each example of the pool is needed")
     names, codes = coded_labels(labels, label_names)

@@ -220,6 +220,16 @@ def selection_consistency(
     )
 
 
+def consistency_within(sets: Sequence[Any], pool: Int64[np.ndarray, " n"]) -> SelectionConsistency:
+    """`selection_consistency` of selections that could hold only some examples: chance draws from these.
+
+    Args:
+        sets: Selections, as places of examples.
+        pool: Examples that could have been selected, ascending.
+    """
+    return selection_consistency([np.searchsorted(pool, each) for each in sets], len(pool))
+
+
 def _overlaps(sets: list[Int64[np.ndarray, " _"]], n_examples: int) -> Int64[np.ndarray, "k k"]:
     """Number of shared examples of every pair, from one bit per selection and example."""
     bits = np.zeros((len(sets), n_examples), dtype=bool)

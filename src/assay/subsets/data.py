@@ -120,6 +120,7 @@ class CorrectnessData:
         id_embedding: np.ndarray | None = None,
         images: np.ndarray | None = None,
         source: Mapping[str, Any] | None = None,
+        at_least: int = MIN_MODELS,
     ) -> "CorrectnessData":
         """Check arrays and give what is missing its default.
 
@@ -139,10 +140,11 @@ class CorrectnessData:
             id_embedding: In-distribution examples in that space.
             images: Of the examples, 8 bits per channel.
             source: Where it came from, as JSON.
+            at_least: Models that are needed; 4 to select from.
 
         Raises:
             InputError: Naming the argument and the value: entries that are not 0 or 1, accuracies that are
-                NaN or outside [0, 1], fewer than 4 models, duplicate ids, a run in two families.
+                NaN or outside [0, 1], too few models, duplicate ids, a run in two families.
             ShapeError: If lengths differ.
         """
         if isinstance(correct, CorrectnessData):
@@ -163,8 +165,8 @@ class CorrectnessData:
         n_models, n_examples = (
             (matrix.n_models, matrix.n_examples) if isinstance(matrix, PackedMatrix) else matrix.shape
         )
-        if n_models < MIN_MODELS:
-            raise InputError(f"correct holds {n_models} models; at least {MIN_MODELS} are needed")
+        if n_models < at_least:
+            raise InputError(f"correct holds {n_models} models; at least {at_least} are needed")
         if n_examples < 1:
             raise InputError("correct holds no example")
         codes, names = _labels(labels, label_names, n_examples)

@@ -241,7 +241,10 @@ def _composition(
     """Class shares by size, and R inside each class of the headline subset."""
     if data.labels is None:
         return None
-    found = class_composition([each.indices for each in selections], data.labels, data.label_names)
+    pool = headline.pool
+    found = class_composition(
+        [np.searchsorted(pool, each.indices) for each in selections], data.labels[pool], data.label_names
+    )
     inside: Sequence[ClassCorrelation] = ()
     if len(np.unique(data.labels[headline.indices])) <= MOST_CLASSES:
         inside = class_correlations(headline)
@@ -271,14 +274,7 @@ def _prevalence(data: CorrectnessData, selection: Subset) -> dict[str, Any] | No
     facts = {name if name != LABEL else f"{LABEL} (fact)": column for name, column in data.meta.items()}
     if data.labels is None and not facts:
         return None
-    found = prevalence_shift(
-        selection.indices,
-        facts,
-        labels=data.labels,
-        label_names=data.label_names,
-        seed=selection.settings.seed,
-    )
-    return found.to_dict()
+    return prevalence_shift(selection, facts, seed=selection.settings.seed).to_dict()
 
 
 # ----------------------------------------------------------------------------------------- is it real
@@ -287,7 +283,7 @@ def _prevalence(data: CorrectnessData, selection: Subset) -> dict[str, Any] | No
 def _replication(selection: Subset) -> dict[str, Any]:
     """Correlations of single examples over the test models, as shares per bin, chosen and others apart."""
     found = replicate_examples(selection)
-    n_others = selection.facts["n_examples"] - selection.size
+    n_others = len(selection.pool) - selection.size
 
     def side(
         n: int, counts: Int64[np.ndarray, " n_bins"], negative: float, discovered: float
@@ -346,10 +342,9 @@ def _models(data: CorrectnessData, selection: Subset) -> dict[str, Any]:
     """Accuracies of every model on all, the chosen and the other examples, and lines over the test models."""
     chosen, everything = selection.accuracies(), data.accuracy()
     rest: Float64[np.ndarray, " m"] | None = None
-    n_rest = data.n_examples - selection.size
-    if n_rest:
-        right = np.rint(everything * data.n_examples) - np.rint(chosen * selection.size)
-        rest = right / n_rest
+    others = np.setdiff1d(selection.pool, selection.indices)
+    if len(others):
+        rest = data.accuracy_on(others, np.arange(data.n_models))
     part = np.full(data.n_models, "unused", dtype=object)
     for name in PARTS:
         part[selection.split.part(name)] = name
@@ -381,7 +376,7 @@ def _models(data: CorrectnessData, selection: Subset) -> dict[str, Any]:
 
 def _examples(data: CorrectnessData, selection: Subset) -> dict[str, list[dict[str, Any]]]:
     """The most harmful chosen examples and as many others at random, with pictures where there are any."""
-    outside = np.setdiff1d(np.arange(data.n_examples), selection.indices)
+    outside = np.setdiff1d(selection.pool, selection.indices)
     rng = stream(selection.settings.seed, "examples of a report")
     others = np.sort(rng.choice(outside, min(SHOWN, len(outside)), replace=False)).astype(np.int64)
     return {

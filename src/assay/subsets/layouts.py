@@ -9,16 +9,15 @@ values sum to at most 2**24, every partial sum is exact in float32, so all layou
 agree.
 """
 
-import os
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64, Integer, UInt8
 
 from assay.errors import InputError, ShapeError
+from assay.machine import free_memory
 
 
 if TYPE_CHECKING:
@@ -487,6 +486,7 @@ def as_matrix(
     if rows is not None:
         _checked_models(rows, n_models)
         n_models = len(rows)
+    check_device(device, layout)
     if layout == "auto":
         if device is not None and str(device) != "cpu":
             layout = "accelerator"
@@ -519,25 +519,34 @@ def _packed_rows(correct: np.ndarray, rows: Int64[np.ndarray, " k"] | None) -> P
     return PackedMatrix(bits, len(rows))
 
 
-def free_memory() -> int | None:
-    """Bytes of main memory that can be had without swapping; None where the system does not tell."""
-    table = Path("/proc/meminfo")
-    if table.exists():
-        rows = dict(line.split(":", 1) for line in table.read_text(encoding="ascii").splitlines())
-        if "MemAvailable" in rows:
-            return 1024 * int(rows["MemAvailable"].split()[0])
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
 def _require_memory(needed: int, what: str, *, free: int | None = None) -> None:
     free = free_memory() if free is None else free
-    if free is not None and needed > free:
+    if needed > free:
         raise InputError(
             f"{what} needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
             'use layout="packed", which holds eight models per byte'
         )
+
+
+def check_device(device: "str | torch.device | None", layout: str = "auto") -> None:
+    """Refuse a device that PyTorch cannot use, or that a layout of main memory would leave idle.
+
+    Raises:
+        InputError: Naming the device.
+    """
+    if device is None or str(device) == "cpu":
+        return
+    if layout in ("dense", "packed"):
+        raise InputError(
+            f"device is {str(device)!r} and layout {layout!r} lies in main memory; leave one of them out"
+        )
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, no driver, or a build without it
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device is {str(device)!r}, which PyTorch cannot use here: {reason}") from error
 
 
 def _default_device() -> "torch.device":

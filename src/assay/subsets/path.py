@@ -177,9 +177,9 @@ class SelectionPath:
     @functools.cached_property
     def consistency(self) -> "SelectionConsistency":
         """Overlap of the subsets over sizes, between random (0) and nested (1); no sign that one is real."""
-        from assay.subsets.consistency import selection_consistency
+        from assay.subsets.consistency import consistency_within
 
-        return selection_consistency([each.indices for each in self.selections], self.data.n_examples)
+        return consistency_within([each.indices for each in self.selections], self.headline.pool)
 
     def largest_aotil(self, rule: str = "val", *, refine: bool = True) -> LargestSubset:
         """The largest subset on which accuracy is on the inverse line, R <= -0.3.

@@ -1,7 +1,6 @@
 """What a selection finds where nothing is: the whole selection, run again under permuted accuracies."""
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from jaxtyping import Float64, Int64
 from scipy import special
 
 from assay.errors import InputError, ShapeError, unknown_name
+from assay.machine import usable_cores
 from assay.measurement import plain
 from assay.rng import stream
 from assay.stats import benjamini_hochberg
@@ -219,7 +219,7 @@ def n_workers(workers: int | None, settings: Settings) -> int:
         return 1
     if workers is not None:
         return workers
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
 
 
 def run_permutations(

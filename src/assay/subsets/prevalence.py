@@ -21,6 +21,7 @@ from assay.subsets.selection import Subset
 N_RESAMPLES = 1000
 LABEL = "label"  # name of the class among the attributes
 MISSING = "missing"
+FEW_VALUES = 20  # whole numbers of no more different values are compared as categories
 MOST_VALUES = 1000  # of an attribute, beyond which it names examples rather than describing them
 _BLOCK = 1 << 22  # draws held at a time
 _UNDEFINED_AS_NULL = ("selected", "pool", "difference", "ratio", "low", "high", "p_value", "q_value")
@@ -216,7 +217,8 @@ def prevalence_shift(
         labels: Class of each example, `[N]`; always compared where given, as `label`.
         label_names: Name of each class, for integer labels.
         crossed: Groups of categorical attributes (or `label`) whose combinations are compared too.
-        numeric: Attributes compared by their mean. Default: those of floating type.
+        numeric: Attributes compared by their mean. Default: those of floating type, and whole numbers of more
+            than 20 different values.
         n_resamples: Of the intervals, at least 1.
         level: Coverage of the intervals.
         q: False discovery rate that `significant` goes by.
@@ -251,7 +253,7 @@ def prevalence_shift(
             attributes = {name: np.asarray(column)[chosen_from] for name, column in attributes.items()}
             labels = None if labels is None else labels[chosen_from]
             indices = np.searchsorted(np.flatnonzero(chosen_from), indices)
-    columns = {str(name): np.asarray(column) for name, column in (attributes or {}).items()}
+    columns = {str(name): _plain(np.asarray(column)) for name, column in (attributes or {}).items()}
     if LABEL in columns:
         raise InputError(f"attributes holds {LABEL!r}, the name under which labels= stand; rename it")
     n = _n_examples(columns, labels)
@@ -460,13 +462,34 @@ def _n_examples(columns: Mapping[str, np.ndarray], labels: Any) -> int:
 def _numeric(columns: Mapping[str, np.ndarray], numeric: Sequence[str] | None) -> tuple[str, ...]:
     """Names of the attributes that are compared by their mean."""
     if numeric is None:
-        return tuple(name for name, column in columns.items() if column.dtype.kind == "f")
+        return tuple(name for name, column in columns.items() if _is_numeric(column))
     for name in numeric:
         if name not in columns:
             raise unknown_name("attribute", name, columns)
         if columns[name].dtype.kind not in "biuf":
             raise InputError(f"attribute {name!r} holds {columns[name].dtype}; a numeric one holds numbers")
     return tuple(numeric)
+
+
+def _is_numeric(column: Shaped[np.ndarray, " n"]) -> bool:
+    """Whether values are compared by their mean unless the caller says: a code has few, an age many."""
+    kind = column.dtype.kind
+    return kind == "f" or (kind in "iu" and len(np.unique(column)) > FEW_VALUES)
+
+
+def _plain(column: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    """A column of objects that are all numbers, or missing, as the numbers that they are."""
+    if column.dtype.kind != "O":
+        return column
+    values = [value.item() if isinstance(value, np.generic) else value for value in column.tolist()]
+    present = [value for value in values if not _is_missing(value)]
+    if not present or not all(type(value) in (int, float) for value in present):
+        return np.array(values, dtype=object)
+    if len(present) == len(values):
+        return np.array(values)
+    numbers = np.array([math.nan if _is_missing(value) else value for value in values], dtype=np.float64)
+    codes = all(type(value) is int for value in present) and len(set(present)) <= FEW_VALUES
+    return np.array(values, dtype=object) if codes else numbers
 
 
 def _coded(column: Shaped[np.ndarray, " n"]) -> _Coded:

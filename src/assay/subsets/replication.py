@@ -14,7 +14,7 @@ from assay.measurement import plain
 from assay.rng import stream
 from assay.stats import auroc, benjamini_hochberg
 from assay.subsets.baselines import random_baseline
-from assay.subsets.consistency import selection_consistency
+from assay.subsets.consistency import consistency_within
 from assay.subsets.data import CorrectnessData
 from assay.subsets.layouts import Matrix
 from assay.subsets.line import Correlation, correlate, probit
@@ -291,8 +291,8 @@ def replicate_halves(
     exchange = Exchange.of(data, kind)
 
     def overlap(y: Float64[np.ndarray, " m"]) -> tuple[float, float]:
-        found = selection_consistency(
-            [problem.solve(size, id_accuracy=y).indices for problem in problems], data.n_examples
+        found = consistency_within(
+            [problem.solve(size, id_accuracy=y).indices for problem in problems], selection.pool
         )
         return float(found.normalised[0, 1]), float(found.jaccard[0, 1])
 
@@ -438,7 +438,14 @@ def example_holdout(
     pooled = np.concatenate(predicted)
     models = selection.split.test
     baseline = random_baseline(
-        data, models, size, seed=seed, eps=settings.eps, clip=settings.clip, allowed=settings.allowed
+        data,
+        models,
+        size,
+        seed=seed,
+        eps=settings.eps,
+        clip=settings.clip,
+        allowed=settings.allowed,
+        strata=settings.strata,
     )
     defined = [each for each in aurocs if not math.isnan(each)]
     return ExampleHoldout(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -21,7 +21,7 @@ from assay.errors import FileFormatError, InputError, OutputError, ShapeError, u
 from assay.measurement import library_version, plain, record_id
 from assay.subsets.adam import adam
 from assay.subsets.data import CorrectnessData
-from assay.subsets.layouts import Matrix, PackedMatrix
+from assay.subsets.layouts import Matrix, PackedMatrix, check_device
 from assay.subsets.line import EPS, Correlation, Line, clip_of, correlate, fit_line, probit
 from assay.subsets.small import exhaustive, greedy
 from assay.subsets.splits import PARTS, ModelSplit, split_models
@@ -82,6 +82,10 @@ class Settings:
     clip: str = "eps"
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def pool(self, n_examples: int) -> Int64[np.ndarray, " pool"]:
+        """Examples that may be selected of `n_examples`, ascending."""
+        return np.arange(n_examples) if self.allowed is None else np.flatnonzero(self.allowed)
 
     def record(self) -> dict[str, Any]:
         """JSON of what decides the selection, arrays as hashes; layout and device do not."""
@@ -424,6 +428,11 @@ class Subset:
         clip = clip_of(self.settings.clip, self.size, eps)
         return fit_line(data.id_accuracy[models], self.accuracies(models), eps=clip, id_eps=eps)
 
+    @property
+    def pool(self) -> Int64[np.ndarray, " pool"]:
+        """Examples that could have been selected, ascending: what the subset is compared with."""
+        return self.settings.pool(self.facts["n_examples"])
+
     def composition(self) -> "ClassComposition":
         """Shares of the classes in the subset and in the pool; see `assay.subsets.class_composition`."""
         from assay.subsets.composition import class_composition
@@ -432,29 +441,45 @@ class Subset:
 
     def evaluate(
         self,
-        correct: "np.ndarray | PackedMatrix | CorrectnessData",
-        id_accuracy: Sequence[float] | np.ndarray | None = None,
+        correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+        id_accuracy: float | Sequence[float] | np.ndarray | None = None,
         *,
         example_ids: Sequence[object] | np.ndarray | None = None,
+        order: str | None = None,
         groups: Sequence[object] | np.ndarray | None = None,
         families: Sequence[object] | np.ndarray | None = None,
     ) -> Evaluation:
-        """Other models on the same subset.
+        """Other models on the same subset, or one of them.
 
         Args:
-            correct: Correctness of the other models: on the examples of the data in the same order; or, where
-                these have ids, on any examples among which are those of the subset.
-            id_accuracy: In-distribution accuracy of each of them.
-            example_ids: Names of the columns of `correct`.
+            correct: Correctness of the other models on any examples among which are those of the subset:
+                models by examples, `[n_examples]` for one model, or a frame as `assay.subsets.from_frame`
+                reads it.
+            id_accuracy: In-distribution accuracy of each of them; a number for one model.
+            example_ids: Names of the columns of an array.
+            order: `"data"`: the columns are the examples that the subset was selected from, in their order.
+                Needed where no names say which column is which example.
             groups: Training runs of the models, for the interval.
             families: Families of the models, for the interval.
 
+        Returns:
+            Accuracies on the subset; the correlation is NaN for one model.
+
         Raises:
-            InputError: If an example of the subset is missing, and as `CorrectnessData.of`.
+            InputError: If nothing says which column is which example, an example of the subset is missing,
+                and as `CorrectnessData.of`.
         """
-        extra: dict[str, Any] = {} if isinstance(correct, CorrectnessData) else {"example_ids": example_ids}
-        data = CorrectnessData.of(correct, id_accuracy, groups=groups, families=families, **extra)
-        if example_ids is not None or (data.has_ids and self._has_ids):
+        data = _others(correct, id_accuracy, example_ids, groups, families)
+        if order not in (None, "data"):
+            raise unknown_name("order of columns", order, ("data",))
+        named = example_ids is not None or _is_frame(correct) or (data.has_ids and self._has_ids)
+        if order is None and not named:
+            raise InputError(
+                "the columns of correct have no names, so they cannot be matched with the examples of the "
+                "subset. Give example_ids=, a frame whose columns are their names, or order='data' if they "
+                "are the examples it was selected from, in the same order"
+            )
+        if order is None:
             place = {name: column for column, name in enumerate(data.example_ids.tolist())}
             missing = [name for name in self.example_ids if name not in place]
             if missing:
@@ -466,7 +491,7 @@ class Subset:
         elif data.n_examples != self.facts["n_examples"]:
             raise ShapeError(
                 f"correct holds {data.n_examples} examples, the subset was selected from "
-                f"{self.facts['n_examples']}; give the same columns, or example_ids= on both sides"
+                f"{self.facts['n_examples']}; give the same columns, or example_ids= instead of order="
             )
         else:
             columns = self.indices
@@ -695,6 +720,7 @@ def make_settings(
         if name not in known:
             raise unknown_name(f"option of the solver {solver!r}", name, known)
     codes, strata_name = _strata(data, strata)
+    check_device(device, layout)
     return Settings(
         solver=solver,
         objective=objective,
@@ -875,3 +901,32 @@ def _places(given: Any, n_examples: int, name: str) -> Int64[np.ndarray, " k"]:
     if len(np.unique(found)) < len(found):
         raise InputError(f"{name} names an example more than once")
     return found.astype(np.int64)
+
+
+def _is_frame(given: object) -> "TypeGuard[pd.DataFrame]":
+    import pandas as pd
+
+    return isinstance(given, pd.DataFrame)
+
+
+def _others(
+    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+    id_accuracy: float | Sequence[float] | np.ndarray | None,
+    example_ids: Sequence[object] | np.ndarray | None,
+    groups: Sequence[object] | np.ndarray | None,
+    families: Sequence[object] | np.ndarray | None,
+) -> CorrectnessData:
+    """Models to evaluate, one or more, whatever holds them."""
+    rates: Any = [id_accuracy] if isinstance(id_accuracy, int | float) else id_accuracy
+    if isinstance(correct, CorrectnessData):
+        return CorrectnessData.of(correct, rates, groups=groups, families=families)
+    if _is_frame(correct):
+        if example_ids is not None:
+            raise InputError("a frame names its examples itself; leave example_ids out")
+        return CorrectnessData.from_frame(
+            correct, id_accuracy=rates, group=groups, family=families, at_least=1
+        )
+    matrix = correct if isinstance(correct, PackedMatrix) else np.atleast_2d(np.asarray(correct))
+    return CorrectnessData.of(
+        matrix, rates, example_ids=example_ids, groups=groups, families=families, at_least=1
+    )

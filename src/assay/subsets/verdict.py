@@ -11,7 +11,7 @@ from scipy import special
 
 from assay.errors import InputError
 from assay.measurement import plain
-from assay.subsets.consistency import selection_consistency
+from assay.subsets.consistency import consistency_within
 from assay.subsets.data import CorrectnessData
 from assay.subsets.line import AOTIL, MIN_MODELS, RELIABLE_UNITS, clip_of, probit
 from assay.subsets.permutation import (
@@ -206,7 +206,7 @@ class FoldRuns:
         path: str = "independent",
     ) -> None:
         entries = len(splits) * data.n_models * data.n_examples
-        if settings.layout == "auto" and entries > _DENSE_ENTRIES:
+        if settings.layout == "auto" and settings.device in (None, "cpu") and entries > _DENSE_ENTRIES:
             settings = replace(settings, layout="packed")
         self.sizes, self.settings, self.path = sizes, settings, path
         self.parts = [Parts.of(data, split, settings) for split in splits]
@@ -351,7 +351,9 @@ def _fitted(
         spread=spread,
         consistency=np.array(
             [
-                selection_consistency([each for each in of_size if len(each)], data.n_examples).mean
+                consistency_within(
+                    [each for each in of_size if len(each)], runs.settings.pool(data.n_examples)
+                ).mean
                 if any(map(len, of_size))
                 else math.nan
                 for of_size in selections

@@ -21,6 +21,7 @@ from scipy import ndimage, signal
 from assay.errors import FileFormatError, InputError, ShapeError
 from assay.registry import Registry
 from assay.rng import stream
+from assay.tasks.image_transform import BROKEN, read_rgb
 from assay.tasks.images import ImageSet
 
 
@@ -124,9 +125,8 @@ def _read_textures(folder: Path) -> list[UInt8[np.ndarray, "_ _ 3"]]:
     textures = []
     for path in paths:
         try:
-            with Image.open(path) as image:
-                textures.append(np.asarray(image.convert("RGB")))
-        except OSError as error:
+            textures.append(np.asarray(read_rgb(path)))
+        except BROKEN as error:
             raise FileFormatError(f"frost texture {path} cannot be read: {error}") from error
     return textures
 

@@ -6,9 +6,6 @@ the file that cannot be read; with `skip_bad` such files are left out and counte
 
 import csv
 import importlib
-import io
-import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,24 +23,11 @@ from assay.errors import (
     ShapeError,
     unknown_name,
 )
-from assay.tasks.image_transform import EvalTransform, as_rgb
+from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
 from assay.tasks.images import ImageSet, draw_rows
-from assay.untrusted import MALFORMED, check_rows, load_npz, malformed, parse_json
+from assay.untrusted import MALFORMED, check_rows, load_npz, malformed, parquet_table, parse_json
 
 
-# Broken files make Pillow's decoders fail in all these ways; InputError is a ValueError.
-BROKEN = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    TypeError,
-    LookupError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 
 
@@ -475,10 +459,10 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
     try:
         with parquet.ParquetFile(path) as file:
             check_rows(file.metadata.num_rows, len(file.schema_arrow.names), path)
-            table = file.read()
+            table = parquet_table(file, path)
     except FileFormatError:
         raise
-    except (OSError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
+    except (OSError, MemoryError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
         raise FileFormatError(f"{path} cannot be read as parquet: {error}") from error
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in columns.pop("image", [])]
@@ -525,9 +509,7 @@ class _Source:
             return content if transform is None else self._transformed(Image.fromarray(content), transform)
         where = content if isinstance(content, Path) else self.name
         try:
-            with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
-                image.load()
-                rgb = as_rgb(image)
+            rgb = read_rgb(content)
         except BROKEN as error:
             raise FileFormatError(
                 f"the image {where} cannot be decoded ({error}); repair it, or leave such files out "

@@ -1,8 +1,12 @@
 """From an image file to what a model reads: resize, centre crop, normalise; never anything random."""
 
+import io
+import struct
 import warnings
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -287,6 +291,42 @@ class EvalTransform:
         for channel in range(3):
             out[:, channel] = table[:, channel][pixels[..., channel]]
         return torch.from_numpy(out)
+
+
+# Broken files make Pillow's decoders fail in all these ways, and the last two are of files beyond its limit
+# of pixels; InputError is a ValueError.
+BROKEN = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+
+def read_rgb(content: Path | bytes) -> Image.Image:
+    """The image of a file, whole and in three channels of 8 bits.
+
+    Raises:
+        Exception: One of `BROKEN` for what cannot be decoded and for more than Pillow's limit of pixels, of
+            which Pillow only warns up to twice as many.
+        InputError: As `as_rgb`.
+    """
+    with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
+        # Counted here: Pillow's warning is an error only under a filter, which threads share.
+        limit = Image.MAX_IMAGE_PIXELS
+        if limit is not None and image.width * image.height > limit:
+            raise Image.DecompressionBombError(
+                f"{image.width} x {image.height} pixels are more than the limit of {limit:,}"
+            )
+        image.load()
+        return as_rgb(image)
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

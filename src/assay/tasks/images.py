@@ -509,16 +509,16 @@ class ImageSet:
         )
 
 
-def draw_rows(total: int, n: int | None, *, seed: int) -> Int64[np.ndarray, " k"]:
+def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> Int64[np.ndarray, " k"]:
     """`n` of `total` row numbers without replacement, ascending; all of them if `n` is None or not smaller.
 
-    The stream is `images/sample` of the seed.
+    The stream is `images/sample` of the seed, or that of another `what`.
     """
     if n is not None and n < 1:
-        raise InputError(f"n is {n}; take at least one image")
+        raise InputError(f"n is {n}; take at least 1 of the {what}")
     if n is None or n >= total:
         return np.arange(total)
-    return np.sort(stream(seed, "images/sample").choice(total, n, replace=False))
+    return np.sort(stream(seed, f"{what}/sample").choice(total, n, replace=False))
 
 
 def _fill(value: Any, **defaults: Any) -> None:

@@ -1,11 +1,23 @@
 """Tasks by name or from a file: `load_task` and the JSONL reader."""
 
 import inspect
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from assay.errors import AssayError, FileFormatError, InputError, TokenizationError, unknown_name
+import numpy as np
+import torch
+
+from assay.errors import (
+    AssayError,
+    AssayWarning,
+    FileFormatError,
+    InputError,
+    TokenizationError,
+    unknown_name,
+)
 from assay.rng import stream
 from assay.tasks.digits import digits_source, digits_task
 from assay.tasks.encoding import pair_task
@@ -13,7 +25,7 @@ from assay.tasks.grammar import TASKS, Grammar, Prompt
 from assay.tasks.image_files import ReadOptions
 from assay.tasks.image_source import FIRST_FREE, one_domain, read_source
 from assay.tasks.image_transform import EvalTransform
-from assay.tasks.images import ImageTask
+from assay.tasks.images import ImageTask, draw_rows
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
 from assay.untrusted import parse_json
@@ -59,8 +71,9 @@ def load_task(
         name: Key of a registered task (`assay.list("tasks")`; `greater_than` and `greater-than` are the
             same), or the path of a `.jsonl` file.
         model: A loaded model, or a tokenizer.
-        n: Number of pairs. Default: 200, and all lines of a file (a file with fewer lines gives those).
-        seed: Root seed of the draws; a file is read in order.
+        n: Number of pairs. Default: 200, and all lines of a file. Of a file n lines are drawn at random, in
+            their order (a file with fewer lines gives those, with a warning); `ids` are their line numbers.
+        seed: Root seed of the draws; of no effect, with a warning, where a file is read whole.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
         allow_unaligned: Permit corruptions that move words to other positions.
         **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
@@ -84,11 +97,20 @@ def load_task(
             f"{model.id} reads images, not prompts; use load_images(source, model), e.g. "
             "load_images('shapes:flat', model)"
         )
+    if isinstance(model, str | Path):
+        raise InputError(
+            f"model is {str(model)!r}; give a loaded model or a tokenizer, e.g. load_task({str(name)!r}, "
+            f"load_model({str(model)!r}))"
+        )
     tokenizer = model.tokenizer if isinstance(model, HasTokenizer) else model
     if isinstance(name, Path) or str(name).endswith(".jsonl"):
         if options:
             raise InputError(f"a task file takes no options; got {', '.join(sorted(options))}")
-        task = read_pairs(name, tokenizer, n=n, bos=bos)
+        task = read_pairs(name, tokenizer, n=n, seed=seed, bos=bos)
+        if n is not None and n > task.n:
+            _note(f"{name} holds {task.n} pairs, fewer than the {n} asked for; all of them are used")
+        if seed and (n is None or n > task.n):
+            _note(f"all pairs of {name} are used, so seed={seed} has no effect on the choice of pairs")
     else:
         grammar = _grammar(str(name), tokenizer, bos=bos, options=options)
         if not grammar.aligned and not allow_unaligned:
@@ -102,6 +124,10 @@ def load_task(
     if isinstance(model, HasTokenizer):
         task.validate(model.n_vocab, model.n_positions)
     return task
+
+
+def _note(text: str) -> None:
+    warnings.warn(text, AssayWarning, stacklevel=3)
 
 
 def draw_task(
@@ -123,7 +149,7 @@ def draw_task(
 
 
 def read_pairs(
-    path: str | Path, tokenizer: Any = None, *, n: int | None = None, bos: bool = False
+    path: str | Path, tokenizer: Any = None, *, n: int | None = None, seed: int = 0, bos: bool = False
 ) -> PairTask:
     """A task from a file with one JSON object per line.
 
@@ -134,7 +160,8 @@ def read_pairs(
     Args:
         path: The file, UTF-8; empty lines are skipped.
         tokenizer: Needed for lines of text.
-        n: Read only the first n pairs.
+        n: Read only so many pairs, drawn at random; they keep their order. Default: all.
+        seed: Root seed of that draw.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
 
     Raises:
@@ -151,10 +178,10 @@ def read_pairs(
         raise FileFormatError(f"task file {path} is not UTF-8 text: {error}") from error
     clean: list[Prompt] = []
     corrupted: list[Prompt] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or (n is not None and len(clean) == n):
-            continue
-        pair = _parse_line(line, where := f"{path}, line {number}")
+    numbers = np.array([number for number, line in enumerate(lines, start=1) if line.strip()], dtype=np.int64)
+    ids = numbers[draw_rows(len(numbers), n, seed=seed, what="lines")]
+    for number in ids.tolist():
+        pair = _parse_line(lines[number - 1], where := f"{path}, line {number}")
         try:
             pair_task(pair[:1], pair[1:], tokens, name=path.stem)
         except AssayError as error:
@@ -167,8 +194,11 @@ def read_pairs(
         raise FileFormatError(
             f"task file {path}: some lines have 'wrong' answers and some have none; give all or none"
         )
-    config = {"task": path.stem, "file": path.name, "bos": bos, "n": len(clean)}
-    return pair_task(clean, corrupted, tokens, name=path.stem, config=config)
+    config: dict[str, Any] = {"task": path.stem, "file": path.name, "bos": bos, "n": len(clean)}
+    if len(ids) < len(numbers):
+        config["seed"] = seed
+    found = pair_task(clean, corrupted, tokens, name=path.stem, config=config)
+    return replace(found, ids=torch.from_numpy(ids))
 
 
 _LINE = '{"clean": "...", "corrupted": "...", "answers": [" ..."], "wrong": [" ..."]}'

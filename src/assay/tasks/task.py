@@ -82,6 +82,8 @@ class PairTask:
         wrong: Tokens the answers are compared with `[N, W]`, -1 as above; None if there are none.
         lengths: Tokens of each prompt `[N]`, 1..T. Default: T.
         positions: Position whose logits are read `[N]`, within the prompt. Default: its last token.
+        ids: Number of each pair where it came from `[N]`: its line in a file. Default: its row. No result
+            depends on it.
         fields: Facts about each prompt, name to list of N; those of the corrupted prompt under
             `corrupted.` + name.
         name: Name of the task in results.
@@ -111,9 +113,10 @@ class PairTask:
     corrupted: Int[Tensor, "n pos"]
     answers: Int[Tensor, "n n_answers"]
     wrong: Int[Tensor, "n n_wrong"] | None = None
-    # Left out, these three are filled in by `__post_init__`, so that readers never meet None.
+    # Left out, these four are filled in by `__post_init__`, so that readers never meet None.
     lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]
     positions: Int[Tensor, " n"] = None  # type: ignore[assignment]
+    ids: Int[Tensor, " n"] = None  # type: ignore[assignment]
     fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
     name: str = "custom"
     objective: str = "logit_diff"
@@ -136,6 +139,7 @@ class PairTask:
         defaults: dict[str, Callable[[], Tensor]] = {
             "lengths": lambda: torch.full((n,), width),
             "positions": lambda: self.lengths - 1,
+            "ids": lambda: torch.arange(n),
         }
         for name, default in defaults.items():
             if getattr(self, name) is None:
@@ -260,7 +264,7 @@ class PairTask:
             )
 
 
-_PER_ROW = ("lengths", "positions")
+_PER_ROW = ("lengths", "positions", "ids")
 
 
 def _ids(name: str, value: Any) -> Tensor:

@@ -8,8 +8,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from assay.errors import InputError, MissingExtraError, UnsupportedModelError, unknown_name
+from assay.errors import InputError, UnsupportedModelError, unknown_name
 from assay.models import load_model
+from assay.models.timm_import import timm_create_model
 from assay.rng import stream
 from assay.tasks import EvalTransform
 from assay.zoo.training import head_names
@@ -110,21 +111,28 @@ def _scratch(
     settings = {"num_labels": len(classes), **architecture}
     if "image_size" not in settings and image_size is not None:
         settings["image_size"] = image_size[0] if image_size[0] == image_size[1] else image_size
+    _check_patches(settings)
     if "intermediate_size" not in settings and "hidden_size" in settings:
         settings["intermediate_size"] = 4 * settings["hidden_size"]
     module: nn.Module = ViTForImageClassification(ViTConfig(**settings))
     return module.eval()
 
 
+def _check_patches(settings: Mapping[str, Any]) -> None:
+    """Refuse images that patches do not cover: what is left over would be read by nothing."""
+    sides, patch = settings.get("image_size"), settings.get("patch_size")
+    for side in sides if isinstance(sides, tuple | list) else (sides,):
+        if isinstance(side, int) and isinstance(patch, int) and patch > 0 and side % patch:
+            raise InputError(
+                f"patches of {patch} do not cover images of side {side}: nothing would read the last "
+                f"{side % patch} pixels. Give a side of {side - side % patch} or "
+                f"{side - side % patch + patch}"
+            )
+
+
 def _timm(name: str, n_classes: int, *, pretrained: bool) -> nn.Module:
-    try:
-        import timm
-    except ImportError as error:
-        raise MissingExtraError(
-            f"timm:{name} needs timm; install it with: pip install 'assay[vision]'"
-        ) from error
-    module: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=n_classes)
-    return module.eval()
+    create_model = timm_create_model(f"timm:{name}")
+    return create_model(name, pretrained=pretrained, num_classes=n_classes).eval()
 
 
 def _new_head(module: nn.Module, n_classes: int) -> nn.Module:
