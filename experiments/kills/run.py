@@ -242,17 +242,20 @@ def _jobs_done(store: str) -> int:
 
 
 def _look(found: Round, location: str) -> None:
-    """Everything about the store that must not depend on the kills."""
+    """Everything about the store that must not depend on the kills, nor on clearing what they left."""
     store = Store(location, create=False)
+    # Nobody writes any more, so a file that was touched just now counts too.
+    found.leftovers = [
+        each.path.relative_to(store.directory).as_posix() for each in store.remove_leftovers(settled=0.0)
+    ]
     found.digest = store.digest()
     found.problems = store.verify()
     found.kinds = dict(sorted(Counter(each.kind for each in store.query()).items()))
-    # What killed processes left half-written: hidden files that nothing reads, a figure and no fault.
-    found.leftovers = sorted(
-        path.relative_to(store.directory).as_posix()
-        for path in Path(store.directory).rglob("*")
-        if path.is_file() and path.name.startswith(".")
-    )
+    found.problems += [
+        f"{path.relative_to(store.directory).as_posix()} is left"
+        for path in sorted(Path(store.directory).rglob(".*"))
+        if path.is_file()
+    ]
 
 
 def undisturbed(plan: Path, store: str, folder: Path) -> Round:
@@ -349,7 +352,13 @@ def run(
         "jobs_told_done_by_sweeps_that_lived": sum(each.told_done for each in rounds),
         "undisturbed_seconds": expected.seconds,
         "each_round": [
-            {"kills": len(each.kills), "starts": each.starts, "seconds": each.seconds, "digest": each.digest}
+            {
+                "kills": len(each.kills),
+                "starts": each.starts,
+                "seconds": each.seconds,
+                "digest": each.digest,
+                "leftovers": each.leftovers,
+            }
             for each in rounds
         ],
         "each_kill": [vars(kill) for kill in every],

@@ -39,6 +39,7 @@ class Target:
         make: Writes a valid file or folder below the given folder and returns what is given to `read`.
         read: The reader.
         only: Suffixes of the files to damage; default: all.
+        names: Their names; default: all.
         reseal: Makes the hashes of a damaged file right again, so that what comes after the hash sees the
             damage; may fail.
         writes: The reader may write below the folder.
@@ -48,6 +49,7 @@ class Target:
     make: Callable[[Path], Path]
     read: Callable[[Path], object]
     only: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     reseal: Callable[[Path], None] | None = None
     writes: bool = False
 
@@ -107,6 +109,7 @@ def attack(name: str, random: Random, root: Path) -> str:
     shutil.rmtree(root, ignore_errors=True)
     given = laid_out(name, root)
     names = [each for each in files if not what.only or Path(each).suffix in what.only]
+    names = [each for each in names if not what.names or Path(each).name in what.names]
     victim = random.choice(names)
     (root / victim).write_bytes(mutations.damage(root / victim, files[victim], random))
     if what.reseal is not None and random.randint(0, 4):
@@ -934,6 +937,29 @@ def _(folder: Path) -> Path:
     return folder / "model"
 
 
+def _read_with_tokenizer(folder: Path) -> object:
+    return assay.load_model(folder).tokenizer("Mary and John went to the store.")
+
+
+@target("tokenizer", read=_read_with_tokenizer, names=("tokenizer.json", "tokenizer_config.json"))
+def _(folder: Path) -> Path:
+    from assay.models.loading import MINI
+
+    root = laid_out("model directory", folder)
+    for path in MINI.glob("tokenizer*.json"):
+        shutil.copy(path, root)
+    return root
+
+
+@target("model that asks for a kernel", read=lambda folder: assay.load_model(folder), only=(".json",))
+def _(folder: Path) -> Path:
+    root = laid_out("model directory", folder)
+    content = json.loads((root / "config.json").read_text())
+    wish = {"attn_implementation": "some/kernel", "_attn_implementation": "kernels-community/flash-attn"}
+    (root / "config.json").write_text(json.dumps(content | wish))
+    return root
+
+
 @target("vision model directory", read=lambda folder: assay.load_model(folder))
 def _(folder: Path) -> Path:
     from transformers import ViTConfig, ViTForImageClassification
@@ -957,6 +983,40 @@ def _(folder: Path) -> Path:
         transform=EvalTransform(resize=(16, 16)),
         classes=("a", "b"),
     )
+
+
+# -------------------------------------------------------------------------------------- stores
+
+
+def _read_store(path: Path) -> object:
+    from assay.store import Store
+
+    store = Store(path.parent, create=False)
+    seen: list[object] = []
+    for ask in (
+        lambda: [store.get(each.id).payload for each in store.query(order="-value")],
+        lambda: store.query(where=["payload.details.n >= 1", "task ~ io"]),
+        lambda: len(store.to_frame()),
+        store.verify,
+        store.digest,
+        store.leftovers,
+        lambda: store.put("measurement", {"seed": 9}, {"value": 1.0}),
+    ):
+        with contextlib.suppress(AssayError):  # each of them, not only the first that fails
+            seen.append(ask())
+    return store.digest(), seen
+
+
+@target("store", read=_read_store, only=(".db",), writes=True)
+def _(folder: Path) -> Path:
+    from assay.store import DATABASE_NAME, Store
+
+    store = Store(folder / "store")
+    for seed in range(6):
+        provenance = {"model": {"id": "mini"}, "task": {"name": "ioi"}, "metric": {"key": "kl"}, "seed": seed}
+        payload = {"name": "kl", "value": 0.25 * seed, "unit": "nats", "details": {"n": 5, "of": [[1], [2]]}}
+        store.put("measurement", provenance, payload, {"values": np.arange(3.0)})
+    return folder / "store" / DATABASE_NAME
 
 
 # -------------------------------------------------------------------------------------- documents and logs

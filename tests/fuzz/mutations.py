@@ -3,11 +3,13 @@
 Every function takes a `random.Random`: one that hypothesis controls and shrinks, or an ordinary one.
 """
 
+import contextlib
 import copy
 import csv
 import io
 import json
 import re
+import sqlite3
 import struct
 import zipfile
 from collections.abc import Callable
@@ -74,6 +76,9 @@ HOSTILE: tuple[Any, ...] = (
     {"": ""},
     {"a": 1},
     [1, 2, 3],
+    "quantization_config",
+    "attn_implementation",
+    {"quant_method": "bitsandbytes", "load_in_4bit": True},
     [[0, 0], [0, 0]],
     [-1, 10**12],
     ["a", 1, None],
@@ -343,7 +348,7 @@ def damaged_safetensors(
     elif kind == 3:
         names = [name for name in header if name != "__metadata__"]
         name = random.choice(names)
-        part = random.choice(("dtype", "shape", "data_offsets", "name", "none"))
+        part = random.choice(("dtype", "shape", "data_offsets", "name", "none", "more"))
         if part == "dtype":
             header[name]["dtype"] = random.choice(
                 ("F64", "I64", "BF16", "F8_E4M3", "BOOL", "U8", "U64", "Q", 3)
@@ -356,6 +361,11 @@ def damaged_safetensors(
             header[name]["data_offsets"] = random.choice(([0, 0], [0, 10**12], [-1, 4], [8, 4], [0]))
         elif part == "name":
             header[random.choice(("x", "../x", "", "\x00"))] = header.pop(name)
+        elif part == "more":  # a number of its own, without an axis
+            kind_of, size = random.choice((("F32", 4), ("I64", 8), ("U8", 1)))
+            offsets = [len(data), len(data) + size]
+            header["more"] = {"dtype": kind_of, "shape": [], "data_offsets": offsets}
+            data += bytes(size)
         else:
             del header[name]
     elif kind == 4:
@@ -495,6 +505,31 @@ def damaged_parquet(content: bytes, random: Random) -> bytes:
     return sink.getvalue()
 
 
+def damaged_database(content: bytes, random: Random) -> bytes:
+    """A SQLite file with bytes of its pages replaced, or with a cell that nobody wrote."""
+    if random.randint(0, 3):
+        found = bytearray(content)
+        for _ in range(random.choice((1, 4, 16, 64))):
+            page = random.randint(0, len(found) // 4096 - 1)
+            # The beginning of a page says where everything else in it lies.
+            at = 4096 * page + random.randint(0, random.choice((120, 4095)))
+            found[at] = random.randint(0, 255)
+        return bytes(found)
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.deserialize(content)
+        rows = database.execute("SELECT id, payload FROM results ORDER BY id").fetchall()
+        identity, payload = random.choice(rows)
+        column = random.choice(("payload", "provenance", "kind", "created", "id"))
+        text: Any = json_text(damaged_tree(json.loads(payload), random))
+        value = random.choice(
+            (text, text, RAW[DEEP], RAW[DEEP_OBJECT], '{"a":' * 900 + "1" + "}" * 900, b"\xff", 3)
+        )
+        with contextlib.suppress(sqlite3.Error):
+            database.execute(f"UPDATE results SET {column} = ? WHERE id = ?", (value, identity))
+            database.commit()
+        return database.serialize()
+
+
 BY_SUFFIX: dict[str, Callable[[bytes, Random], bytes]] = {
     ".json": damaged_json,
     ".jsonl": damaged_lines,
@@ -503,6 +538,7 @@ BY_SUFFIX: dict[str, Callable[[bytes, Random], bytes]] = {
     ".safetensors": damaged_safetensors,
     ".npz": damaged_npz,
     ".parquet": damaged_parquet,
+    ".db": damaged_database,
 }
 
 

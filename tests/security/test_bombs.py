@@ -2,7 +2,9 @@
 
 import io
 import json
+import shutil
 import struct
+import time
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -11,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 from reader_guard import watched
 
 import assay
 from assay.circuits import read_eap_ig
-from assay.errors import AssayError, FileFormatError, InputError
+from assay.errors import FileFormatError, InputError
 from assay.subsets import load_published
 from assay.subsets.data import CorrectnessData
 from assay.tasks import read_npz, read_parquet
@@ -93,6 +96,24 @@ def test_images_that_declare_huge_sizes(made: Callable[[int], bytes], tmp_path: 
         read_images([path])
 
 
+def test_images_just_above_the_limit_of_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.tasks.corruptions import _read_textures
+
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64)
+    (tmp_path / "textures").mkdir()
+    for side, fits in ((8, True), (9, False), (11, False)):  # up to 11 x 11 Pillow only warns
+        path = tmp_path / "textures" / "image.png"
+        Image.new("RGB", (side, side)).save(path)
+        if fits:
+            assert read_images([path]).pixels.shape == (1, 8, 8, 3)
+            assert len(_read_textures(path.parent)) == 1
+            continue
+        with pytest.raises(FileFormatError, match="exceeds limit of 64 pixels"):
+            read_images([path])
+        with pytest.raises(FileFormatError, match="exceeds limit of 64 pixels"):
+            _read_textures(path.parent)
+
+
 def test_images_inside_archives_are_held_to_the_same(tmp_path: Path) -> None:
     content = np.frombuffer(png(SIDE), dtype=np.uint8)
     np.savez_compressed(tmp_path / "images.npz", blob=content, offsets=np.array([0, len(content)]))
@@ -163,6 +184,64 @@ def test_archives_that_lie_about_their_packed_size(read: Callable[[Path], object
         read(path)
 
 
+@READERS
+@pytest.mark.parametrize("kind", ["|V0", "|S0", "<U0"])
+def test_elements_without_width_are_counted(
+    read: Callable[[Path], object], kind: str, tmp_path: Path
+) -> None:
+    names = ("X", "y") if read == CorrectnessData.load else ("images", "ids")
+    path = zipped(tmp_path / "data.npz", {name: (header((2 * 10**8,), kind), 0) for name in names})
+    start = time.process_time()
+    with watched(), pytest.raises(FileFormatError, match="declares"):
+        read(path)
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["dictionary", "plain"])
+def test_parquet_cells_that_a_file_holds_once(
+    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of a megabyte in 4,000 cells: 4 GB in half a kilobyte, whose metadata declare a megabyte."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    from assay.runner.subset_data import read_data
+
+    path = tmp_path / "bomb.parquet"
+    column = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(4000, dtype=np.int32)), pa.array([b"x" * 1_000_000])
+    )
+    inner = pa.StructArray.from_arrays([column], ["bytes"])
+    for image in (column, inner):
+        table = pa.table({"image": image, "model": pa.array([0] * 4000)})
+        parquet.write_table(table, path, compression="zstd", store_schema=stored)
+        assert path.stat().st_size < 10_000
+        memory = psutil.virtual_memory()._replace(available=1 << 30)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda memory=memory: memory)
+        for read in (read_parquet, read_data):
+            with watched(), pytest.raises(FileFormatError, match="memory are free"):
+                read(path)
+        memory = psutil.virtual_memory()._replace(available=1 << 50)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda memory=memory: memory)
+        with watched(), pytest.raises(FileFormatError, match="more memory decoded than there is"):
+            read_parquet(path)
+
+
+def test_parquet_lists_of_one_row_and_many_elements(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    path = tmp_path / "bomb.parquet"
+    one = pa.ListArray.from_arrays(pa.array([0, 30_000_000]), pa.array(np.zeros(30_000_000)))
+    parquet.write_table(pa.table({"image": one}), path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    with pytest.MonkeyPatch.context() as patch:
+        memory = psutil.virtual_memory()._replace(available=1 << 28)
+        patch.setattr(psutil, "virtual_memory", lambda: memory)
+        with watched(), pytest.raises(FileFormatError, match="memory are free"):
+            read_parquet(path)
+
+
 def test_parquet_tables_of_few_bytes_and_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -178,6 +257,33 @@ def test_parquet_tables_of_few_bytes_and_many_rows(tmp_path: Path, monkeypatch: 
     for read in (read_parquet, read_data):
         with watched(), pytest.raises(FileFormatError, match="memory are free"):
             read(tmp_path / "bomb.parquet")
+
+
+# ------------------------------------------------------------------------------------------ stores
+
+
+def test_payloads_nested_thousands_deep(tmp_path: Path) -> None:
+    import sqlite3
+
+    from assay.store import DATABASE_NAME, Store
+
+    store = Store(tmp_path)
+    deep: object = 1
+    for _ in range(5000):
+        deep = {"a": deep}
+    for record in ({"deep": deep}, {"deep": [deep]}):
+        with pytest.raises(InputError, match="nested more than 100 levels"):
+            store.put("measurement", {}, record)
+        with pytest.raises(InputError, match="nested more than 100 levels"):
+            store.put("measurement", record, {})
+    identity = store.put("measurement", {}, {"value": 1.0})
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        database.execute("UPDATE results SET payload = ?", ('{"a":' * 5000 + "1" + "}" * 5000,))
+    database.close()
+    for read in (lambda: store.get(identity), store.find, store.to_frame, store.digest):
+        with pytest.raises(FileFormatError, match="a row of the results store .* was damaged"):
+            read()
+    assert len(store.verify()) == 1
 
 
 # ------------------------------------------------------------------------------------------ text
@@ -220,14 +326,15 @@ def test_graphs_that_would_fill_the_memory(tmp_path: Path) -> None:
         {"n_positions": 10**12},
         {"n_inner": 10**12},
         {"n_head": 10**9},
+        {"num_labels": 10**9},
+        {"head_dim": 10**9},
+        {"num_key_value_heads": 10**9},
+        {"made_up": {"of": [10**9]}},
     ],
-    ids=lambda change: next(iter(change)),
 )
 def test_configurations_of_models_far_larger_than_their_weights(
     change: dict[str, int], tmp_path: Path
 ) -> None:
-    import shutil
-
     from assay.models.loading import MINI
 
     shutil.copytree(MINI, tmp_path / "model")
@@ -242,8 +349,31 @@ def test_configurations_of_models_far_larger_than_their_weights(
     for name, value in change.items():
         content[name if name in content else names.get(name, name)] = value
     config.write_text(json.dumps(content))
-    with watched(), pytest.raises(AssayError):
+    with watched(), pytest.raises(FileFormatError, match="do not belong together"):
         assay.load_model(tmp_path / "model")
+    assay.load_model("mini")
+    # What sizes nothing may be as large as it likes.
+    content = json.loads((MINI / "config.json").read_text())
+    config.write_text(json.dumps(content | {"rope_theta": 10**9, "max_length": 10**9}))
+    with watched():
+        assay.load_model(tmp_path / "model")
+
+
+def test_an_architecture_far_larger_than_the_weights_beside_it(tmp_path: Path) -> None:
+    from assay.models.loading import MINI
+
+    shutil.copy(MINI / "model.safetensors", tmp_path)
+    for change in (
+        {"num_classes": 10**9},
+        {"model_args": {"num_classes": 10**9}},
+        {"model_args": {"depth": 10**4}},
+        {"model_args": {"img_size": [10**9, 16]}},
+        {"pretrained_cfg": {"num_classes": 10**9}},
+    ):
+        content = {"architecture": "vit_tiny_patch16_224", **change}
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with watched(), pytest.raises(FileFormatError, match="do not belong together"):
+            assay.load_model(tmp_path)
 
 
 def test_billions_of_prompts_are_not_promised_by_a_line(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import assay
 from assay.circuits import read_eap_ig
@@ -92,6 +96,109 @@ def test_pickled_weights_named_safetensors(write: Write, tmp_path: Path, place: 
     with pytest.raises(UnsafeFileError, match="under another name"):
         assay.load_model(folder)
     assert not place.exists()
+
+
+def index_of(folder: Path, name: str, path: Path) -> None:
+    """An index that says of all weights of a file that they lie in another."""
+    with safe_open(path, framework="pt") as file:
+        named = dict.fromkeys(file.keys(), name)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": 1}, "weight_map": named})
+    )
+
+
+def decoy(folder: Path) -> None:
+    save_file({"weight": torch.zeros(1)}, folder / "decoy.safetensors")
+
+
+@WRITERS
+def test_pickled_weights_beside_a_decoy(write: Write, tmp_path: Path, place: Path) -> None:
+    folder = model_folder(tmp_path)
+    decoy(folder)
+    write({"weight": Payload(place)}, folder / "pytorch_model.bin")
+    with pytest.raises(UnsafeFileError, match="pickled weights"):
+        assay.load_model(folder)
+    timm = {"architecture": "vit_tiny_patch16_224"}
+    (folder / "config.json").write_text(json.dumps(timm))
+    for source in (folder, f"timm:local-dir:{folder}"):
+        with pytest.raises(UnsafeFileError, match="pickled weights"):
+            assay.load_model(source)
+    assert not place.exists()
+
+
+def test_pickled_weights_that_an_index_names(tmp_path: Path) -> None:
+    """With true weights in them, which are refused for what they are and not for what they hold."""
+    folder = model_folder(tmp_path)
+    decoy(folder)
+    torch.save(load_file(MINI / "model.safetensors"), folder / "pytorch_model.bin")
+    index_of(folder, "pytorch_model.bin", MINI / "model.safetensors")
+    with pytest.raises(UnsafeFileError, match=r"names 'pytorch_model.bin'; plain names of safetensors"):
+        assay.load_model(folder)
+    assert assay.load_model(folder, allow_pickle=True).weight_hash == assay.load_model("mini").weight_hash
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../elsewhere.safetensors", "{}/elsewhere.safetensors", "a/../x.safetensors", "..\\x.safetensors"],
+)
+def test_an_index_names_nothing_elsewhere(name: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "a").mkdir()
+    for place in (tmp_path / "elsewhere.safetensors", folder / "x.safetensors"):
+        shutil.copy(MINI / "model.safetensors", place)
+    index_of(folder, name.format(tmp_path), MINI / "model.safetensors")
+    for allowed in (False, True):
+        with pytest.raises(UnsafeFileError, match="plain names of safetensors files"):
+            assay.load_model(folder, allow_pickle=allowed)
+    index_of(folder, "x.safetensors", MINI / "model.safetensors")
+    assert assay.load_model(folder).weight_hash == assay.load_model("mini").weight_hash
+    index_of(folder, "absent.safetensors", MINI / "model.safetensors")
+    with pytest.raises(FileFormatError, match="no such file beside it"):
+        assay.load_model(folder)
+    (folder / "absent.safetensors").write_bytes(pickle.dumps({}))
+    with pytest.raises(UnsafeFileError, match="under another name"):
+        assay.load_model(folder)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "{"])
+def test_an_index_that_is_not_one(content: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(FileFormatError, match=r"index\.json"):
+        assay.load_model(folder)
+
+
+def test_a_configuration_does_not_name_its_weights(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, transformers_weights="adapter_model.bin")
+    shutil.copy(MINI / "model.safetensors", folder)
+    with pytest.raises(UnsafeFileError, match="names its weights itself"):
+        assay.load_model(folder)
+
+
+def test_an_index_of_a_hub_repository_is_read_alike(tmp_path: Path) -> None:
+    cache = tmp_path / "hub" / "models--some--model"
+    folder = cache / "snapshots" / ("0" * 40)
+    shutil.copytree(MINI, folder)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    (folder / "model.safetensors").unlink()
+    torch.save(load_file(MINI / "model.safetensors"), folder / "pytorch_model.bin")
+    index_of(folder, "pytorch_model.bin", MINI / "model.safetensors")
+    code = (
+        "import assay, sys\n"
+        "try:\n"
+        "    assay.load_model('some/model')\n"
+        "except assay.errors.UnsafeFileError as error:\n"
+        "    assert 'plain names of safetensors' in str(error), error\n"
+        "else:\n"
+        "    sys.exit('it was loaded')\n"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
 
 
 @WRITERS
@@ -238,6 +345,36 @@ def test_code_beside_a_checkpoint_is_never_run(
         with pytest.raises(FileFormatError):
             assay.load_model(folder)
     assert not place.exists()
+
+
+def test_a_configuration_loads_no_kernel(tmp_path: Path) -> None:
+    """Of a repository it names for its attention; what it asks for is passed over."""
+    wishes = {"attn_implementation": "some/kernel", "_attn_implementation": "kernels-community/flash-attn"}
+    folder = model_folder(tmp_path, **wishes)
+    shutil.copy(MINI / "model.safetensors", folder)
+    found = assay.load_model(folder)
+    assert found.module.config._attn_implementation in ("eager", "sdpa")
+    assert found.weight_hash == assay.load_model("mini").weight_hash
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "fp8", "made up"])
+def test_a_quantised_checkpoint_is_named(method: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, quantization_config={"quant_method": method, "load_in_8bit": True})
+    shutil.copy(MINI / "model.safetensors", folder)
+    with pytest.raises(UnsupportedModelError, match="has quantization_config.*dequantise it"):
+        assay.load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[]", '{"model": {"type": "BPE"}}', '{"model": 3, "added_tokens": [1]}', "[" * 5000],
+)
+def test_a_malformed_tokenizer_is_named(content: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    shutil.copy(MINI / "model.safetensors", folder)
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(FileFormatError, match="cannot read the tokenizer of"):
+        assay.load_model(folder)
 
 
 def test_a_hub_id_that_looks_like_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from starlette.testclient import TestClient
 
 from assay.cli.monitor import monitor as command
 from assay.errors import FileFormatError, InputError, OutputError, UnknownNameError
@@ -27,6 +29,8 @@ from assay.service.watch import (
     read_options,
     watched,
 )
+from assay.service.web import create_app
+from assay.store import Store
 from assay.tasks import draw_shapes
 
 
@@ -214,6 +218,58 @@ def test_the_directory_of_another_process_is_read_as_it_is_written(tmp_path: Pat
     assert not problem(monitor)
     (out / "monitor.json").write_text('{"schema": "assay-monitor/99"}')
     assert "assay-monitor/99" in problem(monitor)
+
+
+def test_a_monitor_that_has_ended_is_not_running(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Beside the service, in another process that was killed, and after a clean end."""
+    fill(tmp_path / "in", 4)
+    (tmp_path / "out").mkdir()
+    elsewhere = watched(tmp_path / "out")
+    assert not elsewhere.running
+    process = start()
+    until_there(lambda: n_readings(elsewhere) == 1, process)
+    assert elsewhere.running
+    process.kill()
+    process.communicate()
+    assert not elsewhere.running
+    assert elsewhere.error is None  # what it kept is whole
+    settings = tmp_path / "door.toml"
+    settings.write_text(
+        f'images = "{tmp_path / "in"}"\nout = "{tmp_path / "here"}"\nwindow = 4\nsteps = 1\nthreshold = 0\n'
+        "known-batches = 0\nmax-batches = 1\n"
+    )
+    here = watched(settings)
+    here.start()
+    assert here.running
+    until(lambda: not here.running, here)
+    assert here.error is None
+    page = TestClient(
+        create_app(Store(tmp_path / "store"), monitors=[here, elsewhere]), base_url="http://127.0.0.1"
+    )
+    assert page.get("/monitors").text.count("nothing is observed any more") == 2
+    assert re.findall(r"^assay_monitor_up.* (\S+)$", page.get("/metrics").text, re.MULTILINE) == [
+        "0.0",
+        "0.0",
+    ]
+
+
+def test_broken_uploads_are_passed_over_and_counted_by_default_when_following(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    fill(tmp_path / "in", 4)
+    broken = tmp_path / "in" / "broken.png"
+    broken.write_bytes(b"\x89PNG broken")
+    process = start("--idle-timeout", "2")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "in/broken.png cannot be decoded; it is passed over and counted" in errors
+    monitor = watched(tmp_path / "out")
+    assert n_readings(monitor) == 1
+    assert "assay_monitor_unreadable_files_total" in metrics_text([monitor.document]).decode()
+    assert re.search(r"unreadable_files_total\{.*\} 1\.0", metrics_text([monitor.document]).decode())
+    assert "1 image file could not be read" in (tmp_path / "out" / "monitor.html").read_text()
 
 
 # ------------------------------------------------------------------------------------------ kills and stops

@@ -33,7 +33,7 @@ class Monitor:
 
     def __init__(self, name: str, document: dict[str, Any] | None, error: str | None = None) -> None:
         self.name, self.document, self.error = name, document, error
-        self.running = False
+        self.running = error is None
 
     def start(self) -> None:
         self.running = True

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -41,6 +42,22 @@ def test_results_are_listed_by_conditions(filled: list[str]) -> None:
     assert "kl on ioi in mini" in table.stdout
     assert "0.5 [0, 1]" in table.stdout
     assert len(table.stdout.splitlines()) == 2
+
+
+def test_ids_stay_in_one_piece_on_a_narrow_terminal(
+    filled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [each["id"] for each in json.loads(run("list", "results", *filled, "--json").stdout)]
+    for width in (80, 50):
+        shown = io.StringIO()
+        monkeypatch.setattr(shown, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(width))
+        with monkeypatch.context() as terminal:
+            terminal.setattr("sys.stdout", shown)
+            app(["list", "results", *filled], standalone_mode=False)
+        lines = re.sub("\x1b\\[[0-9;]*m", "", shown.getvalue()).splitlines()
+        assert all(len(line) <= width for line in lines)
+        assert [line.split()[0] for line in lines if line.split()[0] in ids] == ids
 
 
 def test_pages_of_results_follow_each_other(filled: list[str]) -> None:

@@ -1,12 +1,14 @@
 """A store in a directory, and what disks, other programs and other processes do to it."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import torch
+from typer.testing import CliRunner
 
-from assay.errors import FileFormatError, InputError, OutputError
-from assay.store import DATABASE_NAME, SCHEMA_VERSION, Store
+from assay.circuits import write_atomically
+from assay.cli import app
+from assay.cli.border import store_folder
+from assay.errors import AssayWarning, FileFormatError, InputError, OutputError
+from assay.store import DATABASE_NAME, SCHEMA_VERSION, Store, results
 from assay.store import database as database_module
+from assay.store.arrays import array_path, write_array
 
 
 PROVENANCE = {"metric": "kl", "seed": 0}
@@ -67,6 +74,142 @@ def test_another_database_is_refused_without_showing_a_password(location: Any, m
     with pytest.raises(InputError, match=message) as caught:
         Store(location)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "sqlite://user:SECRET@",
+        "sqlite://user:SECRET@host/assay.db",
+        "sqlite:///user:SECRET@host/results.db",
+        "postgresql://user:SECRET",
+        "postgresql://user:SECRET/db",
+        "postgresql://:SECRET@host:x/db",
+        "postgresql:///user:SECRET@host/db",
+        "postgresql://user:SE@SECRET@host:port/db",
+        "postgresql://user:SE/SECRET@host:port/db",
+        "postgresql:user:SECRET@host/db",
+        "postgresql//user:SECRET@host/db",
+        "postgresql//user:SECRET",
+        "postgresql;//user:SECRET@host/db",
+        "postgres:/user:SECRET@host/db",
+        "postgrsql//user:SECRET@host/db",
+        "postgresq://user:SECRET@host/db",
+        "user:SECRET@host/db",
+        "https://user:SECRET@host/db",
+        "mysql://host/db?password=SECRET",
+        "mysql://host/db?sslPassword=SE@SECRET&x=@",
+    ],
+)
+def test_no_password_of_a_mistyped_url_is_shown_or_written(
+    location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        Store(location)
+    assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(InputError) as caught:
+        store_folder(location)
+    assert "SECRET" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_odd_names_of_directories_are_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run:3@here").mkdir()
+    for name in ("run:3@here", "a@b", "a:b", f"{tmp_path}/x:1@y", "./x:1@z", "postgres/runs"):
+        assert Store(name).directory == (tmp_path / name).absolute()
+
+
+# ---- what killed writers leave -------------------------------------------------------------------
+
+
+def _left(store: Store) -> tuple[Path, Path]:
+    """An unfinished file and an array that no result names, as kills leave them."""
+    kept = store.put("scores", {}, {}, {"values": torch.arange(3)})
+    assert list(store.get(kept).arrays) == ["values"]
+    temporary = store.directory / "select" / ".digits.npz.4711.0123abcd"
+    temporary.parent.mkdir()
+    temporary.write_bytes(b"begun")
+    content = write_array(store.directory, "values", torch.arange(4))
+    return temporary, array_path(store.directory, content)
+
+
+def _aged(*files: Path) -> None:
+    for path in files:
+        os.utime(path, (1e9, 1e9))
+
+
+def test_what_killed_writers_leave_is_found_and_removed(store: Store) -> None:
+    temporary, orphan = _left(store)
+    user_s = store.directory / ".notes.txt"
+    user_s.write_text("mine")
+    assert store.leftovers() == []  # they may be being written
+    _aged(user_s, *store.directory.rglob("*.*"))
+    found = store.leftovers()
+    assert [(each.path, each.kind) for each in found] == [(orphan, "array"), (temporary, "temporary")]
+    assert found[1].size == 5
+    assert store.verify() == []
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["store", *arguments, "--store", str(store.directory)])
+
+    told = run("verify")
+    assert told.exit_code == 0
+    assert "1 results, 0 problems" in told.stdout
+    assert "1 temporary files and 1 arrays of no result" in told.stdout
+    planned = json.loads(run("gc", "--dry-run", "--json").stdout)
+    assert [each["path"] for each in planned["leftovers"]] == [str(orphan), str(temporary)]
+    assert temporary.exists()
+    assert "1 temporary files and 1 arrays of no result" in run("gc").stdout
+    assert not temporary.exists()
+    assert not orphan.exists()
+    assert user_s.exists()
+    assert store.leftovers(settled=0.0) == []
+    assert store.verify() == []
+    next((store.directory / "arrays").rglob("*.safetensors")).unlink()
+    broken = run("verify", "--json")
+    assert broken.exit_code == 1
+    assert len(json.loads(broken.stdout)["problems"]) == 1
+
+
+def test_an_array_that_is_removed_while_its_result_is_put_is_written_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, orphan = _left(store)
+    _aged(orphan)
+    once = results.write_array
+
+    def and_then_others_clear(*arguments: Any) -> str:
+        monkeypatch.setattr(results, "write_array", once)
+        content = once(*arguments)
+        assert [each.path for each in Store(store.directory).remove_leftovers()] == [orphan]
+        return content
+
+    monkeypatch.setattr(results, "write_array", and_then_others_clear)
+    kept = store.put("scores", {"seed": 1}, {}, {"values": torch.arange(4)})
+    assert store.get(kept).arrays["values"].tolist() == [0, 1, 2, 3]
+    assert store.verify() == []
+
+
+def test_a_stricter_mode_is_kept(store: Store, version_1: Path, tmp_path: Path) -> None:
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    report = write_atomically(tmp_path / "report.html", b"one")
+    usual = mode(report)
+    report.chmod(0o600)
+    write_atomically(report, b"two")
+    assert (mode(report), report.read_bytes()) == (0o600, b"two")
+    report.chmod(0o666)
+    write_atomically(report, b"three")
+    assert mode(report) == usual  # not looser than the umask
+    shutil.copytree(version_1, tmp_path / "old")
+    (tmp_path / "old" / DATABASE_NAME).chmod(0o600)
+    with pytest.warns(AssayWarning, match="backup"):
+        Store(tmp_path / "old")
+    (backup,) = (tmp_path / "old").glob("*.backup")
+    assert mode(backup) == mode(tmp_path / "old" / DATABASE_NAME) == 0o600
 
 
 # ---- other programs -----------------------------------------------------------------------------

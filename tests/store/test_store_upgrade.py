@@ -63,7 +63,7 @@ def test_what_an_old_store_holds_is_found(old: Path) -> None:
     found = {each.kind: each for each in store.query()}
     assert store.count() == 7
     assert [each.metric for each in store.query("measurement")] == ["faithfulness-norm", "kl", "kl"]
-    assert found["scores"].about == "eap-ig-inputs on ioi in mini"
+    assert found["scores"].about == "eap-ig-inputs on ioi in mini (resample ablation)"
     assert store.get(found["scores"].id).arrays["values"].shape == (37, 101)
     assert (
         found["worst_case"].value == store.get(found["worst_case"].id).payload["summary"]["absolute"]["max"]

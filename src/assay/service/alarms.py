@@ -7,7 +7,6 @@ so a kill in between may send it twice, never not at all.
 """
 
 import base64
-import fcntl
 import http.client
 import json
 import math
@@ -22,8 +21,11 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from assay.circuits import write_atomically
 from assay.errors import AssayError, InputError, OutputError
@@ -107,15 +109,17 @@ class AlarmFile(Sink):
             with open(self.path, "a+b", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise DeliveryError(f"alarm file {self.path} is no ordinary file")
-                fcntl.flock(file, fcntl.LOCK_EX)
-                self._append(file.fileno(), line, str(event["id"]))
+                lock_descriptor(file.fileno())
+                self._append(file, line, str(event["id"]))
         except OSError as error:
             raise DeliveryError(f"alarm file {self.path}: {error.strerror}") from error
 
     @staticmethod
-    def _append(descriptor: int, line: bytes, key: str) -> None:
+    def _append(file: FileIO, line: bytes, key: str) -> None:
+        descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
-        tail = os.pread(descriptor, TAIL, max(0, size - TAIL))
+        file.seek(max(0, size - TAIL))
+        tail = file.read(TAIL)
         if key.encode() in tail[: tail.rfind(b"\n") + 1]:
             return
         torn = tail[tail.rfind(b"\n") + 1 :]
@@ -322,16 +326,19 @@ class Notifier:
                 self._tell(f"{queue.sink.shown} has not taken {MOST_WAITING} events; the oldest is given up")
 
     def _event(self, event: str, reading: Reading) -> dict[str, Any]:
+        # Batches are counted from 1 as on the page; the id has their places, as it always had.
         facts = {"event": event, "monitor_id": self._monitor.id, "first_batch": self._first}
+        first = None if self._first is None else self._first + 1
         return plain(  # type: ignore[no-any-return] # a mapping comes back as one
             {
                 "schema": SCHEMA,
                 "id": record_id("alarm", {**facts, "since": self._monitor.readings[self._first or 0].time}),
                 **facts,
+                "first_batch": first,
                 "monitor": self._name,
                 "model": self._monitor.model.id,
                 "rule": self._monitor.rule,
-                "batch": reading.index,
+                "batch": reading.index + 1,
                 "time": reading.time,
                 "shift": reading.shift,
                 "interval": reading.interval.to_dict(),

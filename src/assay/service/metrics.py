@@ -27,7 +27,7 @@ OF_MONITOR: tuple[tuple[str, Literal["counter", "gauge"], str, Take], ...] = (
         "unreadable_files",
         "counter",
         "Image files passed over.",
-        lambda each: sum(len(one["skipped"]) for one in each["readings"]),
+        lambda each: sum(len(one["skipped"]) for one in each["readings"]) + len(each.get("passed", ())),
     ),
     (
         "alarms",

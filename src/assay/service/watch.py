@@ -27,6 +27,7 @@ from assay.runner.monitoring import (
     MonitorPlan,
     StartedMonitor,
     held,
+    is_held,
     start_monitor,
     torn_line,
 )
@@ -56,6 +57,7 @@ class MonitorOptions:
         images: Folders or `shapes:STYLE`, one after the other.
         follow: Wait for new images; needs one folder.
         poll, idle_timeout: Seconds.
+        skip_bad: Pass over image files that cannot be read, and count them; None: as `follow`.
         alarm_file, webhook: Where alarms are told; None: nowhere.
         cool_down: Seconds, or text with a unit: `10m`.
         out: Directory of everything that is kept.
@@ -86,7 +88,7 @@ class MonitorOptions:
     alarm_file: Path | None = None
     webhook: str | None = None
     cool_down: str | float | int = 0
-    skip_bad: bool = False
+    skip_bad: bool | None = None
     method: str | None = None
     objective: str | None = None
     ablation: str | None = None
@@ -210,7 +212,7 @@ class MonitorRun:
             ablation=options.ablation,
             steps=options.steps,
             seed=options.seed,
-            skip_bad=options.skip_bad,
+            skip_bad=bool(options.skip_bad),
             batch_size=options.batch_size,
         )
         self._transform = EvalTransform.for_model(self.model)
@@ -220,7 +222,7 @@ class MonitorRun:
             n=options.n,
             order=options.order,
             seed=options.seed,
-            skip_bad=options.skip_bad,
+            skip_bad=options.follow if options.skip_bad is None else options.skip_bad,
             follow=options.follow,
             poll=options.poll,
             idle_timeout=options.idle_timeout,
@@ -306,6 +308,7 @@ class MonitorRun:
                 )
                 if self._notifier is not None:
                     self._notifier.take(reading)
+                self.started.passed.clear()  # the reading names them
                 self._publish()
                 yield reading
                 self._keep()
@@ -332,12 +335,25 @@ class MonitorRun:
         for source in self._sources:
             if most is not None and given >= most:
                 return
-            stream = batches(source, self._watch, done=self.started.done, wait=self._wait, tell=self._tell)
+            stream = batches(
+                source,
+                self._watch,
+                done=self.started.done,
+                wait=self._wait,
+                tell=self._tell,
+                passed=self._pass_over,
+            )
             for batch in stream:
                 yield batch
                 given += 1
                 if most is not None and given >= most:
                     return
+
+    def _pass_over(self, name: str) -> None:
+        self.started.passed.append(name)
+        self._tell(f"{name} cannot be decoded; it is passed over and counted")
+        self.started.write(page=False)
+        self._publish()
 
     def _wait(self, seconds: float) -> bool:
         if self._notifier is not None:
@@ -429,7 +445,12 @@ class WatchedMonitor(ABC):
     @property
     @abstractmethod
     def error(self) -> str | None:
-        """Why it has ended, or cannot be read; None while all is well."""
+        """Why it has failed, or cannot be read; None while all is well."""
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether it observes; False before it starts and once it has ended, for whatever reason."""
 
 
 def _on_stderr(text: str) -> None:
@@ -490,6 +511,10 @@ class _Here(WatchedMonitor):
     def error(self) -> str | None:
         return self._error
 
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def _run(self) -> None:
         try:
             with MonitorRun(self._options, name=self.name, stop=self._stop, tell=self._tell) as run:
@@ -538,6 +563,10 @@ class _Elsewhere(WatchedMonitor):
     def error(self) -> str | None:
         self._refresh()
         return self._error
+
+    @property
+    def running(self) -> bool:
+        return is_held(self._folder)
 
     def _refresh(self) -> None:
         """Read what is new; what was read before stays if that fails."""

@@ -84,7 +84,11 @@ class Watched(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why it stopped; None while it runs."""
+        """Why it failed; None while all is well."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it observes."""
 
     def start(self) -> None:
         """Begin to observe, or to look."""
@@ -499,10 +503,15 @@ class _Pages:
         documents = [{**each.document, "name": each.name} for each in self._monitors if each.document]
         registry = CollectorRegistry()
         up = Gauge(
-            "assay_monitor_up", "1 while the monitor runs, 0 once it failed.", ["monitor"], registry=registry
+            "assay_monitor_up",
+            "1 while the monitor runs, 0 once it has ended.",
+            ["monitor"],
+            registry=registry,
         )
-        for each in sorted(self._monitors, key=lambda monitor: monitor.error is not None):
-            up.labels(monitor=each.name).set(0 if each.error else 1)  # of one name the failed one counts
+        for name, runs in sorted(
+            ((each.name, each.running and each.error is None) for each in self._monitors), reverse=True
+        ):
+            up.labels(monitor=name).set(int(runs))  # of one name the one that ended counts
         return Response(
             metrics_text(documents) + generate_latest(registry), headers={"Content-Type": CONTENT_TYPE}
         )
@@ -519,6 +528,7 @@ def _state(monitor: Watched) -> dict[str, Any]:
     return {
         "name": monitor.name,
         "error": monitor.error,
+        "running": monitor.running,
         "n": len(readings),
         "alarms": sum(bool(each.get("alarm")) for each in readings),
         "alarm": bool(last.get("alarm")),

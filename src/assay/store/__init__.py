@@ -15,6 +15,7 @@ and renamed before the row that names them is committed, so a reader never sees 
 
 from assay.store.arrays import StoredArrays
 from assay.store.claims import STALE_SECONDS, ClaimBook
+from assay.store.leftovers import Leftover
 from assay.store.location import DATABASE_NAME
 from assay.store.results import Store, StoredResult
 from assay.store.summary import ResultSummary
@@ -27,6 +28,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "STALE_SECONDS",
     "ClaimBook",
+    "Leftover",
     "ResultSummary",
     "Store",
     "StoredArrays",

@@ -1,5 +1,6 @@
 """Arrays of results: one safetensors file each, under the SHA-256 of its bytes."""
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, KeysView, Mapping
@@ -76,9 +77,10 @@ def write_array(directory: Path, name: str, value: Tensor | np.ndarray) -> str:
         raise InputError(f"array {name!r} must be a dense array of real numbers: {error}") from error
     content = hashlib.sha256(data).hexdigest()
     path = array_path(directory, content)
-    # Compared in full: a file that was damaged since is written again.
-    if path.exists() and path.read_bytes() == data:
-        return content
+    # Compared in full: a file that was damaged since is written again, and so is one that was just removed.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if path.read_bytes() == data:
+            return content
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -85,10 +85,13 @@ class Database:
             except sa.exc.DBAPIError as error:
                 if not _passing(error) or time.monotonic() + pause > deadline:
                     raise self._explained(error, write=write, patience=patience) from error
-            except json.JSONDecodeError as error:  # of a driver that decodes what a column holds
+            except AssayError:
+                raise
+            # Columns that hold what nobody wrote: no UTF-8, no JSON, deep nesting, ids that lead nowhere.
+            except (LookupError, RecursionError, TypeError, ValueError) as error:
                 raise FileFormatError(
-                    f"a row of the results store at {self.location.shown} was damaged: {error}; "
-                    "`Store.verify()` says which"
+                    f"a row of the results store at {self.location.shown} was damaged "
+                    f"({type(error).__name__}: {str(error)[:200]}); `assay store verify` says which"
                 ) from error
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -17,6 +17,10 @@ POSTGRES_DRIVER = "postgresql+psycopg"
 ARRAYS = "arrays"  # of a PostgreSQL URL: where the array files lie; the driver never sees it
 HIDDEN = "***"
 _SECRETS = ("password", "sslpassword")
+# What stands for a URL and has no `://`: the name of a database, or user and password, in front of the rest.
+_MISTYPED = re.compile(
+    r"(?:sqlite|postgres|postgresql)(?:\+\w+)?(?:[:;]|//|\\\\)|(?![./~\\]|\w:[/\\])[^@]*:[^@]*@"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,11 @@ def locate(location: str | os.PathLike[str]) -> Location:
             f"{_without_password(text)!r} was a URL before it became a path, which takes slashes from it; "
             f"give it as text, {collapsed[0]}/..."
         )
+    if _MISTYPED.match(text) and not Path(text).is_dir():
+        raise InputError(
+            f"{_without_password(text)!r} looks like the URL of a database and has no '://'; give "
+            f"{POSTGRES_DRIVER}://USER@HOST/DATABASE, or the whole path of a directory of such a name"
+        )
     return _sqlite(Path(text).expanduser().absolute() / DATABASE_NAME)
 
 
@@ -75,16 +84,20 @@ def _sqlite(database: Path) -> Location:
 def _from_url(text: str) -> Location:
     try:
         url = sa.make_url(text)
-    except (sa.exc.ArgumentError, ValueError) as error:  # ValueError: a port that is no number
-        raise InputError(
-            f"cannot read {_without_password(text)!r} as the URL of a database; give a directory, "
-            f"sqlite:///DIR/{DATABASE_NAME} or {POSTGRES_DRIVER}://USER@HOST/DATABASE"
-        ) from error
+    except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is not a number
+        # From None: what is read as a port is the password of a URL without a host.
+        raise _unreadable(text) from None
     backend = url.get_backend_name()
     if backend == "sqlite":
+        if url.username is not None or url.password is not None or url.host:
+            raise InputError(
+                f"a SQLite database is a file and has no user or host, got {_without_password(text)!r}; "
+                f"write sqlite:///DIR/{DATABASE_NAME}, with three slashes, or give the directory"
+            )
         if not url.database or Path(url.database).name != DATABASE_NAME:
             raise InputError(
-                f"the database of a results store is DIR/{DATABASE_NAME}, got {text!r}; give the directory"
+                f"the database of a results store is DIR/{DATABASE_NAME}, got {_without_password(text)!r}; "
+                "give the directory"
             )
         return _sqlite(Path(url.database).absolute())
     if backend != "postgresql":
@@ -92,7 +105,17 @@ def _from_url(text: str) -> Location:
             f"a results store lives in SQLite or PostgreSQL, got {_without_password(text)!r}; give a "
             f"directory or {POSTGRES_DRIVER}://USER@HOST/DATABASE"
         )
+    # With a slash too many, user and password are read as a part of the database's name.
+    if "@" in (url.database or "") or "@" in (url.host or ""):
+        raise _unreadable(text)
     return _postgres(url)
+
+
+def _unreadable(text: str) -> InputError:
+    return InputError(
+        f"cannot read {_without_password(text)!r} as the URL of a database; give a directory, "
+        f"sqlite:///DIR/{DATABASE_NAME} or {POSTGRES_DRIVER}://USER@HOST/DATABASE"
+    )
 
 
 def _postgres(url: sa.URL) -> Location:
@@ -128,6 +151,16 @@ def _shown(url: sa.URL) -> str:
 
 
 def _without_password(text: str) -> str:
-    """For texts that are no URL as far as SQLAlchemy can tell."""
-    text = re.sub(r"(:/{1,2}[^:/@]*:).*@", rf"\1{HIDDEN}@", text)
-    return re.sub(r"(password=)[^&]*", rf"\1{HIDDEN}", text)
+    """A text that may be a mistyped URL, less all that may be a password.
+
+    That is what stands between the colon behind the user and the last `@`; all behind that colon where there
+    is no `@`; and the user too where nothing shows that it is one.
+    """
+    text = re.sub(r"(password=)[^&]*", rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
+    before, at, place = text.rpartition("@") if "@" in text else (text, "", "")
+    scheme = re.match(r"(?:\w[\w+.-]*)?[^\w@]*[/\\]+", text)
+    start = 0 if scheme is None else scheme.end()
+    user, colon, _ = before[start:].partition(":")
+    if colon:
+        return f"{before[:start]}{user}:{HIDDEN}{at}{place}" if scheme else f"{HIDDEN}{at}{place}"
+    return text if scheme or not at else f"{HIDDEN}{at}{place}"

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from assay.errors import FileFormatError, InputError, UnknownNameError
 from assay.measurement import MACHINE, canonical_json, plain, record_id
-from assay.store.arrays import StoredArrays, read_array, write_array
+from assay.store.arrays import StoredArrays, array_path, read_array, write_array
 from assay.store.claims import ClaimBook
 from assay.store.database import Database, insert_new
+from assay.store.leftovers import SETTLED, Leftover, find_leftovers, remove_leftovers
 from assay.store.location import locate
 from assay.store.summary import COLUMNS, ResultSummary
 from assay.store.tables import ARRAYS, ID_LENGTH, KIND_LENGTH, NAME_LENGTH, RESULTS, SUMMARIES
@@ -154,6 +155,9 @@ class Store:
                 for name, content in contents.items():
                     named = {"result": identity, "name": name, "content": content}
                     connection.execute(sa.insert(ARRAYS), named)
+                    # Between its writing and here an array is named by nobody, so it may have been removed.
+                    if not array_path(self.directory, content).exists():
+                        write_array(self.directory, name, (arrays or {})[name])
                 connection.execute(sa.insert(SUMMARIES), summary)
 
         self._database.write(work)
@@ -167,6 +171,10 @@ class Store:
     def get(self, identity: str) -> StoredResult:
         """The result of an id or of an id's beginning.
 
+        Args:
+            identity: The id or its beginning; or those of a circuit's hash: then the circuit, the audit that
+                found it, or else the newest result about it.
+
         Raises:
             UnknownNameError: No stored id begins so.
             InputError: Several do; the message lists them.
@@ -179,8 +187,22 @@ class Store:
         begins = sa.and_(SUMMARIES.c.id >= prefix, SUMMARIES.c.id < prefix + "g")  # a range the index knows
         query = sa.select(SUMMARIES).where(begins).order_by(SUMMARIES.c.id).limit(11)
 
+        of_circuit = sa.and_(SUMMARIES.c.circuit >= prefix, SUMMARIES.c.circuit < prefix + "g")
+        holds = sa.case((SUMMARIES.c.kind == "circuit", 0), (SUMMARIES.c.kind == "audit", 1), else_=2)
+        newest = (holds, SUMMARIES.c.created.desc(), SUMMARIES.c.id)
+
         def work(connection: sa.Connection) -> tuple[Any, list[StoredResult]]:
             rows = connection.execute(query).all()
+            if not rows:
+                hashes = sa.select(SUMMARIES.c.circuit).where(of_circuit).distinct().limit(11)
+                found = connection.scalars(hashes).all()
+                # One result of each circuit: several are as ambiguous as several ids.
+                rows = [
+                    connection.execute(
+                        sa.select(SUMMARIES).where(SUMMARIES.c.circuit == each).order_by(*newest).limit(1)
+                    ).one()
+                    for each in found
+                ]
             return rows, self._results(connection, [rows[0].id]) if len(rows) == 1 else []
 
         rows, results = self._database.read(work)
@@ -231,6 +253,7 @@ class Store:
 
         def work(connection: sa.Connection) -> list[ResultSummary]:
             rows = connection.execute(statement).all()
+            _check_ids(row.id for row in rows)
             methods = _methods(connection, rows)
             return [ResultSummary(**{**row._mapping, "method": methods[row.id]}) for row in rows]
 
@@ -357,7 +380,13 @@ class Store:
         wanted = None if kinds is None else sorted(set(kinds))
         for result in self._all(wanted):
             provenance = {key: value for key, value in result.provenance.items() if key != MACHINE}
-            content = [result.id, result.kind, provenance, _content(result.payload), result.arrays.hashes]
+            content = [
+                result.id,
+                result.kind,
+                provenance,
+                _content(plain(result.payload)),
+                result.arrays.hashes,
+            ]
             hashed.update(canonical_json({"result": content}).encode("utf-8", "surrogatepass") + b"\n")
         return hashed.hexdigest()
 
@@ -370,7 +399,11 @@ class Store:
         known: dict[str, str] = {}
         for result in self._whole(problems):
             about = f"{result.id} ({result.kind})"
-            if record_id(result.kind, result.provenance) != result.id:
+            try:
+                same = record_id(result.kind, result.provenance) == result.id
+            except (InputError, UnicodeEncodeError):  # what `put` refuses
+                same = False
+            if not same:
                 problems.append(f"{about}: its provenance was changed, it does not give this id")
             for name, content in result.arrays.hashes.items():
                 if content not in known:
@@ -383,6 +416,26 @@ class Store:
                     problems.append(f"{about}: array {name!r}: {known[content]}")
         return problems + self._database.read(_wrong_summaries)
 
+    def leftovers(self, *, settled: float = SETTLED) -> list[Leftover]:
+        """What killed writers left: temporary files, and arrays that no result names. They harm nothing.
+
+        Args:
+            settled: Seconds since the last change of a file, at least; what is younger may be being written.
+        """
+        return self._database.read(
+            lambda connection: find_leftovers(connection, self.directory, settled=settled)
+        )
+
+    def remove_leftovers(self, *, settled: float = SETTLED) -> list[Leftover]:
+        """Remove what `leftovers` finds, and return it; other processes may write meanwhile.
+
+        Raises:
+            OutputError: A file cannot be removed.
+        """
+        return self._database.write(
+            lambda connection: remove_leftovers(connection, self.directory, settled=settled)
+        )
+
     def _whole(self, problems: list[str]) -> Iterator[StoredResult]:
         """Every result that can be read; of the others a line each is added to the problems."""
         last = ""
@@ -390,7 +443,7 @@ class Store:
             query = sa.select(RESULTS.c.id).where(RESULTS.c.id > last).order_by(RESULTS.c.id).limit(_CHUNK)
 
             def identities(connection: sa.Connection, query: sa.Select[Any] = query) -> list[str]:
-                return list(connection.execute(query).scalars())
+                return _check_ids(connection.execute(query).scalars())
 
             chunk = self._database.read(identities)
             if not chunk:
@@ -419,13 +472,21 @@ class Store:
                 query = query.where(RESULTS.c.kind.in_(kinds))
 
             def work(connection: sa.Connection, query: sa.Select[Any] = query) -> list[StoredResult]:
-                return self._results(connection, list(connection.execute(query).scalars()))
+                return self._results(connection, _check_ids(connection.execute(query).scalars()))
 
             results = self._database.read(work)
             if not results:
                 return
             yield from results
             last = results[-1].id
+
+
+def _check_ids(identities: Iterable[Any]) -> list[str]:
+    """The ids of rows, if they are ids: a damaged page of SQLite may hold anything in a column."""
+    found = list(identities)
+    if not all(isinstance(each, str) for each in found):
+        raise FileFormatError("a row of the results store was damaged: it has no id; restore the database")
+    return found
 
 
 def _rows(connection: sa.Connection, identities: list[str]) -> "Iterator[sa.Row[Any]]":
@@ -436,8 +497,8 @@ def _rows(connection: sa.Connection, identities: list[str]) -> "Iterator[sa.Row[
         for row in connection.execute(sa.select(RESULTS).where(chunk).order_by(RESULTS.c.id)):
             if not (isinstance(row.payload, dict) and isinstance(row.provenance, dict)):
                 raise FileFormatError(
-                    f"result {row.id} was damaged: its payload or provenance is no table; `Store.verify()` "
-                    "says what else is wrong"
+                    f"result {row.id} was damaged: its payload or provenance is no table; `assay store "
+                    "verify` says what else is wrong"
                 )
             yield row
 

@@ -28,7 +28,8 @@ class ResultSummary:
         low: Lower end of the interval of `value`.
         high: Upper end.
         status: Verdict, or state of a job.
-        name: What people call it: a job, a sweep, a claim.
+        name: What people call it: a job, a sweep, a claim; of an audit or a measurement the size of its
+            circuit.
         circuit: Hash of the circuit.
         ablation: What a cut edge carried.
     """
@@ -55,10 +56,26 @@ class ResultSummary:
         """In words: what of which task in which model."""
         usual = self.method or self.metric if self.kind in ("audit", "scores") else self.metric or self.method
         what = self.name or usual or ""
-        if self.kind == "measurement" and self.metric and self.method:
-            what = f"{self.metric} of {self.method}"
-        parts = (what, self.task and f"on {self.task}", self.model and f"in {self.model}")
+        if self.kind == "measurement":
+            what = " of ".join(part for part in (self.metric, self.made) if part)
+        elif self.kind == "audit":
+            what = self.made or ""
+        parts = (
+            what,
+            self.task and f"on {self.task}",
+            self.model and f"in {self.model}",
+            self.ablation and f"({self.ablation} ablation)",
+        )
         return " ".join(part for part in parts if part)
+
+    @property
+    def made(self) -> str | None:
+        """How what it is about was found, and how large it is: `eap, 20 edges`."""
+        if self.kind in ("circuit", "subset-path"):
+            return self.name
+        if self.kind not in ("audit", "measurement"):
+            return self.method
+        return ", ".join(part for part in (self.method, self.name) if part) or None
 
 
 COLUMNS = tuple(field.name for field in fields(ResultSummary))
@@ -104,6 +121,7 @@ NAMED = ("job", "sweep", "claim")
 def _audit(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
     """The faithfulness of its circuit stands for an audit."""
     del provenance
+    size = _size(payload, "circuit.n_edges")
     measured = _inside(payload, "measurements")
     for each in measured if isinstance(measured, list) else ():
         if isinstance(each, Mapping) and each.get("name") == "faithfulness-norm":
@@ -111,9 +129,23 @@ def _audit(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[st
                 "metric": "faithfulness-norm",
                 "n": _whole((each,), "n"),
                 "status": _text((each,), "status"),
+                "name": size,
                 **_interval(each),
             }
-    return {}
+    return {"name": size}
+
+
+def _size(payload: Mapping[str, Any], path: str) -> str | None:
+    """Of a circuit; circuits of several sizes are alike in everything else."""
+    edges = _whole((payload,), path)
+    return None if edges is None else f"{edges:,} edges"
+
+
+def _measurement(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
+    del provenance
+    codes = payload.get("warnings")
+    unsolved = "task not solved" if isinstance(codes, list) and "task_not_solved" in codes else None
+    return {"name": ", ".join(part for part in (_size(payload, "n_edges"), unsolved) if part) or None}
 
 
 def _circuit(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +162,7 @@ def _circuit(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[
 def _worst_case(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "metric": _text((provenance, payload), "divergence"),
-        "n": _whole((payload, provenance), "n_pairs", "sample.n_pairs"),
+        "n": _whole((payload, provenance), "n_distinct_pairs", "n_pairs", "sample.n_pairs"),
         "value": _number(payload, "summary.absolute.max"),
     }
 
@@ -164,8 +196,10 @@ def _ranking(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[
 def _subset_path(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
     sizes = provenance.get("sizes")
     shown = ", ".join(map(str, sizes)) if isinstance(sizes, list) else ""
+    source = _text((provenance,), "data.source.name", "data.source.kind", "data.name")
+    data = _text((provenance,), "data.hash")  # data of one kind are told by it
     return {
-        "task": _text((provenance, payload), "data.name", "task.name", "data"),
+        "task": " ".join(part for part in (source, data and data[:8]) if part) or None,
         "method": _text((provenance,), "options.method", "method"),
         "name": f"subsets of {shown}" if shown else None,
     }
@@ -174,6 +208,7 @@ def _subset_path(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> d
 SPECIAL = {
     "circuit": _circuit,
     "audit": _audit,
+    "measurement": _measurement,
     "worst_case": _worst_case,
     "calibration": _calibration,
     "ranking": _ranking,

@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from assay.circuits.files import new_file, temporary_name
 from assay.errors import AssayWarning, FileFormatError, InputError, OutputError
 from assay.store.database import Database
 from assay.store.location import DATABASE_NAME, DEFAULT_DIRECTORY, POSTGRES_DRIVER
@@ -176,8 +177,9 @@ def _back_up(database: Database, version: int) -> Path:
     copy = file.with_name(f"{file.name}.schema-{version}.backup")
     if copy.exists():
         copy = copy.with_name(f"{copy.name}.{secrets.token_hex(4)}")
-    temporary = file.with_name(f".{copy.name}.{os.getpid()}")
+    temporary = temporary_name(copy)
     try:
+        os.close(new_file(temporary, like=file))
         with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(temporary)) as target:
             source.backup(target)
         with temporary.open("rb") as written:

@@ -24,19 +24,19 @@ ALIASES = {"verdict": "status"}  # what tables and pages call a column
 Scalar = str | int | float | bool | None
 Truth = sa.ColumnElement[bool]
 
-_SEGMENT = r'(?:"[^"]*"|[^\s."=!<>~]+)'
-_CONDITION = re.compile(
-    rf"\s*(?P<key>{_SEGMENT}(?:\.{_SEGMENT})*)\s*(?P<operator>!=|<=|>=|==|=|<|>|~)\s*(?P<value>.*?)\s*",
-    re.DOTALL,
+_SEGMENT = r'(?:"[^"]*+"|[^\s."=!<>~]++)'
+# Possessive (`++`, `*+`): a long text that fits nothing is given up at once, not tried at every length.
+_BEGINNING = re.compile(
+    rf"(?P<key>{_SEGMENT}(?:\.{_SEGMENT})*+)\s*+(?P<operator>!=|<=|>=|==|=|<|>|~)",
 )
 _OPERATOR_LETTERS = "=!<>~"
 # What cannot be one value: the beginning of a second condition stands in it.
 _JOINED = re.compile(
-    r"(?:\s(?:and|or)\s+(?:not\s+)?|\s(?:&&|\|\|)\s+|[;,]\s*)"
-    r'(?:"[^"]*"|[^\s."=!<>~;]+)(?:\.(?:"[^"]*"|[^\s."=!<>~;]+))*\s*(?:!=|[=<>~])',
+    r"(?:\s(?:and|or)\s++(?:not\s++)?+|\s(?:&&|\|\|)\s++|[;,]\s*+)"
+    r'(?:"[^"]*+"|[^\s."=!<>~;,]++)(?:\.(?:"[^"]*+"|[^\s."=!<>~;,]++))*+\s*+(?:!=|[=<>~])',
     re.IGNORECASE,
 )
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(\d++(\.\d*+)?|\.\d++)([eE][-+]?\d++)?")
 _MANY = 2**63  # integers from here on are compared as floats
 
 
@@ -117,15 +117,17 @@ def parse_order(order: str) -> list[sa.UnaryExpression[Any]]:
 
 
 def _parse(text: str) -> Condition:
-    found = _CONDITION.fullmatch(text)
-    if found is None or not found["value"]:
+    stripped = text.strip()
+    found = _BEGINNING.match(stripped)
+    written = "" if found is None else stripped[found.end() :].lstrip()
+    if found is None or not written:
         raise InputError(
             f"cannot read the condition {text!r}; write KEY OP VALUE with OP one of {' '.join(OPERATORS)}, "
             "e.g. 'metric = kl', 'value >= 0.5', 'task ~ ioi', 'provenance.task.n = 200', 'status != null'"
         )
     path = tuple(part.strip('"') for part in re.findall(_SEGMENT, found["key"]))
     operator = "=" if found["operator"] == "==" else found["operator"]
-    _check_single(found, text)
+    _check_single(written, text, close=stripped[found.end()] in _OPERATOR_LETTERS)
     if len(path) == 1:
         path = (ALIASES.get(path[0], path[0]),)
         if path[0] in DOCUMENTS:
@@ -136,18 +138,23 @@ def _parse(text: str) -> Condition:
         raise unknown_name("document", path[0], DOCUMENTS)
     # In a column of text 8056198544e01753 is an id, not a number beyond all numbers.
     textual = len(path) == 1 and path[0] not in (*NUMBERS, *COUNTS)
-    value = _value(found["value"], textual=textual)
+    value = _value(written, textual=textual)
     if len(path) == 1:
-        value = _for_column(path[0], value, found["value"])
+        value = _for_column(path[0], value, written)
     condition = Condition(path=_checked(path), operator=operator, value=value)
     _check_operator(condition, text)
     return condition
 
 
-def _check_single(found: re.Match[str], text: str) -> None:
-    """Refuse operators and conditions that would be taken for a part of the value, and so find nothing."""
-    written = found["value"]
-    if written[0] in _OPERATOR_LETTERS and text[found.start("value") - 1] in _OPERATOR_LETTERS:
+def _check_single(written: str, text: str, *, close: bool) -> None:
+    """Refuse operators and conditions that would be taken for a part of the value, and so find nothing.
+
+    Args:
+        written: The value.
+        text: The condition.
+        close: The value begins with a letter of an operator, right behind the operator.
+    """
+    if close:
         raise InputError(
             f"{text!r} has none of the operators {' '.join(OPERATORS)}; write one of them, and a value that "
             f"begins with {written[0]} in double quotes"
@@ -187,7 +194,10 @@ def _value(text: str, *, textual: bool = False) -> Scalar:
         number = float(text)
         if number in (float("inf"), float("-inf")):
             raise InputError(f"{text} is beyond every number that can be stored")
-        return int(text) if re.fullmatch(r"[-+]?\d+", text) else number
+        if not re.fullmatch(r"[-+]?\d+", text):
+            return number
+        digits = text.lstrip("+-").lstrip("0") or "0"  # Python reads no whole number of thousands of digits
+        return -int(digits) if text.startswith("-") else int(digits)
     return _storable(text, text)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import AssayError, MissingExtraError
+from assay.machine import usable_cores
 from assay.sweep.failures import Fault
 from assay.sweep.limits import Limits
 from assay.sweep.schedule import Executor
@@ -154,7 +155,7 @@ class RayWorkers(Executor):
             workers = self._n or limits.n_workers
             options |= {
                 "include_dashboard": False,
-                "num_cpus": max(os.cpu_count() or 1, workers * limits.threads),
+                "num_cpus": max(usable_cores(), workers * limits.threads),
                 "object_store_memory": _STORE_BYTES,
             }
             if (

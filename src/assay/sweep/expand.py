@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from assay.adversarial.sampling import usual_protocol
 from assay.circuits import load_circuit
 from assay.discovery import EdgeMethod, get_method
 from assay.discovery.method import Asked, resolve
@@ -14,7 +15,14 @@ from assay.execution.forward import assumed_memory
 from assay.generalization.inspection import InspectionSettings
 from assay.measurement import library_version, record_id
 from assay.models import Model, load_model
-from assay.runner import plan_calibration, plan_discovery, plan_measurement, plan_worst_case, sizes
+from assay.runner import (
+    Sizes,
+    plan_calibration,
+    plan_discovery,
+    plan_measurement,
+    plan_worst_case,
+    sizes,
+)
 from assay.runner.inputs import Inputs, draw_inputs
 from assay.runner.ranking import ranked
 from assay.runner.stages import scores_record
@@ -293,12 +301,15 @@ class _Made:
         common: Mapping[str, Any],
     ) -> Iterator[Job]:
         """The worst case of a circuit, in parts where the plan says so."""
-        size = sizes(
-            attack.protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs
-        )
-        facts = {"protocol": attack.protocol, "n_clean": size.n_clean, "n_corrupted": size.n_corrupted}
-        stage = plan_worst_case(attack.protocol, size)
-        pairs = size.n_clean * (size.n_corrupted if attack.protocol == "all" else 1)
+        measured = self.inputs.measured
+        assert isinstance(measured, PairTask)  # checked where it is asked for
+        protocol = attack.protocol or usual_protocol(measured)
+        size = sizes(protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
+        if protocol == "file":
+            size = Sizes(n_clean=measured.n, n_corrupted=measured.n)
+        facts = {"protocol": protocol, "n_clean": size.n_clean, "n_corrupted": size.n_corrupted}
+        stage = plan_worst_case(protocol, size)
+        pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
         parts = [
             Job(
                 name=self.name("attack", label, f"part {place + 1} of {attack.shards}"),

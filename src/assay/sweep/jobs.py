@@ -14,6 +14,7 @@ from typing import Any
 
 from assay.adversarial.attack import PREFIX, facts_of, run_part
 from assay.adversarial.sampling import sample_pairs
+from assay.calibration.battery import gates_on_same_prompts
 from assay.circuits import Circuit, EdgeScores, load_circuit
 from assay.discovery import EdgeMethod, discover, get_method
 from assay.discovery.method import Asked, join_parts, resolve
@@ -32,6 +33,7 @@ from assay.runner import (
     usual_prompts,
     worst_case_stored,
 )
+from assay.runner.circuits import keep_circuit, stored_circuit
 from assay.runner.inputs import Inputs, draw_inputs
 from assay.runner.ranking import Ranked, ranked
 from assay.runner.stages import keep_scores, kept_scores, recovery, scores_record, usual_replacement
@@ -314,34 +316,9 @@ def file_record(job_record: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": job_record["model"], "circuit": job_record["circuit"]["hash"]}
 
 
-def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, facts: Mapping[str, Any]) -> str:
-    """Store a circuit; returns its id."""
-    payload = {
-        "graph": circuit.graph.describe(),
-        "hash": circuit.hash,
-        "n_edges": circuit.n_edges,
-        "heads": circuit.heads,
-        "roles": dict(circuit.roles),
-        "provenance": dict(circuit.provenance),
-        **facts,
-    }
-    return store.put("circuit", record, payload, {"mask": circuit.mask})
-
-
 def kept_circuit(store: Store, identity: str, model: Model) -> Circuit:
     """A stored circuit."""
-    found = store.get(identity)
-    heads = found.payload["heads"]
-    return Circuit(
-        graph=model.graph,
-        mask=found.arrays["mask"].bool(),
-        heads=None if heads is None else tuple((layer, head) for layer, head in heads),
-        roles={
-            role: tuple((layer, head) for layer, head in pairs)
-            for role, pairs in found.payload["roles"].items()
-        },
-        provenance=found.payload["provenance"],
-    )
+    return stored_circuit(store.get(identity), model.graph)
 
 
 # ---- what is asked of a circuit -----------------------------------------------------------------
@@ -377,10 +354,14 @@ def _measure(job: Job, store: Store) -> tuple[str, ...]:
 def _calibrate(job: Job, store: Store) -> tuple[str, ...]:
     """Gates on a circuit."""
     model, measured = model_of(job), _prompts(job)
+    circuit = kept_circuit(store, job.record["circuit"], model)
+    table = usual_prompts(measured, seed=job.record["seed"])
     found = calibrate_stored(
-        kept_circuit(store, job.record["circuit"], model),
+        circuit,
         model,
-        usual_prompts(measured),
+        table.task,
+        pool=table.pool,
+        same_prompts=gates_on_same_prompts(circuit, measured),
         gates=job.record["gates"],
         objective=job.record["objective"],
         ablation=usual_replacement(job.record["ablation"] or measured.ablation),

@@ -1,7 +1,6 @@
 """What a sweep may use: workers, attempts, time and memory of a job; and the texts that say so."""
 
 import math
-import os
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -9,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from assay.errors import InputError
+from assay.machine import usable_cores
 
 
 T = TypeVar("T")
@@ -96,5 +96,4 @@ class Limits(BaseModel):
         """Workers on this machine: as asked for, else one for every `threads` cores that may be used."""
         if self.workers is not None:
             return self.workers
-        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, usable // self.threads)
+        return max(1, usable_cores() // self.threads)

@@ -108,13 +108,13 @@ class AttackChoice(_Table):
     """Worst-case pairs of every circuit of the product.
 
     Attributes:
-        protocol: `all`, `matched` or `iid`.
+        protocol: `all`, `matched` or `iid`; None: `all`, and the pairs of a JSONL file as they stand.
         n_clean, n_corrupted: Inputs a side, of `all`; None: as `assay attack` takes.
         n_pairs: Pairs of the other protocols; None: as `assay attack` takes.
         shards: Jobs that the pairs are dealt to.
     """
 
-    protocol: Text = "all"
+    protocol: Text | None = None
     n_clean: Count | None = None
     n_corrupted: Count | None = None
     n_pairs: Count | None = None
@@ -478,9 +478,10 @@ def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
 
 
 def _check_attack(attack: AttackChoice) -> None:
-    # Nothing in a plan could name the pairs of a file.
-    _check_name("protocol", attack.protocol, [name for name in PROTOCOLS if name != "file"])
-    sizes(attack.protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
+    protocol = attack.protocol or "all"
+    # The pairs of a file are what a file has anyway, and a plan may name other tasks beside it.
+    _check_name("protocol", protocol, [name for name in PROTOCOLS if name != "file"])
+    sizes(protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
 
 
 def _task(name: str, plan: Plan) -> str:
