@@ -12,7 +12,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from assay.cli import app
-from assay.tasks import draw_shapes
+from assay.models import load_model
+from assay.tasks import draw_shapes, load_task
 from assay.zoo import Zoo
 
 
@@ -98,12 +99,17 @@ def test_report_builds_the_same_page_again(audited: Path, run: Run, tmp_path: Pa
     assert (tmp_path / "again.html").read_bytes() == (audited / "out" / "report.html").read_bytes()
 
 
-def test_report_takes_audits_only(audited: Path, run: Run) -> None:
+def test_report_takes_every_stored_id_and_the_circuit_of_the_footer(
+    audited: Path, run: Run, tmp_path: Path
+) -> None:
     store = ("--store", str(audited / "out"))
     (scores,) = json.loads(run("list", "results", "--kind", "scores", *store, "--json").stdout)
-    result = run("report", scores["id"], *store)
-    assert result.exit_code == 2
-    assert "is a scores; pages are made of results" in result.stderr
+    assert run("report", scores["id"], *store, "--out", str(tmp_path / "scores.html")).exit_code == 0
+    assert scores["id"] in (tmp_path / "scores.html").read_text()
+    (audit,) = json.loads(run("list", "results", "--kind", "audit", *store, "--json").stdout)
+    assert audit["id"] in run("show", audit["circuit"], *store).stdout
+    assert run("report", audit["circuit"], *store, "--out", str(tmp_path / "c.html")).exit_code == 0
+    assert f"<code>{audit['circuit']}</code>" in (tmp_path / "c.html").read_text()
 
 
 def test_discover_saves_a_circuit_that_a_new_process_runs_identically(run: Run, tmp_path: Path) -> None:
@@ -164,6 +170,63 @@ def test_measure_takes_several_tasks_and_metrics(run: Run) -> None:
     ]
     assert json.loads(Path("measured.json").read_text()) == records
     assert all(record["n_edges"] <= 50 for record in records)
+
+
+def own_lines(path: Path, n: int, **fields: list[str]) -> None:
+    """A file of `n` different prompts."""
+    task = load_task("ioi", load_model("mini"), n=3 * n + 40)
+    names = (task.fields["IO"], task.fields["S"])
+    rows = zip(task.texts or (), task.corrupted_texts or (), *names, strict=True)
+    distinct = {clean: (corrupted, right, wrong) for clean, corrupted, right, wrong in rows}
+    lines = [
+        {"clean": clean, "corrupted": corrupted, "answers": [f" {right}"], "wrong": [f" {wrong}"]}
+        | {name: values[row] for name, values in fields.items()}
+        for row, (clean, (corrupted, right, wrong)) in enumerate(sorted(distinct.items())[:n])
+    ]
+    assert len(lines) == n
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_measure_halves_a_file_before_it_takes_as_many_as_asked_for(run: Run, tmp_path: Path) -> None:
+    own_lines(tmp_path / "own.jsonl", 200)
+    values = []
+    for seed in ("3", "0"):
+        asked = ("--task", "own.jsonl", "--n", "30", "--seed", seed, "--steps", "1", "--top", "40")
+        result = run("measure", *asked, "--metric", "kl", "--json")
+        assert result.exit_code == 0
+        assert "found on" not in result.stderr
+        (record,) = json.loads(result.stdout)
+        assert record["n"] == 30
+        assert "same_prompts" not in (record["warnings"] or ())
+        values.append(record["provenance"]["task"]["data_hash"])
+    assert values[0] != values[1]
+
+
+def test_measure_marks_a_circuit_found_on_the_same_prompts(run: Run, tmp_path: Path) -> None:
+    own_lines(tmp_path / "own.jsonl", 12)
+    asked = ("--task", "own.jsonl", "--steps", "1", "--top", "40", "--metric", "faithfulness")
+    result = run("measure", *asked, "--json", "--out", "measured.json")
+    assert "measured on the prompts that it was found on" in result.stderr
+    (record,) = json.loads(result.stdout)
+    assert "same_prompts" in record["warnings"]
+    assert record["status"] in ("inconclusive", "none")
+    assert json.loads(Path("measured.json").read_text()) == [record]
+
+
+def test_measure_takes_the_lines_of_a_file_that_are_for_it(run: Run, tmp_path: Path) -> None:
+    own_lines(tmp_path / "own.jsonl", 12, split=["discover", "measure", "discover"] * 4)
+    asked = ("--task", "own.jsonl", "--circuit", "a2.h3", "--metric", "kl", "--seed", "5", "--json")
+    (record,) = json.loads(run("measure", *asked, "--quiet").stdout)
+    assert record["n"] == 4
+
+
+def test_repair_halves_a_file_before_it_takes_as_many_as_asked_for(run: Run, tmp_path: Path) -> None:
+    own_lines(tmp_path / "own.jsonl", 200)
+    asked = ("--task", "own.jsonl", "--n", "30", "--steps", "1", "--edges", "40", "--by", "swap", "--json")
+    for seed in ("0", "3"):
+        result = run("repair", *asked, "--n-train", "20", "--n-pairs", "60", "--seed", seed)
+        assert result.exit_code == 0
+        assert "note" not in result.stderr
 
 
 def test_measure_takes_a_circuit_file(run: Run) -> None:
@@ -365,6 +428,12 @@ def test_json_on_stdout_is_alone_there_and_quiet_means_quiet(tmp_path: Path) -> 
     done = process("discover", *SMALL, "--json", "--quiet", cwd=tmp_path)
     json.loads(done.stdout)
     assert done.stderr == ""
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "assay", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "assay"), done.stderr
 
 
 def test_the_process_ends_with_the_documented_codes(tmp_path: Path) -> None:

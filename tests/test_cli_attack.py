@@ -45,8 +45,9 @@ def circuit_file(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_each_task_of_the_embedded_model(task: str, run: Run, circuit_file: str) -> None:
     result = run("--task", task, "--circuit", circuit_file, "--n-clean", "12", "--n-corrupted", "9")
     assert result.exit_code == 0, result.stderr
-    for piece in ("over 108 pairs", "empty", "p99.99", "1. ", "clean ", "corrupted ", "result "):
+    for piece in (" distinct pairs", "empty", "p95", "1. ", "clean ", "corrupted ", "result "):
         assert piece in result.stdout, piece
+    assert "p99.9" not in result.stdout  # at most 108 pairs do not resolve it
     assert "note: " in result.stderr
 
 
@@ -85,7 +86,7 @@ def test_files_and_pages(run: Run, circuit_file: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "w.json").read_text())["n_pairs"] == 30
     identity = loaded.id
     shown = CliRunner().invoke(app, ["show", identity])
-    assert "over 30 pairs" in shown.stdout
+    assert "over 30 distinct pairs" in shown.stdout
     page = CliRunner().invoke(app, ["report", identity, "--out", "again.html"])
     assert page.exit_code == 0
     assert (tmp_path / "again.html").exists()
@@ -109,9 +110,20 @@ def test_certificates_as_asked(run: Run, circuit_file: str) -> None:
 def test_a_jsonl_file_of_pairs(run: Run, circuit_file: str, tmp_path: Path) -> None:
     lines = [{"clean": [5, 6, 7], "corrupted": [8, 6, 7], "answers": [9], "kind": kind} for kind in "ab"]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    result = run("--task", "own.jsonl", "--circuit", circuit_file, "--protocol", "file", "--json")
+    result = run("--task", "own.jsonl", "--circuit", circuit_file, "--json")
     document = json.loads(result.stdout)
-    assert (document["n_pairs"], document["n_distinct_clean"]) == (2, 1)
+    assert (document["protocol"], document["n_pairs"], document["n_distinct_clean"]) == ("file", 2, 1)
+    shown = run("--task", "own.jsonl", "--circuit", circuit_file, "--report", "own.html").stdout
+    assert "over 1 distinct pairs (2 draws)" in shown
+    assert "p25" not in shown
+    assert "1 distinct pairs (2 rows) of the task" in (tmp_path / "own.html").read_text()
+    plan = json.loads(run("--task", "own.jsonl", "--dry-run", "--json").stdout)
+    assert plan["stages"][-1] == {"stage": "attack", "runs": 1, "passes": 6}
+    crossed = run("--task", "own.jsonl", "--circuit", circuit_file, "--n-clean", "4")
+    assert crossed.exit_code == 2
+    assert "--protocol all combines the prompts of a file" in crossed.stderr
+    crossed = run("--task", "own.jsonl", "--circuit", circuit_file, "--protocol", "all", *TINY, "--json")
+    assert json.loads(crossed.stdout)["protocol"] == "all"
 
 
 def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_path: Path) -> None:
@@ -178,3 +190,52 @@ def test_wrong_usage_is_named_and_ends_with_2(
     result = run(*(circuit_file if each == "FILE" else each for each in arguments))
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_every_printed_circuit_can_be_shown_reported_measured_and_attacked(run: Run, tmp_path: Path) -> None:
+    def call(*arguments: str) -> Any:
+        return CliRunner().invoke(app, [*arguments])
+
+    found = call("discover", "--method", "eap", "--n", "4", "--top", "60", "--quiet")
+    assert found.exit_code == 0, found.stderr
+    identity = found.stdout.splitlines()[-1].split()[1]
+    assert call("show", identity).exit_code == 0
+    assert "circuit" in call("show", identity[:8]).stdout.splitlines()[0]
+    assert call("report", identity, "--out", "circuit.html").exit_code == 0
+    assert identity in (tmp_path / "circuit.html").read_text()
+    measured = call("measure", "--circuit", identity, "--n", "4", "--metric", "kl", "--json", "--quiet")
+    (record,) = json.loads(measured.stdout)
+    assert record["provenance"]["circuit"] == identity
+    worst = json.loads(run("--circuit", identity, *TINY, "--json", "--quiet").stdout)
+    assert worst["circuit"]["hash"] == identity
+    scores = call("list", "results", "--kind", "scores", "--json")
+    (stored,) = json.loads(scores.stdout)
+    assert call("report", stored["id"], "--out", "scores.html").exit_code == 0
+    refused = call("measure", "--circuit", stored["id"], "--n", "4")
+    assert refused.exit_code == 2
+    assert "is a scores, which holds no circuit" in refused.stderr
+
+
+@pytest.mark.parametrize("circuit", ["a2.h3,a3.h0", "own.json", "file.safetensors"])
+def test_circuits_mean_the_same_in_every_verb(circuit: str, run: Run, tmp_path: Path) -> None:
+    model = load_model("mini")
+    own = Circuit.from_heads(model.graph, [(2, 3), (3, 0)])
+    own.save(tmp_path / "file.safetensors")
+    described = {
+        "schema": "head_circuit/1",
+        "index_base": 0,
+        "id": "own",
+        "model": {"n_layers": 4, "n_heads": 8},
+        "heads": [[2, 3], [3, 0]],
+    }
+    (tmp_path / "own.json").write_text(json.dumps(described))
+    options = ("--circuit", circuit, "--json", "--quiet")
+    worst = json.loads(run(*options, *TINY).stdout)
+    (record,) = json.loads(CliRunner().invoke(app, ["measure", *options, "--n", "4"]).stdout)
+    assert worst["circuit"]["hash"] == record["provenance"]["circuit"] == own.hash
+    gates = CliRunner().invoke(app, ["calibrate", "C11", *options, "--prompts", "4"])
+    assert json.loads(gates.stdout)["circuit"]["k"] == 2
+    wrong = run("--circuit", "ioi_gpt2", *TINY)
+    assert wrong.exit_code == 2
+    assert "belongs to another model" in wrong.stderr
+    assert "ioi_gpt2" in CliRunner().invoke(app, ["list", "circuits"]).stdout

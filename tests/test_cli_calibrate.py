@@ -11,6 +11,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from assay.cli import app
+from assay.models import load_model
+from assay.tasks import load_task
 
 
 Run = Callable[..., Any]
@@ -66,7 +68,80 @@ def test_against_another_task_a_circuit_is_found_for_it(run: Run) -> None:
     found = run("C17", *FEW, "--against", "greater-than", "--n", "12", "--steps", "1", "--json")
     document = json.loads(found.stdout)
     assert document["against"] == ["greater-than"]
-    assert document["gates"][0]["verdict"]["reason"] is None
+    assert document["gates"][0]["verdict"]["values"]["ratio"] is not None
+
+
+def write_prompts(path: Path, n: int) -> None:
+    """A file of `n` different prompts in the order of their text."""
+    task = load_task("ioi", load_model("mini"), n=3 * n + 40)
+    names = (task.fields["IO"], task.fields["S"])
+    rows = zip(task.texts or (), task.corrupted_texts or (), *names, strict=True)
+    distinct = {clean: (corrupted, right, wrong) for clean, corrupted, right, wrong in rows}
+    lines = [
+        {"clean": clean, "corrupted": corrupted, "answers": [f" {right}"], "wrong": [f" {wrong}"]}
+        for clean, (corrupted, right, wrong) in sorted(distinct.items())[:n]
+    ]
+    assert len(lines) == n
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+FOUND = ("--steps", "1", "--edges", "40", "--quiet", "--json")
+
+
+def test_a_file_is_divided_and_what_the_table_leaves_is_the_pool(run: Run, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "own.jsonl", 44)
+    found = run("C11", "M3b", "C30", "--task", "own.jsonl", "--prompts", "8", *FOUND)
+    assert found.exit_code == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert (document["table"]["n_prompts"], document["table"]["n_pool"]) == (8, 22)
+    assert all("same_prompts" not in gate["verdict"].get("warnings", ()) for gate in document["gates"])
+    again = json.loads(run("C11", "--task", "own.jsonl", "--prompts", "8", "--seed", "1", *FOUND).stdout)
+    assert again["table"]["hash"] != document["table"]["hash"]
+
+
+def test_a_small_file_says_nothing_with_confidence(run: Run, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "own.jsonl", 12)
+    found = run("C11", "M3b", "E1b", "--task", "own.jsonl", "--gate", *FOUND[:-2], "--json")
+    assert found.exit_code == 0, found.stderr
+    assert "measured on the prompts that it was found on" in found.stderr
+    document = json.loads(found.stdout)
+    for gate in document["gates"]:
+        assert gate["verdict"]["status"] == "inconclusive"
+        assert "same_prompts" in gate["verdict"]["warnings"]
+    assert {gate["verdict"]["published"] for gate in document["gates"]} - {"inconclusive"}
+    words = run("S1", "--task", "own.jsonl", *FOUND[:-1]).stdout
+    assert "Give 40 or more distinct prompts" in words
+
+
+def test_a_circuit_of_the_same_file_is_known_by_its_record(run: Run, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "own.jsonl", 12)
+    discover = ["discover", "--task", "own.jsonl", "--steps", "1", "--top", "40", "--out", "c.safetensors"]
+    assert CliRunner().invoke(app, [*discover, "--quiet"]).exit_code == 0
+    asked = ("C11", "--circuit", "c.safetensors", "--prompts", "8", "--quiet", "--json")
+    document = json.loads(run(*asked, "--task", "own.jsonl").stdout)
+    assert "same_prompts" in document["gates"][0]["verdict"]["warnings"]
+    document = json.loads(run(*asked, "--task", "own.jsonl", "--n", "10").stdout)  # some of them
+    assert "same_prompts" in document["gates"][0]["verdict"]["warnings"]
+    document = json.loads(run(*asked).stdout)  # on other prompts
+    assert "same_prompts" not in document["gates"][0]["verdict"].get("warnings", ())
+
+
+def test_files_of_their_own_to_discover_and_to_measure_on(run: Run, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "own.jsonl", 20)
+    lines = (tmp_path / "own.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_text("".join(lines[:12]))
+    (tmp_path / "b.jsonl").write_text("".join(lines[12:]))
+    named = ("--discover-on", "a.jsonl", "--measure-on", "b.jsonl")
+    document = json.loads(run("C11", *named, *FOUND).stdout)
+    assert document["task"]["name"] == "b"
+    assert document["table"]["n_prompts"] == 8
+    assert "same_prompts" not in document["gates"][0]["verdict"].get("warnings", ())
+    refused = run("C11", "--discover-on", "a.jsonl", "--measure-on", "own.jsonl", *FOUND)
+    assert refused.exit_code == 2
+    assert "12 of the 20 prompts to measure on are also prompts to discover on" in refused.stderr
+    refused = run("C11", "--discover-on", "a.jsonl", "--circuit", "a0.h1", "--quiet")
+    assert refused.exit_code == 2
+    assert "--discover-on has no effect with --circuit" in refused.stderr
 
 
 def test_a_failing_gate_is_an_exit_code(run: Run) -> None:

@@ -16,7 +16,10 @@ from typer.testing import CliRunner
 
 from assay.circuits import load_scores
 from assay.cli import app
+from assay.discovery import discover
+from assay.runner import monitoring
 from assay.tasks import SHAPE_CLASSES, draw_shapes
+from assay.zoo import Zoo
 
 
 Run = Callable[..., Any]
@@ -219,6 +222,30 @@ def test_folders_serve_as_reference_and_known_images(run: Run, tmp_path: Path) -
     assert len(document["calibration"]["shifts"]) == 5  # 48 less 8 of the reference
     assert document["reference"]["task"]["n"] == 8
     assert "atc" in document["readings"][0]["baselines"]
+
+
+def test_baselines_learn_from_all_classes_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "id", "flat", 48, by_class=True)
+    zoo = Zoo.embedded()
+    model = zoo.load(zoo.keys[0])
+    reference = discover(model, draw_shapes("flat", 8, start=5000).task(), steps=1)
+    reference.save(tmp_path / "reference.safetensors")
+    learned = []
+    monkeypatch.setattr(monitoring, "MOST_LABELLED", 12)
+    for seed in (0, 0, 1):
+        plan = monitoring.MonitorPlan(
+            reference=str(tmp_path / "reference.safetensors"), known=str(tmp_path / "id"), window=8,
+            known_batches=0, seed=seed,
+        )  # fmt: skip
+        known = monitoring.start_monitor(model, plan, out=tmp_path / "out").monitor._known
+        assert known is not None
+        assert len(known.labels) == 12
+        assert len(set(known.labels.tolist())) >= 4  # in the order of the folder all would be of 2 or 3
+        learned.append(known.logits)
+    assert torch.equal(learned[0], learned[1])
+    assert not torch.equal(learned[0], learned[2])
 
 
 def test_a_file_of_scores_is_a_reference_too(run: Run, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`assay rank` on small zoos written by the test: folders in, table, JSON and page out."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
-FEW = ["--n", "18", "--draws", "20", "--steps", "2", "--sharpness-batch", "9", "--quiet"]
+FEW = ["--n", "18", "--draws", "20", "--steps", "2", "--quiet"]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,25 @@ def test_the_plan_counts_passes_and_runs_nothing(zoo: Path, tmp_path: Path) -> N
     plan = json.loads(found.stdout)
     assert plan["models"] == ["model-0", "model-1", "model-2"]
     assert plan["passes_per_image"] == {"logits and features": 1, "scores of all edges": 12}
+    seconds = plan["seconds"]
+    assert "sharpness" not in seconds["metrics"]
+    assert 0 < seconds["metrics"]["average-confidence"] < seconds["metrics"]["ddb-deep"]
+    # Metrics share stages: all edges are scored once, and hold those into the logits.
+    assert seconds["metrics"]["ddb-output"] == seconds["metrics"]["ddb-deep"] <= seconds["together"]
+    assert seconds["together"] < sum(seconds["metrics"].values())
     assert not (tmp_path / "store").exists()
+
+
+def test_sharpness_runs_only_by_name(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    given = ("--zoo", zoo, "--images", pictures / "neon", "--id-images", pictures / "flat")
+    found = document(*given, "--fast", *FEW, "--store", tmp_path)
+    assert "sharpness" not in {each["key"] for each in found["metrics"]}
+    assert "sharpness" not in {each["key"] for each in found["absent"]}
+    asked = document(*given, "--metrics", "sharpness", *FEW, "--sharpness-batch", "9", "--store", tmp_path)
+    assert [each["key"] for each in asked["metrics"]] == ["sharpness"]
+    text = run(*given, "--metrics", "sharpness,rankme", "--dry-run").stdout
+    assert re.search(r"Sharpness +[\d.,]+ *\nRankMe +[\d.,]+ *\n", text)
+    assert "all together" in text
 
 
 def test_unreadable_images_are_named_or_skipped_and_counted(

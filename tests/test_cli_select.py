@@ -251,6 +251,19 @@ def test_wrong_use_is_answered_with_what_to_type(
     assert not (tmp_path / "o.json").exists()
 
 
+def test_the_fewest_models_of_digits_are_those_that_can_be_trained() -> None:
+    from assay.errors import InputError
+    from assay.subsets.digits import digits_recipes
+
+    assert len(digits_recipes(32)) == 32
+    with pytest.raises(InputError, match="at least 32"):
+        digits_recipes(31)
+    found = run("--digits-models", "31")
+    assert found.exit_code == 2
+    assert "'--digits-models'" in found.stderr
+    assert "32" in found.stderr
+
+
 def test_files_that_are_no_predictions_are_refused(tmp_path: Path) -> None:
     store = ("--store", tmp_path / "store", "--quiet")
     absent = run(tmp_path / "absent.npz", *store)

@@ -114,6 +114,13 @@ def test_select_writes_a_grid_that_train_reads(run: Run, tmp_path: Path) -> None
     assert planned["models"][0] in Zoo.open(tmp_path / "zoo").keys
 
 
+def test_a_dry_run_refuses_what_the_run_refuses(run: Run, tmp_path: Path) -> None:
+    given = ("train", "inside-out", "--out", "zoo", "--shapes", "flat", "--shapes", "neon")
+    for more in ((), ("--dry-run",)):
+        refused = run(*given, *more, code=2)
+        assert "2 domains are given; a zoo is trained on one" in refused.stderr
+
+
 def test_a_dry_run_prints_the_plan_and_makes_nothing(run: Run, tmp_path: Path) -> None:
     shown = run("train", "inside-out", "--out", "zoo", "--dry-run").stdout
     assert "inside-out: 132 models, 132,000 steps" in shown

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+import assay
+
 
 PACKAGE = Path(__file__).parent / "plugin_package"
+SOURCE = str(Path(assay.__file__).parent.parent)  # the package under test, wherever it is imported from
 POINTS = {
     "methods": "shelf-method = shelf_plugins:method",
     "metrics": "shelf-metric = shelf_plugins:metric",
@@ -42,7 +45,7 @@ def run(place: Path, code: str) -> Any:
         [sys.executable, "-W", "error::UserWarning", "-c", f"import json, warnings, assay\n{code}"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(place), SOURCE]), "OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
@@ -67,7 +70,6 @@ def test_every_kind_works_by_its_name(shelf: Path) -> None:
     found = run(
         shelf,
         """
-from assay.calibration.gate import find_gate
 from assay.models import FAMILIES
 model = assay.load_model("mini")
 task = assay.load_task("shelf-task", model, n=6, seed=0, length=6)
@@ -77,7 +79,8 @@ print(json.dumps({
     "provenance": {name: scores.provenance[name] for name in ("method", "objective", "ablation")},
     "task": scores.provenance["task"]["name"],
     "metric": [measured.name, measured.n, measured.id],
-    "gate": find_gate("shelf-gate")([1.0]).status,
+    "gate": assay.calibrate("shelf-gate", [1.0, 2.0], [1.0, 2.0]).status,
+    "of a code": assay.calibrate("X2", [1.0, 2.0], [1.0]).status,
     "family": FAMILIES["shelf-family"].model_types,
     "distance": assay.circuit_shift(scores, scores, distance="shelf-distance"),
 }))
@@ -88,9 +91,36 @@ print(json.dumps({
     assert "shelf-ablation" in json.dumps(found["provenance"]["ablation"])
     assert "shelf-task" in found["task"]
     assert found["metric"] == ["shelf-metric", 6, "X1.shelf"]
-    assert found["gate"] == "pass"
+    assert (found["gate"], found["of a code"]) == ("pass", "fail")
     assert found["family"] == ["shelf"]
     assert found["distance"] == 0.0
+
+
+def test_gates_and_metrics_of_a_package_reach_reports(shelf: Path) -> None:
+    found = run(
+        shelf,
+        """
+from assay.report.html import render
+model = assay.load_model("mini")
+task = assay.load_task("ioi", model, n=6, seed=0)
+heads = [(0, 1), (2, 3)]
+report = assay.calibrate_all(heads, model, task, gates=["shelf-gate", "C11"])
+from assay.calibration.battery import prepare
+every = prepare(heads, model, task).gates
+circuit = assay.Circuit.full(model.graph)
+measured = assay.measure(circuit, model, task, "shelf-metric")
+print(json.dumps({
+    "gates": list(report), "verdict": report["X2"].to_dict(), "every": [len(every), every[-1]],
+    "calibration": render(report), "measurement": render(measured),
+}))
+""",
+    )
+    assert found["gates"] == ["bootstrap-stability", "shelf-gate"]
+    assert found["verdict"]["status"] == "pass"
+    assert found["verdict"]["values"] == {"n": 6.0}
+    assert found["every"] == [17, "shelf-gate"]
+    assert "Does it pass?" in found["calibration"]
+    assert "How far the model prefers its answers, whatever the circuit." in found["measurement"]
 
 
 BROKEN = {

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.errors import InputError, UnknownNameError
+from assay.errors import AssayWarning, InputError, UnknownNameError
 from assay.graph import Graph, build_graph
 
 
@@ -16,7 +16,8 @@ def literal_edges(graph: Graph) -> set[tuple[str, str]]:
     for layer in range(graph.n_layers):
         heads = [f"a{layer}.h{head}" for head in range(graph.n_heads)]
         targets = [f"a{layer}.h{head}.q" for head in range(graph.n_heads)]
-        targets += [f"a{layer}.h{head}.{channel}" for channel in "kv" for head in range(graph.n_kv_heads)]
+        shared = "kv" if graph.n_kv_heads < graph.n_heads else "h"
+        targets += [f"a{layer}.{shared}{kv}.{channel}" for channel in "kv" for kv in range(graph.n_kv_heads)]
         edges |= {(source, target) for source in written for target in targets}
         read_by_mlp = written if graph.parallel else written + heads
         if graph.mlps:
@@ -63,8 +64,25 @@ def test_rows_and_columns_follow_the_published_formulas() -> None:
 
 def test_key_and_value_heads_serve_their_group() -> None:
     graph = build_graph(1, 4, 2)
-    served = graph.feeds[graph.target_index("a0.h1.k")].nonzero().squeeze(1).tolist()
+    served = graph.feeds[graph.target_index("a0.kv1.k")].nonzero().squeeze(1).tolist()
     assert [graph.sources[row] for row in served] == ["a0.h2", "a0.h3"]
+    assert graph.targets[:8] == (
+        *("a0.h0.q", "a0.h1.q", "a0.h2.q", "a0.h3.q"),
+        *("a0.kv0.k", "a0.kv1.k", "a0.kv0.v", "a0.kv1.v"),
+    )
+
+
+def test_older_names_of_shared_keys_are_read_with_a_warning() -> None:
+    graph = build_graph(2, 4, 2)
+    with pytest.warns(AssayWarning, match="number is read as that of the key/value head; write 'a1.kv1.k'"):
+        row, column = graph.edge_index("m0->a1.h1.v")
+    assert graph.edge_name(row, column) == "m0->a1.kv1.v"
+    with pytest.raises(UnknownNameError, match=r"'a1\.h2\.k'"), pytest.warns(AssayWarning):
+        graph.edge_index("m0->a1.h2.k")
+    # Heads that share nothing keep their names, and no other spelling is known for them.
+    assert build_graph(2, 4).edge_name(*build_graph(2, 4).edge_index("m0->a1.h1.v")) == "m0->a1.h1.v"
+    with pytest.raises(UnknownNameError, match=r"'a1\.kv1\.v'"):
+        build_graph(2, 4).edge_index("m0->a1.kv1.v")
 
 
 @pytest.mark.parametrize(

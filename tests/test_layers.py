@@ -17,6 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "errors",
+        "machine",
         "display untrusted",
         "registry rng measurement",
         "stats",
@@ -33,13 +34,15 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "runner",
         "sweep service",
         "cli",
+        "__main__",
     )
 )
 RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row}
 
 # A slow import stands at module level only at home; elsewhere inside the function that needs it.
 HEAVY_HOMES: dict[str, tuple[str, ...]] = {
-    "transformers": ("models/loading.py",),
+    # The latter holds classes of transformers' kind, and is itself imported where one is loaded.
+    "transformers": ("models/loading.py", "models/attention_only.py"),
     "matplotlib": ("report/",),
     "jinja2": ("report/",),
     "sqlalchemy": ("store/",),

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
-from assay.errors import InputError, OutputError, UnknownNameError
+from assay.errors import AssayWarning, InputError, OutputError, UnknownNameError
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit
 from assay.graph import build_graph
 from assay.models import Model, load_model
@@ -29,13 +30,17 @@ from assay.runner import (
     load_audit,
     measure_stored,
     plan,
+    prompts_to_measure,
     runs_of,
     stages,
+    usual_prompts,
 )
+from assay.runner.inputs import draw_inputs, read_inputs
 from assay.runner.stages import recovery, registered
 from assay.runner.worst import usual_sizes
 from assay.store import Store
-from assay.tasks import PairTask, load_task
+from assay.tasks import PairTask, draw_shapes, load_task
+from assay.zoo import Zoo
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -286,7 +291,8 @@ def test_an_audit_on_the_embedded_model_holds_prompts_out(mini: Model) -> None:
     assert small.document["task"]["examples"][0]["answers"]
     stages = ["load", "discover", "sweep sizes", "faithfulness curve", "measure", "attack", "calibrate"]
     assert list(dict.fromkeys(told)) == stages
-    assert [record["name"] for record in small.measurements] == ["faithfulness-norm", "topk"]
+    names = [record["name"] for record in small.measurements]
+    assert names == ["faithfulness-norm", "faithfulness", "topk"]
 
 
 # ---- prompts ------------------------------------------------------------------------------------
@@ -309,23 +315,173 @@ def test_draws_depend_on_the_seed_alone(mini: Model) -> None:
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_a_task_that_cannot_be_drawn_is_used_twice(
+def ioi_lines(mini: Model, n: int, **fields: list[Any]) -> list[dict[str, Any]]:
+    """Lines of a file of different prompts, in the order of their text."""
+    task = load_task("ioi", mini, n=2 * n + 60)
+    texts = zip(task.texts or (), task.corrupted_texts or (), strict=True)
+    distinct = sorted(dict(texts).items())[:n]
+    assert len(distinct) == n
+    lines = [
+        {"clean": clean, "corrupted": corrupted, "answers": [" Kelly"], "wrong": [" Lisa"]}
+        for clean, corrupted in distinct
+    ]
+    return [line | {name: values[row] for name, values in fields.items()} for row, line in enumerate(lines)]
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def cleans(task: PairTask) -> set[tuple[int, ...]]:
+    return {tuple(row) for row in task.clean.tolist()}
+
+
+def test_few_prompts_of_a_file_or_own_task_serve_for_both(
     mini: Model, tiny: Model, task: PairTask, tmp_path: Path
 ) -> None:
-    own = draw_prompts(tiny, task, n=5, seed=0)
+    own = draw_prompts(tiny, task, n=None, seed=0)
     assert own.discovery is own.measured is task
-    drawn = draw_prompts(mini, "ioi", n=3, seed=0).measured
-    assert drawn.texts is not None
-    assert drawn.corrupted_texts is not None
-    lines = [
-        json.dumps({"clean": clean, "corrupted": corrupted, "answers": [" Kelly"], "wrong": [" Lisa"]})
-        for clean, corrupted in zip(drawn.texts, drawn.corrupted_texts, strict=True)
-    ]
-    (tmp_path / "own.jsonl").write_text("\n".join(lines))
-    file = draw_prompts(mini, str(tmp_path / "own.jsonl"), n=None, seed=0)
+    assert not own.held_out
+    path = write_lines(tmp_path / "own.jsonl", 3 * ioi_lines(mini, 39))  # 117 lines of 39 prompts
+    file = draw_prompts(mini, path, n=None, seed=0)
     assert not file.held_out
-    assert file.measured.n == drawn.n
-    assert draw_prompts(mini, str(tmp_path / "own.jsonl"), n=2, seed=0).measured.n == 2
+    assert file.measured is file.discovery
+    assert file.measured.n == 117
+    assert draw_prompts(mini, path, n=2, seed=0).measured.n == 2
+
+
+def test_a_file_and_an_own_task_are_dealt_to_two_halves(mini: Model, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "own.jsonl", 2 * ioi_lines(mini, 40))
+    whole = load_task(path, mini)
+    for source in (path, whole):
+        draws = draw_prompts(mini, source, n=None, seed=1)
+        assert draws.held_out
+        one, other = cleans(draws.discovery), cleans(draws.measured)
+        assert len(one) == len(other) == 20
+        assert not one & other
+        assert draws.discovery.n == draws.measured.n == 40  # both lines of a prompt are on one side
+        lines = [*draws.discovery.ids.tolist(), *draws.measured.ids.tolist()]
+        assert sorted(lines) == list(range(1, 81))
+        assert lines != sorted(lines)
+        again = draw_prompts(mini, source, n=None, seed=1)
+        assert again.measured.data_hash == draws.measured.data_hash
+        assert draw_prompts(mini, source, n=None, seed=2).measured.data_hash != draws.measured.data_hash
+        few = draw_prompts(mini, source, n=5, seed=1)
+        assert few.discovery.n == few.measured.n == 5
+        assert cleans(few.measured) <= other
+
+
+def test_a_field_says_what_lines_are_for(mini: Model, tmp_path: Path) -> None:
+    marks = ["discover", "measure", "discover"] * 4
+    path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 12, split=marks))
+    draws = draw_prompts(mini, path, n=None, seed=0)
+    assert draws.held_out  # the user's own halves may be small
+    assert set(draws.discovery.fields["split"]) == {"discover"}
+    assert set(draws.measured.fields["split"]) == {"measure"}
+    assert (draws.discovery.n, draws.measured.n) == (8, 4)
+    assert prompts_to_measure(mini, path, n=None, seed=0).n == 4
+    marks[3] = "train"
+    path = write_lines(tmp_path / "other.jsonl", ioi_lines(mini, 12, split=marks))
+    with pytest.raises(InputError, match="'split' of 'other' is 'train' for pair 4; give 'discover' or"):
+        draw_prompts(mini, path, n=None, seed=0)
+    path = write_lines(tmp_path / "one.jsonl", ioi_lines(mini, 12, split=["measure"] * 12))
+    with pytest.raises(InputError, match="no pair of 'one' has 'discover' in its field 'split'"):
+        draw_prompts(mini, path, n=None, seed=0)
+
+
+def test_files_of_their_own_to_discover_and_to_measure_on(mini: Model, tmp_path: Path) -> None:
+    lines = ioi_lines(mini, 12)
+    one, other = (
+        write_lines(tmp_path / name, part) for name, part in (("a.jsonl", lines[:8]), ("b.jsonl", lines[8:]))
+    )
+    draws = draw_prompts(mini, "ioi", n=None, seed=0, discover_on=one, measure_on=other)
+    assert draws.held_out
+    assert (draws.discovery.n, draws.measured.n) == (8, 4)
+    draws = draw_prompts(mini, one, n=None, seed=0, measure_on=other)
+    assert (draws.discovery.n, draws.measured.n) == (8, 4)
+    with pytest.raises(InputError, match="8 of the 8 prompts to measure on are also prompts to discover on"):
+        draw_prompts(mini, one, n=None, seed=0, discover_on=one)
+
+
+def test_more_prompts_than_there_are_is_said(mini: Model, tmp_path: Path) -> None:
+    few = write_lines(tmp_path / "few.jsonl", ioi_lines(mini, 12))
+    with pytest.warns(
+        AssayWarning, match="'few' has 12 prompts to discover and measure on, fewer than the 20"
+    ):
+        both = draw_prompts(mini, few, n=20, seed=1)
+    assert both.measured.data_hash == load_task(few, mini).data_hash
+    with pytest.warns(AssayWarning, match="'few' has 12 prompts to measure on, fewer than the 20"):
+        assert prompts_to_measure(mini, few, n=20, seed=1).data_hash == both.measured.data_hash
+    many = write_lines(tmp_path / "many.jsonl", ioi_lines(mini, 50))
+    with pytest.warns(AssayWarning) as said:
+        assert draw_prompts(mini, many, n=40, seed=0).measured.n == 25
+    assert [str(each.message).partition(";")[0] for each in said] == [
+        f"'many' has 25 prompts to {part} on, fewer than the 40 asked for" for part in ("discover", "measure")
+    ]
+
+
+def test_examples_that_serve_for_both_are_said(mini: Model, tmp_path: Path) -> None:
+    few = write_lines(tmp_path / "few.jsonl", ioi_lines(mini, 12))
+    with pytest.warns(AssayWarning, match="'few' is measured on the prompts that it was found on"):
+        assert not draw_inputs(mini, few, n=None, seed=0).held_out
+    zoo = Zoo.embedded()
+    model = zoo.load(zoo.keys[0])
+    path = tmp_path / "few"
+    for place, pixels in enumerate(draw_shapes("flat", 12).pixels):
+        folder = path / zoo.classes[place % 6]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(pixels)).save(folder / f"{place}.png")
+    with pytest.warns(AssayWarning, match="on the images that it was found on.*20 or more images, of which"):
+        assert not draw_inputs(model, f"images:{path}", n=10, seed=0).held_out
+    assert draw_inputs(model, f"images:{path}", n=6, seed=0).held_out
+
+
+def test_a_seed_that_draws_no_lines_is_passed_without_a_word(mini: Model, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 12))
+    whole = load_task(path, mini)
+    assert read_inputs(path, None, mini, n=None, seed=5).data_hash == whole.data_hash
+    circuit = Circuit.empty(mini.graph)
+    runs = runs_of(mini, path, circuit, method="eap", seed=5, progress=silent)
+    assert runs.task.data_hash == whole.data_hash
+    drawn = [read_inputs(path, None, mini, n=6, seed=seed).ids.tolist() for seed in (0, 5)]
+    assert drawn[0] != drawn[1]
+
+
+def test_a_table_of_a_file_is_a_random_draw_and_the_rest_its_pool(mini: Model, tmp_path: Path) -> None:
+    whole = load_task(write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 50)), mini)
+    found = usual_prompts(whole, 20, seed=3)
+    assert found.pool is not None
+    assert (found.task.n, found.pool.n) == (20, 30)
+    assert sorted([*found.task.ids.tolist(), *found.pool.ids.tolist()]) == list(range(1, 51))
+    assert max(found.task.ids.tolist()) > 30  # not the first lines
+    other = usual_prompts(whole, 20, seed=4).task
+    assert other.ids.tolist() != found.task.ids.tolist()
+    assert usual_prompts(whole, 50, seed=3) == (whole, None)
+    drawn = load_task("ioi", mini, n=30)
+    assert usual_prompts(drawn, 20).task.data_hash == drawn.subset(range(20)).data_hash
+
+
+def test_an_audit_on_the_same_prompts_says_nothing_with_confidence(found: Audit) -> None:
+    document = found.document
+    assert document["discovery"]["held_out"] is False
+    for record in document["measurements"]:
+        assert "same_prompts" in record["warnings"]
+        assert record["status"] in ("inconclusive", "none")
+        assert record["verdict"]["status"] in ("inconclusive", "none")
+    gates = document["calibration"]["gates"]
+    assert all("same_prompts" in gate["verdict"]["warnings"] for gate in gates)
+    assert {gate["verdict"]["status"] for gate in gates} == {"inconclusive"}
+    assert any(gate["verdict"]["reason"] == "same_prompts" for gate in gates)
+    assert any(gate["verdict"]["published"] != "inconclusive" for gate in gates)
+
+
+def test_an_audit_of_a_file_holds_half_of_it_out(mini: Model, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 44))
+    found = audit(mini, path, n_random=1, steps=1, metrics=[])
+    assert found.document["discovery"]["held_out"] is True
+    assert found.document["discovery"]["n"] == found.document["task"]["n"] == 22
+    assert all("same_prompts" not in record["warnings"] for record in found.measurements)
 
 
 # ---- the size of a circuit ----------------------------------------------------------------------
@@ -348,7 +504,7 @@ def test_the_sweep_finds_the_smallest_size_of_a_growing_curve(ranked: EdgeScores
 
     found = find_circuit(ranked, faithfulness, target=0.9, progress=silent)
     assert found.circuit.n_edges >= needed
-    smaller = ranked.top(found.size - max(1, found.size // 50)).connected()
+    smaller = ranked.top(found.size - max(1, found.size // 50)).connected(warn=False)
     assert smaller.n_edges < needed
     assert len(sizes) < 20
     assert [step["size"] for step in found.sweep] == sorted(step["size"] for step in found.sweep)

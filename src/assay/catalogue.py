@@ -29,6 +29,9 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 
 
+CIRCUITS = "circuits"  # files of the package, not a registry
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One registered object.
@@ -71,8 +74,8 @@ def list_entries(kind: str) -> Listing:
     Args:
         kind: `methods`, `metrics`, `tasks`, `ablations`, `objectives`, `divergences`, `gates`,
             `head-methods` (scores of heads), `interventions` (what a head's output is replaced by),
-            `corruptions` (of images), `distances` (of circuits) or `models` (families that can be loaded,
-            after the embedded and the planted models).
+            `corruptions` (of images), `distances` (of circuits), `circuits` (published ones, of edges and of
+            heads) or `models` (families that can be loaded, after the embedded and the planted models).
 
     Raises:
         UnknownNameError: Another kind.
@@ -81,8 +84,10 @@ def list_entries(kind: str) -> Listing:
         >>> assay.list("objectives").keys[0]
         'logit_diff'
     """
+    if kind == CIRCUITS:
+        return Listing(_published())
     if kind not in KINDS:
-        raise unknown_name("kind", kind, KINDS)
+        raise unknown_name("kind", kind, [*KINDS, CIRCUITS])
     module, attribute = KINDS[kind]
     registry: Registry[Any] = getattr(importlib.import_module(module), attribute)
     entries = [
@@ -92,6 +97,39 @@ def list_entries(kind: str) -> Listing:
     if kind == "models":
         entries = [*_embedded(), *entries]
     return Listing(entries)
+
+
+def _published() -> list[Entry]:
+    """Circuits that come with the package, which `--circuit` names."""
+    from assay.circuits import (
+        load_head_circuit,
+        published_circuit,
+        published_circuits,
+        published_head_circuits,
+    )
+
+    edges = [(name, published_circuit(name)) for name in published_circuits()]
+    heads = [(name, load_head_circuit(name)) for name in published_head_circuits()]
+    return [
+        *(
+            Entry(
+                key=name,
+                summary=f"{found.n_edges:,} edges of a model of {found.graph.n_layers} layers of "
+                f"{found.graph.n_heads} heads.",
+                facts={"of": "edges", "n_edges": found.n_edges, "graph": found.graph.describe()},
+            )
+            for name, found in edges
+        ),
+        *(
+            Entry(
+                key=name,
+                summary=f"{len(found.heads)} heads of a model of {found.n_layers} layers of {found.n_heads} "
+                f"heads, for {found.task}.",
+                facts={"of": "heads", "n_heads": len(found.heads), "task": found.task},
+            )
+            for name, found in heads
+        ),
+    ]
 
 
 def _embedded() -> list[Entry]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import torch
 
 from assay.calibration import Gate
@@ -50,14 +51,15 @@ metric = MetricSpec(
     name="margin of the model",
     unit="logits",
     runs=("full",),
+    meaning="How far the model prefers its answers, whatever the circuit.",
     compute=_answer_logit,
 )
 
 
-def _always(values: object) -> Verdict:
-    """Passes."""
-    del values
-    return Verdict(status="pass", published="pass")
+def _shorter(full: np.ndarray, kept: np.ndarray) -> Verdict:
+    """Passes where the circuit's margins are one per prompt, as the model's are."""
+    right = "pass" if np.shape(full) == np.shape(kept) else "fail"
+    return Verdict(status=right, published=right, values={"n": float(len(full))})
 
 
 gate = Gate(
@@ -65,8 +67,8 @@ gate = Gate(
     code="X2",
     name="always",
     criterion="none",
-    needs=("values",),
-    function=_always,
+    needs=("y_full", "y_keep"),
+    function=_shorter,
     question="Does it pass?",
     on_pass="It does.",
     on_fail="It never fails.",

@@ -76,6 +76,7 @@ FREE = {
     "question",
     "on_pass",
     "on_fail",
+    "generalises_over",
     "weakness",
     "source_text",
 }

@@ -104,6 +104,7 @@ def calibration_document(verdicts: dict[str, Verdict], *, n: int = 120) -> Docum
                     "question",
                     "on_pass",
                     "on_fail",
+                    "generalises_over",
                     "weakness",
                     "source",
                 )
@@ -218,7 +219,7 @@ def _verdicts(world: World) -> dict[str, Verdict]:
             task="ioi",
         ),
         "C16": reliability_suite(made.y_full, made.y_circuit, effects, members, task="ioi"),
-        "C17": discriminant_validity(tasks.effects, tasks.circuits),
+        "C17": discriminant_validity(tasks.effects, tasks.circuits, own=next(iter(tasks.effects))),
         "C23": nomological_validity(role_circuit(rng, ordered=world.ordered), task="ioi"),
         "C30": seed_variance(pool.y_full, pool.y_circuit, n_prompts=world.n, task="ioi"),
         "C36": incremental_validity(

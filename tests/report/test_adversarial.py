@@ -69,7 +69,7 @@ def test_the_verdict_holds_worst_mean_empty_circuit_and_certificate(worst: Docum
     ]
     assert tail_verdict(worst) == (
         "At worst the circuit departs from mini by 9.65 nats, 28.4 times its mean of 0.340, over 25,600 "
-        "pairs; no circuit at all: mean 7.20, worst 13.2. With confidence 0.971, at least "
+        "distinct pairs; no circuit at all: mean 7.20, worst 13.2. With confidence 0.971, at least "
         "99\N{NARROW NO-BREAK SPACE}% of all pairs of this kind stay at or below 995 nats. Nothing can be "
         "promised about percentile 99.9: that takes 2,995 independent inputs, this sample has 1,000."
     )
@@ -85,7 +85,9 @@ def test_the_verdict_needs_no_anchor_and_no_spread(worst: Document) -> None:
     worst["anchor"] = None
     worst["summary"]["absolute"] |= {"max": 0.0, "mean": 0.0}
     sentence = tail_verdict(worst)
-    assert sentence.startswith("At worst the circuit departs from mini by 0 nats, over 25,600 pairs. With")
+    assert sentence.startswith(
+        "At worst the circuit departs from mini by 0 nats, over 25,600 distinct pairs. With"
+    )
     assert "times" not in sentence
 
 
@@ -114,7 +116,10 @@ def test_without_a_certificate_the_page_says_why(worst: Document, changes: Docum
 def test_an_enumerated_population_is_exact(worst: Document) -> None:
     worst["enumerated"] = True
     assert tail_verdict(worst).endswith("These are all the pairs there are, so its percentiles are exact.")
-    assert "All 25,600 pairs that the task’s grammar allows were run." in render(worst)
+    assert (
+        "All 25,600 pairs that the task’s grammar allows were run, each counted by its probability."
+        in render(worst)
+    )
 
 
 def test_an_unsound_certificate_never_makes_the_verdict(worst: Document) -> None:
@@ -423,9 +428,9 @@ def test_warnings_and_a_useless_circuit_are_pointed_out(worst: Document, page_te
 @pytest.mark.parametrize(
     ("protocol", "words"),
     [
-        ("matched", "3,200 clean prompts were drawn, each with a corrupted version of itself."),
+        ("matched", "3,200 distinct pairs were run, each a clean prompt with a corrupted version of itself."),
         ("iid", "drawn anew and independently for"),
-        ("file", "The 3,200 pairs of the task were run as they stand."),
+        ("file", "The 3,200 distinct pairs of the task were run as they stand."),
         ("other", "3,200 pairs were run (protocol other)."),
     ],
 )

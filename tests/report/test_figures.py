@@ -127,3 +127,15 @@ def test_every_place_on_a_strip_is_inside_it(value: float) -> None:
     for place in (found.low, found.value, found.high, found.threshold):
         assert place is not None
         assert 0 <= place <= 100
+
+
+def test_a_logarithmic_axis_has_plain_numbers() -> None:
+    axes = figures.axes_of(None, 5.0, 3.0)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.plot([1e-5, 1, 1e6], [2, 30, 400])
+    text = figures.to_svg(axes, label="x", key="k")
+    assert "mathdefault" not in text
+    assert "$" not in text
+    assert "10\u2075" in text or "10\u2076" in text
+    assert ">100<" in text

@@ -289,3 +289,15 @@ def test_an_unwritable_place_is_refused_and_nothing_is_left(document: Document, 
         save_report(tmp_path / "directory.html", document)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["directory.html", "file"]
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_captions_are_numbered_in_the_order_of_the_page(document: Document) -> None:
+    text = render(document, document)
+    for kind in ("Figure", "Table"):
+        numbers = [int(each) for each in re.findall(rf"<b>{kind} ([0-9]+)\.</b>", text)]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert numbers
+    own = copy.deepcopy(document)
+    own["task"]["seed"] = None  # a file: nothing was drawn
+    assert "seed None" not in render(own)
+    assert "drawn with seed" not in render(own)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from assay.errors import AssayWarning
 from assay.report.layout import CircuitLayout, circuit_layout, document_graph
 
 
@@ -106,6 +107,18 @@ def test_grouped_keys_feed_all_heads_of_their_group(make_document: Callable[...,
         if edge.target_name != "logits":
             column = graph.target_index(edge.target_name)
             assert set(edge.feeds) == set(graph.feeds[column].nonzero().flatten().tolist())
+        assert (".kv" in edge.target_name) == (edge.channel in ("k", "v"))
+
+
+def test_older_names_of_shared_keys_are_drawn_under_the_new_ones(
+    make_document: Callable[..., Document],
+) -> None:
+    document = make_document(n_layers=2, n_heads=4, n_kv_heads=2, size=60)
+    before = circuit_layout(document)
+    for edge in document["edges"]:
+        edge["target"] = edge["target"].replace(".kv", ".h")
+    with pytest.warns(AssayWarning, match="key/value head"):
+        assert circuit_layout(document).edges == before.edges
 
 
 def test_attention_only_and_parallel_models_have_a_place_too(document: Document) -> None:

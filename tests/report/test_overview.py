@@ -65,6 +65,20 @@ def test_a_sweep_names_methods_of_its_jobs_and_those_that_failed(filled: tuple[S
     assert "4 done and 1 failed" in overview_view(document, "r1")["verdict"]
 
 
+def test_methods_are_counted_and_not_their_jobs_or_sizes(filled: tuple[Store, Filled]) -> None:
+    store, _ = filled
+    document = overview_document(store, sweep="methods")
+    row = document["measurements"][0]
+    names = [f"measure planted:x t eap {size} edges" for size in (20, 30, 40)]
+    document["measurements"] = [{**row, "method": name, "found_by": "eap"} for name in names]
+    assert "1 method" in overview_view(document, "r1")["verdict"]
+    assert len(overview_view(document, "r1")["table"]["rows"]) == 3  # the table keeps sizes apart
+    assert {row["found_by"] for row in overview_document(store, sweep="methods")["measurements"]} == {
+        "eap",
+        "acdc",
+    }
+
+
 def test_nothing_of_a_name_is_an_error_with_near_names(filled: tuple[Store, Filled]) -> None:
     store, ids = filled
     with pytest.raises(UnknownNameError, match="nothing about the model 'minni'; did you mean 'mini'"):

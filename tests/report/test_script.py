@@ -45,7 +45,7 @@ def test_the_slider_prunes_exactly_as_circuits_do(n_kv_heads: int, parallel: boo
     )
     found = run_node(program, {"edges": edges, "sizes": sizes, "n": graph.n_sources + 1})
     for size, kept in zip(sizes, found, strict=True):
-        circuit = scores.top(size).connected()
+        circuit = scores.top(size).connected(warn=False)
         names = {
             graph.edge_name(*divmod(int(place), graph.n_targets))
             for place, keep in zip(order, kept, strict=False)

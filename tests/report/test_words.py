@@ -59,25 +59,34 @@ def test_narrow_intervals_get_more_decimals(low: float | None, high: float | Non
     assert precision(low, high) == digits
 
 
-def test_the_verdict_is_one_sentence_with_all_its_numbers(document: Document) -> None:
+def test_the_verdict_is_one_sentence_that_names_both_faithfulnesses(document: Document) -> None:
     document["circuit"] |= {"n_edges": 149, "fraction": 149 / 1893}
     document["graph"]["n_edges"] = 1893
+    plain = next(each for each in document["measurements"] if each["id"] == "D02.faithfulness")
+    plain["value"], plain["interval"] = 0.82, {"low": 0.79, "high": 0.85, "level": 0.95}
     assert verdict(document) == (
-        "149 of 1,893 edges (7.9\N{NARROW NO-BREAK SPACE}%) keep 0.92 [0.90, 0.94] of the model’s margin; "
-        "random circuits of that size keep 0.03."
+        "149 of 1,893 edges (7.9\N{NARROW NO-BREAK SPACE}%) reach a normalised faithfulness of 0.92 "
+        "[0.90, 0.94] (0: empty circuit, 1: model) and a plain faithfulness of 0.82 [0.79, 0.85] (share of "
+        "the model’s margin); random circuits of that size reach 0.03 normalised."
     )
 
 
-def test_a_divergence_has_no_margin(document: Document) -> None:
-    document["task"]["accuracy"] = None
-    assert "of the way from the empty circuit to the model; random" in verdict(document)
+@pytest.mark.parametrize("value", [0.9211, None])
+def test_one_number_is_enough_where_the_faithfulnesses_agree_or_one_is_undefined(
+    document: Document, value: float | None
+) -> None:
+    plain = next(each for each in document["measurements"] if each["id"] == "D02.faithfulness")
+    document["circuit"]["faithfulness"]["value"] = 0.92
+    plain["value"] = value
+    assert "normalised faithfulness of 0.92" in verdict(document)
+    assert "plain" not in verdict(document)
 
 
 def test_a_verdict_without_random_circuits_claims_nothing_of_them(document: Document) -> None:
     document["random"] = None
-    assert verdict(document).endswith("of the model’s margin.")
+    assert "random" not in verdict(document)
     document["random"] = {"mean": 0.03, "n_circuits": 1}
-    assert verdict(document).endswith("a random circuit of that size keeps 0.03.")
+    assert verdict(document).endswith("a random circuit of that size reaches 0.03 normalised.")
 
 
 def test_the_whole_model_is_no_finding(document: Document) -> None:
@@ -97,9 +106,9 @@ def test_an_unsolved_task_has_no_faithful_circuit(document: Document, code: str)
 def test_caveats_name_what_weakens_the_verdict(document: Document) -> None:
     assert caveats(document) == []
     document["circuit"]["faithfulness"] |= {"value": 0.88, "low": 0.85, "high": 0.91}
-    assert caveats(document)[0].endswith("reaches 0.88, with the target inside the interval.")
+    assert caveats(document)[0].endswith("is 0.88, with the target inside the interval.")
     document["circuit"]["faithfulness"] |= {"value": 0.7, "low": 0.6, "high": 0.8}
-    assert caveats(document)[0].endswith("reaches 0.70.")
+    assert caveats(document)[0].endswith("is 0.70.")
     document["discovery"]["held_out"] = False
     document["method"]["completeness_gap"] = 0.2
     same, gap = caveats(document)[1:]

@@ -207,6 +207,39 @@ def test_a_file_that_stays_broken_is_given_up_in_the_end(tmp_path: Path, skip_ba
     assert sum(hours.waits) >= PATIENCE
 
 
+def test_broken_files_count_without_a_full_batch(tmp_path: Path) -> None:
+    """Given up after the same patience; the next batch names them once more."""
+    write(tmp_path, "0.png", 10)
+    write(tmp_path, "1.png", 10).write_bytes(b"\x89PNG broken")
+    hours, passed = Hours(), []
+    settings = watch(3, follow=True, poll=0.5, idle_timeout=PATIENCE * 3, skip_bad=True)
+    hours.do = [*[nothing] * 100, lambda: [write(tmp_path, name, 10) for name in ("2.png", "3.png")]]
+    stream = batches(
+        str(tmp_path),
+        settings,
+        wait=hours.wait,
+        clock=lambda: hours.now,
+        passed=lambda name: passed.append((hours.now - 1000, Path(name).name)),
+    )
+    (found,) = stream
+    ((when, name),) = passed
+    assert name == "1.png"
+    assert PATIENCE <= when < 50
+    assert names(found) == ["0.png", "2.png", "3.png"]
+    assert [Path(each).name for each in found.skipped] == ["1.png"]
+
+
+def test_what_is_broken_when_nothing_more_comes_counts_too(tmp_path: Path) -> None:
+    write(tmp_path, "1.png", 10).write_bytes(b"\x89PNG broken")
+    hours, passed = Hours(), []
+    settings = watch(3, follow=True, poll=0.5, idle_timeout=2.0, skip_bad=True)
+    assert (
+        list(batches(str(tmp_path), settings, wait=hours.wait, clock=lambda: hours.now, passed=passed.append))
+        == []
+    )
+    assert passed == [str(tmp_path / "1.png")]
+
+
 def test_files_that_are_taken_away_are_no_error(tmp_path: Path) -> None:
     for place in range(3):
         write(tmp_path, f"{place}.png", 10)

@@ -24,6 +24,7 @@ from assay.runner.subsets import (
 )
 from assay.store import Store
 from assay.subsets import CorrectnessData, default_sizes
+from assay.subsets.selection import Problem
 from assay.tasks import SHAPE_CLASSES, draw_shapes
 
 
@@ -270,7 +271,7 @@ def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Pa
         ("folder", {"id_images": "photos"}, InputError, "give --images too"),
         ("folder", {"images": "photos", "ood_env": "1"}, InputError, "--ood-env has no meaning for a zoo"),
         (None, {"id_envs": "1"}, InputError, "--id-envs has no meaning for the built-in digits"),
-        (None, {"digits_models": 5}, InputError, "n_models is 5"),
+        (None, {"digits_models": 31}, InputError, "n_models is 31"),
     ],
 )
 def test_wrong_use_is_answered_with_what_to_do(
@@ -353,9 +354,33 @@ def test_the_plan_counts_what_the_job_runs(data: CorrectnessData) -> None:
     assert (plan.sizes, plan.n_models, plan.n_examples) == ((8, 15), N_MODELS, N_EXAMPLES)
     assert plan.n_selections == 2
     assert plan.n_reruns == 5 * (1 + 3) * 2
-    assert plan_selection(data, [15, 8], n_permutations=0).n_reruns == 0
+    untested = plan_selection(data, [15, 8], n_permutations=0)
+    assert (untested.n_reruns, untested.n_halves) == (0, 0)
     with pytest.raises(InputError, match="size is 61"):
         plan_selection(data, [61])
+
+
+@pytest.mark.parametrize("n_permutations", [0, 1])
+def test_the_solver_runs_as_often_as_planned(
+    data: CorrectnessData, monkeypatch: pytest.MonkeyPatch, n_permutations: int
+) -> None:
+    runs = []
+    solve = Problem.solve
+
+    def counted(self: Problem, *given: Any, **named: Any) -> Any:
+        runs.append(given)
+        return solve(self, *given, **named)
+
+    monkeypatch.setattr(Problem, "solve", counted)
+    plan = plan_selection(data, [15, 8], n_permutations=n_permutations, split="family")
+    found = select_stored(data, [15, 8], n_permutations=n_permutations, workers=1, split="family")
+    assert len(runs) <= plan.n_selections + plan.n_reruns + plan.n_halves
+    if n_permutations == 0:
+        assert len(runs) == 2
+        assert found.document["halves"] is None
+    else:
+        assert found.document["halves"]["null"] is not None
+        assert len(runs) == plan.n_selections + plan.n_reruns + plan.n_halves
 
 
 def test_sizes_are_sorted_and_checked() -> None:
@@ -372,3 +397,34 @@ def test_impossible_settings_are_refused(data: CorrectnessData) -> None:
         job_record(data, [8], n_permutations=-1)
     with pytest.raises(InputError, match="did you mean 'nested'"):
         job_record(data, [8], path="nestd")
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_numbers_that_are_names_stay_as_they_are_written(tmp_path: Path, wide: bool) -> None:
+    """`00270` is an example, `007` a model, `01` a family; none of them is a number."""
+    models, examples = [f"00{place}" for place in range(4)], [f"0027{place}" for place in range(6)]
+    generator = np.random.default_rng(0)
+    rows = [
+        [model, "0.5", f"0{place % 2}", *generator.integers(0, 2, 6).astype(str)]
+        for place, model in enumerate(models)
+    ]
+    if wide:
+        lines = [["model", "id_accuracy", "family", *examples], *rows]
+    else:
+        lines = [["model", "id_accuracy", "family", "example_id", "correct"]]
+        lines += [
+            [*row[:3], name, cell] for row in rows for name, cell in zip(examples, row[3:], strict=True)
+        ]
+    (tmp_path / "table.csv").write_text("\n".join(",".join(line) for line in lines))
+    (tmp_path / "facts.csv").write_text("name,age\n" + "\n".join(f"{name},30" for name in examples))
+    (tmp_path / "runs.csv").write_text("model,run\n" + "\n".join(f"{name},01" for name in models))
+    data = read_data(
+        tmp_path / "table.csv",
+        examples=tmp_path / "facts.csv",
+        families="family",
+        groups=None,
+    ).data
+    assert data.example_ids.tolist() == examples
+    assert list(data.model_ids) == models
+    assert list(data.families) == ["00", "01", "00", "01"]
+    assert data.meta["age"].tolist() == [30] * 6

@@ -1,10 +1,14 @@
 """The environment itself: timm beside the package, over the same PyTorch."""
 
 import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 import assay
 
@@ -34,3 +38,22 @@ def test_pytorch_is_the_one_of_the_base_environment() -> None:
     """Installing torchvision must not have brought a second PyTorch."""
     assert ".venv-timm" not in str(torch.__file__)
     assert importlib.metadata.version("torch").split("+")[0] == torch.__version__.split("+")[0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from assay import load_model; print(load_model(sys.argv[1]).n_layers)",
+        "from assay.zoo.initial import _timm as built; "
+        "print(len(built('vit_tiny_patch16_224', 5, pretrained=False).blocks))",
+    ],
+    ids=["load_model", "zoo"],
+)
+def test_a_fresh_process_imports_timm_without_help(tmp_path: Path, code: str) -> None:
+    """Whatever PyTorch torchvision's compiled part was built for; nothing of this folder runs before."""
+    module = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=5)
+    save_file(module.state_dict(), tmp_path / "tuned.safetensors")
+    command = [sys.executable, "-c", f"import sys; {code}"]
+    location = f"timm:vit_tiny_patch16_224@{tmp_path / 'tuned.safetensors'}"
+    done = subprocess.run([*command, location], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "12", done.stderr

@@ -103,6 +103,23 @@ def test_class_names_and_preprocessing_are_read(saved: Path) -> None:
     assert discover(model, ImageTask(images=task.images), steps=2).values.shape[0] == model.graph.n_sources
 
 
+def test_an_architecture_far_larger_than_the_weights_is_not_built(saved: Path) -> None:
+    config = saved / "config.json"
+    content = json.loads(config.read_text())
+    # 1.8 thousand million numbers; the configuration holds no large one.
+    config.write_text(json.dumps({**content, "architecture": "vit_gigantic_patch14_224", "model_args": {}}))
+    with pytest.raises(FileFormatError, match="the two do not belong together"):
+        load_model(saved)
+
+
+def test_damaged_weights_do_not_let_a_large_architecture_through(saved: Path) -> None:
+    """They tell no size, so nothing is built before they were read."""
+    change(saved / "config.json", num_classes=1_000_000_000)
+    (saved / "model.safetensors").write_bytes(b"\x08" + bytes(7) + b"garbage!")
+    with pytest.raises(FileFormatError, match=r"cannot read .*model\.safetensors"):
+        load_model(saved)
+
+
 def test_class_names_by_number(saved: Path) -> None:
     """A mapping is allowed too; its keys are strings once they have been through JSON."""
     before = load_model(saved).weight_hash

@@ -15,6 +15,7 @@ from assay.benchmark.entries import Entry, choose_entries
 from assay.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
 from assay.benchmark.truth import detect
 from assay.circuits import Circuit, EdgeScores
+from assay.circuits.given import takes_text
 from assay.discovery import discover
 from assay.errors import AssayError, GraphMismatchError, InputError
 from assay.execution import Ablation, CircuitRuns
@@ -38,6 +39,7 @@ GREEDY = ("ifr",)
 Progress = Callable[[str, int, int], None]
 
 
+@takes_text()
 def benchmark_discovery(
     model: Model,
     task: Task,

@@ -112,7 +112,8 @@ class Rival:
 
     Attributes:
         name: What a table calls it.
-        heads: The heads, or `magnitude`: as many as the claim has, of the largest mean activation norm.
+        heads: The heads, or `magnitude`: as many as the claim has, of the largest mean activation norm. Where
+            those are the claim's own, it is not a rival and is not tested.
     """
 
     name: str

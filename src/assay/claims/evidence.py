@@ -122,7 +122,7 @@ def checklist(
 
     Args:
         claim: The claim.
-        outcomes: Its settled tests.
+        outcomes: Its settled tests. A rival without one has the heads of the claim.
         gates: Verdicts by code, keys of `GATE_EVIDENCE`.
         replication: What the fresh prompts said.
     """
@@ -162,7 +162,18 @@ def _of_others(claim: Claim, outcomes: Sequence[Outcome]) -> Iterable[Evidence]:
             finding=f"the size predicted is not reached by {control.text}: {_said(parts)}",
             **_standing(parts),
         )
+    tested = {each.of for each in outcomes if each.kind == "rival"}
     for number, rival in enumerate(claim.rivals):
+        if number not in tested:
+            yield Evidence(
+                kind="consistency",
+                source=f"rival {number + 1}",
+                state=MISSING,
+                required=not tested,  # beside another rival this one takes nothing away
+                finding=f"{rival.name} is not a rival: it has the heads of the claim itself",
+                supply="[[rivals]] heads = a list of other heads",
+            )
+            continue
         parts = _parts(outcomes, "rival", number)
         yield Evidence(
             kind="consistency",

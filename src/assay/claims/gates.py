@@ -102,7 +102,7 @@ def _of_score(claim: Claim, table: MeasurementTable, score: str) -> dict[str, Ve
 
 
 def _donors(table: MeasurementTable, column: str) -> dict[str, np.ndarray]:
-    """Runs with donors, none where some prompt has no other of its length."""
+    """Runs with donors, none where no two prompts have the same length."""
     try:
         return {DONOR: table.column(f"{column}/{DONOR}")}
     except InputError:
@@ -112,13 +112,14 @@ def _donors(table: MeasurementTable, column: str) -> dict[str, np.ndarray]:
 def _own_task(claim: Claim, table: MeasurementTable, others: Mapping[str, MeasurementTable]) -> Verdict:
     """C17 of the claim's heads: their effect on their own task over that on the others.
 
-    Only one circuit is claimed, so it stands for the circuits of the other tasks, and the verdict is that of
-    its own row.
+    Only one circuit is claimed, so it takes the place of the circuits of the other tasks; the published rule
+    judges its own row.
     """
     tables = {claim.task: table, **others}
     verdict = discriminant_validity(
         {name: each.column("y_patch") - each.column("y_cor")[:, None] for name, each in tables.items()},
         dict.fromkeys(tables, table.members),
+        own=claim.task,
         gaps={name: each.column("y_full") - each.column("y_cor") for name, each in tables.items()},
         seed=claim.seed,
     )

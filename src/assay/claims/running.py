@@ -275,7 +275,13 @@ def _sample(claim: Claim, name: str, model: Model) -> _Sample:
     """The claim's own task has a pool as well; a longer draw begins with the shorter one."""
     source = claim.folder / name if name in claim.files else name
     n_more = max(2 * claim.n, POOL - claim.n) if name == claim.task else 0
-    drawn = load_task(source, model, n=2 * claim.n + n_more, seed=claim.seed)
+    if name in claim.files:
+        # Lines of a file may come in an order that means something.
+        drawn = load_task(source, model)
+        order = stream(claim.seed, f"claim/{name}").permutation(drawn.n)
+        drawn = drawn.subset(order[: 2 * claim.n + n_more].tolist())
+    else:
+        drawn = load_task(source, model, n=2 * claim.n + n_more, seed=claim.seed)
     if drawn.n < claim.n:
         raise InputError(
             f"{name} has {drawn.n} prompts and the claim speaks of n = {claim.n}; lower n, or give it more "
@@ -442,7 +448,7 @@ def _rivals(
     sets: Mapping[str, list[tuple[Head, ...]]],
     rng: np.random.Generator,
 ) -> list[Outcome]:
-    """Each rival against the claim's heads, both kept alone."""
+    """Each rival against the claim's heads, both kept alone; the claim's own heads rival nothing."""
     full, own = table.column("y_full"), _run(table, "keeping", claim.heads)
 
     def test(number: int, rival: Rival) -> Outcome:
@@ -458,7 +464,11 @@ def _rivals(
         )
         return replace(found, details={**found.details, "k": len(claim.heads), "k_of_rival": len(heads)})
 
-    return [test(number, rival) for number, rival in enumerate(claim.rivals)]
+    return [
+        test(number, rival)
+        for number, rival in enumerate(claim.rivals)
+        if set(sets[f"rival {number + 1}"][0]) != set(claim.heads)
+    ]
 
 
 def _replicate(

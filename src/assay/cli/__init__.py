@@ -19,6 +19,7 @@ import assay.cli.report
 import assay.cli.results
 import assay.cli.select
 import assay.cli.serve
+import assay.cli.store
 import assay.cli.sweep
 import assay.cli.zoo  # noqa: F401 - each registers its commands
 from assay.cli.commands import app

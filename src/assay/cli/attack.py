@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.cli.border import (
     check_outputs,
+    circuit_of,
     command,
     echo,
     load,
@@ -21,6 +22,7 @@ from assay.cli.border import (
 from assay.cli.commands import app
 from assay.cli.options import (
     BatchOption,
+    CircuitOption,
     ConfigOption,
     CountOption,
     DeviceOption,
@@ -43,8 +45,6 @@ from assay.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from assay.adversarial import WorstCase
-    from assay.circuits import Circuit
-    from assay.graph import Graph
 
 SHOWN_PAIRS, SHOWN_FIELDS = 3, 10
 FILLER_NUMBERS = ("mean", "p99", "max")
@@ -52,10 +52,6 @@ EXPLAINABLE = ("kl", "js")
 ROWS = ("mean", "std", "min", "p50", "p95", "p99", "p99.9", "p99.99", "max")
 
 
-CircuitOption = Annotated[
-    str | None,
-    option("--circuit", "Circuit file or published circuit.  [default: one discovered, as audit does]"),
-]
 IndependentOption = Annotated[
     bool,
     option(
@@ -75,13 +71,14 @@ def attack(
     model: ModelOption = "mini",
     task: TaskOption = "ioi",
     protocol: Annotated[
-        str,
+        str | None,
         option(
             "--protocol",
             "all: every combination of clean and corrupted inputs; matched: prompts and their own "
-            "corruptions; iid: independent pairs; file: the task's own pairs.",
+            "corruptions; iid: independent pairs; file: the task's own pairs.  [default: all, file for a "
+            "JSONL file]",
         ),
-    ] = "all",
+    ] = None,
     n_clean: Annotated[
         int | None,
         option("--n-clean", "Clean inputs of protocol all.  [default: 300, about a minute on mini]", min=1),
@@ -159,6 +156,8 @@ def attack(
 
     runner.check_options(method=method, task=task, objective=objective, device=device)
     get_divergence(divergence)
+    named = Path(task).suffix != ".jsonl"
+    protocol = protocol or ("all" if named else "file")
     if protocol not in PROTOCOLS:
         raise unknown_name("protocol", protocol, PROTOCOLS)
     size = runner.sizes(
@@ -179,7 +178,11 @@ def attack(
     if out is not None and out.suffix not in (".safetensors", ".json"):
         raise InputError(f"--out is {out}; give NAME.safetensors, or NAME.json for the document alone")
     loaded = load(model, device)
-    given = circuit_of(circuit, edges, loaded.graph)
+    given = circuit_of(circuit, edges, "--edges", loaded.graph, store)
+    # Of a named task the grammar counts; as many rows as are drawn would stand for the draw.
+    inputs = load_task(task, loaded, n=(1 if size.n_clean != 1 else 2) if named else None)
+    if protocol == "file":
+        size = runner.Sizes(n_clean=inputs.n, n_corrupted=inputs.n)
     if dry_run:
         stages = [runner.plan_worst_case(protocol, size)]
         if given is None:
@@ -191,9 +194,6 @@ def attack(
     check_outputs(out, report, store=store)
     if resume is not None and resume.is_file():
         raise OutputError(f"{resume} is a file; --resume takes a directory")
-    named = Path(task).suffix != ".jsonl"
-    # Of a named task the grammar counts; as many rows as are drawn would stand for the draw.
-    inputs = load_task(task, loaded, n=(1 if size.n_clean != 1 else 2) if named else None)
     for options in own:  # names and fillers are checked before anything is run
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -278,20 +278,6 @@ def _words(given: str) -> dict[str, Any]:
     if "{" in value:  # a template; commas are part of it
         return {slot: [value] if slot.endswith("s") else value}
     return {slot: [word.strip() for word in value.split(",") if word.strip()]}
-
-
-def circuit_of(name: str | None, edges: int | None, graph: "Graph") -> "Circuit | None":
-    """The circuit of a file, or a published one by name; None where one is to be discovered."""
-    from assay.circuits import load_circuit
-    from assay.circuits.published import published_circuit, published_circuits
-
-    if name is None:
-        return None
-    if edges is not None:
-        raise InputError("--edges sizes a discovered circuit, and --circuit gives one; choose one of them")
-    if not Path(name).exists() and name in published_circuits():
-        return published_circuit(name)
-    return load_circuit(name, graph)
 
 
 def _certificates(
@@ -424,9 +410,11 @@ def _print_summary(document: Mapping[str, Any]) -> None:
             _number(anchor["absolute"][key]),
         ]
         for key in ROWS
+        if summary["absolute"][key] is not None or not key.startswith("p")
     ]
+    n_pairs = document.get("n_distinct_pairs", document["n_pairs"])
     title = (
-        f"{document['divergence']} in {document['unit']} over {document['n_pairs']:,} pairs "
+        f"{document['divergence']} in {document['unit']} over {n_pairs:,} distinct pairs "
         f"(protocol {document['protocol']}), circuit of {circuit['n_edges']:,} of "
         f"{circuit['n_graph_edges']:,} edges"
     )

@@ -19,6 +19,8 @@ from assay.untrusted import printable
 
 
 if TYPE_CHECKING:
+    from assay.circuits import Circuit, HeadCircuit
+    from assay.graph import Graph
     from assay.models import Model
     from assay.runner import Progress, Stage
     from assay.store import Store
@@ -98,6 +100,7 @@ def print_table(
             printable(column, lines=False),
             justify="right" if column in right.split() else "left",
             overflow="fold",
+            no_wrap=column == "id",  # in one piece, so that it can be copied; the others give way
         )
     for row in rows:
         table.add_row(*(printable(cell, lines=False) for cell in row))
@@ -174,7 +177,13 @@ def open_store(store: str | None) -> "Store":
 
 def store_folder(store: str | None) -> Path:
     """The directory in which the files of a store lie; a database is asked for it, a directory not made."""
-    return open_store(store).directory if store and "://" in store else Path(store or DEFAULT_STORE)
+    if store and "://" in store:
+        return open_store(store).directory
+    if store:
+        from assay.store.location import locate
+
+        locate(store)  # refuses a mistyped URL, before it is taken for a directory
+    return Path(store or DEFAULT_STORE)
 
 
 def load(model: str, device: str | None) -> "Model":
@@ -182,6 +191,39 @@ def load(model: str, device: str | None) -> "Model":
     from assay.models import load_model
 
     return load_model(model, device=device)
+
+
+def given_circuit(
+    name: str | None, size: int | None, sizing: str, graph: "Graph", store: str | None
+) -> "Circuit | HeadCircuit | None":
+    """The circuit of `--circuit`, as it is described; None where one is to be discovered.
+
+    Args:
+        name: What was given.
+        size: What another option says about the size of a discovered circuit.
+        sizing: That option.
+        graph: The graph of the model.
+        store: Where ids are looked up, if it exists.
+    """
+    from assay.runner.circuits import read_circuit
+    from assay.store import Store
+
+    if name is None:
+        return None
+    if size is not None:
+        raise InputError(f"{sizing} sizes a discovered circuit, and --circuit gives one; choose one of them")
+    exists = store is not None or Path(DEFAULT_STORE).exists()
+    return read_circuit(name, graph, lambda: Store(store or DEFAULT_STORE, create=False) if exists else None)
+
+
+def circuit_of(
+    name: str | None, size: int | None, sizing: str, graph: "Graph", store: str | None
+) -> "Circuit | None":
+    """`given_circuit` as the edges to keep."""
+    from assay.circuits import Circuit, HeadCircuit
+
+    found = given_circuit(name, size, sizing, graph, store)
+    return Circuit.from_heads(graph, found) if isinstance(found, HeadCircuit) else found
 
 
 def show_plan(model: "Model", n: int, stages: "Sequence[Stage]", *, as_json: bool) -> None:
@@ -221,7 +263,8 @@ def print_measurements(found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
                     "" if random is None else words.number(random),
                     each["unit"],
                     str(each["n"]),
-                    each["status"] if each["value"] is not None else words.reason(each),
+                    (each["status"] if each["value"] is not None else words.reason(each))
+                    + (" (task not solved)" if "task_not_solved" in (each.get("warnings") or ()) else ""),
                 ]
             )
     columns = ["task", "metric", "value", "95 % interval", "random", "unit", "n", "verdict"]

@@ -1,18 +1,18 @@
 """`assay calibrate`: the sixteen gates on the measurements of a circuit."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.attack import EdgesOption, circuit_of
+from assay.cli.attack import EdgesOption
 from assay.cli.border import (
     check_outputs,
     command,
     echo,
+    given_circuit,
     load,
     make_room,
     open_store,
@@ -25,11 +25,14 @@ from assay.cli.commands import app
 from assay.cli.options import (
     AblationOption,
     BatchOption,
+    CircuitOption,
     ConfigOption,
     CountOption,
     DeviceOption,
+    DiscoverOnOption,
     DryRunOption,
     JsonOption,
+    MeasureOnOption,
     MethodOption,
     ModelOption,
     ObjectiveOption,
@@ -46,12 +49,9 @@ from assay.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.graph import Graph
     from assay.heads.table import AnyCircuit
-    from assay.tasks import PairTask
 
 GATE_FIRED = 3
-_HEAD = re.compile(r"a(\d+)\.h(\d+)")
 
 
 @app.command()
@@ -61,16 +61,11 @@ def calibrate(
         list[str] | None,
         typer.Argument(metavar="[GATE]...", help="Keys or codes of single gates, e.g. C11.  [default: all]"),
     ] = None,
-    circuit: Annotated[
-        str | None,
-        option(
-            "--circuit",
-            "Circuit file, published circuit or head circuit, or heads, e.g. a0.h1,a2.h3.  [default: one "
-            "discovered, as audit does]",
-        ),
-    ] = None,
+    circuit: CircuitOption = None,
     model: ModelOption = "mini",
     task: TaskOption = "ioi",
+    discover_on: DiscoverOnOption = None,
+    measure_on: MeasureOnOption = None,
     against: Annotated[
         list[str] | None,
         option("--against", "Another task, with a circuit discovered for it, for C17; may be repeated."),
@@ -93,7 +88,10 @@ def calibrate(
     objective: ObjectiveOption = None,
     ablation: AblationOption = None,
     n: CountOption = None,
-    prompts: Annotated[int, option("--prompts", "Prompts of the measurement table, at most.", min=1)] = 100,
+    prompts: Annotated[
+        int,
+        option("--prompts", "Prompts of the measurement table; of a file the others are the pool.", min=1),
+    ] = 100,
     steps: StepsOption = 5,
     target: TargetOption = 0.9,
     edges: EdgesOption = None,
@@ -112,10 +110,11 @@ def calibrate(
     """Judge whether the measurements of a circuit can be trusted: sixteen checks, each with two verdicts."""
     from assay import runner
     from assay.calibration import find_gate
+    from assay.calibration.battery import gates_on_same_prompts
     from assay.circuits import load_head_circuit, write_atomically
     from assay.execution import ABLATIONS
     from assay.report import save_report
-    from assay.tasks import PairTask, load_task
+    from assay.tasks import load_task
 
     runner.check_options(method=method, task=task, objective=objective, device=device)
     _check_method(ablation)
@@ -128,9 +127,11 @@ def calibrate(
     chosen = [find_gate(name).key for name in gates] if gates else None
     if budget is not None and not budget > 0:
         raise InputError(f"--budget is {budget:g}; give a number of passes above 0, or leave it out")
+    if discover_on is not None and circuit is not None:
+        raise InputError("--discover-on has no effect with --circuit, which is not discovered; leave one out")
     reference = None if published is None else load_head_circuit(published)
     loaded = load(model, device)
-    given = _given(circuit, edges, loaded.graph)
+    given: AnyCircuit | None = given_circuit(circuit, edges, "--edges", loaded.graph, store)
     if dry_run:
         stages = runner.plan_calibration(
             loaded, prompts, against=len(against or ()), random_sets=random_sets, max_passes=budget
@@ -143,15 +144,14 @@ def calibrate(
     kept = open_store(store)
     with progress_on_stderr(quiet=quiet) as progress:
 
-        def discovered(name: str, sized: int | None) -> "tuple[PairTask, AnyCircuit]":
+        def discovered(draws: runner.Draws, sized: int | None) -> "AnyCircuit":
             runs = runner.runs_of(
                 loaded,
-                name,
+                draws,
                 None,
                 method=method,
                 objective=objective,
                 ablation=ablation if ablation in ABLATIONS else None,  # heads know more of them than edges
-                n=n,
                 steps=steps,
                 target=target,
                 top=sized,
@@ -160,18 +160,34 @@ def calibrate(
                 store=kept,
                 progress=progress,
             )
-            assert isinstance(runs.task, PairTask)  # of a name
-            return runner.usual_prompts(runs.task, prompts), runs.circuit
+            return runs.circuit
 
         if given is None:
-            inputs, given = discovered(task, edges)
+            draws = runner.draw_prompts(
+                loaded, task, n=n, seed=seed, discover_on=discover_on, measure_on=measure_on
+            )
+            given, measured = discovered(draws, edges), draws.measured
+            source = measured
         else:
-            inputs = runner.usual_prompts(load_task(task, loaded, n=n or prompts, seed=seed), prompts)
+            measured = runner.prompts_to_measure(
+                loaded, task, n=n, seed=seed, measure_on=measure_on, drawn=prompts
+            )
+            file = str(task if measure_on is None else measure_on)
+            # A circuit found on a whole file was found on these prompts too, however few of them are taken.
+            source = load_task(file, loaded) if Path(file).suffix == ".jsonl" else measured
+        others = [runner.draw_prompts(loaded, other, n=n, seed=seed) for other in against or ()]
+        against_circuits = [(other.measured, discovered(other, None)) for other in others]
+        table = runner.usual_prompts(measured, prompts, seed=seed)
         found = runner.calibrate_stored(
             given,
             loaded,
-            inputs,
-            against=[discovered(other, None) for other in against or ()],
+            table.task,
+            pool=table.pool,
+            same_prompts=gates_on_same_prompts(given, measured, against_circuits)
+            | gates_on_same_prompts(given, source),
+            against=[
+                (runner.usual_prompts(other, prompts, seed=seed).task, its) for other, its in against_circuits
+            ],
             published=reference,
             gates=chosen,
             groups=groups,
@@ -205,22 +221,6 @@ def _check_method(ablation: str | None) -> None:
         from assay.heads import INTERVENTIONS
 
         INTERVENTIONS[ablation]
-
-
-def _given(name: str | None, edges: int | None, graph: "Graph") -> "AnyCircuit | None":
-    """The circuit of a file, of a name, or of a list of heads; None where one is to be discovered."""
-    from assay.circuits import load_head_circuit, published_head_circuits
-
-    if name is None or edges is not None:
-        return circuit_of(name, edges, graph)
-    heads = [_HEAD.fullmatch(part.strip()) for part in name.split(",")]
-    if all(heads):
-        return [(int(found[1]), int(found[2])) for found in heads if found is not None]
-    if name in published_head_circuits() or name.endswith(".json"):
-        return load_head_circuit(name)
-    if "," in name and not Path(name).exists():
-        raise InputError(f"--circuit is {name!r}; heads are written as in a0.h3,a2.h1 (layer, then head)")
-    return circuit_of(name, edges, graph)
 
 
 def print_gates(document: Mapping[str, Any]) -> None:

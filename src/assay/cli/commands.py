@@ -8,6 +8,7 @@ import typer
 
 from assay.cli.border import (
     check_outputs,
+    circuit_of,
     command,
     echo,
     load,
@@ -23,12 +24,15 @@ from assay.cli.options import (
     DEFAULT_STORE,
     AblationOption,
     BatchOption,
+    CircuitOption,
     ConfigOption,
     CountOption,
     DeviceOption,
+    DiscoverOnOption,
     DryRunOption,
     ImagesOption,
     JsonOption,
+    MeasureOnOption,
     MethodOption,
     ModelOption,
     ObjectiveOption,
@@ -48,8 +52,7 @@ from assay.errors import InputError
 
 if TYPE_CHECKING:
     from assay.circuits import Circuit, EdgeScores
-    from assay.models import Model
-    from assay.tasks import PairTask, Task
+    from assay.tasks import Task
 
 TASKS = ["ioi"]  # defaults of repeatable options
 METRICS = ["faithfulness-norm"]
@@ -80,6 +83,8 @@ def root(
 def audit(
     model: ModelOption = "mini",
     task: TaskOption = "ioi",
+    discover_on: DiscoverOnOption = None,
+    measure_on: MeasureOnOption = None,
     method: MethodOption = "eap-ig-inputs",
     objective: ObjectiveOption = None,
     ablation: AblationOption = None,
@@ -123,6 +128,8 @@ def audit(
             seed=seed,
             device=device,
             batch_size=batch_size,
+            discover_on=discover_on,
+            measure_on=measure_on,
             store=store or out,
             out=out,
             progress=progress,
@@ -186,7 +193,9 @@ def discover(
     """Score every edge and keep the strongest as a circuit."""
     from assay import runner
     from assay.discovery import get_method
+    from assay.measurement import library_version
     from assay.runner.benchmark import parse_options
+    from assay.runner.circuits import keep_circuit
     from assay.runner.inputs import read_inputs
 
     named = task if images is None else None
@@ -228,6 +237,15 @@ def discover(
     else:
         circuit = _choose(scores, top=top, threshold=threshold, greedy=greedy)
     circuit = circuit if keep_unconnected else circuit.connected()
+    record = {
+        "library": library_version(),
+        "model": loaded.describe(),
+        "graph": loaded.graph.fingerprint,
+        "task": inputs.describe(),
+        "method": method,
+        "circuit": circuit.hash,
+    }
+    keep_circuit(kept, record, circuit, {})
     if out is not None:
         circuit.save(make_room(out))
     if scores_out is not None:
@@ -297,10 +315,7 @@ def _choose(
 @app.command()
 @command
 def measure(
-    circuit: Annotated[
-        Path | None,
-        option("--circuit", "Circuit file.  [default: one discovered for each task, as audit does]"),
-    ] = None,
+    circuit: CircuitOption = None,
     model: ModelOption = "mini",
     task: Annotated[list[str], option("--task", "Task or JSONL file; repeat for several.")] = TASKS,
     images: ImagesOption = None,
@@ -327,7 +342,7 @@ def measure(
 ) -> None:
     """Measure a circuit on one or more tasks by one or more metrics."""
     from assay import runner
-    from assay.circuits import load_circuit
+    from assay.runner.document import on_same_prompts
     from assay.runner.inputs import read_inputs
 
     for each in task if images is None else (None,):
@@ -337,7 +352,7 @@ def measure(
     if not dry_run:
         check_outputs(out, store=store)
     loaded = load(model, device)
-    given = None if circuit is None else load_circuit(circuit, loaded.graph)
+    given = circuit_of(circuit, top, "--top", loaded.graph, store)
     if dry_run:
         n = n or runner.DEFAULT_N
         stages = [runner.plan_measurement(loaded, metric, n=n * len(task), n_random=n_random)]
@@ -345,13 +360,18 @@ def measure(
             stages.insert(0, runner.plan_discovery(loaded, method=method, n=n * len(task), steps=steps))
         show_plan(loaded, n, stages, as_json=as_json)
         return
-    tasks: list[Task | str] = [_read(each, loaded, n) for each in task]
+    tasks: list[Task | runner.Draws]
     if images is not None:
         tasks = [read_inputs("", images, loaded, n=n, seed=seed, skip_bad=skip_bad)]
+    elif given is not None:
+        tasks = [runner.prompts_to_measure(loaded, each, n=n, seed=seed) for each in task]
+    else:
+        tasks = [runner.draw_prompts(loaded, each, n=n, seed=seed) for each in task]
     kept = open_store(store)
     records = []
     with progress_on_stderr(quiet=quiet) as progress:
         for prompts in tasks:
+            same = isinstance(prompts, runner.Draws) and not prompts.held_out
             runs = runner.runs_of(
                 loaded,
                 prompts,
@@ -359,7 +379,6 @@ def measure(
                 method=method,
                 objective=objective,
                 ablation=ablation,
-                n=n,
                 steps=steps,
                 target=target,
                 top=top,
@@ -371,16 +390,10 @@ def measure(
             for place, key in enumerate(metric):
                 progress("measure", place, len(metric))
                 found = runner.measure_stored(runs, key, random_circuits=n_random, store=kept)
+                found = on_same_prompts(found) if same else found
                 records.append({"task": runs.task.name, "n_edges": runs.circuit.n_edges, **found})
             progress("measure", len(metric), len(metric))
     _hand_over(records, out=out, as_json=as_json)
-
-
-def _read(task: str, model: "Model", n: int | None) -> "PairTask | str":
-    """The prompts of a file, or the name of a registered task as it is."""
-    from assay.tasks import load_task
-
-    return load_task(task, model, n=n) if Path(task).suffix == ".jsonl" else task
 
 
 def _hand_over(records: list[dict[str, Any]], *, out: Path | None, as_json: bool) -> None:

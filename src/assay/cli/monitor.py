@@ -104,7 +104,13 @@ def monitor(
     cool_down: Annotated[
         str, option("--cool-down", "After an alarm was told, tell no other for so long: 45s, 10m, 2h.")
     ] = "0",
-    skip_bad: Annotated[bool, option("--skip-bad", "Pass over image files that cannot be read.")] = False,
+    skip_bad: Annotated[
+        bool | None,
+        typer.Option(
+            "--skip-bad/--no-skip-bad",
+            help="Pass over image files that cannot be read, and count them.  [default: with --follow]",
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         option("--method", "Discovery method.  [default: eap-ig-inputs, or that of a file of edge scores]"),
@@ -242,6 +248,8 @@ def _finish(
             "no new batch: there are fewer new images than a batch needs"
             f" ({len(started.monitor.readings)} readings so far)"
         )
+        if started.passed:
+            echo(f"{len(started.passed)} image file(s) could not be read and were passed over")
     else:
         from assay.report.monitor_page import verdict
 

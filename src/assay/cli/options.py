@@ -37,8 +37,10 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"cannot read {path}: {error}") from error
     commands: Any = getattr(context.find_root().command, "commands", {})
-    values = {key: value for key, value in content.items() if key not in commands}
-    values |= content.get(context.info_name or "", {})
+    # `store` is an option and a command: what is not a table is the option.
+    tables = {key for key, value in content.items() if key in commands and isinstance(value, dict)}
+    values = {key: value for key, value in content.items() if key not in tables}
+    values |= content[context.info_name] if context.info_name in tables else {}
     found = {key.replace("-", "_"): value for key, value in values.items()}
     everything = {parameter.name for command in commands.values() for parameter in command.params}
     if unknown := sorted(set(found) - everything):
@@ -84,6 +86,14 @@ SkipBadOption = Annotated[
     bool, option("--skip-bad", "Leave out image files that cannot be decoded; counted.")
 ]
 TaskOption = Annotated[str, option("--task", "Registered task, a JSONL file of prompts, or colour-digits.")]
+DiscoverOnOption = Annotated[
+    str | None,
+    option("--discover-on", "JSONL file to find the circuit on; --task is then measured on."),
+]
+MeasureOnOption = Annotated[
+    str | None,
+    option("--measure-on", "JSONL file to measure on; --task is then for finding the circuit."),
+]
 MethodOption = Annotated[str, option("--method", "Discovery method; see `assay list methods`.")]
 ObjectiveOption = Annotated[
     str | None, option("--objective", "Loss that defines the behaviour.  [default: the task's own]")
@@ -96,6 +106,14 @@ SeedOption = Annotated[int, option("--seed", "Root seed.", min=0)]
 StepsOption = Annotated[  # int | str, which typer has no option type for
     Any,
     option("--steps", "Quadrature nodes of the method, or auto.", parser=parse_steps, metavar="COUNT"),
+]
+CircuitOption = Annotated[
+    str | None,
+    option(
+        "--circuit",
+        "Circuit file, published circuit, heads as a2.h3,a3.h0, head JSON, or id of the store.  "
+        "[default: one discovered, as audit does]",
+    ),
 ]
 TargetOption = Annotated[float, option("--target", "Normalised faithfulness a circuit must reach.")]
 DeviceOption = Annotated[str | None, option("--device", "cpu, cuda, cuda:1, ...  [default: cpu]")]

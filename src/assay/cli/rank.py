@@ -37,6 +37,7 @@ from assay.cli.options import (
 
 
 if TYPE_CHECKING:
+    from assay.generalization.inspection import InspectionSettings
     from assay.generalization.ranking_table import Ranking
     from assay.runner.targets import Target
     from assay.zoo import Zoo
@@ -70,7 +71,7 @@ def rank(
     ] = None,
     metrics: Annotated[
         str | None,
-        option("--metrics", "Metrics to rank by, separated by commas.  [default: all that the data allow]"),
+        option("--metrics", "Metrics to rank by, separated by commas.  [default: all but sharpness]"),
     ] = None,
     fast: Annotated[
         bool,
@@ -119,13 +120,15 @@ def rank(
     from assay.circuits import write_atomically
     from assay.generalization import comparison
     from assay.generalization.inspection import InspectionSettings
-    from assay.generalization.predictors import DEFAULT_METRICS, ORDER
+    from assay.generalization.predictors import AFFORDABLE, DEFAULT_METRICS
     from assay.generalization.ranking import rank_models
     from assay.report import save_report
     from assay.runner.targets import known_target, targets
 
     chosen = (
-        [each.strip() for each in metrics.split(",")] if metrics else list(DEFAULT_METRICS if fast else ORDER)
+        [each.strip() for each in metrics.split(",")]
+        if metrics
+        else list(DEFAULT_METRICS if fast else AFFORDABLE)
     )
     settings = InspectionSettings(
         objective=objective,
@@ -147,7 +150,7 @@ def rank(
     known = known_target(found, id_images, n=n, seed=seed, skip_bad=skip_bad)
     loaders = {key: functools.partial(found.load, key, device=device) for key in found.keys}
     if dry_run:
-        _show_plan(found, wanted, chosen, known=known is not None, steps=steps, as_json=as_json)
+        _show_plan(found, wanted, chosen, known=known, settings=settings, device=device, as_json=as_json)
         return
     check_outputs(out, report, store=store)
     rankings: dict[int, Ranking] = {}
@@ -205,34 +208,48 @@ def _show_plan(
     wanted: "Sequence[Target]",
     metrics: Sequence[str],
     *,
-    known: bool,
-    steps: int,
+    known: "Target | None",
+    settings: "InspectionSettings",
+    device: str | None,
     as_json: bool,
 ) -> None:
-    """Passes per image and model, at most."""
+    """Passes per image and model, at most, and seconds per metric."""
     from assay.generalization.predictor import PREDICTORS
+    from assay.report.words import number
+    from assay.runner.ranking import timed_metrics
 
     needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
     stages = {"logits and features": 1}
     if "edge-scores" in needs:
-        stages["scores of all edges"] = 2 + 2 * steps
+        stages["scores of all edges"] = 2 + 2 * settings.steps
     elif "output-scores" in needs:
-        stages["scores of edges into the logits"] = 2 + steps
-    if known and "known" in needs:
+        stages["scores of edges into the logits"] = 2 + settings.steps
+    if known is not None and "known" in needs:
         stages["logits, own domain"] = 1
         if "sharpness" in needs:
             stages["sharpness, own domain"] = 61
+    seconds = timed_metrics(zoo, wanted, known, metrics, settings=settings, device=device)
     if as_json:
         plan = {
             "models": list(zoo.keys),
             "targets": [each.name for each in wanted],
             "passes_per_image": stages,
+            "seconds": {"metrics": dict(seconds.metrics), "together": seconds.together},
         }
         print_json(plan)
         return
     echo(f"{len(zoo.keys)} models on {', '.join(each.name for each in wanted)}")
     print_table(
         "", ["stage", "passes per image and model"], [[name, str(count)] for name, count in stages.items()]
+    )
+    print_table(
+        "",
+        ["metric", "seconds"],
+        [[PREDICTORS[key].name, number(value)] for key, value in seconds.metrics.items()],
+    )
+    echo(
+        f"all together {number(seconds.together)} s, since metrics share stages: an estimate, from passes of "
+        f"{zoo.keys[0]} timed on this machine just now"
     )
 
 

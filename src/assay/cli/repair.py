@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from assay.cli.attack import CircuitOption, EdgesOption, IndependentOption, circuit_of
+from assay.cli.attack import EdgesOption, IndependentOption
 from assay.cli.border import (
     check_outputs,
+    circuit_of,
     command,
     echo,
     load,
@@ -18,6 +19,7 @@ from assay.cli.border import (
 from assay.cli.commands import app
 from assay.cli.options import (
     BatchOption,
+    CircuitOption,
     ConfigOption,
     CountOption,
     DeviceOption,
@@ -109,15 +111,16 @@ def repair(
         raise InputError("--tail and --train-steps belong to --by mask; leave them out, or choose mask")
     share(percentile, "percentile")
     loaded = load(model, device)
-    given = circuit_of(circuit, edges, loaded.graph)
+    given = circuit_of(circuit, edges, "--edges", loaded.graph, store)
     check_outputs(out, store=store)
-    inputs = load_task(task, loaded, n=n)
+    file = Path(task).suffix == ".jsonl"
+    inputs = load_task(task, loaded, n=n, seed=0 if file and n is None else seed)
     kept = open_store(store)
     with progress_on_stderr(quiet=quiet) as progress:
         if given is None:
             given = runner.runs_of(
                 loaded,
-                task if Path(task).suffix != ".jsonl" else inputs,
+                task,
                 None,
                 method=method,
                 objective=objective,
@@ -169,6 +172,8 @@ def print_repair(found: "Repair", percentile: float) -> None:
     rows = []
     for key in ROWS:
         old, new = before.summary.absolute[key], after.summary.absolute[key]
+        if old is None or new is None:  # a percentile that so few pairs do not resolve
+            continue
         change = f"{new / old - 1:+.0%}" if old else ""
         rows.append([key, f"{old:.4g}", f"{new:.4g}", change, f"{empty[key]:.4g}"])
     n = len(before.divergence)
@@ -184,7 +189,7 @@ def print_repair(found: "Repair", percentile: float) -> None:
     )
 
 
-def _summary(values: "Float64[np.ndarray, ' n_pairs']") -> "Mapping[str, float]":
+def _summary(values: "Float64[np.ndarray, ' n_pairs']") -> "Mapping[str, float | None]":
     from assay.stats import summarize
 
     return summarize(values).absolute

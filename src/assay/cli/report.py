@@ -20,18 +20,7 @@ from assay.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.store import Store
-
-REPORTED = (
-    "audit",
-    "worst_case",
-    "calibration",
-    "measurement",
-    "ranking",
-    "ranking-comparison",
-    "subset-path",
-    "sweep",
-)
+    from assay.store import Store, StoredResult
 
 
 @app.command()
@@ -41,7 +30,7 @@ def report(
         str | None,
         typer.Argument(
             metavar="[ID]",
-            help="Id of an audit, worst case, calibration, measurement, ranking, subset or sweep.  "
+            help="Id of a result, or hash of a circuit; what has no page of its own is a table.  "
             "[default: the newest audit]",
         ),
     ] = None,
@@ -76,8 +65,10 @@ def report(
     traceback: TracebackOption = False,
 ) -> None:
     """Build a page from the store: of a result, a model, a task, a sweep, or of two that are compared."""
+    from assay.circuits import write_atomically
     from assay.report import compare_document, overview_document, save_report
-    from assay.store import Store
+    from assay.report.site import result_page
+    from assay.store import Store, StoredResult
 
     asked = {
         "ID": identity,
@@ -90,37 +81,38 @@ def report(
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} each ask for a page of their own; give one of them")
     kept = Store(store or DEFAULT_STORE, create=False)
+    found: dict[str, Any] | StoredResult
     if of_model is not None or of_task is not None or of_sweep is not None:
-        document = overview_document(kept, model=of_model, task=of_task, sweep=of_sweep)
-        about = {"of": document["of"], "name": document["name"]}
+        found = overview_document(kept, model=of_model, task=of_task, sweep=of_sweep)
+        about = {"of": found["of"], "name": found["name"]}
     elif compare is not None:
-        document = compare_document(kept, *compare)
-        about = {"of": "comparison", "a": document["a"]["label"], "b": document["b"]["label"]}
+        found = compare_document(kept, *compare)
+        about = {"of": "comparison", "a": found["a"]["label"], "b": found["b"]["label"]}
     else:
-        about, document = _one(kept, identity)
+        about, found = _one(kept, identity)
     out = kept.directory / "report.html" if out is None else make_room(out)
-    save_report(out, document)
+    if isinstance(found, StoredResult):
+        write_atomically(out, result_page(found, served=False).encode())
+    else:
+        save_report(out, found)
     if as_json:
         print_json({**about, "report": str(out)})
     else:
         echo(f"{out}")
 
 
-def _one(kept: "Store", identity: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One result, or the newest audit."""
+def _one(kept: "Store", identity: str | None) -> tuple[dict[str, Any], "dict[str, Any] | StoredResult"]:
+    """One result, or the newest audit; as it was stored where its kind has no page of its own."""
+    from assay.report.site import has_page
+
     if identity is None:
         audits = kept.query("audit", order="-created", limit=1)
         if not audits:
             raise InputError(f"the store at {kept.directory} holds no audit yet; run `assay audit` first")
         identity = audits[0].id
     found = kept.get(identity)
-    if found.kind not in REPORTED:
-        raise InputError(
-            f"{found.id} is a {found.kind}; pages are made of results of the kinds "
-            f"{', '.join(REPORTED)}: see `assay list results`"
-        )
     if found.kind == "sweep":
         from assay.report import overview_document
 
         return {"id": found.id}, overview_document(kept, sweep=found.id)
-    return {"id": found.id}, found.payload
+    return {"id": found.id}, found.payload if has_page(found) else found

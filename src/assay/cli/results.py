@@ -53,7 +53,7 @@ def list_(
         str,
         typer.Argument(
             help="methods, metrics, gates, head-methods, tasks, ablations, interventions, objectives, "
-            "divergences, distances, corruptions, models or results."
+            "divergences, distances, corruptions, circuits, models or results."
         ),
     ],
     store: StoreOption = None,
@@ -95,10 +95,11 @@ def list_(
         return
     if where or of is not None or limit is not None or offset or as_csv:
         raise InputError(f"--kind, --where, --limit, --offset and --csv are for `assay list {RESULTS}`")
-    from assay.catalogue import KINDS, list_entries
+    from assay.catalogue import CIRCUITS, KINDS, list_entries
 
-    if kind not in KINDS:
-        raise unknown_name("kind", kind, [*KINDS, RESULTS])
+    known = [*KINDS, CIRCUITS]
+    if kind not in known:
+        raise unknown_name("kind", kind, [*known, RESULTS])
     entries = list_entries(kind)
     if as_json:
         print_json([entry.to_dict() for entry in entries])
@@ -183,6 +184,8 @@ def show(
 
 def _print_payload(found: "StoredResult") -> None:
     """The result as the command that made it prints it, else its JSON."""
+    from assay.measurement import plain
+
     if found.kind == "audit":
         from assay.report import verdict
 
@@ -209,4 +212,4 @@ def _print_payload(found: "StoredResult") -> None:
 
         print_subset(found.payload)
     else:
-        echo(json.dumps(found.payload, indent=1))
+        echo(json.dumps(plain(found.payload), indent=1))

@@ -119,7 +119,7 @@ def select(
         ),
     ] = None,
     digits_models: Annotated[
-        int | None, option("--digits-models", "Without an argument: how many classifiers to train.", min=4)
+        int | None, option("--digits-models", "Without an argument: how many classifiers to train.", min=32)
     ] = None,
     permutations: Annotated[
         int, option("--permutations", "Reruns behind a verdict, at least 19; 0: no test.", min=0)
@@ -278,6 +278,7 @@ def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
     rows = [
         ["selection", f"{plan.n_selections:,}"],
         [f"verdict, {plan.n_folds} folds", f"{plan.n_reruns:,} at most"],
+        ["overlap of two halves", f"{plan.n_halves:,} at most"],
     ]
     print_table("", ["stage", "runs of the solver"], rows, right="runs of the solver")
 

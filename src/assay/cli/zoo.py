@@ -83,6 +83,8 @@ def train_(
     chosen = Grid.read(grid)
     recipes = chosen.recipes()
     if dry_run:
+        if images or shapes:
+            _one_domain(domain_count(images, shapes))
         steps = sum(recipe.steps for recipe in recipes)
         passes = sum(recipe.steps * recipe.batch_size for recipe in recipes)
         if as_json:
@@ -94,8 +96,7 @@ def train_(
         return
     transform = EvalTransform(resize=(size, size))
     domains = read_images(images, shapes, transform=transform, n=n, seed=seed, skip_bad=skip_bad)
-    if len(domains) != 1:
-        raise InputError(f"{len(domains)} domains are given; a zoo is trained on one")
+    _one_domain(len(domains))
     with progress_on_stderr(quiet=quiet) as progress:
         zoo = train_zoo(
             chosen,
@@ -242,6 +243,24 @@ def select(
     print_table("", ["initialisation", "below its best"], rows, right="below its best")
 
 
+def _one_domain(count: int) -> None:
+    if count != 1:
+        raise InputError(f"{count} domains are given; a zoo is trained on one")
+
+
+def domain_count(images: list[Path] | None, shapes: list[str] | None) -> int:
+    """How many domains `--images` and `--shapes` name; no image is read."""
+    from assay.tasks import find_domains
+
+    return sum(len(find_domains(source)) for source in _sources(images, shapes))
+
+
+def _sources(images: list[Path] | None, shapes: list[str] | None) -> list[str | Path]:
+    if not images and not shapes:
+        raise InputError("no images are given; name a domain with --images DIR, or --shapes STYLE")
+    return [*(f"shapes:{style}" for style in shapes or ()), *(images or ())]
+
+
 def read_images(
     images: list[Path] | None,
     shapes: list[str] | None,
@@ -256,11 +275,9 @@ def read_images(
     """The domains that `--images` and `--shapes` name; drawn images count from `start`."""
     from assay.tasks import ReadOptions, read_source
 
-    if not images and not shapes:
-        raise InputError("no images are given; name a domain with --images DIR, or --shapes STYLE")
     options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
     found: list[ImageSet] = []
-    for source in [*(f"shapes:{style}" for style in shapes or ()), *(images or ())]:
+    for source in _sources(images, shapes):
         sets = read_source(
             source, transform=transform, classes=classes, options=options, start=start, drawn=1200
         )

@@ -172,7 +172,8 @@ def _percentile_rows(document: Document) -> list[dict[str, Any]]:
     names = {"mean": "mean", "std": "standard deviation", "min": "least", "p50": "median", "max": "worst"}
     rows = []
     for name, value in absolute.items():
-        if name == "count":
+        # Few pairs resolve no such percentile.
+        if name == "count" or (value is None and name.startswith("p")):
             continue
         made = None
         if name.startswith("p"):

@@ -150,6 +150,7 @@ def _gate(gate: Document, document: Document, key: str) -> dict[str, Any]:
         "strip": calibration_figures.strip(shown, state),
         "undefined": shown.value is None,
         "meaning": calibration_words.meaning(gate, state),
+        "scope": calibration_words.scope(gate),
         "next": calibration_words.advice(gate, document),
         "differs": calibration_words.disagreement(gate, state),
         "warnings": [calibration_words.warning(str(each)) for each in verdict.get("warnings") or ()],

@@ -79,9 +79,7 @@ RULES: dict[str, Rule] = {
         limit="d_prime",
     ),
     "C16": Rule(label="the part that decides", published=None),
-    "C17": Rule(
-        label="effect on the own task over that on others", published="mean_ratio_published", ratio=True
-    ),
+    "C17": Rule(label="effect on the own task less three times that on others", published=None),
     "C23": Rule(
         label="chance that roles in random order follow depth as well",
         value="role_level_p",
@@ -111,18 +109,30 @@ RULES: dict[str, Rule] = {
         most=1.0,
         reaching=True,
     ),
-    "M93": Rule(label="share of claims that survive", published="published_value", least=0.0, most=1.0),
+    "M93": Rule(
+        label="share of claims proven true, at least",
+        value="share_proven",
+        published="published_value",
+        least=0.0,
+        most=1.0,
+        open_ended=True,
+    ),
     "M98": Rule(
-        label="widest gap between two ablations", value="divergence", published="divergence", higher=False
+        label="widest gap between two ablations",
+        value="divergence",
+        published="divergence",
+        higher=False,
+        least=0.0,
     ),
     "E1b": Rule(
         label="1 less the widest gap between two ablations",
         value="method_invariance",
         published="method_invariance",
+        most=1.0,
     ),
     "M3b": Rule(
-        label="share of heads that are certified",
-        value="share_certified",
+        label="share of heads with an effect above 0 that is not negligible",
+        value="share_positive",
         published="published_share_certified",
         least=0.0,
         most=1.0,
@@ -261,9 +271,7 @@ def headline(gate: Record) -> Headline:
       the first of equals). C14's own interval is that of d', one of them;
     - C13's number is called after the field that groups the prompts;
     - C23 is a test: its p, without an interval, passing below 0.05, failing where the opposite order does;
-    - M93 and M3b count claims and heads that were tested one by one: a share without an interval;
-    - M98 has the interval of the signed difference of its widest pair, turned so that the difference is
-      positive; E1b the same, while its number and thresholds are 1 less the difference.
+    - M93 counts claims, M3b and S3 heads: a share without an interval, whose majority is tested as a whole.
 
     Args:
         gate: A record of the document: `code` and `verdict` are read.
@@ -278,7 +286,7 @@ def headline(gate: Record) -> Headline:
     if code == "C23" and found.limits:
         # The opposite order has a p below 0.05 only where this one is above 0.95.
         return replace(found, fails=((1 - found.limits[0], 1.0),))
-    return _of_gap(found, verdict, turned=code == "E1b") if code in ("M98", "E1b") else found
+    return found
 
 
 def side(shown: Headline, value: float | None) -> str:
@@ -357,31 +365,3 @@ def _of_part(code: str, rule: Rule, verdict: Record) -> Headline:
         return _read(rule, verdict)
     name = min(known, key=lambda each: _WORST_FIRST.index(parts[each]["status"]))
     return replace(part_headline(f"{code}.{name}", parts[name]), part=name)
-
-
-def _of_gap(found: Headline, verdict: Record, *, turned: bool) -> Headline:
-    """The widest pair, its difference positive; `turned`: 1 less that."""
-    details = verdict.get("details") or {}
-    pair = (details.get("pairs") or {}).get(" - ".join(details.get("pair") or ()))
-    low, high = found.low, found.high
-    if low is not None and high is not None and pair and pair["difference"] < 0:
-        low, high = -high, -low
-    if not found.limits:
-        return found
-    limit = found.limits[0]
-    if not turned:
-        return replace(found, low=low, high=high, passes=((-limit, limit),), fails=_outside(-limit, limit))
-    if low is not None and high is not None:
-        low, high = 1 - high, 1 - low
-    return replace(
-        found,
-        low=low,
-        high=high,
-        passes=((limit, 2 - limit),),
-        fails=_outside(limit, 2 - limit),
-        scale=1 - limit,
-    )
-
-
-def _outside(low: float, high: float) -> tuple[Stretch, ...]:
-    return ((-math.inf, low), (high, math.inf))

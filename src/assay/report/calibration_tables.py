@@ -301,7 +301,7 @@ def _ablations(verdict: Record, details: Record, document: Record) -> list[Table
             ("pair", "#difference", f"{percent(0.9)} interval"),
             pairs,
             most=LISTED_PAIRS,
-            note="It passes where every interval lies within \N{MINUS SIGN}0.2 and 0.2.",
+            note="Student’s intervals; the verdict also allows for skewness and for the number of pairs.",
         ),
     ]
 
@@ -311,6 +311,7 @@ def _certified(verdict: Record, details: Record, document: Record) -> list[Table
     places = range(len(labels))
     names = _of_circuit(document, places)
     needed = details.get("n_to_certify") or [None] * len(labels)
+    negligible = details.get("negligible") or [False] * len(labels)
     rows = [
         [
             names[at],
@@ -319,6 +320,7 @@ def _certified(verdict: Record, details: Record, document: Record) -> list[Table
             number(_of(details, "mean_effects", at), 3),
             _p(_of(details, "p", at)),
             _p(_of(details, "adjusted_p", at)),
+            "yes" if negligible[at] else "no",
             "" if needed[at] is None else number(int(needed[at])),
         ]
         for at in places
@@ -333,12 +335,14 @@ def _certified(verdict: Record, details: Record, document: Record) -> list[Table
                 "#mean effect",
                 "#p",
                 "#p, adjusted",
+                "negligible",
                 "#prompts to certify",
             ),
             rows,
             most=LISTED_HEADS,
             note="Certified: its effect is above 0, allowing for the number of heads. Contingent: likely, "
-            "not proven. Unstable: no effect above 0.",
+            "not proven. Unstable: no effect above 0. Negligible: below the smallest effect that counts. The "
+            "verdict tests majorities of heads as a whole, not these labels.",
         )
     ]
 

@@ -29,6 +29,14 @@ KINDS = {
 # Why there is no verdict, and what would give one; by code.
 REASONS: dict[str, tuple[str, str]] = {
     "not_applicable": ("It does not apply: something that it needs was not given.", ""),
+    "not_proven": (
+        "It is not proven, allowing for how many results were looked at.",
+        "Drop the lost claims, or collect more data.",
+    ),
+    "no_upper_bound": (
+        "It can fail and never pass: no upper bound of a kurtosis was found to hold, up to 1,000 prompts.",
+        "",
+    ),
     "too_few": (
         "There are too few prompts, or heads, to know anything about their spread.",
         "Measure more prompts.",
@@ -79,6 +87,15 @@ REASONS: dict[str, tuple[str, str]] = {
         "The heads have no helpful effect on their own task, so there is nothing to set against other tasks.",
         "Check the circuit on its own task first.",
     ),
+    "method_missing": (
+        "One of the ablations that are compared gave no usable run, and the others alone cannot answer.",
+        "Add prompts that allow it; donors need two prompts of the same number of tokens.",
+    ),
+    "stricter_level": (
+        "A pair lies beyond the limit at the level of a pass. A fail shares its 5 % between all pairs, and "
+        "at that level the pair does not.",
+        "",
+    ),
     "one_category": (
         "The set of best heads is empty or holds all heads, so agreement on it means nothing.",
         "Give a circuit of some, but not all heads.",
@@ -100,13 +117,22 @@ REASONS: dict[str, tuple[str, str]] = {
         "nothing.",
         "Name the natural pairs of prompts, if there are any.",
     ),
+    "unreliable_scores": (
+        "The scores of a method differ so much between halves of the prompts that its order of heads is "
+        "mostly noise, and a correlation with it cannot be corrected.",
+        "Measure more prompts, or leave that method out.",
+    ),
     "same_set": (
         "The baseline picks the very heads of the circuit, so there is no difference to judge.",
         "Compare with another baseline.",
     ),
     "too_few_heads": (
-        "So few heads leave open whether more than half are stable, whatever each of them does.",
-        "Judge the heads one by one.",
+        "So few heads on a side do not show how heads like them are spread: it takes 5 to fail, 15 to pass.",
+        "Give a circuit of 15 heads or more that leaves out 15 or more.",
+    ),
+    "normal_only": (
+        "Its bounds hold for normal values only, so nothing is said with confidence.",
+        "Read the split half over random halves beside it.",
     ),
     "units_cross_groups": (
         "The same unit (one image, one sentence) appears in several groups, so groups are not independent.",
@@ -127,6 +153,12 @@ REASONS: dict[str, tuple[str, str]] = {
         "",
     ),
     "drift": ("The values drift, so that no single mean fits all of them.", "Shuffle the prompts."),
+    "same_prompts": (
+        "The circuit was found on these very prompts, so its numbers are optimistic and nothing is known "
+        "with confidence.",
+        "Give 40 or more distinct prompts, of which half are then held out, or other prompts with "
+        "--measure-on FILE.",
+    ),
     "below_delta": ("The confidence reached is less than was asked for.", "Measure more prompts."),
 }
 
@@ -136,13 +168,11 @@ WARNINGS: dict[str, str] = {
     "empty_circuit": "A circuit without heads was measured.",
     "trivial_circuit": "The circuit holds every head, so it agrees with the model by construction.",
     "zero_variance": "Some values do not vary at all, so the verdict goes by their sign or size alone.",
-    "value_uncertain": "The verdict takes the score itself as known; allowing for its error leaves it open.",
     "score_near_zero": "The score lies within three standard errors of 0: look at it before its error.",
     "method_missing": "One of the ablations gave no usable run and is left out.",
     "unstable_denominator": "The model’s margin is near zero for its spread, so ratios to it are shaky.",
     "constant_method": "A method that gives all heads the same score was left out.",
     "missing_heads": "Heads that some method does not score were left out everywhere.",
-    "few_prompts": "Too few prompts to resample; heads were resampled instead.",
     "kappa_undefined": "Agreement on the best heads is undefined, and with it the published rule.",
     "identical_circuits": "Two tasks have the very same circuit, so the comparison is one of tasks only.",
     "shared_heads": "Circuits share many heads, so an effect on each other’s tasks is to be expected.",
@@ -153,10 +183,12 @@ WARNINGS: dict[str, str] = {
     "head_dropped": "Heads without a finite effect were left out.",
     "unpaired_prompts": "Prompts without a partner were left out.",
     "head_not_finite": "A head without a finite effect counts as unstable.",
+    "smallest_is_zero": "No smallest effect is known, so a head is negligible only if its effect is below 0.",
     "circular_bands": "The bands of the roles are ranges of layers, so the published correlation is true by "
     "definition.",
     "proxy": "Only the size of the published circuit is known; the overlap is the ratio of the sizes.",
     "heads_of_edges": "The circuit keeps single edges, the baseline whole heads, which is more.",
+    "same_prompts": "The circuit was found on these very prompts.",
     "partial_heads": "Only some heads outside the circuit were measured, to save passes.",
 }
 
@@ -171,9 +203,38 @@ SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
         "Use a task with several templates, or group the prompts by one of its fields: --groups FIELD "
         "(groups= in Python).",
     ),
+    ("C11", "too_few"): (
+        "Below 40 prompts a heavy tail that the sample has not shown could hide most of the spread.",
+        "Measure at least 40 prompts.",
+    ),
+    ("C16", "too_few"): (
+        "A relative error needs 100 prompts over all samples, alpha 20 and a profile of heads 6.",
+        "Measure more prompts; the parts say which of them is short.",
+    ),
+    ("C30", "too_few"): (
+        "In a pool below 100 prompts a heavy tail that has not shown could hide most of the spread.",
+        "Draw from a pool of at least 100 prompts.",
+    ),
     ("C14", "not_applicable"): (
         "It needs a score of every head, inside the circuit and outside.",
         "Measure all heads; a limit of passes may have left some out.",
+    ),
+    ("C14", "stricter_level"): (
+        "A part fails at 5 %. A fail of the whole shares its 5 % between the parts, and at that level none "
+        "fails.",
+        "",
+    ),
+    ("C12", "too_few"): (
+        "Below 20 prompts the noise in the scores is not known well enough to be allowed for.",
+        "Measure at least 20 prompts.",
+    ),
+    ("F59", "too_few"): (
+        "Below 20 prompts the noise in the scores is not known well enough to be allowed for.",
+        "Measure at least 20 prompts.",
+    ),
+    ("S1", "too_few"): (
+        "Below 5 prompts nothing is known of the spread of the effects.",
+        "Measure at least 5 prompts.",
     ),
     ("C14", "too_few"): (
         "With a single head inside the circuit, or outside, nothing is known of the spread on that side.",
@@ -203,6 +264,18 @@ SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
         "No result with a p-value of its own was claimed, so no claim can be lost.",
         "Give results with a p-value, an e-value, or a measured test.",
     ),
+    ("M93", "not_proven"): (
+        "More than half of the claims are not proven true, allowing for how many results were looked at.",
+        "Drop the lost claims, or collect more data.",
+    ),
+    ("C36", "too_few"): (
+        "Below 20 prompts no bounds of a difference hold for skewed scores.",
+        "Measure at least 20 prompts.",
+    ),
+    ("C13", "too_few"): (
+        "Below 20 prompts in groups no bounds hold for skewed scores.",
+        "Measure at least 20 prompts.",
+    ),
     ("M98", "not_applicable"): (
         "It needs the circuit under two ablations or more.",
         "Measure another ablation.",
@@ -212,21 +285,27 @@ SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
         "Measure another ablation.",
     ),
     ("M3b", "not_applicable"): ("The circuit has no heads.", "Give a circuit with at least one head."),
+    ("M3b", "too_few"): (
+        "Below 20 prompts the test of a mean does not hold for skewed effects.",
+        "Measure at least 20 prompts.",
+    ),
     ("S3", "too_few"): (
-        "Below 60 prompts the variance of a head is not known well enough to be called stable.",
-        "Measure at least 60 prompts.",
+        "Below 40 prompts no bounds of a relative error hold for skewed attributions.",
+        "Measure at least 40 prompts.",
     ),
 }
 
 # What to do about an open verdict that more prompts do not settle by a number that can be said.
 OPEN: dict[str, str] = {
-    "C12": "The bounds come from the heads, of which there are no more: scores per prompt would narrow them.",
+    "C12": "The correlation lies too near its limit; scores per prompt for more methods would narrow the "
+    "bounds.",
     "C14": "The bounds come from the heads, of which there are no more: a clearer score or a better circuit "
     "would settle it.",
     "C23": "Neither order is established, and the roles are all there are.",
-    "F59": "The bounds come from the heads, of which there are no more: less noisy scores, from more "
-    "prompts, may settle it.",
-    "S3": "The share of so few heads stays uncertain; more prompts make single heads clearer.",
+    "F59": "The correlation lies too near its limit; scores per prompt for more raters would narrow the "
+    "bounds.",
+    "M3b": "Neither is proven: that half of the heads have an effect above 0, or that more than half have "
+    "a negligible one. Heads that this hinges on lie too close to a limit to say how many prompts it takes.",
 }
 
 
@@ -286,6 +365,15 @@ def meaning(gate: Record, state: str) -> str:
     who = {"C12": "methods", "F59": "raters"}.get(str(gate["code"]))
     names = compared(gate["verdict"].get("details") or {}) if who else []
     return f"{found} The {who}: {named(names)}." if names else found
+
+
+def scope(gate: Record) -> str:
+    """What the verdict with confidence of a gate generalises over; nothing where its record does not tell."""
+    over = str(gate.get("generalises_over") or "")
+    # Scores without prompts leave only the heads to resample.
+    if (gate["verdict"].get("details") or {}).get("resampled") == "heads":
+        over = "heads like these"
+    return f"The verdict with confidence generalises over {over}." if over else ""
 
 
 def advice(gate: Record, document: Record) -> list[str]:
@@ -508,11 +596,16 @@ def _weak_parts(verdict: Record, heads: Sequence[Sequence[int]]) -> str:
 
 
 def _weak_tasks(verdict: Record, details: Record) -> str:
+    own, ratio = details.get("own"), (verdict.get("values") or {}).get("ratio")
+    if ratio is None:
+        return ""
+    found = f"The heads matter {number(ratio)} times as much for {own} as for the other tasks; 3 are asked."
     parts = verdict.get("sub_results") or {}
-    failing = [name for name, part in parts.items() if part["status"] == "fail"]
-    return (
-        f"Not specific: the circuit{'s' if len(failing) > 1 else ''} of {named(failing)}." if failing else ""
-    )
+    others = [name for name, part in parts.items() if part["status"] == "fail" and name != own]
+    if not others:
+        return found
+    either = " either" if verdict["status"] == "fail" else ""
+    return f"{found} Not specific{either}: the circuit{'s' * (len(others) > 1)} of {named(others)}."
 
 
 def _worst_raters(verdict: Record, details: Record) -> str:
@@ -535,7 +628,13 @@ def _widest_pair(verdict: Record, details: Record) -> str:
     if not pair:
         return ""
     scores = " and ".join(number((verdict.get("values") or {}).get(name)) for name in pair)
-    return f"Furthest apart: {named(pair)} ablation, with scores {scores}."
+    found = f"Furthest apart: {named(pair)} ablation, with scores {scores}."
+    level = (details.get("levels") or {}).get("fail")
+    if verdict["status"] != "fail" or level is None:
+        return found
+    return (
+        f"{found} The gap lies beyond the limit at {100 * level:.1f} %, the level of a fail among all pairs."
+    )
 
 
 def number_line(shown: Headline) -> tuple[str, str]:

@@ -226,7 +226,7 @@ def _scores(store: Store, found: StoredResult) -> Side:
     graph = _graph(found.payload["graph"])
     values = found.arrays["values"]
     size = min(USUAL_EDGES, graph.n_edges)
-    circuit = EdgeScores(graph, values).top(size).connected()
+    circuit = EdgeScores(graph, values).top(size).connected(warn=False)
     task, model = found.provenance.get("task") or {}, found.provenance.get("model") or {}
     method = _text(found.provenance.get("method"))
     return Side(

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogFormatter, LogFormatterSciNotation, NullFormatter
 
 
 PAPER, INK, MUTED, RULE = "#fdfcf8", "#22262b", "#666d76", "#d8d5cc"
@@ -361,6 +361,12 @@ def _tame(figure: Figure) -> None:
     """Texts of a picture are names as they are: no formula between dollars, none that fills the picture."""
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
+            for formatter, put in (
+                (axis.get_major_formatter(), axis.set_major_formatter),
+                (axis.get_minor_formatter(), axis.set_minor_formatter),
+            ):
+                if isinstance(formatter, LogFormatter):
+                    put(_PlainPowers(labelOnlyBase=formatter.labelOnlyBase))
             labels = [label.get_text() for label in axis.get_ticklabels()]
             if any(len(label) > LONGEST_TICK for label in labels):
                 axis.set_ticks(axis.get_ticklocs(), [clipped(label, LONGEST_TICK) for label in labels])
@@ -368,6 +374,32 @@ def _tame(figure: Figure) -> None:
         assert isinstance(text, Text)
         text.set_parse_math(False)
         text.set_text(clipped(text.get_text(), LONGEST_LABEL))
+
+
+class _PlainPowers(LogFormatterSciNotation):
+    """Ticks of a logarithmic axis without markup: 0.01, 1, 1,000, 10⁶."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The label, or nothing where matplotlib writes none."""
+        return plain_power(x) if super().__call__(x, pos) else ""
+
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def plain_power(x: float | int) -> str:
+    """A number as a tick label: plain from 0.001 to 10,000, else with a power of ten.
+
+    Example:
+        >>> plain_power(0.01), plain_power(1000), plain_power(1e-6), plain_power(2e7)
+        ('0.01', '1,000', '10⁻⁶', '2·10⁷')
+    """
+    if x == 0 or 1e-3 <= abs(x) <= 1e4:
+        return f"{x:,g}"
+    digits, _, power = f"{x:e}".partition("e")
+    digits = f"{float(digits):g}"
+    shown = f"10{str(int(power)).translate(_SUPERSCRIPTS)}"
+    return shown if digits == "1" else f"{digits}·{shown}"
 
 
 def clipped(text: str, most: int) -> str:

@@ -156,7 +156,7 @@ def page(body: str, *, title: str, served: bool = False) -> str:
         environment()
         .get_template("report.html")
         .render(
-            body=body,
+            body=_numbered(body),
             title=cut_text(title),
             style=style,
             script=script,
@@ -164,6 +164,17 @@ def page(body: str, *, title: str, served: bool = False) -> str:
             policy=content_policy(),
         )
     )
+
+
+def _numbered(body: str) -> str:
+    """The captions of a page numbered in its order, whatever parts it is made of."""
+    counts = {"Figure": 0, "Table": 0}
+
+    def number(match: re.Match[str]) -> str:
+        counts[match[1]] += 1
+        return f"<b>{match[1]} {counts[match[1]]}.</b>"
+
+    return re.sub(r"<b>(Figure|Table) [0-9]+\.</b>", number, body)
 
 
 @functools.cache

@@ -96,7 +96,7 @@ def circuit_layout(document: Mapping[str, Any]) -> CircuitLayout:
                 rank=edge["rank"],
                 source=source,
                 source_name=edge["source"],
-                target_name=edge["target"],
+                target_name=graph.targets[target],
                 feeds=feeds,
                 channel=suffix if suffix in ("q", "k", "v") else "",
                 score=edge["score"],

@@ -133,7 +133,7 @@ def caveats(document: Document) -> list[str]:
                 f"{words.rounded(threshold['performance'])}: no calibration domain comes nearer to the "
                 f"target of {words.rounded(threshold['target'])}."
             )
-    skipped = sum(len(each["skipped"]) for each in readings)
+    skipped = sum(len(each["skipped"]) for each in readings) + len(document.get("passed", ()))
     if skipped:
         notes.append(
             f"{skipped} image {_plural('file', skipped)} could not be read and {_are(skipped)} left out."

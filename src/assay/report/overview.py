@@ -29,6 +29,7 @@ COLUMNS = (
     "model",
     "task",
     "method",
+    "ablation",
     "metric",
     "n",
     "seed",
@@ -70,10 +71,8 @@ def overview_document(
 
 
 def row_of(summary: ResultSummary) -> dict[str, Any]:
-    """A summary as a record of the columns that pages show; of a circuit its size beside its method."""
-    found = asdict(summary)
-    if summary.kind == "circuit":
-        found["method"] = summary.name
+    """A summary as a record of the columns that pages show; `method` names the size of a circuit too."""
+    found = {**asdict(summary), "method": summary.made}
     return {key: found[key] for key in COLUMNS}
 
 
@@ -97,7 +96,10 @@ def _of_name(store: Store, of: str, name: str) -> Document:
         "n_calibrations": store.count("calibration", where=where),
         "filter": where[0],
         "metrics": _metrics(store, measurements),
-        "measurements": [{**row_of(each), "method": _method_and_size(each, made)} for each in measurements],
+        "measurements": [
+            {**row_of(each), "method": _method_and_size(each, made), "found_by": each.method}
+            for each in measurements
+        ],
         "others": [row_of(each) for each in others],
         "n_others": store.count(where=wanted),
         "gates": _gates(store, [each.id for each in calibrations]),
@@ -110,7 +112,7 @@ def _circuits(store: Store) -> dict[str, str]:
     found: dict[str, str] = {}
     for kind in ("audit", "circuit"):
         for each in store.query(kind, where="circuit != null", order="-created", limit=READ):
-            label = each.name if kind == "circuit" else each.method
+            label = each.made
             if label and each.circuit:
                 found[each.circuit] = label
     return found
@@ -119,7 +121,7 @@ def _circuits(store: Store) -> dict[str, str]:
 def _method_and_size(measurement: ResultSummary, made: Mapping[str, str]) -> str | None:
     label = made.get(measurement.circuit or "")
     method = measurement.method
-    return label if label and (method is None or label.startswith(method)) else method
+    return label if label and (method is None or label.startswith(method)) else measurement.made
 
 
 def _head(store: Store, of: str, name: str) -> Document:
@@ -185,7 +187,10 @@ def sweep_document(
     for row in rows:
         if row["kind"] == "measurement":
             job = origin[row["id"]]
-            measurements.append({**row, "job": job.get("name"), "method": _setting(job, row)})
+            setting = _setting(job, row)
+            # What a store does not know of a circuit the job may name.
+            found_by = row["found_by"] or setting
+            measurements.append({**row, "job": job.get("name"), "method": setting, "found_by": found_by})
     calibrations = [row["id"] for row in rows if row["kind"] == "calibration"]
     n_results = sum(len(_results_of(each)) for each in jobs)
     # Beyond those that were read, the kind of the job tells what its results are.
@@ -267,7 +272,7 @@ def _summaries(store: Store, ids: Sequence[str]) -> list[dict[str, Any]]:
     rows = {}
     for key in ids:
         for each in store.query(where=[f'id = "{key}"'], limit=1):
-            rows[key] = row_of(each)
+            rows[key] = {**row_of(each), "found_by": each.method}
     return [rows[key] for key in ids if key in rows]
 
 

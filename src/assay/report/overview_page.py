@@ -65,6 +65,7 @@ def verdict(document: Document) -> str:
     """How much there is, in one sentence."""
     rows, n = document["measurements"], document["n_measurements"]
     named = {axis: _distinct(rows, axis) for axis in (*AXES, "metric")}
+    named["method"] = _distinct(rows, "found_by")  # the column of the tables holds options and sizes too
     parts = [f"{words.number(document['n_results'])} {_plural('result', document['n_results'])}"]
     if n:
         over = [

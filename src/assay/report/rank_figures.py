@@ -1,6 +1,7 @@
 """Pictures of a ranking: intervals of the models, every metric against performance, the motif, the cost."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -234,13 +235,20 @@ def plot_motif(data: MatrixData, ax: Axes | None = None) -> Axes:
     return plot_matrix(data, ax)
 
 
+COST_COLUMNS, COST_CHARACTER = 44, 0.0165  # characters of a line beside a bar; width of one, of the axis
+
+
 def plot_cost(data: CostData, ax: Axes | None = None) -> Axes:
     """Draw the seconds of each stage as bars with their passes beside them."""
     ax = axes_of(ax, 6.6, 0.7 + 0.42 * len(data.stages))
     rows = np.arange(len(data.stages))
     ax.barh(rows, data.seconds, height=0.55, color=SUPPORTS, alpha=0.75)
+    furthest = 0.0
     for row, seconds, passes in zip(rows, data.seconds, data.passes, strict=True):
         text = f"{seconds:.3g} s" + (f"; per image {passes}" if passes else "")
+        text = "\n".join(textwrap.wrap(text, COST_COLUMNS))
+        beside = COST_CHARACTER * min(len(text), COST_COLUMNS)  # share of the axis that the text takes
+        furthest = max(furthest, seconds / (1 - beside))
         ax.annotate(
             text,
             (seconds, row),
@@ -252,7 +260,7 @@ def plot_cost(data: CostData, ax: Axes | None = None) -> Axes:
         )
     ax.set_yticks(rows, data.stages)
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_xlim(0, 1.75 * max(data.seconds, default=1.0) or 1.0)
+    ax.set_xlim(0, furthest or 1.0)
     ax.set_xlabel("seconds over all models and images")
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)

@@ -22,15 +22,16 @@ LINKED = 1_000  # characters of a name that has a page of its own
 SUBSET_KINDS = ("subset-path", "subset")  # their stored form says less than a page needs
 
 
-def result_page(result: StoredResult) -> str:
+def result_page(result: StoredResult, *, served: bool = True) -> str:
     """The page of a stored result: its report where its kind has one, else its record as a table."""
     payload = result.payload
     if has_page(result):
-        return render(payload, served=True)
+        return render(payload, served=served)
     facts = _facts(payload)
     provenance = _facts(result.provenance)
     return _page(
         "record.html",
+        served=served,
         title=f"{result.kind.replace('_', ' ').capitalize()} {result.id}",
         result=result,
         parts=[
@@ -87,7 +88,19 @@ def results_page(
             "sort": ("descending" if order == f"-{name}" else "ascending" if order == name else None),
             "link": link(order=name if order == f"-{name}" else f"-{name}"),
         }
-        for name in ("kind", "model", "task", "method", "metric", "n", "seed", "value", "status", "created")
+        for name in (
+            "kind",
+            "model",
+            "task",
+            "method",
+            "ablation",
+            "metric",
+            "n",
+            "seed",
+            "value",
+            "status",
+            "created",
+        )
     ]
     return _page(
         "results.html",
@@ -156,9 +169,9 @@ def message_page(title: str, message: str, *, navigation: bool = True) -> str:
     return page(body, title=title, served=navigation)
 
 
-def _page(template: str, *, title: str, **values: Any) -> str:
-    made = environment().get_template(template).render(title=title, words=words, served=True, **values)
-    return page(re.sub(r"\n\s*\n+", "\n", made), title=cut_text(title, 200), served=True)
+def _page(template: str, *, title: str, served: bool = True, **values: Any) -> str:
+    made = environment().get_template(template).render(title=title, words=words, served=served, **values)
+    return page(re.sub(r"\n\s*\n+", "\n", made), title=cut_text(title, 200), served=served)
 
 
 def _row(summary: ResultSummary) -> dict[str, Any]:

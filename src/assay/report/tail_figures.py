@@ -43,20 +43,23 @@ class TailData:
 
     Attributes:
         edges: Bin edges, ascending, one more than bins.
-        counts, anchor_counts: Pairs per bin, of the circuit and of the empty circuit.
+        counts, anchor_counts: Pairs per bin, of the circuit and of the empty circuit; those of an enumerated
+            population count by their probability.
         marks: Percentiles, ascending.
         unit: Of the divergence.
         n: Pairs.
         counted: What of the sample is independent, `inputs` or `pairs`.
+        weighted: Whether the pairs are a population and count by their probability.
     """
 
     edges: tuple[float, ...]
-    counts: tuple[int, ...]
-    anchor_counts: tuple[int, ...]
+    counts: tuple[float, ...]
+    anchor_counts: tuple[float, ...]
     marks: tuple[MarkData, ...]
     unit: str
     n: int
     counted: str = "inputs"
+    weighted: bool = False
 
 
 def sound_certificate(document: Mapping[str, Any], percentile: float) -> Mapping[str, Any] | None:
@@ -91,12 +94,13 @@ def tail_data(document: Mapping[str, Any]) -> TailData:
     drawn = document["histogram"]
     return TailData(
         edges=tuple(map(float, drawn["edges"])),
-        counts=tuple(map(int, drawn["counts"])),
-        anchor_counts=tuple(map(int, drawn.get("anchor_counts") or ())),
+        counts=tuple(map(float, drawn["counts"])),
+        anchor_counts=tuple(map(float, drawn.get("anchor_counts") or ())),
         marks=tuple(marks),
         unit=str(document.get("unit") or ""),
-        n=int(document["n_pairs"]),
+        n=int(document.get("n_distinct_pairs", document["n_pairs"])),
         counted="inputs" if document["protocol"] == "all" else "pairs",
+        weighted=bool(document.get("enumerated")),
     )
 
 
@@ -107,17 +111,21 @@ def plot_histogram(data: TailData, ax: Axes | None = None) -> Axes:
     if edges[-1] == edges[0]:  # all divergences are 0: one bin of no width
         edges = np.array([0.0, 1.0])
     ax.set_yscale("log")
+    # A pair of small probability counts for less than one, and its bin is to stand out all the same.
+    floor = min([1.0, *(count for count in (*data.counts, *data.anchor_counts) if count > 0)]) / 2
     if data.anchor_counts:
-        ax.stairs(_shown(data.anchor_counts), edges, baseline=0.5, fill=True, color=MUTED, alpha=0.22)
-        ax.stairs(_shown(data.anchor_counts), edges, baseline=0.5, color=MUTED, linewidth=0.9)
-    ax.stairs(_shown(data.counts), edges, baseline=0.5, fill=True, color=SUPPORTS, alpha=0.28)
-    ax.stairs(_shown(data.counts), edges, baseline=0.5, color=SUPPORTS, linewidth=1.4)
-    ax.set_ylim(0.5, 2.5 * max(*data.counts, *data.anchor_counts, 1))
+        ax.stairs(_shown(data.anchor_counts), edges, baseline=floor, fill=True, color=MUTED, alpha=0.22)
+        ax.stairs(_shown(data.anchor_counts), edges, baseline=floor, color=MUTED, linewidth=0.9)
+    ax.stairs(_shown(data.counts), edges, baseline=floor, fill=True, color=SUPPORTS, alpha=0.28)
+    ax.stairs(_shown(data.counts), edges, baseline=floor, color=SUPPORTS, linewidth=1.4)
+    ax.set_ylim(floor, 2.5 * max(*data.counts, *data.anchor_counts, 1))
     ax.set_xlim(0, edges[-1] * 1.02)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
+    ax.yaxis.set_major_formatter(
+        FuncFormatter(lambda count, _: f"{count:,.0f}" if count >= 1 else f"{count:g}")
+    )
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel(f"divergence from the model, {data.unit}")
-    ax.set_ylabel("pairs per bin")
+    ax.set_ylabel("pairs per bin, by probability" if data.weighted else "pairs per bin")
     return ax
 
 
@@ -225,7 +233,7 @@ def draw_tail(data: TailData) -> Axes:
     return above
 
 
-def _shown(counts: tuple[int, ...]) -> np.ndarray:
+def _shown(counts: tuple[float, ...]) -> np.ndarray:
     """Counts for a logarithmic axis: a bin with one pair stands out from an empty one."""
     return np.where(np.array(counts) > 0, np.array(counts, dtype=float), np.nan)
 

@@ -50,7 +50,7 @@ def tail_verdict(document: Document) -> str:
     model = document["model"].get("id", "the model")
     sentence = (
         f"At worst the circuit departs from {model} by {significant(worst)} {unit}"
-        f"{times}, over {number(document['n_pairs'])} pairs"
+        f"{times}, over {_count(document, 'pairs')} distinct pairs{_draws(document, 'pairs')}"
     )
     anchor = (document.get("anchor") or {}).get("absolute")
     if anchor:
@@ -58,6 +58,17 @@ def tail_verdict(document: Document) -> str:
             f"; no circuit at all: mean {significant(anchor['mean'])}, worst {significant(anchor['max'])}"
         )
     return f"{sentence}. {guarantee(document)}"
+
+
+def _count(document: Document, what: str) -> str:
+    """Distinct `pairs`, `clean` or `corrupted` inputs; of documents without that number, all of them."""
+    return number(document.get(f"n_distinct_{what}", document[f"n_{what}"]))
+
+
+def _draws(document: Document, what: str) -> str:
+    """How many draws they come from, where some were drawn more than once."""
+    drawn = document[f"n_{what}"]
+    return "" if drawn == document.get(f"n_distinct_{what}", drawn) else f" ({number(drawn)} draws)"
 
 
 def guarantee(document: Document) -> str:
@@ -124,18 +135,21 @@ def tail_caveats(document: Document) -> list[str]:
 
 def protocol_sentence(document: Document) -> str:
     """How the pairs came about."""
-    clean, corrupted, pairs = (number(document[key]) for key in ("n_clean", "n_corrupted", "n_pairs"))
+    clean, corrupted, pairs = (_count(document, what) for what in ("clean", "corrupted", "pairs"))
+    drawn = {what: _draws(document, what) for what in ("clean", "corrupted", "pairs")}
     if document.get("enumerated"):
         if document.get("own_rows"):
-            return f"All {pairs} distinct pairs of the rows given were run."
-        return f"All {pairs} pairs that the task’s grammar allows were run."
+            return f"All {pairs} distinct pairs of the rows given were run, each counted by its frequency."
+        return f"All {pairs} pairs that the task’s grammar allows were run, each counted by its probability."
     return {
-        "all": f"Each of {clean} clean prompts was run with each of {corrupted} corrupted ones, drawn "
-        "independently: the pairs share prompts.",
-        "matched": f"{pairs} clean prompts were drawn, each with a corrupted version of itself.",
-        "iid": f"{pairs} pairs were run, their clean and corrupted prompts drawn anew and independently for "
-        "each.",
-        "file": f"The {pairs} pairs of the task were run as they stand.",
+        "all": f"Each of {clean} distinct clean prompts{drawn['clean']} was run with each of {corrupted} "
+        f"distinct corrupted ones{drawn['corrupted']}, drawn independently: the pairs share prompts.",
+        "matched": f"{pairs} distinct pairs{drawn['pairs']} were run, each a clean prompt with a corrupted "
+        "version of itself.",
+        "iid": f"{pairs} distinct pairs{drawn['pairs']} were run, their clean and corrupted prompts drawn "
+        "anew and independently for each.",
+        "file": f"The {pairs} distinct pairs{drawn['pairs'].replace('draws', 'rows')} of the task were run "
+        "as they stand.",
     }.get(document["protocol"], f"{pairs} pairs were run (protocol {document['protocol']}).")
 
 

@@ -117,10 +117,16 @@ def solved(document: Mapping[str, Any]) -> bool:
     return not undefined and not codes & {"task_not_solved", "unstable_denominator"}
 
 
-def kept_of(document: Mapping[str, Any]) -> str:
-    """What a faithful circuit keeps: the margin, or under a divergence the way from nothing to the model."""
-    signed = document["task"].get("accuracy") is not None
-    return "the model’s margin" if signed else "the way from the empty circuit to the model"
+def _plain_share(document: Mapping[str, Any]) -> str:
+    """Faithfulness without the empty circuit in it, where it is another number; else nothing."""
+    value = document["circuit"]["faithfulness"]["value"]
+    named = {each.get("id"): each for each in document["measurements"]}
+    found = named.get("D02.faithfulness") or {}
+    if found.get("value") is None or rounded(found["value"]) == rounded(value):
+        return ""
+    ends = found.get("interval") or {}
+    shown = f"{rounded(found['value'])} {interval(ends.get('low'), ends.get('high'))}".strip()
+    return f" and a plain faithfulness of {shown} (share of the model’s margin)"
 
 
 def verdict(document: Mapping[str, Any]) -> str:
@@ -140,11 +146,12 @@ def verdict(document: Mapping[str, Any]) -> str:
         )
     range_ = interval(faithfulness.get("low"), faithfulness.get("high"))
     kept = f"{rounded(faithfulness['value'])} {range_}".strip()
-    sentence = f"{size} keep {kept} of {kept_of(document)}"
+    plain = _plain_share(document)
+    sentence = f"{size} reach a normalised faithfulness of {kept} (0: empty circuit, 1: model){plain}"
     if random.get("mean") is not None:
         many = random.get("n_circuits", 2) > 1
-        other = "random circuits of that size keep" if many else "a random circuit of that size keeps"
-        sentence += f"; {other} {rounded(random['mean'])}"
+        other = "random circuits of that size reach" if many else "a random circuit of that size reaches"
+        sentence += f"; {other} {rounded(random['mean'])}{' normalised' if plain else ''}"
     if circuit["fraction"] >= 1:
         sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
     return sentence + "."
@@ -167,10 +174,14 @@ def caveats(document: Mapping[str, Any]) -> list[str]:
         ending = ", with the target inside the interval." if inside else "."
         notes.append(
             f"The size was chosen to reach {number(target)} on the discovery prompts; on the prompts "
-            f"measured here the circuit reaches {number(value)}{ending}"
+            f"measured here the circuit’s normalised faithfulness is {number(value)}{ending}"
         )
     if not discovery["held_out"]:
-        notes.append("Discovery and measurement used the same prompts, so the numbers are optimistic.")
+        notes.append(
+            "Discovery and measurement used the same prompts, so the numbers are optimistic and no verdict "
+            "is more than inconclusive. Give 40 or more distinct prompts, of which half are then held out, "
+            "or other prompts with --measure-on FILE."
+        )
     gap = document["method"].get("completeness_gap")
     if gap is not None and gap > 0.05:
         notes.append(

@@ -7,7 +7,7 @@ from assay.runner.gates import (
     usual_prompts,
 )
 from assay.runner.job import Audit, audit, load_audit, plan, plan_discovery, plan_measurement
-from assay.runner.prompts import Draws, draw_prompts
+from assay.runner.prompts import Draws, draw_prompts, prompts_to_measure
 from assay.runner.stages import (
     Progress,
     Stage,
@@ -56,6 +56,7 @@ __all__ = [
     "plan_discovery",
     "plan_measurement",
     "plan_worst_case",
+    "prompts_to_measure",
     "runs_of",
     "sizes",
     "usual_prompts",

@@ -8,7 +8,7 @@ import torch
 
 from assay.circuits import Circuit, EdgeScores
 from assay.execution import CircuitRuns
-from assay.measurement import plain
+from assay.measurement import JUDGED, SAME_PROMPTS, plain
 from assay.metrics import FaithfulnessCurve
 from assay.metrics.curve import FRACTIONS
 from assay.metrics.metric import SIGNED_MARGINS
@@ -81,8 +81,7 @@ def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
     def prompt(texts: Sequence[str] | None, ids: torch.Tensor) -> str:
         if texts is not None:
             return texts[row]
-        # Tokens of no text: apart, so that the eye can count them.
-        return " ".join(decode(number[None]).strip() for number in ids[row, : int(task.lengths[row])])
+        return decode(ids[row, : int(task.lengths[row])])
 
     def words(ids: torch.Tensor | None) -> list[str]:
         return [] if ids is None else [decode(number[None]).strip() for number in ids[row] if number >= 0]
@@ -94,6 +93,16 @@ def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
         "wrong": words(task.wrong),
         "margin": margin,
     }
+
+
+def on_same_prompts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A measurement whose circuit was found on its very prompts, marked as `Verdict.on_same_prompts` does."""
+    marked: dict[str, Any] = {**record, "warnings": [*(record.get("warnings") or ()), SAME_PROMPTS]}
+    if marked["status"] in JUDGED:
+        told = {"status": "inconclusive", "reason": SAME_PROMPTS, "n_needed": None}
+        marked |= {"status": "inconclusive", "verdict": {**record["verdict"], **told}}
+    parts = record.get("parts") or {}
+    return marked | {"parts": {key: on_same_prompts(part) for key, part in parts.items()}}
 
 
 def listed_edges(scores: EdgeScores, circuit: Circuit, size: int) -> list[dict[str, Any]]:

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from assay.calibration.battery import USUAL_PROMPTS, Against, n_further, prepare, run
 from assay.heads.table import AnyCircuit
 from assay.measurement import MACHINE, record_id
 from assay.models import Model
 from assay.objectives import get_objective, is_registered
+from assay.rng import stream
 from assay.runner.stages import Progress, Stage
 from assay.store import Store
 from assay.tasks import PairTask
@@ -121,6 +122,30 @@ def plan_calibration(
     return stages
 
 
-def usual_prompts(task: PairTask, n: int = USUAL_PROMPTS) -> PairTask:
-    """The first prompts of a task, as many as calibrations usually take."""
-    return task if task.n <= n else task.subset(range(n))
+class TablePrompts(NamedTuple):
+    """Prompts of a measurement table, and further ones of the same source."""
+
+    task: PairTask
+    pool: PairTask | None
+
+
+def usual_prompts(task: PairTask, n: int = USUAL_PROMPTS, *, seed: int = 0) -> TablePrompts:
+    """As many prompts of a task as calibrations usually take, and what is left as the pool.
+
+    Prompts of a grammar were drawn one after the other, so the first are taken, and the pool is drawn from
+    the grammar when it is needed. Prompts of any other task may stand in an order: they are drawn at random.
+
+    Args:
+        task: Prompts that a circuit may be measured on.
+        n: Prompts of the table, at most.
+        seed: Root seed of the draw.
+
+    Returns:
+        The table's prompts, and the others; None where there is none or a grammar gives more.
+    """
+    if task.n <= n:
+        return TablePrompts(task, None)
+    if task.grammar is not None:
+        return TablePrompts(task.subset(range(n)), None)
+    order = stream(seed, "table prompts").permutation(task.n).tolist()
+    return TablePrompts(task.subset(order[:n]), task.subset(order[n:]))

@@ -1,7 +1,7 @@
 """Images for a monitor: known ones to start from, and batches of those that arrive."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Batch:
     Attributes:
         images: As many as were asked for.
         sources: Their names: paths, or `shapes:DOMAIN/NUMBER`.
-        skipped: Names of files that could not be read and were passed over.
+        skipped: Names of files that could not be read and were passed over since the batch before.
         note: What may make the batch unlike others, for a message; else empty.
     """
 
@@ -102,7 +102,7 @@ def _rest(seconds: float) -> bool:
 
 
 def _unheard(text: str) -> None:
-    """A message that nobody wants."""
+    """A message, or the name of a file, that nobody wants."""
 
 
 def batches(
@@ -113,12 +113,15 @@ def batches(
     wait: Callable[[float], bool] = _rest,
     clock: Callable[[], float] = time.monotonic,
     tell: Callable[[str], None] = _unheard,
+    passed: Callable[[str], None] = _unheard,
 ) -> Iterator[Batch]:
     """The images of a source, a batch at a time; fewer than a batch at the end are left.
 
     While following, a file counts as written once it has not changed for a second, and one that cannot be
     decoded is looked at again until it has not changed for `PATIENCE` seconds: a slow upload is no broken
-    file. A name counts once, also if its file goes and comes back. A folder that vanishes is waited for.
+    file. A file that stays broken counts once it is given up, whether or not a batch is full; what is still
+    broken when the stream ends for lack of new images is given up then. A name counts once, also if its file
+    goes and comes back. A folder that vanishes is waited for.
 
     Args:
         source: `shapes:DOMAIN` or a folder, searched with its folders.
@@ -127,6 +130,7 @@ def batches(
         wait: Waits so many seconds; True ends the stream.
         clock: Seconds that no one sets; a wall clock may jump.
         tell: Hears what happens to the folder.
+        passed: Hears the name of each file that is passed over while following, when it is given up.
 
     Raises:
         FileFormatError: If the folder does not exist at the start, or a file cannot be read and is not passed
@@ -140,7 +144,7 @@ def batches(
         fresh = [path for path in _files(folder, watch) if str(path) not in done]
         yield from _file_batches(folder, fresh, watch)
         return
-    arrivals = _Arrivals(folder, watch, done, clock, tell)
+    arrivals = _Arrivals(folder, watch, done, clock, tell, passed)
     last = clock()
     while True:
         for batch in _file_batches(folder, arrivals.ready(), watch, arrivals):
@@ -148,6 +152,7 @@ def batches(
             yield batch
             last = clock()
         if watch.idle_timeout is not None and clock() - last >= watch.idle_timeout:
+            arrivals.end()
             return
         if wait(watch.poll):
             return
@@ -166,9 +171,12 @@ class _Arrivals:
         done: frozenset[str],
         clock: Callable[[], float],
         tell: Callable[[str], None],
+        passed: Callable[[str], None],
     ) -> None:
-        self._folder, self._watch, self._clock, self._tell = folder, watch, clock, tell
+        self._folder, self._watch, self._clock, self._tell, self._pass = folder, watch, clock, tell, passed
         self._taken = set(done)
+        self._passed: list[str] = []  # since the batch before
+        self._decoded: dict[Path, Stamp] = {}
         self._since: dict[Path, tuple[Stamp, float]] = {}  # how a file looked, and since when
         self._undecoded: dict[Path, Stamp] = {}
         self._gone = False
@@ -215,9 +223,37 @@ class _Arrivals:
                     self._undecoded[path] = stamp
         return later
 
+    def untried(self, paths: list[Path]) -> list[Path]:
+        """Those of the files that were not decoded as they look now."""
+        return [path for path in paths if self._decoded.get(path) != self._since[path][0]]
+
+    def tried(self, paths: Iterable[Path]) -> None:
+        """These could be decoded."""
+        self._decoded |= {path: self._since[path][0] for path in paths}
+
+    def give_up(self, paths: Iterable[Path]) -> None:
+        """These are passed over."""
+        for path in paths:
+            self._taken.add(str(path))
+            self._undecoded.pop(path, None)
+            self._passed.append(str(path))
+            self._pass(str(path))
+
+    def end(self) -> None:
+        """Nothing more is waited for: what could not be decoded by now is passed over."""
+        if self._watch.skip_bad:
+            self.give_up(list(self._undecoded))
+
+    def passed(self) -> list[str]:
+        """Names of files passed over since this was last asked."""
+        names, self._passed = self._passed, []
+        return names
+
     def take(self, batch: Batch) -> None:
         """These are done."""
-        self._taken |= {*batch.sources, *batch.skipped}
+        self._taken |= set(batch.sources)
+        for name in batch.sources:
+            self._decoded.pop(Path(name), None)
 
 
 def _file_batches(
@@ -239,6 +275,8 @@ def _file_batches(
             skipped += bad
         if len(read) < watch.size:
             return  # more may come
+        if arrivals is not None:
+            skipped = arrivals.passed()
         folders = {path.parent for path in read}
         yield Batch(
             images=_joined(parts),
@@ -249,6 +287,8 @@ def _file_batches(
             if mixed and len(folders) == 1
             else "",
         )
+    if arrivals is not None and (untried := arrivals.untried(queue)):
+        _read(untried, folder, watch, arrivals)  # a broken file does not wait for a full batch to count
 
 
 def _read(
@@ -269,6 +309,8 @@ def _read(
         if bad and not watch.skip_bad:
             read_images(bad[:1], domain=folder.name, options=replace(patient, skip_bad=False))
             raise FileFormatError(f"{bad[0]} could not be decoded and now can; the same command reads it")
+        arrivals.tried(path for path in paths if path not in later and path not in bad)
+        arrivals.give_up(bad)
     return part, [str(path) for path in bad]
 
 

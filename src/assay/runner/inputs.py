@@ -2,15 +2,15 @@
 
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
+from assay.circuits.given import IMAGES
 from assay.errors import AssayWarning
 from assay.models import Model
-from assay.runner.prompts import draw_prompts
+from assay.rng import stream
+from assay.runner.prompts import draw_prompts, same_note
 from assay.tasks import Task, digits_source, load_images, load_task
 from assay.tasks.load import DEFAULT_N
-
-
-IMAGES = "images:"  # begins a name of images where prompts are usual
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,24 +36,31 @@ def draw_inputs(model: Model, task: str, *, n: int | None, seed: int) -> Inputs:
         task: Key of a registered task, a JSONL file, `images:SOURCE` with what `assay.load_images` takes, or
             a name of coloured digits.
         n: Examples of each set. Of images 2 n are taken and halved; where there are fewer, all serve for
-            both.
+            both, with a warning.
         seed: Root seed of the draw.
     """
     if model.id.startswith("planted:") and task in ("ioi", "planted"):
         both = read_inputs("ioi", None, model, n=2 * (n or DEFAULT_N), seed=seed)
-        return _halves(both, n or DEFAULT_N)
+        return _halves(both, n or DEFAULT_N, seed)
     source = task.removeprefix(IMAGES)
     if task.startswith(IMAGES) or digits_source(task) is not None:
         n = DEFAULT_N if n is None else n
-        return _halves(read_inputs("", source, model, n=2 * n, seed=seed), n)
+        return _halves(read_inputs("", source, model, n=2 * n, seed=seed), n, seed)
     draws = draw_prompts(model, task, n=n, seed=seed)
+    if not draws.held_out:
+        warnings.warn(draws.note, AssayWarning, stacklevel=2)
     return Inputs(discovery=draws.discovery, measured=draws.measured, held_out=draws.held_out)
 
 
-def _halves(both: Task, n: int) -> Inputs:
+def _halves(both: Task, n: int, seed: int) -> Inputs:
+    """Two random halves: a folder lists its classes one after the other."""
     if both.n < 2 * n:
+        note = same_note(both.name, "images", f"{2 * n} or more images, of which there are {both.n},")
+        warnings.warn(note, AssayWarning, stacklevel=3)
         return Inputs(discovery=both, measured=both, held_out=False)
-    return Inputs(discovery=both.subset(range(n)), measured=both.subset(range(n, 2 * n)), held_out=True)
+    order = stream(seed, "halves").permutation(2 * n)
+    discovery, measured = (both.subset(sorted(rows.tolist())) for rows in (order[:n], order[n:]))
+    return Inputs(discovery=discovery, measured=measured, held_out=True)
 
 
 def read_inputs(
@@ -80,7 +87,9 @@ def read_inputs(
     if images is None and digits_source(task) is not None:
         images = task
     if images is None:
-        return load_task(task, model, n=n, seed=seed)
+        # Of a file read whole nothing is drawn; the seed still drives what is done with it.
+        whole = n is None and Path(task).suffix == ".jsonl"
+        return load_task(task, model, n=n, seed=0 if whole else seed)
     found = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
     if skipped := found.config.get("skipped"):
         warnings.warn(f"{skipped} files of {found.domain} were skipped", AssayWarning, stacklevel=2)

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from assay import display
-from assay.calibration.battery import USUAL_PROMPTS
+from assay.calibration.battery import USUAL_PROMPTS, gates_on_same_prompts
 from assay.circuits import Circuit, EdgeScores, write_atomically
+from assay.circuits.given import takes_text
 from assay.discovery import get_method
 from assay.errors import InputError
 from assay.execution import CircuitRuns, get_ablation
@@ -52,10 +53,11 @@ from assay.tasks.load import DEFAULT_N
 
 METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
+HEADLINE = ("faithfulness-norm", "faithfulness", "topk")  # what the first sentence of a report needs
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality too: it needs one run per head
 REFINED_STEPS = (3, 6)  # nodes of the two sweeps that steps="auto" makes, at most
 WORST_CASE_RULE = "usual-sizes/1"  # raised when the worst case of an audit draws other pairs than before
-CALIBRATION_RULE = "gates/1"  # raised when the gates of an audit look at other prompts or runs than before
+CALIBRATION_RULE = "gates/2"  # raised when the gates of an audit look at other prompts or runs than before
 SIZE_RULE = "sweep/2"  # raised when the same scores and prompts lead to another size than before
 RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve
 CURVE_RUNS = 25 + 10 * RANDOM_PER_SIZE
@@ -129,6 +131,7 @@ class Audit:
         return save_report(folder / "report.html", self.document)
 
 
+@takes_text(untouched=("model", "task"))
 def audit(
     model: Model | str | os.PathLike[str] = "mini",
     task: PairTask | str = "ioi",
@@ -143,6 +146,8 @@ def audit(
     metrics: Sequence[str] | None = None,
     n_random: int = 20,
     batch_size: int | None = None,
+    discover_on: PairTask | str | Path | None = None,
+    measure_on: PairTask | str | Path | None = None,
     device: str | None = None,
     store: Store | str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -151,24 +156,29 @@ def audit(
     """Find the smallest circuit that keeps a task's behaviour, and measure how far it can be trusted.
 
     Edges are scored on one draw of prompts and ranked by |score|. The size is the smallest of a
-    geometric sweep, refined by bisection, whose connected circuit keeps `target` of the margin on those
-    prompts, and on the other prompts of the same generator on which everything reported is measured.
+    geometric sweep, refined by bisection, whose connected circuit reaches a normalised faithfulness of
+    `target` on those prompts, and on the other prompts of the same generator on which everything reported
+    is measured.
 
     Args:
         model: `mini`, a hub id, a directory, or a loaded model.
-        task: Key of a registered task, a JSONL file, or a task of one's own. Only a registered task can be
-            drawn twice; for the others discovery and measurement share their prompts, and the report says so.
+        task: Key of a registered task, a JSONL file, or a task of your own. The last two are divided: by
+            their field `split` (`discover` or `measure`), else their distinct clean prompts are dealt to two
+            halves with the seed. Below 20 distinct prompts per half all serve for both, and every verdict is
+            marked `same_prompts` and at most inconclusive.
         method: Discovery method.
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
-        n: Prompts of each of the two draws, >= 2; default: 200, and all lines of a file.
+        n: Prompts of each of the two draws, >= 2; default: 200, and all prompts of a file or own task.
         steps: Quadrature nodes of the method, or "auto": 3 nodes, refined to 9 where that changes the scores.
         target: Normalised faithfulness to reach, in (0, 1].
         seed: Root seed of prompts, random circuits and resampling.
-        metrics: Keys of what to measure beside normalised faithfulness and top-K; default: faithfulness,
+        metrics: Keys of what to measure beside faithfulness, normalised and plain, and top-K; default:
             completeness, KL, cross-entropy, and minimality for models of at most 64 heads.
         n_random: Random circuits of the chosen size, >= 1 (4 at each size of the curve).
         batch_size: Prompts per pass; default: by free memory. Never changes a result.
+        discover_on: File or task to discover on; `task` is then measured on.
+        measure_on: File or task to measure on; with both, `task` is not read.
         device: Where to load the model, if it is loaded here.
         store: Results store to read from and write to, or its directory, made once model and task are loaded.
             Unused under an objective of one's own: its name does not tell it from others.
@@ -202,7 +212,7 @@ def audit(
         if isinstance(model, Model)
         else load_model(Path(model) if isinstance(model, os.PathLike) else model, device=device)
     )
-    draws = draw_prompts(loaded, task, n=n, seed=seed)
+    draws = draw_prompts(loaded, task, n=n, seed=seed, discover_on=discover_on, measure_on=measure_on)
     keep = store if isinstance(store, Store) or store is None else Store(store)
     report("load", 1, 1)
     loss = get_objective(objective or draws.measured.objective)
@@ -258,11 +268,11 @@ def load_audit(store: Store, identity: str, *, model: Model | None = None) -> Au
 
 
 def metric_keys(model: Model, metrics: Sequence[str] | None) -> tuple[str, ...]:
-    """What an audit measures: the two a report needs first, then those asked for or the default ones."""
+    """What an audit measures: what a report needs first, then those asked for or the default ones."""
     if metrics is None:
         small = model.n_layers * model.n_heads <= MINIMALITY_HEADS
         return (*METRIC_KEYS, "minimality") if small else METRIC_KEYS
-    return tuple(dict.fromkeys([*BASELINED, *(find_metric(key).key for key in metrics)]))
+    return tuple(dict.fromkeys([*HEADLINE, *(find_metric(key).key for key in metrics)]))
 
 
 def plan(
@@ -421,7 +431,9 @@ class _Job:
         for place, key in enumerate(self.metrics):
             self.progress("measure", place, len(self.metrics))
             n_random = self.n_random if key in BASELINED else 0
-            records[key] = measure_stored(runs, key, random_circuits=n_random, store=self.store)
+            found_here = measure_stored(runs, key, random_circuits=n_random, store=self.store)
+            held_out = self.draws.held_out
+            records[key] = found_here if held_out else document.on_same_prompts(found_here)
         self.progress("measure", len(self.metrics), len(self.metrics))
         worst = self.worst_case(found.circuit)
         calibration = self.calibration(found.circuit)
@@ -464,10 +476,13 @@ class _Job:
 
         An ablation that is defined for edges alone cannot replace single heads; `mean` stands in for it.
         """
+        table = usual_prompts(self.draws.measured, seed=self.seed)
         found = calibrate_stored(
             circuit,
             self.model,
-            usual_prompts(self.draws.measured),
+            table.task,
+            pool=table.pool,
+            same_prompts=gates_on_same_prompts(circuit, self.draws.measured),
             objective=self.objective,
             ablation=usual_replacement(self.ablation),
             batch_size=self.batch_size,
@@ -476,10 +491,10 @@ class _Job:
         ).document
         # What was run now and what was found in the store, and how long it took, are no part of the result.
         gates = [{key: value for key, value in gate.items() if key != "seconds"} for gate in found["gates"]]
-        table = {key: value for key, value in found["table"].items() if key not in ("passes", "columns")}
+        columns = {key: value for key, value in found["table"].items() if key not in ("passes", "columns")}
         return {key: value for key, value in found.items() if key != "seconds"} | {
             "gates": gates,
-            "table": table,
+            "table": columns,
         }
 
     def assemble(

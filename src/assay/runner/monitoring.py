@@ -1,13 +1,15 @@
 """A monitor as a job: reference and known batches from images, everything kept and taken up again."""
 
-import fcntl
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from assay.circuits import EdgeScores, load_scores, write_atomically
 from assay.discovery import discover
@@ -29,7 +31,7 @@ READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
 REFERENCE, DOMAINS, LOCK = "reference.safetensors", "domains.json", ".lock"
 METHOD, STEPS = "eap-ig-inputs", 5
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
-MOST_LABELLED = 1000  # images that ATC and DoC learn from
+MOST_LABELLED = 1000  # images that ATC and DoC learn from, a sample: folders list class after class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +103,13 @@ class StartedMonitor:
         monitor: With known batches, if there are any, and earlier readings.
         domains: The calibration on corrupted domains; None without a target.
         out: Where everything is kept.
+        passed: Names of files passed over since the last reading.
     """
 
     monitor: Monitor
     domains: DomainCalibration | None
     out: Path
+    passed: list[str] = field(default_factory=list)
 
     @cached_property
     def _shown(self) -> list[dict[str, Any]]:
@@ -124,7 +128,7 @@ class StartedMonitor:
         head = self._head
         new = self.monitor.readings[len(self._shown) :]
         self._shown.extend(each.to_dict() for each in new)
-        return {**head, "readings": list(self._shown)}
+        return {**head, "readings": list(self._shown), "passed": list(self.passed)}
 
     @property
     def done(self) -> frozenset[str]:
@@ -161,12 +165,37 @@ def held(out: Path) -> Iterator[None]:
         raise OutputError(f"cannot write to {out}: {error.strerror}; choose another directory") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A page that asks whether the directory is held takes the lock for a moment.
+            alone = any(_locked_soon(file.fileno()))
         except OSError as error:
             raise OutputError(
-                f"{out} is in use by another monitor that still runs; stop it, or choose another directory"
+                f"cannot lock {out / LOCK}: {error.strerror}; choose another directory"
             ) from error
+        if not alone:
+            raise OutputError(
+                f"{out} is in use by another monitor that still runs; stop it, or choose another directory"
+            )
         yield
+
+
+def _locked_soon(descriptor: int) -> Iterator[bool]:
+    """Whether the lock was taken, tried for half a second."""
+    for _ in range(10):
+        yield lock_descriptor(descriptor, blocking=False)
+        time.sleep(0.05)
+
+
+def is_held(out: Path) -> bool:
+    """Whether a process holds a monitor's directory, as one that observes does."""
+    try:
+        file = (out / LOCK).open("rb")
+    except OSError:
+        return False
+    with file:
+        try:
+            return not lock_descriptor(file.fileno(), blocking=False)
+        except OSError:  # a file system without locks, where no monitor can run
+            return False
 
 
 def torn_line(readings: Path) -> bool:
@@ -222,7 +251,7 @@ def start_monitor(
         distance=plan.distance,
         rule=plan.rule,
         alpha=plan.alpha,
-        labelled=None if pool is None or pool.labels is None else _some(pool, MOST_LABELLED),
+        labelled=None if pool is None or pool.labels is None else pool.sample(MOST_LABELLED, seed=plan.seed),
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
@@ -230,10 +259,6 @@ def start_monitor(
     )
     _calibrate(monitor, plan, pool, progress)
     return StartedMonitor(monitor=monitor, domains=domains, out=out)
-
-
-def _some(images: ImageSet, most: int) -> ImageSet:
-    return images if images.n <= most else images.subset(list(range(most)))
 
 
 def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransform) -> ImageSet:
@@ -282,7 +307,7 @@ def _reference(
         found = load_scores(stored)
         record = found.provenance
         same = {name: record.get(name) for name in settings} == settings
-        same &= record.get("steps") in (steps, None)
+        same &= record.get("steps") in (steps, None) and not record.get("options")
         same &= (record.get("task") or {}).get("data_hash") == task.data_hash
         if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
             return found, pool
@@ -353,7 +378,7 @@ def _domains(
         scores,
         pool,
         n=wanted["n"],
-        labelled=_some(pool, MOST_LABELLED),
+        labelled=pool.sample(MOST_LABELLED, seed=plan.seed),
         transform=transform,
         batch_size=plan.batch_size,
         progress=None if progress is None else lambda _, done, __: progress("corrupted domains", done, 39),

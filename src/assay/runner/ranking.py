@@ -1,12 +1,12 @@
 """A ranking as separate pieces of work: what each model of a zoo shows, then the table of all."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import InputError
-from assay.generalization.inspection import InspectionSettings
+from assay.generalization.inspection import InspectionSettings, inspect_model
 from assay.generalization.predictor import PREDICTORS
 from assay.generalization.predictors import DEFAULT_METRICS
 from assay.generalization.ranking import inspect_for_ranking, rank_models
@@ -15,6 +15,10 @@ from assay.runner.targets import Target, known_target, targets
 from assay.tasks import is_shapes
 from assay.tasks.image_source import SHAPES
 from assay.zoo import Zoo
+
+
+TIMED = 32  # images of a timed pass
+SHARPNESS_COST = 81  # in forward passes: 41, and 20 backward ones of twice the work
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,6 +63,75 @@ class Ranked:
             settings=self.settings,
             cache=cache,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingSeconds:
+    """Estimated seconds of a ranking.
+
+    Attributes:
+        metrics: What each metric reads, by key; metrics share stages.
+        together: All of it, each stage once.
+    """
+
+    metrics: Mapping[str, float]
+    together: float
+
+
+def timed_metrics(
+    zoo: Zoo,
+    wanted: Sequence[Target],
+    known: Target | None,
+    metrics: Sequence[str],
+    *,
+    settings: InspectionSettings,
+    device: str | None = None,
+) -> RankingSeconds:
+    """How long the metrics of a ranking take, from the first model timed on a few images.
+
+    Args:
+        zoo: The models, all as fast as the first.
+        wanted: Targets.
+        known: Labelled images of the models' own domain, if there are any.
+        metrics: Keys of predictors.
+        settings: How circuits are scored.
+        device: Where models run.
+    """
+    model = zoo.load(zoo.keys[0], device=device)
+    task = wanted[0].read(model)
+    few = task.subset(range(min(TIMED, task.n)))
+    needs = {metric: PREDICTORS[metric].needs | {"outputs"} for metric in metrics}
+    union = frozenset[str]().union(*needs.values())
+    if "edge-scores" in union:  # they hold the scores of the edges into the logits
+        same = {"output-scores": "edge-scores"}
+        needs = {metric: frozenset(same.get(part, part) for part in each) for metric, each in needs.items()}
+        union = frozenset[str]().union(*needs.values())
+    parts = sorted({"features", "output-scores", "edge-scores"} & union)
+    inspect_model(model, few, parts, settings=settings)  # the first run also sets up the machine
+    cost = inspect_model(model, few, parts, settings=settings).cost
+    per_image = {stage: spent["seconds"] / few.n for stage, spent in cost.items()}
+    n_target = sum(target.read(model).n for target in wanted)
+    n_known = 0 if known is None else known.read(model).n
+    stages = {
+        "outputs": per_image["inspect"] * n_target,
+        "output-scores": per_image.get("output-scores", 0.0) * n_target,
+        "edge-scores": (per_image.get("edge-scores", 0.0) + per_image.get("metrics", 0.0)) * n_target,
+        "known": per_image["inspect"] * n_known,
+        "sharpness": SHARPNESS_COST * per_image["inspect"] * n_known,
+    }
+
+    def seconds(read: frozenset[str]) -> float:
+        each: float = sum(stages.get(stage, 0.0) for stage in read)
+        return len(zoo.keys) * each
+
+    return RankingSeconds(
+        metrics={
+            metric: seconds(needs[metric])
+            for metric in metrics
+            if known is not None or "known" not in needs[metric]
+        },
+        together=seconds(union),
+    )
 
 
 def ranked(

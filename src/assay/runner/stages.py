@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from assay.circuits import Circuit, EdgeScores
 from assay.discovery import EdgeMethod, discover, get_method
-from assay.errors import InputError, OutputError
+from assay.errors import AssayWarning, InputError, OutputError
 from assay.execution import ABLATIONS, Ablation, CircuitRuns, get_ablation
 from assay.graph import Graph
 from assay.heads.interventions import INTERVENTIONS
@@ -20,10 +21,10 @@ from assay.measurement import library_version, record_id
 from assay.metrics import find_metric, measure, measurement_provenance
 from assay.models import Model
 from assay.objectives import Objective, get_objective, is_registered
-from assay.runner.prompts import draw_prompts
+from assay.runner.prompts import Draws, draw_prompts, prompts_to_measure
 from assay.stats import recovery_of
 from assay.store import Store
-from assay.tasks import TASKS, ImageTask, Task, digits_source, load_task
+from assay.tasks import TASKS, ImageTask, Task, digits_source
 
 
 FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
@@ -241,7 +242,7 @@ def measure_stored(
     if store is not None and store.has(identity):
         return store.get(identity).payload
     found = measure(runs.circuit, runs.model, runs.task, metric, runs=runs, random_circuits=random_circuits)
-    payload = found.to_dict()
+    payload = {**found.to_dict(), "n_edges": runs.circuit.n_edges}
     if store is not None:
         store.put("measurement", record, payload, found.arrays())
     return payload
@@ -309,7 +310,7 @@ def find_circuit(
     tried: dict[int, dict[str, Any]] = {}
 
     def circuit_of(size: int) -> Circuit:
-        return scores.top(size).connected()
+        return scores.top(size).connected(warn=False)
 
     def meets(size: int) -> bool:
         if size not in tried:
@@ -347,7 +348,7 @@ def find_circuit(
 
 def runs_of(
     model: Model,
-    task: Task | str,
+    task: Task | str | Draws,
     circuit: Circuit | None,
     *,
     method: str = "eap-ig-inputs",
@@ -366,7 +367,7 @@ def runs_of(
 
     Args:
         model: The model.
-        task: Key, JSONL file or task.
+        task: Key, JSONL file or task; or its prompts as `draw_prompts` has divided them.
         circuit: What to measure; None discovers one on other prompts than those it is measured on.
         method: Discovery method.
         objective: Loss whose negative is the margin; default: the task's own.
@@ -387,14 +388,17 @@ def runs_of(
         )
 
     if circuit is not None:
-        named = load_task(task, model, n=n, seed=seed) if isinstance(task, str) else task
+        task = task.measured if isinstance(task, Draws) else task
+        named = prompts_to_measure(model, task, n=n, seed=seed) if isinstance(task, str) else task
         return runs(named, circuit)
     if isinstance(task, ImageTask):
         raise InputError(
             "images are measured on a circuit that was found before; run `assay discover --images` and give "
             "its circuit with --circuit"
         )
-    draws = draw_prompts(model, task, n=n, seed=seed)
+    draws = task if isinstance(task, Draws) else draw_prompts(model, task, n=n, seed=seed)
+    if not draws.held_out:
+        warnings.warn(draws.note, AssayWarning, stacklevel=2)
     progress("discover", 0, 1)
     scores = discover_stored(
         model,

@@ -12,7 +12,7 @@ from assay.measurement import canonical_json, library_version
 from assay.runner.stages import Progress, check_writable
 from assay.subsets.data import CorrectnessData
 from assay.subsets.digits import digits_data
-from assay.untrusted import MALFORMED, check_rows, malformed
+from assay.untrusted import MALFORMED, check_rows, malformed, parquet_table
 
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _from_table(
     examples: Path | None,
 ) -> CorrectnessData:
     """A table with a row per model and example, or with a row per model and a column per example."""
-    frame = _table(source)
+    frame = _table(source, "model", EXAMPLE, groups, families)
     given: dict[str, Any] = {name: name for name in ("id_accuracy", "n_id") if name in frame.columns}
     units = {"group": groups, "family": families}
     for name, unit in units.items():
@@ -239,25 +239,38 @@ def _from_table(
     elif facts:
         given["meta"] = list(facts)
     if examples is not None:
-        known = _table(examples)
+        known = _table(examples, 0)
         given["examples"] = known.set_index(known.columns[0])
     with malformed(source, "a table of answers"):
         data = CorrectnessData.from_frame(frame, **given)
     return _with_units(data, units["group"], units["family"])
 
 
-def _table(path: Path) -> "pd.DataFrame":
-    """A CSV file with a header, or a Parquet file."""
+def _table(path: Path, *names: str | int | None) -> "pd.DataFrame":
+    """A CSV file with a header, or a Parquet file.
+
+    Args:
+        path: The file.
+        *names: Columns that name things, by name or place: their cells are text, `00270` is not 270. A first
+            column without a known name is one too.
+    """
     import pandas as pd
 
     try:
         if path.suffix == ".parquet":
-            file = _parquet()[1].read_metadata(path)
-            check_rows(file.num_rows, file.num_columns, path)
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+            with _parquet()[1].ParquetFile(path) as file:
+                check_rows(file.metadata.num_rows, file.metadata.num_columns, path)
+                frame: pd.DataFrame = parquet_table(file, path).to_pandas()
+                return frame
+        columns = pd.read_csv(path, nrows=0).columns.tolist()
+        texts = {*names, *(columns[at] for at in names if isinstance(at, int) and at < len(columns))}
+        if EXAMPLE not in columns and "model" not in columns:
+            texts |= set(columns[:1])
+        return pd.read_csv(path, dtype={name: str for name in columns if name in texts})
     except (FileFormatError, MissingExtraError):
         raise
-    except (OSError, *MALFORMED) as error:  # pandas' own are ValueErrors, those of pyarrow RuntimeErrors too
+    # Pandas' own are ValueErrors, those of pyarrow RuntimeErrors too.
+    except (OSError, MemoryError, *MALFORMED) as error:
         raise FileFormatError(f"cannot read {path} as a table: {error}") from error
 
 
@@ -322,7 +335,7 @@ def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] |
 
 
 def _units(path: Path) -> Mapping[str, str]:
-    frame = _table(path)
+    frame = _table(path, 0, 1)
     if frame.shape[1] < 2:
         raise FileFormatError(f"{path} has {frame.shape[1]} column; the first two are to be model and unit")
     models, units = (frame.iloc[:, place].astype(str) for place in (0, 1))

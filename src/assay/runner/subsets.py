@@ -13,6 +13,7 @@ from assay.measurement import library_version, plain, record_id
 from assay.runner.stages import Progress
 from assay.store import Store
 from assay.subsets.data import CorrectnessData
+from assay.subsets.document import N_HALVES, path_document
 from assay.subsets.path import SelectionPath, default_sizes, selection_path
 from assay.subsets.permutation import n_workers
 from assay.subsets.selection import PATHS, check_size, make_problem
@@ -59,6 +60,7 @@ class SelectionPlan:
         n_folds: Folds of the cross-fit; 0 where there is none.
         n_selections: Runs of the solver on the main split.
         n_reruns: Runs of the solver behind the verdicts.
+        n_halves: Runs of the solver behind the overlap of two halves of the training models.
     """
 
     sizes: tuple[int, ...]
@@ -68,6 +70,7 @@ class SelectionPlan:
     n_folds: int
     n_selections: int
     n_reruns: int
+    n_halves: int
 
     def to_dict(self) -> dict[str, Any]:
         """Finite JSON."""
@@ -98,6 +101,7 @@ def plan_selection(
         n_folds=n_folds,
         n_selections=len(wanted) + twice,
         n_reruns=n_folds * (1 + n_permutations) * (len(wanted) + twice),
+        n_halves=2 * (1 + N_HALVES) if n_permutations else 0,
     )
 
 
@@ -136,7 +140,8 @@ def select_stored(
         data: Models by examples.
         sizes: Subset sizes; None: `default_sizes`.
         path: `independent`, `warm` or `nested`.
-        n_permutations: Behind the verdicts; 0: none are tested, and all are inconclusive.
+        n_permutations: Behind the verdicts; 0: none are tested, all are inconclusive, and the solver runs no
+            more than for the selections.
         folds: Of the cross-fit.
         workers: Threads of the permutations; nothing depends on them.
         store: Where the document is kept.
@@ -163,7 +168,7 @@ def select_stored(
         found.judge(n_permutations=n_permutations, folds=folds, workers=workers, progress=progress)
     else:
         found = _not_tested(found)
-    document = plain(dict(found.document))
+    document = plain(path_document(found, n_halves=None if n_permutations else 0))
     payload = document | {"id": identity, "selections": [each.to_dict() for each in found]}
     if store is not None:
         store.put(KIND, record, payload)

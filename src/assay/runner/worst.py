@@ -72,7 +72,10 @@ def sizes(
     given = [name.replace("_", "-") for name, count in useless.items() if count is not None]
     if given:
         what = "an enumeration" if enumerate else f"protocol {protocol!r}"
-        own = {"all": "--n-clean and --n-corrupted", "file": "no count"}.get(protocol, "--n-pairs")
+        own = {
+            "all": "--n-clean and --n-corrupted",
+            "file": "no count; --protocol all combines the prompts of a file",
+        }.get(protocol, "--n-pairs")
         raise InputError(f"{what} has no use for --{given[0]}; it takes {'no count' if enumerate else own}")
     if protocol == "all":
         return Sizes(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)

@@ -231,9 +231,10 @@ function graphView(figure, data, words) {
   return { update, release, nodes };
 }
 
-/* The channel of a head that an edge enters, as " -> q". */
+/* The channel of a head that an edge enters, as " -> q"; of a key/value head that heads share, as " -> kv1.k". */
 function channel(target) {
-  return /\.[qkv]$/.test(target) ? ` \u2192 ${target.slice(-1)}` : "";
+  const end = /\.((?:kv\d+\.)?[qkv])$/.exec(target);
+  return end ? ` \u2192 ${end[1]}` : "";
 }
 
 function circuitView(figure) {
@@ -260,7 +261,7 @@ function circuitView(figure) {
     output.replaceChildren(
       element("b", "", text),
       ` \u00b7 ${(100 * count / data.total).toFixed(1)}\u202f% of all \u00b7 ${on.size} of ${view.nodes.length} nodes` +
-        (value === null ? "" : ` \u00b7 faithfulness about ${value.toFixed(2)}`),
+        (value === null ? "" : ` \u00b7 normalised faithfulness about ${value.toFixed(2)}`),
     );
     slider.setAttribute("aria-valuetext", text);
     reset.disabled = size === data.size;
@@ -280,7 +281,8 @@ function comparisonView(figure) {
   const where = { both: "in both", a: "only in A", b: "only in B" };
   const score = (value) => (value === null ? "no score" : signed(value));
   const view = graphView(figure, data, {
-    sentence: (i) => `${data.nodes[edges[i][0]]} \u2192 ${edges[i][2]}  ${where[edges[i][3]]}; A ${score(edges[i][4])}, B ${score(edges[i][5])}`,
+    sentence: (i) => `${data.nodes[edges[i][0]]} \u2192 ${edges[i][2]}  ${where[edges[i][3]]}` +
+      (edges[i][4] === null && edges[i][5] === null ? "" : `; A ${score(edges[i][4])}, B ${score(edges[i][5])}`),
     entry: (i, n) => {
       const name = edges[i][0] === n ? edges[i][2] : data.nodes[edges[i][0]] + channel(edges[i][2]);
       return [element("span", "", name), element("span", "quiet", where[edges[i][3]])];

@@ -1,0 +1,6 @@
+"""`python -m assay`: the command `assay`."""
+
+from assay.cli import main
+
+
+main()
