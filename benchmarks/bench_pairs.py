@@ -3,8 +3,8 @@
 Two comparisons. On `mini` with its IOI circuit: pairs per second of the pair evaluator against the
 published protocol, which spends a pass on the corrupted input, a masked pass that adds up every edge, and a
 pass of the model on every pair. At the shape of GPT-2 small (random weights) with the published circuits:
-seconds per pair in units of one plain forward pass. Prints one JSON document; `--save` writes it to
-benchmarks/results.
+seconds per pair, divergences of circuit and empty circuit included, in units of one plain forward pass.
+Prints one JSON document; `--save` writes it to benchmarks/results.
 
     python benchmarks/bench_pairs.py [--threads 2] [--side 200] [--device cpu] [--million] [--save]
 """
@@ -21,10 +21,11 @@ import torch
 import transformers
 
 from assay.adversarial.evaluation import PairEvaluator
+from assay.adversarial.inputs import PromptSet
 from assay.adversarial.sampling import sample_pairs
 from assay.circuits import Circuit, published_circuit
 from assay.discovery import discover
-from assay.execution import PairRunner, PreparedInputs
+from assay.execution import PairRunner
 from assay.models import Model, load_model
 from assay.tasks import load_task
 
@@ -105,26 +106,21 @@ def on_gpt2(
     model = load_model(transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval().to(device))
     first = torch.randint(50000, (length,))
 
-    def inputs(n: int) -> torch.Tensor:
-        tokens = torch.randint(50000, (n, length))
-        tokens[:, :shared] = first[:shared]
-        return tokens
-
-    runner = PairRunner(model, published_circuit(name), prefix=first[:shared])
-    clean, corrupted = inputs(n_clean), inputs(n_corrupted)
+    circuit = published_circuit(name)
+    clean, corrupted = (inputs(n, length, first[:shared]) for n in (n_clean, n_corrupted))
+    runner = PairRunner(model, circuit)
     forward_times, prepare_times, pair_times = [], [], []
     for turn in range(repeats + 1):
         started = clock(device)
         with torch.no_grad():
-            model.module(clean[:8].to(device), use_cache=False)
+            model.module(clean.tokens[:8].to(device), use_cache=False)
         forward = (clock(device) - started) / min(8, n_clean)
+        evaluator = PairEvaluator(model, circuit, clean, corrupted, runner=runner)
         started = clock(device)
-        left = runner.prepare_clean(clean)
-        right = PreparedInputs.concatenate([runner.prepare_corrupted(part) for part in corrupted.split(32)])
+        evaluator.table(slice(0, 1), slice(0, 1))  # prepares all inputs
         prepare = (clock(device) - started) / (n_clean + n_corrupted)
         started = clock(device)
-        for row in range(n_clean):
-            runner.product(left.rows(torch.tensor([row])), right)
+        evaluator.table(slice(None), slice(None))  # circuit, both divergences and the likeliest tokens
         pair = (clock(device) - started) / (n_clean * n_corrupted)
         if turn:  # the first turn warms up
             forward_times.append(forward)
@@ -144,18 +140,22 @@ def on_gpt2(
     }
 
 
+def inputs(n: int, length: int, first: torch.Tensor) -> PromptSet:
+    """Random prompts that begin alike."""
+    tokens = torch.randint(50000, (n, length))
+    tokens[:, : len(first)] = first
+    lengths = torch.full((n,), length)
+    return PromptSet(tokens=tokens, lengths=lengths, positions=lengths - 1, fields={})
+
+
 def million(device: torch.device) -> dict[str, object]:
     """A million IOI pairs, inputs prepared once, in blocks."""
     torch.manual_seed(0)
     model = load_model(transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval().to(device))
-    runner = PairRunner(model, published_circuit("ioi_gpt2"))
-    clean, corrupted = torch.randint(50000, (1000, 15)), torch.randint(50000, (1000, 15))
+    clean, corrupted = (inputs(1000, 15, torch.zeros(0).long()) for _ in range(2))
+    evaluator = PairEvaluator(model, published_circuit("ioi_gpt2"), clean, corrupted)
     started = clock(device)
-    left = runner.prepare_clean(clean)
-    for part in corrupted.split(500):
-        right = runner.prepare_corrupted(part)
-        for rows in torch.arange(1000).split(8):
-            runner.product(left.rows(rows), right)
+    evaluator.table(slice(None), slice(None))
     return {"seconds": round(clock(device) - started, 1)}
 
 

@@ -20,8 +20,8 @@ def main() -> None:
         found = assay.measure(circuit, model, measured_on, "faithfulness-norm", random_circuits=5)
         interval = found.interval()
         print(
-            f"{circuit.n_edges:4} of {model.graph.n_edges} edges keep "
-            f"{found.value:5.2f} [{interval.low:5.2f}, {interval.high:5.2f}] of the margin; "
+            f"{circuit.n_edges:4} of {model.graph.n_edges} edges: normalised faithfulness "
+            f"{found.value:5.2f} [{interval.low:5.2f}, {interval.high:5.2f}]; "
             f"random ones {found.baseline['random']['value']:5.2f}"
         )
 

@@ -24,7 +24,7 @@ def main() -> None:
     found = {}
     for task in GROUPS:
         runs = runner.runs_of(model, task, None, progress=lambda *step: None)
-        found[task] = (runner.usual_prompts(runs.task), runs.circuit)
+        found[task] = (runner.usual_prompts(runs.task).task, runs.circuit)
     results = {}
     for task, groups in GROUPS.items():
         prompts, circuit = found[task]
