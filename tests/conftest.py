@@ -56,7 +56,14 @@ if not os.environ.get("ASSAY_NETWORK_TESTS"):
     sys.addaudithook(_refuse_the_network)
 
 # Files that take minutes go first, so that no process is left with one of them in the end.
-LONG = ("test_cli_sweep.py", "test_kills.py", "test_docs.py", "test_cluster.py", "test_pages_in_chromium.py")
+LONG = (
+    "test_frozen.py",
+    "test_cli_sweep.py",
+    "test_kills.py",
+    "test_docs.py",
+    "test_cluster.py",
+    "test_pages_in_chromium.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from assay.errors import ShapeError
@@ -82,6 +82,7 @@ def test_the_outermost_of_three_bounds_is_taken() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), tail=st.sampled_from([0.01, 0.05, 0.1]), ratio=st.booleans())
+@example(seed=14625, tail=0.01, ratio=False)  # a bound beyond every float
 def test_a_p_is_at_most_alpha_where_the_bound_lies_beyond_the_limit(
     seed: int, tail: float, ratio: bool
 ) -> None:

@@ -73,7 +73,8 @@ class RelativeErrors:
             reach = -self.studentised[[-rank, rank - 1]][:, known] * self.log_error[known]
         low = np.minimum(np.minimum(percentiles[0], reach[0]), wide[0])
         high = np.maximum(np.maximum(percentiles[1], reach[1]), wide[1])
-        found[:, known] = self.value[known] * np.exp([low, high])
+        with np.errstate(over="ignore"):  # a bound beyond every float is infinite
+            found[:, known] = self.value[known] * np.exp([low, high])
         return found
 
     def p_below(self, limit: float) -> Float64[np.ndarray, " k"]:

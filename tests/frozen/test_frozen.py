@@ -1,0 +1,57 @@
+"""The numbers of whole documents stay what they were when the documents were frozen."""
+
+import json
+
+import pytest
+from frozen.cases import CASES, FOLDER, SINGLE_PRECISION, arithmetic, run
+from frozen.compare import ELSEWHERE, EXACT, SINGLE, differences
+from type_checks import no_type_checks
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_number_of_a_document_is_the_frozen_one(name: str) -> None:
+    same = arithmetic() == (FOLDER / "arithmetic.txt").read_text().strip()
+    if name in SINGLE_PRECISION and not same:
+        pytest.skip("this machine rounds float32 otherwise than the one that froze the document")
+    with no_type_checks():  # the parts are checked in their own tests
+        found = run(name)
+    frozen = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    relative = SINGLE if name in SINGLE_PRECISION else EXACT if same else ELSEWHERE
+    lines = list(differences(frozen, found, relative=relative))
+    assert not lines, "\n".join([f"{len(lines)} differences, the first ones:", *lines[:20]])
+
+
+def test_the_documents_stay_small() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.glob("*.json")) < 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("frozen", "new", "line"),
+    [
+        ({"value": 1.0}, {"value": 1.0 + 1e-9}, "$.value: was 1.0"),
+        ({"n": 3}, {"n": 4}, "$.n: was 3, is 4"),
+        ({"n": 3}, {}, "$.n: is gone"),
+        ({"status": "pass"}, {"status": "fail"}, "$.status: was 'pass'"),
+        ([1.0, 2.0], [1.0], "$: was a list of 2, is 1"),
+        ([{"a": 1e-9}, {"a": 1.0}], [{"a": 2e-9}, {"a": 1.0}], "$[0].a"),
+        ({"value": None}, {"value": 0.0}, "$.value: was None"),
+        ({"kept": True}, {"kept": 1}, "$.kept: was True"),
+    ],
+)
+def test_a_change_is_named_by_its_place(frozen: object, new: object, line: str) -> None:
+    found = list(differences(frozen, new, relative=EXACT))
+    assert len(found) == 1
+    assert found[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "new"),
+    [
+        ({"id": "a1"}, {"id": "b2", "more": 1}),
+        ({"note": "as it was"}, {"note": "in new words"}),
+        ({"hash": "0123456789abcdef"}, {}),
+        ([1.0, 1e-20], [1.0, 2e-20]),
+    ],
+)
+def test_identities_sentences_and_new_keys_are_free(frozen: object, new: object) -> None:
+    assert not list(differences(frozen, new, relative=EXACT))
