@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery import discover
+from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, CircuitRunner, run_model
 from assay.graph import Graph
 from assay.models import Model, load_model

@@ -19,7 +19,7 @@ import transformers
 
 import assay
 from assay.circuits import load_head_circuit
-from assay.heads import MeasurementTable
+from assay.discovery.heads import MeasurementTable
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

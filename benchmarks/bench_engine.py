@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from assay.circuits import Circuit, published_circuit
-from assay.discovery import discover
+from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, CircuitRunner
 from assay.execution.forward import clean_pass
 from assay.models import Model, load_model

@@ -18,8 +18,7 @@ import numpy as np
 import scipy
 import torch
 
-from assay.circuits import EdgeScores
-from assay.generalization import (
+from assay.analyses.generalization import (
     DISTANCES,
     circuit_shift,
     dependency_depth_bias,
@@ -29,6 +28,7 @@ from assay.generalization import (
     output_depth_bias,
     rank_shift_map,
 )
+from assay.circuits import EdgeScores
 from assay.graph import Graph, build_graph
 from assay.tasks import CORRUPTIONS, ImageSet, corrupt
 

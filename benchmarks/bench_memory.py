@@ -26,7 +26,7 @@ def run(job: str, batch: int, length: int) -> None:
     import torch
     import transformers
 
-    from assay.discovery import discover
+    from assay.discovery.edges import discover
     from assay.models import load_model
     from assay.tasks import PairTask
 

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 import transformers
 
-from assay.adversarial.evaluation import PairEvaluator
-from assay.adversarial.inputs import PromptSet
-from assay.adversarial.sampling import sample_pairs
+from assay.analyses.worst_case.evaluation import PairEvaluator
+from assay.analyses.worst_case.inputs import PromptSet
+from assay.analyses.worst_case.sampling import sample_pairs
 from assay.circuits import Circuit, published_circuit
-from assay.discovery import discover
+from assay.discovery.edges import discover
 from assay.execution import PairRunner
 from assay.models import Model, load_model
 from assay.tasks import load_task

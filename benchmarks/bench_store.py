@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from postgres_server import PostgresServer, binaries
 
-from assay.measurement import plain, record_id
+from assay.core.record import plain, record_id
 from assay.store import DATABASE_NAME, Store
 from assay.store.tables import RESULTS, SUMMARIES
 from assay.store.upgrade import summary_row

@@ -38,10 +38,10 @@ from typing import Any
 import numpy as np
 import scipy
 
-from assay.rng import stream
-from assay.subsets.layouts import DenseMatrix, Matrix, PackedMatrix, as_matrix
-from assay.subsets.line import line_correlation
-from assay.subsets.swap import Found, swap
+from assay.analyses.subsets.layouts import DenseMatrix, Matrix, PackedMatrix, as_matrix
+from assay.analyses.subsets.line import line_correlation
+from assay.analyses.subsets.swap import Found, swap
+from assay.core.random import stream
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -102,7 +102,7 @@ def against_adam(
     planted: np.ndarray,
 ) -> dict[str, Any]:
     """By size: processor seconds and held-out R of swap, of 5 and of 20 trials of the published optimiser."""
-    from assay.subsets.adam import adam
+    from assay.analyses.subsets.adam import adam
 
     train, validation, test = parts
     sides = as_matrix(correct, train), as_matrix(correct, validation)

@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
+from assay.pipeline import Executor, Job, LocalWorkers, RayWorkers, parse_plan, run_jobs
+from assay.pipeline.expand import expand
+from assay.pipeline.progress import SweepProgress
 from assay.store import Store
-from assay.sweep import Executor, Job, LocalWorkers, RayWorkers, parse_plan, run_jobs
-from assay.sweep.expand import expand
-from assay.sweep.progress import SweepProgress
 
 
 GOAL_WORKERS = 1.7  # throughput of two workers in that of one, at least

@@ -15,8 +15,8 @@ import torch
 import transformers
 from bench_engine import interleaved
 
-from assay.discovery import discover, output_scores
-from assay.generalization import dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization import dependency_depth_bias, output_depth_bias
+from assay.discovery.edges import discover, output_scores
 from assay.models import Model, load_model
 from assay.tasks import ImageTask
 

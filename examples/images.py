@@ -6,7 +6,7 @@ python examples/images.py
 """
 
 import assay
-from assay.generalization import InspectionSettings
+from assay.analyses.generalization import InspectionSettings
 from assay.tasks import EvalTransform, draw_shapes
 
 

@@ -9,9 +9,9 @@ python examples/subset.py
 import numpy as np
 
 import assay
-from assay.subsets.composition import class_composition
-from assay.subsets.digits import digits_data
-from assay.subsets.prevalence import prevalence_shift
+from assay.analyses.subsets.composition import class_composition
+from assay.analyses.subsets.digits import digits_data
+from assay.analyses.subsets.prevalence import prevalence_shift
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from assay.rng import stream
+from assay.core.random import stream
 
 
 CHUNK = 2048  # examples generated at a time; part of the definition, since every chunk has its own stream

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from assay.generalization.inspection import Inspection, InspectionSettings
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.graph import build_graph
 
 

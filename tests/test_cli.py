@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from assay.cli import app
+from assay.app.cli import app
 from assay.models import load_model
 from assay.tasks import draw_shapes, load_task
 from assay.zoo import Zoo
@@ -414,7 +414,7 @@ def test_a_circuit_of_another_model_is_refused(run: Run) -> None:
 
 
 def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    code = "from assay.cli import main; main()"
+    code = "from assay.app.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, check=False
     )

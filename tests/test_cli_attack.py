@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from assay.adversarial import WorstCase
+from assay.analyses.worst_case import WorstCase
+from assay.app.cli import app
 from assay.circuits import Circuit, load_circuit
-from assay.cli import app
 from assay.models import load_model
 
 

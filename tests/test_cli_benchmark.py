@@ -10,10 +10,10 @@ from type_checks import no_type_checks
 from typer.testing import CliRunner, Result
 
 import assay
-from assay.benchmark import DiscoveryBenchmark, TruthTable
-from assay.cli import app
-from assay.discovery import get_method
-from assay.runner.benchmark import quick_settings
+from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
+from assay.app.cli import app
+from assay.discovery.edges import get_method
+from assay.pipeline.benchmark import quick_settings
 
 
 PLANTED = "induction/gpt2/bare"

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
-from assay.cli import app
+from assay.app.cli import app
 from assay.models import load_model
 from assay.tasks import load_task
 

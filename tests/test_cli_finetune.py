@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import assay
-from assay.cli import app
+from assay.app.cli import app
 from assay.tasks import SHAPE_CLASSES, EvalTransform, draw_shapes, read_source
 from assay.zoo import save_model, split
 from assay.zoo.training import images_hash

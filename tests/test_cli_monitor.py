@@ -14,10 +14,10 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner
 
+from assay.app.cli import app
 from assay.circuits import load_scores
-from assay.cli import app
-from assay.discovery import discover
-from assay.runner import monitoring
+from assay.discovery.edges import discover
+from assay.pipeline import monitoring
 from assay.tasks import SHAPE_CLASSES, draw_shapes
 from assay.zoo import Zoo
 
@@ -166,7 +166,7 @@ def test_following_stops_at_the_first_alarm_or_after_enough_batches(run: Run, tm
 def test_metrics_are_served_while_it_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import urllib.request
 
-    from assay.service import metrics
+    from assay.app.monitor import metrics
 
     seen: list[str] = []
     publish = metrics.MetricsServer.publish
@@ -191,7 +191,7 @@ def test_metrics_are_served_while_it_runs(run: Run, monkeypatch: pytest.MonkeyPa
 def test_a_target_calibrates_on_the_corrupted_domains(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from assay.generalization import domain_shifts
+    from assay.analyses.generalization import domain_shifts
 
     monkeypatch.setattr(
         domain_shifts, "CORRUPTIONS", {key: domain_shifts.CORRUPTIONS[key] for key in ("fog-1", "solarize")}

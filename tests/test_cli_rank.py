@@ -12,9 +12,9 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 from typer.testing import CliRunner, Result
 
-from assay.cli import app
+from assay.app.cli import app
 from assay.models import load_model
-from assay.runner.targets import targets
+from assay.pipeline.targets import targets
 from assay.tasks import SHAPE_CLASSES, draw_shapes
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).resolve().parent / "report"))
 from synthetic_store import Filled, fill
 
-from assay.cli import app
+from assay.app.cli import app
 from assay.store import Store
 
 

@@ -12,8 +12,8 @@ from type_checks import no_type_checks
 from typer.testing import CliRunner, Result
 
 import assay
-from assay.cli import app
-from assay.subsets import CorrectnessData
+from assay.analyses.subsets import CorrectnessData
+from assay.app.cli import app
 
 
 N_MODELS, N_EXAMPLES, N_TURNED = 80, 200, 50
@@ -252,8 +252,8 @@ def test_wrong_use_is_answered_with_what_to_type(
 
 
 def test_the_fewest_models_of_digits_are_those_that_can_be_trained() -> None:
-    from assay.errors import InputError
-    from assay.subsets.digits import digits_recipes
+    from assay.analyses.subsets.digits import digits_recipes
+    from assay.core.errors import InputError
 
     assert len(digits_recipes(32)) == 32
     with pytest.raises(InputError, match="at least 32"):

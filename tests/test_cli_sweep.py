@@ -14,8 +14,8 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
-from assay.cli import app
-from assay.errors import InputError
+from assay.app.cli import app
+from assay.core.errors import InputError
 from assay.store import Store
 
 
@@ -60,7 +60,7 @@ def run(*arguments: object) -> Result:
 def start(plan: Path, store: Path, *more: str) -> "subprocess.Popen[str]":
     """The command in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "assay.cli", "sweep", str(plan), "--store", str(store), "--json", *more],
+        [sys.executable, "-m", "assay.app.cli", "sweep", str(plan), "--store", str(store), "--json", *more],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

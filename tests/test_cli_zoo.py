@@ -11,7 +11,7 @@ from click.testing import Result
 from PIL import Image
 from typer.testing import CliRunner
 
-from assay.cli import app
+from assay.app.cli import app
 from assay.tasks import draw_shapes
 from assay.zoo import Zoo, edge_scores
 

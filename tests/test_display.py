@@ -9,8 +9,8 @@ import pytest
 from chromium import Visit
 
 import assay
-from assay import display
-from assay.measurement import Interval, Measurement, Rule, Verdict
+from assay.core import display
+from assay.core.measurement import Interval, Measurement, Rule, Verdict
 from assay.stats import mean_of
 
 
@@ -205,5 +205,5 @@ def test_tables_have_a_row_per_thing_and_typed_columns(things: dict[str, Any]) -
 
 
 def test_a_measurement_without_examples_says_so() -> None:
-    with pytest.raises(assay.errors.InputError, match="keeps no values per example"):
+    with pytest.raises(assay.core.errors.InputError, match="keeps no values per example"):
         Measurement(id="a", name="a", value=1.0, n=1).to_frame()

@@ -86,7 +86,7 @@ def run_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         )
         assert finished.returncode == 0, f"{command}\n{finished.stdout}{finished.stderr}"
         return
-    from assay.cli import main
+    from assay.app.cli import main
 
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     status: int | str | None = 0

@@ -105,7 +105,7 @@ model = assay.load_model("mini")
 task = assay.load_task("ioi", model, n=6, seed=0)
 heads = [(0, 1), (2, 3)]
 report = assay.calibrate_all(heads, model, task, gates=["shelf-gate", "C11"])
-from assay.calibration.battery import prepare
+from assay.analyses.calibration.battery import prepare
 every = prepare(heads, model, task).gates
 circuit = assay.Circuit.full(model.graph)
 measured = assay.measure(circuit, model, task, "shelf-metric")
@@ -127,8 +127,8 @@ BROKEN = {
     "shelf-import": ("shelf_broken:method", "RuntimeError: its own dependency is missing"),
     "shelf-absent": ("shelf_nowhere:method", "No module named 'shelf_nowhere'"),
     "shelf-attribute": ("shelf_plugins:nothing", "has no attribute 'nothing'"),
-    "shelf-type": ("shelf_plugins:metric", "not an object of assay.discovery.method.EdgeMethod"),
-    "shelf-class": ("shelf_plugins:ShelfMethod", "not an object of assay.discovery.method.EdgeMethod"),
+    "shelf-type": ("shelf_plugins:metric", "not an object of assay.discovery.edges.method.EdgeMethod"),
+    "shelf-class": ("shelf_plugins:ShelfMethod", "not an object of assay.discovery.edges.method.EdgeMethod"),
     "shelf-name": ("shelf_plugins:method", "its key is 'shelf-method'; the entry point must have the same"),
 }
 
@@ -146,8 +146,8 @@ def test_a_broken_entry_is_named_with_its_package_and_breaks_no_other(tmp_path: 
     found = run(
         tmp_path,
         f"""
-from assay.discovery import METHODS
-from assay.errors import PluginError
+from assay.discovery.edges import METHODS
+from assay.core.errors import PluginError
 from assay.tasks import TASKS
 said = {{}}
 for name in {list(BROKEN)}:
@@ -178,7 +178,7 @@ print(json.dumps({{
         assert problem in found["said"][name]
     assert "not a subclass of assay.tasks.grammar.Grammar" in found["said"]["shelf-instance"]
     assert found["works"] == "shelf-method"
-    assert found["eap"] == "assay.discovery.attribution"
+    assert found["eap"] == "assay.discovery.edges.attribution"
     assert found["missing"] is False
     assert not set(BROKEN) & set(found["keys"])
     assert "shelf-method" in found["keys"]

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.errors import AssayWarning, InputError, UnknownNameError
+from assay.core.errors import AssayWarning, InputError, UnknownNameError
 from assay.graph import Graph, build_graph
 
 

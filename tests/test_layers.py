@@ -1,7 +1,7 @@
 """Imports go one way: a part may use the parts below it, never those above or beside it."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,24 +16,21 @@ SOURCE = Path(assay.__file__).resolve().parent
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "errors",
-        "machine",
-        "display untrusted",
-        "registry rng measurement",
+        "core",
         "stats",
         "graph objectives",
         "models tasks",
         "circuits",
         "execution",
-        "discovery heads",
+        "discovery",
         "metrics",
         "zoo",
-        "adversarial benchmark calibration generalization subsets",
-        "store catalogue claims",
+        "analyses/benchmark analyses/calibration analyses/generalization "
+        "analyses/subsets analyses/worst_case",
+        "store catalogue analyses/claims",
         "report",
-        "runner",
-        "sweep service",
-        "cli",
+        "pipeline",
+        "app",
         "__main__",
     )
 )
@@ -47,10 +44,10 @@ HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     "jinja2": ("report/",),
     "sqlalchemy": ("store/",),
     "alembic": ("store/",),
-    "starlette": ("service/",),
-    "uvicorn": ("service/",),
-    "prometheus_client": ("service/",),
-    "psutil": ("sweep/",),
+    "starlette": ("app/",),
+    "uvicorn": ("app/",),
+    "prometheus_client": ("app/",),
+    "psutil": ("pipeline/",),
     "pandas": (),
     "sklearn": ("stats/",),
     "networkx": (),
@@ -85,18 +82,25 @@ def imports(tree: ast.AST, *, package: str, at_load: bool = True) -> Iterator[Im
             base = ".".join([*parents, *([node.module] if node.module else [])])
             for alias in node.names:
                 # `from assay import store` imports a module, `from assay.store import Store` a name of one.
-                yield Import(f"assay.{alias.name}" if base == "assay" else base, node.lineno, at_load)
+                namespace = base in ("assay", "assay.analyses")
+                yield Import(f"{base}.{alias.name}" if namespace else base, node.lineno, at_load)
         else:
             deferred = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_type_checking(node)
             yield from imports(node, package=package, at_load=at_load and not deferred)
 
 
 def part_of(path: Path) -> str:
-    """The top-level module or folder that a file belongs to."""
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    """The top-level module or folder that a file belongs to; each analysis is a part of its own."""
+    return part_of_module(path.relative_to(SOURCE).with_suffix("").parts)
 
 
-FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+def part_of_module(parts: Sequence[str]) -> str:
+    """The part of a dotted name below `assay`."""
+    return "/".join(parts[:2]) if parts[0] == "analyses" and len(parts) > 1 else parts[0]
+
+
+NAMESPACES = (SOURCE / "__init__.py", SOURCE / "analyses/__init__.py")
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path not in NAMESPACES)
 
 
 def imports_of(path: Path) -> list[Import]:
@@ -109,40 +113,44 @@ def test_every_part_has_a_layer() -> None:
     assert not unplaced, f"give these a layer in tests/test_layers.py and docs/architecture.md: {unplaced}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_down_the_layers(path: Path) -> None:
-    own = part_of(path)
-    wrong = []
+def test_imports_go_down_the_layers() -> None:
+    wrong = [line for path in FILES for line in upward_imports(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def upward_imports(path: Path) -> Iterator[str]:
+    """A line for each import of a part above or beside the file's own."""
+    own, name = part_of(path), path.relative_to(SOURCE)
     for found in imports_of(path):
         parts = found.module.split(".")
         if parts[0] != "assay":
             continue
-        other = parts[1] if len(parts) > 1 else ""
+        other = part_of_module(parts[1:]) if len(parts) > 1 else ""
         if other not in RANK:
-            wrong.append(f"line {found.line}: import the home of a name, not `assay` itself ({found.module})")
+            yield f"{name}:{found.line}: import the home of a name, not `assay` itself ({found.module})"
         elif other != own and RANK[other] >= RANK[own]:
             direction = "beside" if RANK[other] == RANK[own] else "above"
-            wrong.append(f"line {found.line}: {other} stands {direction} {own}")
-    assert not wrong, f"{path.relative_to(SOURCE)}: " + "; ".join(wrong)
+            yield f"{name}:{found.line}: {other} is {direction} {own}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_heavy_imports_stand_at_module_level_only_at_home(path: Path) -> None:
-    relative = path.relative_to(SOURCE).as_posix()
+def test_heavy_imports_at_module_level_are_only_at_home() -> None:
     wrong = [
-        f"line {found.line}: {found.module}"
+        f"{path.relative_to(SOURCE)}:{found.line}: import {found.module} inside the function that needs it"
+        for path in FILES
         for found in imports_of(path)
         if found.at_load
         and found.module.split(".")[0] in HEAVY_HOMES
-        and not relative.startswith(HEAVY_HOMES[found.module.split(".")[0]] or ("/",))
+        and not path.relative_to(SOURCE)
+        .as_posix()
+        .startswith(HEAVY_HOMES[found.module.split(".")[0]] or ("/",))
     ]
-    assert not wrong, f"{relative}: import inside the function that needs it: " + "; ".join(wrong)
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_command_line_loads_only_what_help_needs() -> None:
-    allowed = {"assay.errors", "assay.cli", "assay.untrusted"}
+    allowed = ("assay.core.errors", "assay.app.cli", "assay.core.untrusted")
     slow = {"torch", "numpy", "scipy", "safetensors", "pydantic", "jaxtyping", "rich", *HEAVY_HOMES}
-    cli = [path for path in FILES if part_of(path) == "cli"]
+    cli = [path for path in FILES if path.is_relative_to(SOURCE / "app/cli")]
     wrong = [
         f"{path.name} line {found.line}: {found.module}"
         for path in cli
@@ -150,7 +158,7 @@ def test_the_command_line_loads_only_what_help_needs() -> None:
         if found.at_load
         and (
             found.module.split(".")[0] in slow
-            or (found.module.startswith("assay.") and ".".join(found.module.split(".")[:2]) not in allowed)
+            or (found.module.startswith("assay.") and not found.module.startswith(allowed))
         )
     ]
     assert not wrong, "; ".join(wrong)

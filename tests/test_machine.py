@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from assay import machine
-from assay.machine import free_memory, usable_cores
+from assay.core import machine
+from assay.core.machine import free_memory, usable_cores
 
 
 GIB = 1 << 30
@@ -86,11 +86,12 @@ def test_limits_of_the_first_version_hold(groups: Path, tmp_path: Path) -> None:
 def test_every_room_asks_here(groups: Path) -> None:
     import torch
 
-    from assay import execution, untrusted
-    from assay.subsets import archive, layouts
-    from assay.subsets.permutation import n_workers
-    from assay.subsets.selection import Settings
-    from assay.sweep.limits import Limits
+    from assay import execution
+    from assay.analyses.subsets import archive, layouts
+    from assay.analyses.subsets.permutation import n_workers
+    from assay.analyses.subsets.selection import Settings
+    from assay.core import untrusted
+    from assay.pipeline.limits import Limits
 
     (groups / "cpu.max").write_text("300000 100000\n")
     (groups / "memory.max").write_text(f"{GIB}\n")
@@ -113,8 +114,8 @@ def test_what_only_unix_has_is_not_imported() -> None:
         "import os, sys\n"
         "sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'termios'))\n"
         "del os.pread\n"
-        "import assay.cli, assay.runner.monitoring, assay.service.alarms, assay.service.watch, "
-        "assay.service.web\n"
+        "import assay.app.cli, assay.pipeline.monitoring, assay.app.monitor.alarms, assay.app.monitor.watch, "
+        "assay.app.site.web\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
@@ -123,8 +124,8 @@ def test_what_only_unix_has_is_not_imported() -> None:
 def test_logs_are_added_to_without_what_only_unix_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from assay.generalization.journal import Journal
-    from assay.service.alarms import AlarmFile
+    from assay.analyses.generalization.journal import Journal
+    from assay.app.monitor.alarms import AlarmFile
 
     monkeypatch.delattr("os.pread")
     (tmp_path / "readings.jsonl").write_text('{"kind": "a"}\n{"kind": "b", "cut o')

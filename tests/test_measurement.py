@@ -11,18 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.errors import InputError
-from assay.measurement import (
-    Interval,
-    Measurement,
-    Rule,
-    canonical_json,
-    library_version,
-    plain,
-    record_id,
-    undefined_interval,
-)
-from assay.rng import stream
+from assay.core.errors import InputError
+from assay.core.measurement import Interval, Measurement, Rule, undefined_interval
+from assay.core.random import stream
+from assay.core.record import canonical_json, library_version, plain, record_id
 from assay.stats import mean_of, ratio_of
 
 

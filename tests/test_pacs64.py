@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.generalization import alarm_curve, correlate, summarize_correlations
+from assay.analyses.generalization import alarm_curve, correlate, summarize_correlations
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -11,13 +11,12 @@ from PIL import Image
 from torch import nn
 
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
-from assay.errors import AssayWarning, InputError, OutputError, UnknownNameError
+from assay.core.errors import AssayWarning, InputError, OutputError, UnknownNameError
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit
 from assay.graph import build_graph
 from assay.models import Model, load_model
 from assay.objectives import OBJECTIVES
-from assay.report import save_report
-from assay.runner import (
+from assay.pipeline import (
     Audit,
     Sizes,
     audit,
@@ -35,9 +34,10 @@ from assay.runner import (
     stages,
     usual_prompts,
 )
-from assay.runner.inputs import draw_inputs, read_inputs
-from assay.runner.stages import recovery, registered
-from assay.runner.worst import usual_sizes
+from assay.pipeline.inputs import draw_inputs, read_inputs
+from assay.pipeline.stages import recovery, registered
+from assay.pipeline.worst import usual_sizes
+from assay.report import save_report
 from assay.store import Store
 from assay.tasks import PairTask, draw_shapes, load_task
 from assay.zoo import Zoo

@@ -12,7 +12,7 @@ import pytest
 
 import assay
 from assay.circuits import load_circuit, load_scores
-from assay.errors import InputError, MissingExtraError
+from assay.core.errors import InputError, MissingExtraError
 from assay.report.tracking import log_to_mlflow
 
 

@@ -13,8 +13,8 @@ from literal_vits import LiteralVit, Outputs
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.discovery import discover, output_scores
-from assay.discovery.gradients import ActivationDifferences, GradientSums
+from assay.discovery.edges import discover, output_scores
+from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
 from assay.execution import run_circuit, run_model
 from assay.metrics import measure
 from assay.models import Model, load_model

@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import special
 
-from assay.rng import stream
+from assay.core.random import stream
 from assay.stats import certificate, clopper_pearson
 
 

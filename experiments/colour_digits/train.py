@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.rng import torch_stream
+from assay.core.random import torch_stream
 from assay.tasks import EvalTransform
 from assay.tasks.digits import DIGIT_AGREEMENTS, DIGIT_CLASSES, SIDE, draw_digits
 

@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from assay.benchmark import DiscoveryBenchmark, TruthTable, benchmark_discovery, measure_truth
-from assay.benchmark.targets import find_target
+from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable, benchmark_discovery, measure_truth
+from assay.analyses.benchmark.targets import find_target
 from assay.circuits import write_atomically
-from assay.discovery import METHODS, discover
+from assay.discovery.edges import METHODS, discover
 from assay.models.planted import planted_names
+from assay.pipeline.benchmark import parse_options
 from assay.report import benchmark_figures, benchmark_tables
 from assay.report.benchmark_figures import write_picture
-from assay.runner.benchmark import parse_options
 
 
 HERE = Path(__file__).resolve().parent

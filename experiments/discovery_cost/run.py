@@ -16,7 +16,7 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 import assay
-from assay.generalization.cost import discovery_cost
+from assay.analyses.generalization.cost import discovery_cost
 from assay.report.rank_figures import cost_data, plot_cost
 from assay.tasks import EvalTransform, draw_shapes
 

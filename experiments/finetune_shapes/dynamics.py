@@ -8,7 +8,7 @@ Writes training_dynamics.json beside this file and the picture of the documentat
 import json
 from pathlib import Path
 
-from assay.generalization.dynamics import training_dynamics
+from assay.analyses.generalization.dynamics import training_dynamics
 from assay.report.dynamics import dynamics_figure
 from assay.tasks import draw_shapes
 from assay.zoo import Zoo

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from assay.generalization.circuit_loss import CircuitSettings
-from assay.generalization.finetuning import finetune
+from assay.analyses.generalization.circuit_loss import CircuitSettings
+from assay.analyses.generalization.finetuning import finetune
 from assay.models import load_model
 from assay.report.dynamics import dynamics_figure
 from assay.tasks import draw_shapes

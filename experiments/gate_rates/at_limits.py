@@ -7,8 +7,8 @@ from limits import CELLS, PROMISED, SHAPES, Cell
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from assay.core.random import stream
 from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
-from assay.rng import stream
 from assay.stats import clopper_pearson
 
 

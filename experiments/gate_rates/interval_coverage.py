@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.calibration import planted
-from assay.measurement import ONE_SIDED_95, Interval
-from assay.rng import stream
+from assay.analyses.calibration import planted
+from assay.core.measurement import ONE_SIDED_95, Interval
+from assay.core.random import stream
 from assay.stats import (
     clopper_pearson,
     confidence_sequence,

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from assay.rng import stream
+from assay.core.random import stream
 from assay.store import Store
 
 
@@ -88,7 +88,7 @@ class Sweep:
         self._command = [
             sys.executable,
             "-m",
-            "assay.cli",
+            "assay.app.cli",
             "sweep",
             str(plan),
             "--store",

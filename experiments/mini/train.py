@@ -22,7 +22,7 @@ from tokenizer import save_tokenizer
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from assay.rng import stream
+from assay.core.random import stream
 from assay.tasks import pair_task
 
 

@@ -9,7 +9,7 @@ task, so that C17 has something to tell apart. About a minute per task.
 import json
 from pathlib import Path
 
-from assay import runner
+from assay import pipeline
 from assay.models import load_model
 from assay.report import calibration_figure
 
@@ -23,13 +23,13 @@ def main() -> None:
     model = load_model("mini")
     found = {}
     for task in GROUPS:
-        runs = runner.runs_of(model, task, None, progress=lambda *step: None)
-        found[task] = (runner.usual_prompts(runs.task).task, runs.circuit)
+        runs = pipeline.runs_of(model, task, None, progress=lambda *step: None)
+        found[task] = (pipeline.usual_prompts(runs.task).task, runs.circuit)
     results = {}
     for task, groups in GROUPS.items():
         prompts, circuit = found[task]
         others = [pair for name, pair in found.items() if name != task]
-        document = runner.calibrate_stored(circuit, model, prompts, against=others, groups=groups).document
+        document = pipeline.calibrate_stored(circuit, model, prompts, against=others, groups=groups).document
         calibration_figure(document, IMAGES / f"gates-{task}.svg")
         results[task] = {
             "circuit": document["circuit"],

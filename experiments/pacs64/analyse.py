@@ -16,9 +16,7 @@ import numpy as np
 from monitor import best_model
 from pacs import DOMAINS, ID_DOMAINS, RESULTS, SEED, arguments, read, split
 
-from assay.circuits import EdgeScores
-from assay.circuits.files import load_scores
-from assay.generalization import (
+from assay.analyses.generalization import (
     DISTANCES,
     alarm_curve,
     baselines,
@@ -32,7 +30,9 @@ from assay.generalization import (
     summarize_correlations,
     universal_motif,
 )
-from assay.rng import stream
+from assay.circuits import EdgeScores
+from assay.circuits.files import load_scores
+from assay.core.random import stream
 
 
 DRAWS = 1000

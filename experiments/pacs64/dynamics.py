@@ -15,8 +15,8 @@ from measure import circuit_task, outputs
 from pacs import DOMAINS, RESULTS, arguments, read, split
 
 import assay
-from assay.discovery import output_scores
-from assay.generalization import output_depth_bias
+from assay.analyses.generalization import output_depth_bias
+from assay.discovery.edges import output_scores
 
 
 def main() -> None:

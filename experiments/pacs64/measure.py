@@ -16,7 +16,7 @@ import torch
 from pacs import DOMAINS, ID_DOMAINS, SEED, TRANSFORM, arguments, read, split
 
 import assay
-from assay.generalization.baselines import sharpness
+from assay.analyses.generalization.baselines import sharpness
 from assay.tasks import ImageSet, ImageTask
 
 

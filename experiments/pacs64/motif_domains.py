@@ -17,10 +17,10 @@ from monitor import IMAGES, best_model, domains
 from pacs import DOMAINS, RESULTS, SEED, arguments
 from scipy.stats import spearmanr
 
+from assay.analyses.generalization import dependency_matrix
+from assay.analyses.generalization.comparison import motif_over_domains
+from assay.analyses.generalization.inspection import Inspection
 from assay.circuits.files import load_scores
-from assay.generalization import dependency_matrix
-from assay.generalization.comparison import motif_over_domains
-from assay.generalization.inspection import Inspection
 
 
 KINDS = {"new": "new/", "known": "known/"}

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.rng import stream
+from assay.core.random import stream
 from assay.tasks import EvalTransform, ImageSet, read_npz
 
 

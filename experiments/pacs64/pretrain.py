@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import ViTForImageClassification
 
-from assay.rng import stream, torch_stream
+from assay.core.random import stream, torch_stream
 from assay.tasks import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
 from assay.zoo import Augmentation
 

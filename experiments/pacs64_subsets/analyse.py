@@ -18,12 +18,12 @@ from images import OOD_DOMAIN, RESULTS
 from images import read as read_images
 
 from assay import save_report
-from assay.measurement import plain
-from assay.subsets import CorrectnessData, SelectionPath, selection_path
-from assay.subsets.line import correlate
-from assay.subsets.model_curve import models_needed
-from assay.subsets.replication import example_correlations, replicate_examples, replicate_halves
-from assay.subsets.verdict import cross_fit
+from assay.analyses.subsets import CorrectnessData, SelectionPath, selection_path
+from assay.analyses.subsets.line import correlate
+from assay.analyses.subsets.model_curve import models_needed
+from assay.analyses.subsets.replication import example_correlations, replicate_examples, replicate_halves
+from assay.analyses.subsets.verdict import cross_fit
+from assay.core.record import plain
 
 
 SEED = 0

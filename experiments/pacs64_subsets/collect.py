@@ -11,7 +11,7 @@ from images import OOD_DOMAIN, RESULTS, arguments
 from recipes import recipes
 from train import prepare
 
-from assay.subsets import CorrectnessData
+from assay.analyses.subsets import CorrectnessData
 
 
 COLUMNS = ("name", "family", "estimator", "kind", "features", "subset", "settings")

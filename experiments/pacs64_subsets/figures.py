@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from scipy.special import ndtri
 from tables import PRINTED, load
 
-from assay.subsets import CorrectnessData
-from assay.subsets.line import fit_line, probit
-from assay.subsets.published import load_published
+from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets.line import fit_line, probit
+from assay.analyses.subsets.published import load_published
 
 
 PICTURES = HERE.parents[1] / "docs" / "images"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from assay.rng import stream
+from assay.core.random import stream
 from assay.tasks import ImageSet, read_npz
 
 

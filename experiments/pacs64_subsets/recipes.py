@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from images import FEATURES, ID_DOMAINS, SEED
 
-from assay.rng import stream
+from assay.core.random import stream
 
 
 DRAWS = 6

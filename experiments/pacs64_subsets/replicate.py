@@ -13,13 +13,13 @@ from analyse import SEED, read, write
 from images import RESULTS
 from scipy import stats
 
-from assay.rng import stream
-from assay.subsets import CorrectnessData
-from assay.subsets.consistency import expected_jaccard
-from assay.subsets.line import correlate, fit_line, line_correlations
-from assay.subsets.published import load_published
-from assay.subsets.replication import example_correlations
-from assay.subsets.splits import unit_codes
+from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets.consistency import expected_jaccard
+from assay.analyses.subsets.line import correlate, fit_line, line_correlations
+from assay.analyses.subsets.published import load_published
+from assay.analyses.subsets.replication import example_correlations
+from assay.analyses.subsets.splits import unit_codes
+from assay.core.random import stream
 
 
 DRAWS = 1000

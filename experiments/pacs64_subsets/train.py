@@ -15,7 +15,7 @@ from images import ID_DOMAINS, OOD_DOMAIN, SEED, arguments, features, read, trai
 from networks import predict_network
 from recipes import NETWORKS, Recipe, recipes, rows_of
 
-from assay.rng import stream
+from assay.core.random import stream
 
 
 def prepare(data: Path, work: Path) -> dict[str, np.ndarray]:

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 import assay
-from assay.benchmark import planted_task
+from assay.analyses.benchmark import planted_task
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery import consensus
+from assay.discovery.edges import consensus
 from assay.models.planted import Planted, planted_model, planted_names, vit
 from assay.stats import auroc
 

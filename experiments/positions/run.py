@@ -21,7 +21,7 @@ import torch
 import assay
 from assay.circuits import Circuit
 from assay.circuits.positions import PositionCircuit
-from assay.discovery.positions import discover_positions
+from assay.discovery.edges.positions import discover_positions
 from assay.execution import CircuitRuns
 from assay.metrics.positions import measure_positions
 from assay.models.planted import planted_model

@@ -21,7 +21,7 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 
 import assay
-from assay.discovery import EdgeMethod, get_method
+from assay.discovery.edges import EdgeMethod, get_method
 from assay.models import Model
 from assay.tasks import PairTask
 

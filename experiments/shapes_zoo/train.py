@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers import ViTConfig, ViTForImageClassification, ViTForMaskedImageModeling
 
-from assay.rng import stream, torch_stream
+from assay.core.random import stream, torch_stream
 from assay.tasks import EvalTransform, ImageSet, draw_shapes
 from assay.zoo import Augmentation, Grid, Recipe, Zoo, initial_module, save_model, train, train_zoo
 from assay.zoo.training import score_of

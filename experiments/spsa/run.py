@@ -27,8 +27,8 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import roc_auc_score
 
 import assay
-from assay.discovery import Settings, discover
-from assay.discovery.spsa import spsa_sweep
+from assay.discovery.edges import Settings, discover
+from assay.discovery.edges.spsa import spsa_sweep
 from assay.execution import get_ablation
 from assay.models import Model
 from assay.models.planted import planted_model

@@ -26,12 +26,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from structures import N_EXAMPLES, N_MODELS, PLANTED, SIZE, STRUCTURES, Drawn, draw
 
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.permutation import Exchange, Parts
+from assay.analyses.subsets.selection import Settings, make_selection
+from assay.analyses.subsets.splits import split_models
+from assay.analyses.subsets.verdict import judge_sizes
 from assay.stats import clopper_pearson
-from assay.subsets.data import CorrectnessData
-from assay.subsets.permutation import Exchange, Parts
-from assay.subsets.selection import Settings, make_selection
-from assay.subsets.splits import split_models
-from assay.subsets.verdict import judge_sizes
 
 
 HERE = Path(__file__).resolve().parent

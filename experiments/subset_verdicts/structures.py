@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from assay.rng import stream
+from assay.core.random import stream
 
 
 N_MODELS, N_EXAMPLES, SIZE = 400, 3000, 250

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 
 import assay
-from assay.adversarial import repair, sample_pairs
-from assay.adversarial.evaluation import PairEvaluator
-from assay.adversarial.inputs import PairSample
-from assay.adversarial.repair import largest_top
+from assay.analyses.worst_case import repair, sample_pairs
+from assay.analyses.worst_case.evaluation import PairEvaluator
+from assay.analyses.worst_case.inputs import PairSample
+from assay.analyses.worst_case.repair import largest_top
 from assay.circuits import Circuit
-from assay.discovery import MaskSettings
+from assay.discovery.edges import MaskSettings
 from assay.execution import SoftRunner
 from assay.models import Model
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 import assay
-from assay.adversarial import matrix_search, sample_pairs, search_worst
-from assay.adversarial.evaluation import PairEvaluator
+from assay.analyses.worst_case import matrix_search, sample_pairs, search_worst
+from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.circuits import Circuit
 from assay.models import Model
 

@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from assay.adversarial import WorstCase, worst_case
-    from assay.benchmark import benchmark_discovery, measure_truth
-    from assay.calibration import calibrate, calibrate_all
-    from assay.catalogue import list_entries as list  # noqa: A004 - the name users know
-    from assay.circuits import Circuit, EdgeScores, certify, load_circuit, load_scores
-    from assay.discovery import consensus, discover, discover_positions, output_scores
-    from assay.errors import AssayError
-    from assay.execution import CircuitRuns, run_circuit, run_model
-    from assay.generalization import (
+    from assay.analyses.benchmark import benchmark_discovery, measure_truth
+    from assay.analyses.calibration import calibrate, calibrate_all
+    from assay.analyses.generalization import (
         Monitor,
         baselines,
         calibrate_threshold,
@@ -34,18 +28,8 @@ if TYPE_CHECKING:
         motif,
         universal_motif,
     )
-    from assay.generalization import rank_models as rank
-    from assay.graph import Graph, build_graph
-    from assay.heads import HeadScores, discover_heads
-    from assay.measurement import Interval, Measurement, Verdict
-    from assay.metrics import faithfulness_curve, measure
-    from assay.models import Model, load_model
-    from assay.models.planted import planted_model
-    from assay.report import save_report
-    from assay.runner import audit
-    from assay.stats import percentile_confidence, percentile_sample_size
-    from assay.store import Store
-    from assay.subsets import (
+    from assay.analyses.generalization import rank_models as rank
+    from assay.analyses.subsets import (
         CorrectnessData,
         SelectionPath,
         Subset,
@@ -54,6 +38,22 @@ if TYPE_CHECKING:
         selection_consistency,
         selection_path,
     )
+    from assay.analyses.worst_case import WorstCase, worst_case
+    from assay.catalogue import list_entries as list  # noqa: A004 - the name users know
+    from assay.circuits import Circuit, EdgeScores, certify, load_circuit, load_scores
+    from assay.core.errors import AssayError
+    from assay.core.measurement import Interval, Measurement, Verdict
+    from assay.discovery.edges import consensus, discover, discover_positions, output_scores
+    from assay.discovery.heads import HeadScores, discover_heads
+    from assay.execution import CircuitRuns, run_circuit, run_model
+    from assay.graph import Graph, build_graph
+    from assay.metrics import faithfulness_curve, measure
+    from assay.models import Model, load_model
+    from assay.models.planted import planted_model
+    from assay.pipeline import audit
+    from assay.report import save_report
+    from assay.stats import percentile_confidence, percentile_sample_size
+    from assay.store import Store
     from assay.tasks import ImageTask, PairTask, load_images, load_task
     from assay.zoo import Zoo
 
@@ -124,65 +124,65 @@ __all__ = [
 # Where each public name lives: (module, attribute). The exports test keeps this, `__all__` and the imports
 # above in step.
 _HOMES = {
-    "AssayError": ("assay.errors", "AssayError"),
+    "AssayError": ("assay.core.errors", "AssayError"),
     "Circuit": ("assay.circuits", "Circuit"),
     "CircuitRuns": ("assay.execution", "CircuitRuns"),
-    "CorrectnessData": ("assay.subsets", "CorrectnessData"),
+    "CorrectnessData": ("assay.analyses.subsets", "CorrectnessData"),
     "EdgeScores": ("assay.circuits", "EdgeScores"),
     "Graph": ("assay.graph", "Graph"),
-    "HeadScores": ("assay.heads", "HeadScores"),
+    "HeadScores": ("assay.discovery.heads", "HeadScores"),
     "ImageTask": ("assay.tasks", "ImageTask"),
-    "Interval": ("assay.measurement", "Interval"),
-    "Measurement": ("assay.measurement", "Measurement"),
+    "Interval": ("assay.core.measurement", "Interval"),
+    "Measurement": ("assay.core.measurement", "Measurement"),
     "Model": ("assay.models", "Model"),
-    "Monitor": ("assay.generalization", "Monitor"),
+    "Monitor": ("assay.analyses.generalization", "Monitor"),
     "PairTask": ("assay.tasks", "PairTask"),
-    "SelectionPath": ("assay.subsets", "SelectionPath"),
+    "SelectionPath": ("assay.analyses.subsets", "SelectionPath"),
     "Store": ("assay.store", "Store"),
-    "Subset": ("assay.subsets", "Subset"),
-    "Verdict": ("assay.measurement", "Verdict"),
-    "WorstCase": ("assay.adversarial", "WorstCase"),
+    "Subset": ("assay.analyses.subsets", "Subset"),
+    "Verdict": ("assay.core.measurement", "Verdict"),
+    "WorstCase": ("assay.analyses.worst_case", "WorstCase"),
     "Zoo": ("assay.zoo", "Zoo"),
-    "audit": ("assay.runner", "audit"),
-    "baselines": ("assay.generalization", "baselines"),
-    "benchmark_discovery": ("assay.benchmark", "benchmark_discovery"),
+    "audit": ("assay.pipeline", "audit"),
+    "baselines": ("assay.analyses.generalization", "baselines"),
+    "benchmark_discovery": ("assay.analyses.benchmark", "benchmark_discovery"),
     "build_graph": ("assay.graph", "build_graph"),
-    "calibrate": ("assay.calibration", "calibrate"),
-    "calibrate_all": ("assay.calibration", "calibrate_all"),
-    "calibrate_threshold": ("assay.generalization", "calibrate_threshold"),
+    "calibrate": ("assay.analyses.calibration", "calibrate"),
+    "calibrate_all": ("assay.analyses.calibration", "calibrate_all"),
+    "calibrate_threshold": ("assay.analyses.generalization", "calibrate_threshold"),
     "certify": ("assay.circuits", "certify"),
-    "circuit_shift": ("assay.generalization", "circuit_shift"),
-    "consensus": ("assay.discovery", "consensus"),
-    "dependency_depth_bias": ("assay.generalization", "dependency_depth_bias"),
-    "dependency_matrix": ("assay.generalization", "dependency_matrix"),
-    "discover": ("assay.discovery", "discover"),
-    "discover_heads": ("assay.heads", "discover_heads"),
-    "discover_positions": ("assay.discovery", "discover_positions"),
+    "circuit_shift": ("assay.analyses.generalization", "circuit_shift"),
+    "consensus": ("assay.discovery.edges", "consensus"),
+    "dependency_depth_bias": ("assay.analyses.generalization", "dependency_depth_bias"),
+    "dependency_matrix": ("assay.analyses.generalization", "dependency_matrix"),
+    "discover": ("assay.discovery.edges", "discover"),
+    "discover_heads": ("assay.discovery.heads", "discover_heads"),
+    "discover_positions": ("assay.discovery.edges", "discover_positions"),
     "faithfulness_curve": ("assay.metrics", "faithfulness_curve"),
-    "finetune": ("assay.generalization", "finetune"),
+    "finetune": ("assay.analyses.generalization", "finetune"),
     "list": ("assay.catalogue", "list_entries"),
     "load_circuit": ("assay.circuits", "load_circuit"),
     "load_images": ("assay.tasks", "load_images"),
     "load_model": ("assay.models", "load_model"),
     "load_scores": ("assay.circuits", "load_scores"),
-    "load_subset": ("assay.subsets", "load_subset"),
+    "load_subset": ("assay.analyses.subsets", "load_subset"),
     "load_task": ("assay.tasks", "load_task"),
     "measure": ("assay.metrics", "measure"),
-    "measure_truth": ("assay.benchmark", "measure_truth"),
-    "motif": ("assay.generalization", "motif"),
-    "oodselect": ("assay.subsets", "oodselect"),
-    "output_scores": ("assay.discovery", "output_scores"),
+    "measure_truth": ("assay.analyses.benchmark", "measure_truth"),
+    "motif": ("assay.analyses.generalization", "motif"),
+    "oodselect": ("assay.analyses.subsets", "oodselect"),
+    "output_scores": ("assay.discovery.edges", "output_scores"),
     "percentile_confidence": ("assay.stats", "percentile_confidence"),
     "percentile_sample_size": ("assay.stats", "percentile_sample_size"),
     "planted_model": ("assay.models.planted", "planted_model"),
-    "rank": ("assay.generalization", "rank_models"),
+    "rank": ("assay.analyses.generalization", "rank_models"),
     "run_circuit": ("assay.execution", "run_circuit"),
     "run_model": ("assay.execution", "run_model"),
     "save_report": ("assay.report", "save_report"),
-    "selection_consistency": ("assay.subsets", "selection_consistency"),
-    "selection_path": ("assay.subsets", "selection_path"),
-    "universal_motif": ("assay.generalization", "universal_motif"),
-    "worst_case": ("assay.adversarial", "worst_case"),
+    "selection_consistency": ("assay.analyses.subsets", "selection_consistency"),
+    "selection_path": ("assay.analyses.subsets", "selection_path"),
+    "universal_motif": ("assay.analyses.generalization", "universal_motif"),
+    "worst_case": ("assay.analyses.worst_case", "worst_case"),
 }
 
 

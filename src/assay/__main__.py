@@ -1,6 +1,6 @@
 """`python -m assay`: the command `assay`."""
 
-from assay.cli import main
+from assay.app.cli import main
 
 
 main()

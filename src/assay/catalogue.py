@@ -8,20 +8,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from assay.errors import unknown_name
-from assay.registry import Registry
+from assay.core.errors import unknown_name
+from assay.core.registry import Registry
 
 
 # Kind -> where its registry lives; imported when the kind is asked for.
 KINDS: dict[str, tuple[str, str]] = {
     "ablations": ("assay.execution", "ABLATIONS"),
     "corruptions": ("assay.tasks", "CORRUPTIONS"),
-    "distances": ("assay.generalization", "DISTANCES"),
-    "divergences": ("assay.adversarial", "DIVERGENCES"),
-    "gates": ("assay.calibration", "GATES"),
-    "head-methods": ("assay.heads", "HEAD_METHODS"),
-    "interventions": ("assay.heads", "INTERVENTIONS"),
-    "methods": ("assay.discovery", "METHODS"),
+    "distances": ("assay.analyses.generalization", "DISTANCES"),
+    "divergences": ("assay.analyses.worst_case", "DIVERGENCES"),
+    "gates": ("assay.analyses.calibration", "GATES"),
+    "head-methods": ("assay.discovery.heads", "HEAD_METHODS"),
+    "interventions": ("assay.discovery.heads", "INTERVENTIONS"),
+    "methods": ("assay.discovery.edges", "METHODS"),
     "metrics": ("assay.metrics", "METRICS"),
     "models": ("assay.models", "FAMILIES"),
     "objectives": ("assay.objectives", "OBJECTIVES"),

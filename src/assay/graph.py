@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from assay.errors import AssayWarning, InputError, UnknownNameError, near_matches
+from assay.core.errors import AssayWarning, InputError, UnknownNameError, near_matches
 
 
 CHANNELS = ("q", "k", "v")

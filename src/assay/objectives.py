@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from assay.errors import InputError, ShapeError
-from assay.registry import Registry
+from assay.core.errors import InputError, ShapeError
+from assay.core.registry import Registry
 
 
 @runtime_checkable

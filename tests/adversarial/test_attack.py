@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 import assay
-from assay.adversarial import WorstCase, blocks, run_sample, sample_pairs, worst_case
-from assay.adversarial.sanity import check_known_runs
+from assay.analyses.worst_case import WorstCase, blocks, run_sample, sample_pairs, worst_case
+from assay.analyses.worst_case.sanity import check_known_runs
 from assay.circuits import Circuit
-from assay.errors import (
+from assay.core.errors import (
     GraphMismatchError,
     InconsistentRunError,
     InputError,
@@ -340,7 +340,7 @@ def module(name, path):
 
 shared, own, here = (module(*each) for each in {modules!r})
 from pathlib import Path
-from assay.adversarial import blocks
+from assay.analyses.worst_case import blocks
 from assay.models import load_model
 
 blocks.TILE = 4

@@ -9,12 +9,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from assay.adversarial import divergence as divergence_module
-from assay.adversarial.divergence import cross_divergences, get_divergence, table_divergences
-from assay.adversarial.evaluation import PairEvaluator, rerun
-from assay.adversarial.inputs import PromptSet
+from assay.analyses.worst_case import divergence as divergence_module
+from assay.analyses.worst_case.divergence import cross_divergences, get_divergence, table_divergences
+from assay.analyses.worst_case.evaluation import PairEvaluator, rerun
+from assay.analyses.worst_case.inputs import PromptSet
 from assay.circuits import Circuit
-from assay.errors import InputError, NonFiniteError
+from assay.core.errors import InputError, NonFiniteError
 from assay.execution import PairRunner
 from assay.metrics.outputs import divergences
 from assay.models import Model, load_model

@@ -9,9 +9,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from assay.adversarial.explain import explain
+from assay.analyses.worst_case.explain import explain
 from assay.circuits import Circuit
-from assay.errors import InputError, NonFiniteError
+from assay.core.errors import InputError, NonFiniteError
 from assay.execution import run_circuit, run_model
 from assay.models import Model, load_model
 from assay.tasks import PairTask

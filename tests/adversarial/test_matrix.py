@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
-from assay.adversarial import matrix
-from assay.adversarial.matrix import fit_table, matrix_search
-from assay.errors import InputError, NonFiniteError, ShapeError
+from assay.analyses.worst_case import matrix
+from assay.analyses.worst_case.matrix import fit_table, matrix_search
+from assay.core.errors import InputError, NonFiniteError, ShapeError
 
 
 class Table:

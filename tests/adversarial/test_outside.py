@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.adversarial.evaluation import PairEvaluator
-from assay.adversarial.outside import outside_grammar, read_words, unused_words
+from assay.analyses.worst_case.evaluation import PairEvaluator
+from assay.analyses.worst_case.outside import outside_grammar, read_words, unused_words
 from assay.circuits import Circuit
-from assay.errors import AssayWarning, FileFormatError, InputError, TokenizationError, UnknownNameError
+from assay.core.errors import AssayWarning, FileFormatError, InputError, TokenizationError, UnknownNameError
 from assay.models import Model, load_model
 from assay.tasks import load_task
 

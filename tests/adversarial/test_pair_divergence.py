@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assay.adversarial.divergence import DIVERGENCES, get_divergence, table_divergences
-from assay.errors import InputError, ShapeError, UnknownNameError
+from assay.analyses.worst_case.divergence import DIVERGENCES, get_divergence, table_divergences
+from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.metrics.outputs import divergences
 
 

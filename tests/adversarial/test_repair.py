@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.adversarial.evaluation import PairEvaluator
-from assay.adversarial.repair import disjoint_samples, exchanged, largest_top, repair
+from assay.analyses.worst_case.evaluation import PairEvaluator
+from assay.analyses.worst_case.repair import disjoint_samples, exchanged, largest_top, repair
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery import discover
-from assay.discovery.masks import MaskSettings
-from assay.errors import GraphMismatchError, InputError, UnknownNameError
+from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
+from assay.discovery.edges import discover
+from assay.discovery.edges.masks import MaskSettings
 from assay.graph import build_graph
 from assay.models import Model, load_model
 from assay.tasks import PairTask, load_task

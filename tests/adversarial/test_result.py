@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from torch import nn
 
-from assay.adversarial import PairSample, PromptSet, WorstCase, worst_case
-from assay.adversarial.exact import exact_comparison, exact_summary
-from assay.adversarial.result import Logits, Rerun
+from assay.analyses.worst_case import PairSample, PromptSet, WorstCase, worst_case
+from assay.analyses.worst_case.exact import exact_comparison, exact_summary
+from assay.analyses.worst_case.result import Logits, Rerun
 from assay.circuits import Circuit
-from assay.errors import (
+from assay.core.errors import (
     DegenerateDataWarning,
     FileFormatError,
     GraphMismatchError,
@@ -122,7 +122,7 @@ def test_the_golden_statistics() -> None:
     histogram = worst.histogram()
     assert histogram.counts.tolist() == expected["histogram_counts"]
     np.testing.assert_allclose(histogram.edges[[0, -1]], expected["histogram_edges_first_last"])
-    from assay.adversarial.rows import rank_pairs
+    from assay.analyses.worst_case.rows import rank_pairs
 
     assert rank_pairs(values, worst.sample, 10, distinct=True).place.tolist() == expected["top10_indices"]
     table = worst.by_field("field1", "field2", percentile=0.999)
@@ -420,7 +420,7 @@ def test_worst_pairs_are_distinct_with_their_multiplicity(measured: WorstCase) -
 
 
 def test_ties_come_by_clean_then_corrupted_index() -> None:
-    from assay.adversarial.rows import rank_pairs
+    from assay.analyses.worst_case.rows import rank_pairs
 
     values = np.array([[1.0, 3.0, 3.0], [3.0, 0.0, 5.0]])
     found = rank_pairs(values, made_of(values).sample, 4, distinct=True)

@@ -12,9 +12,9 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from assay.adversarial import worst_case
-from assay.adversarial.outside import unused_words
-from assay.adversarial.rows import pieces_of
+from assay.analyses.worst_case import worst_case
+from assay.analyses.worst_case.outside import unused_words
+from assay.analyses.worst_case.rows import pieces_of
 from assay.circuits import Circuit
 from assay.models import Model, load_model
 from assay.report import save_report

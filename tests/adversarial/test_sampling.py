@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.adversarial import sampling
-from assay.adversarial.inputs import PairSample, PromptSet
-from assay.adversarial.sampling import sample_pairs
-from assay.errors import InputError, TokenizationError, UnknownNameError
+from assay.analyses.worst_case import sampling
+from assay.analyses.worst_case.inputs import PairSample, PromptSet
+from assay.analyses.worst_case.sampling import sample_pairs
+from assay.core.errors import InputError, TokenizationError, UnknownNameError
 from assay.tasks import PairTask, load_task
 
 

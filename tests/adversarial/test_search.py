@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from assay.adversarial import PairSample, grammar_ascent, matrix_search, sample_pairs, search_worst
-from assay.adversarial.evaluation import PairEvaluator
-from assay.adversarial.first_order import FirstOrder
-from assay.adversarial.search import encoded
+from assay.analyses.worst_case import PairSample, grammar_ascent, matrix_search, sample_pairs, search_worst
+from assay.analyses.worst_case.evaluation import PairEvaluator
+from assay.analyses.worst_case.first_order import FirstOrder
+from assay.analyses.worst_case.search import encoded
 from assay.circuits import Circuit
-from assay.errors import InputError, NonFiniteError
+from assay.core.errors import InputError, NonFiniteError
 from assay.execution import run_circuit
 from assay.models import Model, load_model
 from assay.tasks import PairTask, Prompt, Tokens, load_task

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import assay
-from assay.benchmark import (
+from assay.analyses.benchmark import (
     BenchmarkRow,
     Bounded,
     Difference,
@@ -20,14 +20,14 @@ from assay.benchmark import (
     plain_seconds,
     planted_task,
 )
-from assay.benchmark.targets import find_target
+from assay.analyses.benchmark.targets import find_target
 from assay.circuits import EdgeScores
-from assay.errors import FileFormatError, GraphMismatchError, InputError, UnknownNameError
+from assay.core.errors import FileFormatError, GraphMismatchError, InputError, UnknownNameError
 from assay.graph import build_graph
 from assay.metrics import faithfulness_curve
 from assay.models import Model
 from assay.models.planted import planted_model
-from assay.runner.benchmark import export_submission, parse_options, quick_settings, read_scores
+from assay.pipeline.benchmark import export_submission, parse_options, quick_settings, read_scores
 from assay.tasks import ImageTask, PairTask, load_images
 
 
@@ -198,7 +198,7 @@ def order_of(gap: Bounded | None, *, names: tuple[str, str] = ("eap", "ifr")) ->
     rows = tuple(BenchmarkRow(name=name, method=name, reason=None if gap else "no images") for name in names)
     served = Bounded(value=0.0, low=0.0, high=0.0)
     if gap is not None:
-        from assay.benchmark import Ranked
+        from assay.analyses.benchmark import Ranked
 
         ranked = Ranked(cpr=served, cmd=served, faithfulness=(), kept_edges=())
         rows = tuple(replace(row, signed=ranked, absolute=ranked) for row in rows)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import assay
-from assay.benchmark import TruthTable, choose_entries, detect, measure_truth, planted_task
-from assay.benchmark.truth import TruthCell
+from assay.analyses.benchmark import TruthTable, choose_entries, detect, measure_truth, planted_task
+from assay.analyses.benchmark.truth import TruthCell
 from assay.circuits import EdgeScores
-from assay.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
 from assay.graph import Graph, build_graph
 from assay.models.planted import planted_model
 

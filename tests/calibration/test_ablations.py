@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from assay.calibration.ablations import ablation_invariance, method_invariance
-from assay.calibration.planted import methods
-from assay.errors import ShapeError, UnknownNameError
-from assay.measurement import Verdict
-from assay.rng import stream
+from assay.analyses.calibration.ablations import ablation_invariance, method_invariance
+from assay.analyses.calibration.planted import methods
+from assay.core.errors import ShapeError, UnknownNameError
+from assay.core.measurement import Verdict
+from assay.core.random import stream
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"

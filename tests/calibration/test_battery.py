@@ -11,17 +11,23 @@ import pytest
 import torch
 
 import assay
-from assay.calibration import GATES, bootstrap_stability, certified_stability, distributional_stability
-from assay.calibration.battery import CalibrationReport, calibrate_all, further_prompts, prepare
-from assay.calibration.judges import JUDGES
+from assay.analyses.calibration import (
+    GATES,
+    bootstrap_stability,
+    certified_stability,
+    distributional_stability,
+)
+from assay.analyses.calibration.battery import CalibrationReport, calibrate_all, further_prompts, prepare
+from assay.analyses.calibration.judges import JUDGES
 from assay.circuits import Circuit, HeadCircuit, Role
-from assay.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
-from assay.heads import MeasurementTable
-from assay.measurement import Verdict, record_id
+from assay.core.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
+from assay.core.measurement import Verdict
+from assay.core.record import record_id
+from assay.discovery.heads import MeasurementTable
 from assay.models import Model
 from assay.objectives import OBJECTIVES
+from assay.pipeline.gates import calibrate_stored, plan_calibration
 from assay.report.calibration import calibration_document
-from assay.runner.gates import calibrate_stored, plan_calibration
 from assay.store import Store
 from assay.tasks import PairTask, load_task
 
@@ -121,7 +127,7 @@ def test_forwarded_rows_of_the_derived_metrics(report: CalibrationReport, task: 
 
 
 def test_patching_scores_are_those_of_discover_heads(report: CalibrationReport, task: PairTask) -> None:
-    from assay.calibration.judges import Battery, _shares
+    from assay.analyses.calibration.judges import Battery, _shares
 
     scores = _shares(Battery(table=report.table), report.table)
     expected = assay.discover_heads(report.table.model, task, "activation-patching")
@@ -228,7 +234,7 @@ def test_a_gate_that_lost_a_method_stays_open(model: Model, task: PairTask) -> N
 def test_a_budget_flags_the_gates_over_all_heads(
     model: Model, task: PairTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.heads.table.RANDOM_HEADS", 8)
+    monkeypatch.setattr("assay.discovery.heads.table.RANDOM_HEADS", 8)
     found = calibrate_all(HEADS, model, task, gates=["C12", "C11", "F59"], max_passes=50)
     assert "partial_heads" in found["C12"].warnings
     assert "partial_heads" in found["F59"].warnings

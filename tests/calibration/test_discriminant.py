@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from assay.calibration.discriminant import discriminant_validity
-from assay.calibration.gate import gate_stream
-from assay.calibration.planted import TaskEffects, task_effects
-from assay.errors import InputError, ShapeError, UnknownNameError
+from assay.analyses.calibration.discriminant import discriminant_validity
+from assay.analyses.calibration.gate import gate_stream
+from assay.analyses.calibration.planted import TaskEffects, task_effects
+from assay.core.errors import InputError, ShapeError, UnknownNameError
 
 
 GOLDEN = json.loads(

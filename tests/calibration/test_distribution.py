@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from limits.attributions import ratio
 
-from assay.calibration.distribution import distributional_characterization, moments
-from assay.calibration.planted import allowed_errors, attributions
-from assay.errors import ShapeError
+from assay.analyses.calibration.distribution import distributional_characterization, moments
+from assay.analyses.calibration.planted import allowed_errors, attributions
+from assay.core.errors import ShapeError
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"

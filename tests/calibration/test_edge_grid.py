@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.calibration import (
+from assay.analyses.calibration import (
     ablation_invariance,
     bootstrap_stability,
     certified_stability,
@@ -23,8 +23,8 @@ from assay.calibration import (
     retest,
     seed_variance,
 )
-from assay.measurement import Verdict
-from assay.rng import stream
+from assay.core.measurement import Verdict
+from assay.core.random import stream
 
 
 P, H, K = 60, 12, 4

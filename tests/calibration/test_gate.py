@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from assay.calibration import gate as gates
-from assay.calibration.gate import gate_stream, paired, positive, undefined
-from assay.errors import InputError, ShapeError, UnknownNameError
+from assay.analyses.calibration import gate as gates
+from assay.analyses.calibration.gate import gate_stream, paired, positive, undefined
+from assay.core.errors import InputError, ShapeError, UnknownNameError
 
 
 def test_a_prompt_that_is_not_finite_in_one_run_is_dropped_from_all() -> None:

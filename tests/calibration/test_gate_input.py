@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from assay.calibration import (
+from assay.analyses.calibration import (
     ablation_invariance,
     bootstrap_stability,
     certified_stability,
@@ -22,9 +22,9 @@ from assay.calibration import (
     reliability_suite,
     seed_variance,
 )
-from assay.calibration.planted import role_circuit
-from assay.measurement import Verdict
-from assay.rng import stream
+from assay.analyses.calibration.planted import role_circuit
+from assay.core.measurement import Verdict
+from assay.core.random import stream
 
 
 P, H = 40, 12

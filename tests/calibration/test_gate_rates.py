@@ -16,11 +16,11 @@ import pytest
 from limits import CELLS, Cell
 from scipy import stats
 
-from assay.calibration.gate import GATES
-from assay.calibration.planted import allowed_errors
-from assay.calibration.worlds import WORLDS, World
-from assay.measurement import Verdict
-from assay.rng import stream
+from assay.analyses.calibration.gate import GATES
+from assay.analyses.calibration.planted import allowed_errors
+from assay.analyses.calibration.worlds import WORLDS, World
+from assay.core.measurement import Verdict
+from assay.core.random import stream
 
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "gate_rates"

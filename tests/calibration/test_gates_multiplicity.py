@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.calibration.multiplicity import PooledResult, multiple_comparisons, published_p_value
-from assay.errors import InputError, UnknownNameError
+from assay.analyses.calibration.multiplicity import PooledResult, multiple_comparisons, published_p_value
+from assay.core.errors import InputError, UnknownNameError
 
 
 GOLDEN = json.loads(

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.calibration import reliability
-from assay.calibration.planted import allowed_errors, items, profile, runs
-from assay.calibration.reliability import (
+from assay.analyses.calibration import reliability
+from assay.analyses.calibration.planted import allowed_errors, items, profile, runs
+from assay.analyses.calibration.reliability import (
     cronbach_items,
     reliability_suite,
     split_half,
     split_half_published,
 )
-from assay.errors import InputError, ShapeError
-from assay.measurement import Verdict
-from assay.rng import stream
+from assay.core.errors import InputError, ShapeError
+from assay.core.measurement import Verdict
+from assay.core.random import stream
 from assay.stats import draw_counts, intraclass_correlation, resampled_alpha_bounds
 
 

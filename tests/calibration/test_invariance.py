@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.calibration.invariance import choose_groups, measurement_invariance
-from assay.calibration.planted import allowed_errors, runs
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.measurement import Verdict
-from assay.rng import stream
+from assay.analyses.calibration.invariance import choose_groups, measurement_invariance
+from assay.analyses.calibration.planted import allowed_errors, runs
+from assay.core.errors import InputError, ShapeError, UnknownNameError
+from assay.core.measurement import Verdict
+from assay.core.random import stream
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"

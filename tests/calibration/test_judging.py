@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from assay.calibration import (
+from assay.analyses.calibration import (
     GATES,
     PooledResult,
     ablation_invariance,
@@ -32,11 +32,12 @@ from assay.calibration import (
     reliability_suite,
     seed_variance,
 )
-from assay.calibration.judging import _ADAPTERS
+from assay.analyses.calibration.judging import _ADAPTERS
 from assay.circuits import Circuit, HeadCircuit, load_head_circuit
 from assay.circuits.heads import Role
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.heads import (
+from assay.core.errors import InputError, ShapeError, UnknownNameError
+from assay.core.measurement import ONE_SIDED_95, Measurement, Verdict
+from assay.discovery.heads import (
     HeadScores,
     attribution_patching,
     composition,
@@ -48,8 +49,7 @@ from assay.heads import (
     weight_features,
     weight_scores,
 )
-from assay.heads.effects import activation_patching, drop_effect
-from assay.measurement import ONE_SIDED_95, Measurement, Verdict
+from assay.discovery.heads.effects import activation_patching, drop_effect
 from assay.metrics import measure
 from assay.models import Model, load_model
 from assay.stats import Estimate

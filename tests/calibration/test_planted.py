@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from assay.calibration.planted import (
+from assay.analyses.calibration.planted import (
     attributions,
     head_effects,
     items,
@@ -19,7 +19,7 @@ from assay.calibration.planted import (
     shifted_heads,
     task_effects,
 )
-from assay.errors import InputError
+from assay.core.errors import InputError
 
 
 def test_runs_have_the_faithfulness_and_spread_asked_for() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.calibration import (
+from assay.analyses.calibration import (
     GATES,
     PooledResult,
     bootstrap_stability,
@@ -25,9 +25,9 @@ from assay.calibration import (
     pooled_results,
 )
 from assay.circuits import load_head_circuit
-from assay.errors import InputError, UnknownNameError
-from assay.measurement import Verdict
-from assay.rng import stream
+from assay.core.errors import InputError, UnknownNameError
+from assay.core.measurement import Verdict
+from assay.core.random import stream
 
 
 N, H = 60, 24

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.calibration import find_gate
-from assay.calibration.planted import allowed_errors, runs
-from assay.calibration.reliability import retest
-from assay.calibration.resampling import bootstrap_stability, seed_variance
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.measurement import Verdict
-from assay.rng import stream
+from assay.analyses.calibration import find_gate
+from assay.analyses.calibration.planted import allowed_errors, runs
+from assay.analyses.calibration.reliability import retest
+from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
+from assay.core.errors import InputError, ShapeError, UnknownNameError
+from assay.core.measurement import Verdict
+from assay.core.random import stream
 
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from limits.separation import distance
 
-from assay.calibration.gate import undefined
-from assay.calibration.planted import allowed_errors, shifted_heads
-from assay.calibration.signal import _areas, _d_primes, derived_metrics, ratio_estimate
-from assay.errors import InputError, ShapeError
-from assay.measurement import Interval
+from assay.analyses.calibration.gate import undefined
+from assay.analyses.calibration.planted import allowed_errors, shifted_heads
+from assay.analyses.calibration.signal import _areas, _d_primes, derived_metrics, ratio_estimate
+from assay.core.errors import InputError, ShapeError
+from assay.core.measurement import Interval
 from assay.stats import Estimate, d_prime
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from assay.calibration.planted import allowed_errors, head_effects
-from assay.calibration.stability import _beyond_limit, certified_stability, distributional_stability
-from assay.errors import InputError, ShapeError
-from assay.rng import stream
+from assay.analyses.calibration.planted import allowed_errors, head_effects
+from assay.analyses.calibration.stability import _beyond_limit, certified_stability, distributional_stability
+from assay.core.errors import InputError, ShapeError
+from assay.core.random import stream
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.calibration.planted import paired_runs, role_circuit
-from assay.calibration.validity import incremental_validity, nomological_validity
+from assay.analyses.calibration.planted import paired_runs, role_circuit
+from assay.analyses.calibration.validity import incremental_validity, nomological_validity
 from assay.circuits import HeadCircuit
 from assay.circuits.heads import Role, load_head_circuit
-from assay.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError
 from assay.stats import RatioOfSums, top_members
 
 

@@ -22,7 +22,7 @@ from assay.circuits import (
     selection_probability,
 )
 from assay.circuits.certified import _decisions, clopper_pearson_limits
-from assay.errors import FileFormatError, GraphMismatchError, InputError, UnknownNameError
+from assay.core.errors import FileFormatError, GraphMismatchError, InputError, UnknownNameError
 from assay.graph import build_graph
 from assay.stats import clopper_pearson
 

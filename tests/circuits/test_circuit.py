@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores, load_circuit
-from assay.errors import (
+from assay.core.errors import (
     AssayWarning,
     FileFormatError,
     GraphMismatchError,

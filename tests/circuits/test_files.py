@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
-from assay.errors import FileFormatError, GraphMismatchError, OutputError
+from assay.core.errors import FileFormatError, GraphMismatchError, OutputError
 from assay.graph import build_graph
 
 

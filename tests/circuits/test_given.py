@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import assay
-from assay.adversarial import outside_grammar, repair, search_worst
+from assay.analyses.worst_case import outside_grammar, repair, search_worst
 from assay.circuits import Circuit, published_circuit
 from assay.circuits.given import named_circuit
-from assay.errors import GraphMismatchError, InputError, UnknownNameError
+from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.models import Model, load_model
 from assay.tasks import PairTask, load_task
 

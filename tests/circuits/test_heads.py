@@ -21,7 +21,7 @@ from assay.circuits import (
     load_head_circuit,
     published_head_circuits,
 )
-from assay.errors import AssayWarning, FileFormatError, GraphMismatchError, InputError, UnknownNameError
+from assay.core.errors import AssayWarning, FileFormatError, GraphMismatchError, InputError, UnknownNameError
 from assay.graph import build_graph
 
 

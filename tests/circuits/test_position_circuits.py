@@ -18,7 +18,7 @@ from assay.circuits.positions import (
     position_slots,
 )
 from assay.circuits.spans import Spans
-from assay.errors import (
+from assay.core.errors import (
     FileFormatError,
     GraphMismatchError,
     InputError,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.circuits import published_circuit, published_circuits
-from assay.errors import UnknownNameError
+from assay.core.errors import UnknownNameError
 
 
 SIZES = {

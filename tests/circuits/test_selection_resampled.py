@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.circuits import EdgeScores
 from assay.circuits.resampling import consistent_edges, resample_weights, top_counts
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.graph import build_graph
 
 

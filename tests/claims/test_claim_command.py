@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli import app
+from assay.app.cli import app
 
 
 Run = Callable[..., Any]

@@ -6,9 +6,9 @@ import math
 import pytest
 from claim_text import CONTENT, changed
 
-from assay.calibration import GATES
-from assay.claims import TIERS, Claim, Evidence, Outcome, parse_claim
-from assay.claims.evidence import (
+from assay.analyses.calibration import GATES
+from assay.analyses.claims import TIERS, Claim, Evidence, Outcome, parse_claim
+from assay.analyses.claims.evidence import (
     GATE_EVIDENCE,
     KINDS,
     NO_CONTRADICTION,
@@ -19,8 +19,8 @@ from assay.claims.evidence import (
     licensed,
     state_of,
 )
-from assay.errors import UnknownNameError
-from assay.measurement import Interval, Verdict
+from assay.core.errors import UnknownNameError
+from assay.core.measurement import Interval, Verdict
 
 
 def line(kind: str, state: str, *, required: bool = True) -> Evidence:

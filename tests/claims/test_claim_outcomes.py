@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.claims import Outcome, Prediction
-from assay.claims.outcomes import CONTRADICTED, HELD, LOST, OPEN, joint_state, predicted, rivalled, settle
+from assay.analyses.claims import Outcome, Prediction
+from assay.analyses.claims.outcomes import (
+    CONTRADICTED,
+    HELD,
+    LOST,
+    OPEN,
+    joint_state,
+    predicted,
+    rivalled,
+    settle,
+)
 
 
 N = 60

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from claim_text import CONTENT, changed
 
-from assay.claims import Claim, load_claim, parse_claim
-from assay.errors import FileFormatError, InputError, UnknownNameError
+from assay.analyses.claims import Claim, load_claim, parse_claim
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
 
 
 def test_a_claim_has_its_heads_roles_and_predictions() -> None:

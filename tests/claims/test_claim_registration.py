@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from assay.claims import load_claim, read_registration, register_claim
-from assay.claims.registration import difference, note_measured, registration_path
-from assay.claims.sets import known_shape
-from assay.errors import FileFormatError, InputError
+from assay.analyses.claims import load_claim, read_registration, register_claim
+from assay.analyses.claims.registration import difference, note_measured, registration_path
+from assay.analyses.claims.sets import known_shape
+from assay.core.errors import FileFormatError, InputError
 
 
 TEXT = """

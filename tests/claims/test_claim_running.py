@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from claim_text import CONTENT, changed
 
+from assay.analyses.claims import ClaimResult, parse_claim, read_registration, register_claim, run_claim
+from assay.analyses.claims.evidence import NO_CONTRADICTION
 from assay.circuits import Circuit
-from assay.claims import ClaimResult, parse_claim, read_registration, register_claim, run_claim
-from assay.claims.evidence import NO_CONTRADICTION
-from assay.errors import InputError
-from assay.heads.interventions import logits_under, outside
-from assay.heads.table import MeasurementTable
+from assay.core.errors import InputError
+from assay.discovery.heads.interventions import logits_under, outside
+from assay.discovery.heads.table import MeasurementTable
 from assay.models import Model, load_model
 from assay.objectives import get_objective
 from assay.tasks import load_task

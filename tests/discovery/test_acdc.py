@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from assay.benchmark import planted_task
-from assay.discovery import acdc as module
-from assay.discovery import discover
-from assay.discovery.acdc import Acdc
-from assay.errors import InputError, NonFiniteError, UnknownNameError
+from assay.analyses.benchmark import planted_task
+from assay.core.errors import InputError, NonFiniteError, UnknownNameError
+from assay.discovery.edges import acdc as module
+from assay.discovery.edges import discover
+from assay.discovery.edges.acdc import Acdc
 from assay.execution import ABLATIONS, run_circuit, run_model
 from assay.models import Model, load_model
 from assay.models.planted import planted_model

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.discovery import consensus
-from assay.errors import GraphMismatchError, InputError, UnknownNameError
+from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
+from assay.discovery.edges import consensus
 from assay.graph import Graph, build_graph
 
 

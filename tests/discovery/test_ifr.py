@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from vit_goldens import NAMES
 
 from assay.circuits import EdgeScores
-from assay.discovery import discover
-from assay.discovery.ifr import _importance
-from assay.errors import NonFiniteError
+from assay.core.errors import NonFiniteError
+from assay.discovery.edges import discover
+from assay.discovery.edges.ifr import _importance
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -157,10 +157,12 @@ def test_chunks_do_not_matter(module64: nn.Module, monkeypatch: pytest.MonkeyPat
     model = load_model(module64)
     task = random_task(model, ragged=True)
     whole = discover(model, task, "ifr", per_example=True)
-    monkeypatch.setattr("assay.discovery.ifr.CHUNK_BYTES", 1)
-    monkeypatch.setattr("assay.discovery.ifr.SLICE_BYTES", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr("assay.discovery.edges.ifr.CHUNK_BYTES", 1)
+    monkeypatch.setattr("assay.discovery.edges.ifr.SLICE_BYTES", {"cpu": 1, "cuda": 1})
     torch.testing.assert_close(discover(model, task, "ifr").values, whole.values)
-    monkeypatch.setattr("assay.discovery.ifr.CHUNK_BYTES", 4 * 8 * model.graph.n_sources * model.d_model)
+    monkeypatch.setattr(
+        "assay.discovery.edges.ifr.CHUNK_BYTES", 4 * 8 * model.graph.n_sources * model.d_model
+    )
     parts = discover(model, task, "ifr", per_example=True)
     torch.testing.assert_close(parts.per_example, whole.per_example)
 

@@ -12,12 +12,12 @@ from test_methods import random_task
 from torch import Tensor, nn
 
 from assay.circuits import EdgeScores
-from assay.discovery import METHODS, discover
-from assay.discovery.masked_runs import MaskedRuns, agreement
-from assay.discovery.method import Settings
-from assay.discovery.pruning import EdgePruning
-from assay.discovery.ugs import Ugs, _sample, reweighted
-from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, UnknownNameError
+from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, UnknownNameError
+from assay.discovery.edges import METHODS, discover
+from assay.discovery.edges.masked_runs import MaskedRuns, agreement
+from assay.discovery.edges.method import Settings
+from assay.discovery.edges.pruning import EdgePruning
+from assay.discovery.edges.ugs import Ugs, _sample, reweighted
 from assay.execution import ABLATIONS
 from assay.graph import build_graph
 from assay.models import Model, load_model

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery.masks import HardConcrete, MaskSettings, learn_mask
-from assay.errors import GraphMismatchError, InputError, NonFiniteError
+from assay.core.errors import GraphMismatchError, InputError, NonFiniteError
+from assay.discovery.edges.masks import HardConcrete, MaskSettings, learn_mask
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.graph import build_graph
 from assay.models import Model, load_model

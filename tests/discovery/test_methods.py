@@ -14,8 +14,8 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery import METHODS, discover, quadrature_nodes
-from assay.errors import AssayWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.errors import AssayWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.discovery.edges import METHODS, discover, quadrature_nodes
 from assay.execution import ABLATIONS
 from assay.models import Model, load_model
 from assay.tasks import PairBatch, PairTask, load_task
@@ -188,7 +188,7 @@ def test_refined_steps_equal_the_rule_they_stop_at(
     gpt2_tiny64: nn.Module, monkeypatch: pytest.MonkeyPatch, tolerance: float, steps: int, forward: int
 ) -> None:
     """Three nodes where they suffice, else nine; either way the scores are those of that midpoint rule."""
-    monkeypatch.setattr("assay.discovery.method.TOLERANCE", tolerance)
+    monkeypatch.setattr("assay.discovery.edges.method.TOLERANCE", tolerance)
     model = load_model(gpt2_tiny64)
     task = random_task(model)
     with warnings.catch_warnings(record=True) as caught:
@@ -480,7 +480,7 @@ def test_the_passes_that_measured_the_means_are_the_clean_ones(
     task = random_task(model, n=5)
     settings = {"ablation": ablation, "steps": 2, "batch_size": 2, "per_example": True}
     kept = discover(model, task, "eap-ig-inputs", **settings)
-    monkeypatch.setattr("assay.discovery.method.KEPT_BYTES", 0)
+    monkeypatch.setattr("assay.discovery.edges.method.KEPT_BYTES", 0)
     again = discover(model, task, "eap-ig-inputs", **settings)
     assert torch.equal(kept.values, again.values)
     assert torch.equal(kept.per_example, again.per_example)

@@ -6,9 +6,9 @@ import transformers
 import vit_goldens
 from torch import nn
 
-from assay.discovery import discover, output_scores
-from assay.errors import InputError
-from assay.generalization import dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization import dependency_depth_bias, output_depth_bias
+from assay.core.errors import InputError
+from assay.discovery.edges import discover, output_scores
 from assay.models import load_model
 from assay.tasks import ImageTask, load_task
 

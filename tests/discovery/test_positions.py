@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from assay.circuits import Circuit
 from assay.circuits.positions import PositionCircuit, PositionScores, position_slots
 from assay.circuits.spans import Spans
-from assay.discovery import METHODS, discover, get_method
-from assay.discovery.positions import discover_positions
-from assay.errors import GraphMismatchError, InputError, NonFiniteError, UnknownNameError
+from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, UnknownNameError
+from assay.discovery.edges import METHODS, discover, get_method
+from assay.discovery.edges.positions import discover_positions
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit, run_model
 from assay.execution.positions import run_position_circuit
 from assay.metrics import measure

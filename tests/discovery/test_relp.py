@@ -16,9 +16,9 @@ from test_methods import Literal, assert_scores, random_task
 from torch import Tensor, nn
 from vit_conformance import image_task, randomise
 
-from assay.discovery import discover
-from assay.discovery.relp import Relp, relevance_rules
-from assay.errors import InputError, UnknownNameError, UnsupportedModelError
+from assay.core.errors import InputError, UnknownNameError, UnsupportedModelError
+from assay.discovery.edges import discover
+from assay.discovery.edges.relp import Relp, relevance_rules
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

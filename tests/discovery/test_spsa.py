@@ -9,11 +9,11 @@ import vit_goldens
 from scipy import stats
 from torch import Tensor, nn
 
-from assay.discovery import Settings, discover
-from assay.discovery.attribution import EapIgInputs
-from assay.discovery.quadrature import Node, quadrature_nodes
-from assay.discovery.spsa import _Estimator, spsa_coefficients, spsa_sweep
-from assay.errors import InputError, NonFiniteError
+from assay.core.errors import InputError, NonFiniteError
+from assay.discovery.edges import Settings, discover
+from assay.discovery.edges.attribution import EapIgInputs
+from assay.discovery.edges.quadrature import Node, quadrature_nodes
+from assay.discovery.edges.spsa import _Estimator, spsa_coefficients, spsa_sweep
 from assay.execution import get_ablation
 from assay.execution.soft import SoftRunner
 from assay.models import Model, load_model

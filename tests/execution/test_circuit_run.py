@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
+from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
 from assay.execution import ABLATIONS, CircuitRuns, compile_plan, run_circuit, run_model
 from assay.execution.plan import source_types
 from assay.graph import build_graph

@@ -10,7 +10,7 @@ from test_circuit_run import GOLDEN, golden_model, random_task
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.execution import PairRunner, PreparedInputs, run_circuit
 from assay.execution.feeds import lay_out
 from assay.models import load_model
@@ -172,7 +172,9 @@ def test_pairs_of_a_ragged_task_are_read_where_each_prompt_ends(module64: nn.Mod
     torch.testing.assert_close(found, run_circuit(model, own, circuit), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:a name like:assay.errors.AssayWarning")  # golden files keep older names
+@pytest.mark.filterwarnings(
+    "ignore:a name like:assay.core.errors.AssayWarning"
+)  # golden files keep older names
 def test_golden_counts_of_live_mixed_sources() -> None:
     """What is computed per pair is what the golden files call mixed and live."""
     for name in ("gpt2_tiny", "llama_tiny", "neox_tiny"):

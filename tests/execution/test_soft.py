@@ -10,7 +10,7 @@ from test_circuit_run import GOLDEN, ablated_outputs, golden_model, random_task
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError
 from assay.execution import run_circuit, run_model
 from assay.execution.soft import SoftRunner
 from assay.models import Model, load_model

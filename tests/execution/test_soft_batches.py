@@ -8,7 +8,7 @@ from test_circuit_run import ablated_outputs, random_task
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.errors import ShapeError
+from assay.core.errors import ShapeError
 from assay.execution import get_ablation, run_circuit, run_model
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model, load_model

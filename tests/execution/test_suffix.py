@@ -8,8 +8,8 @@ from cut_models import NAMES, model_and_task, random_prompts
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.discovery import discover
-from assay.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError
+from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, SuffixRunner, run_circuit, run_model
 from assay.models import Model, load_model
 from assay.tasks import Task

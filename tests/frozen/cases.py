@@ -70,7 +70,7 @@ def arithmetic() -> str:
 
 def command(*arguments: str) -> Any:
     """What a command prints with `--json`."""
-    from assay.cli import app
+    from assay.app.cli import app
 
     found = CliRunner().invoke(app, [*arguments, "--json", "--quiet"])
     if found.exit_code != 0:

@@ -23,7 +23,7 @@ from reader_guard import watched
 from type_checks import no_type_checks
 
 import assay
-from assay.errors import AssayError
+from assay.core.errors import AssayError
 from assay.graph import build_graph
 
 
@@ -297,13 +297,13 @@ def _(folder: Path) -> Path:
 
 
 def _shelf(folder: Path) -> Any:
-    from assay.heads.shelf import Shelf
+    from assay.discovery.heads.shelf import Shelf
 
     return Shelf(folder, "0123456789abcdef", {"model": {"id": "m"}, "seed": 0})
 
 
 def _reseal_shelf(path: Path) -> None:
-    from assay.heads.shelf import _digest
+    from assay.discovery.heads.shelf import _digest
 
     header, data = _parts(path)
     values = safetensors.torch.load(path.read_bytes())["values"].numpy()
@@ -327,8 +327,8 @@ def _(folder: Path) -> Path:
 
 
 def _correctness(*, packed: bool = False) -> Any:
-    from assay.subsets.data import CorrectnessData
-    from assay.subsets.layouts import PackedMatrix
+    from assay.analyses.subsets.data import CorrectnessData
+    from assay.analyses.subsets.layouts import PackedMatrix
 
     rng = np.random.default_rng(0)
     correct = rng.integers(0, 2, (9, 12)).astype(np.uint8)
@@ -353,7 +353,7 @@ def _saved(data: Any, path: Path) -> Path:
 
 
 def _read_correctness(path: Path) -> object:
-    from assay.subsets.data import CorrectnessData
+    from assay.analyses.subsets.data import CorrectnessData
 
     return CorrectnessData.load(path)
 
@@ -374,7 +374,7 @@ def _(folder: Path) -> Path:
 
 
 def _read_predictions(folder: Path) -> object:
-    from assay.subsets.predictions import load_predictions
+    from assay.analyses.subsets.predictions import load_predictions
 
     return load_predictions(folder, ood_env=2)
 
@@ -399,7 +399,7 @@ def _(folder: Path) -> Path:
 
 
 def _read_table(path: Path) -> object:
-    from assay.runner.subset_data import read_data
+    from assay.pipeline.subset_data import read_data
 
     return read_data(path, groups="run", examples=path.with_name("examples.csv"))
 
@@ -418,7 +418,7 @@ def _(folder: Path) -> Path:
 
 
 def _read_wide(path: Path) -> object:
-    from assay.runner.subset_data import read_data
+    from assay.pipeline.subset_data import read_data
 
     return read_data(path, groups="model")
 
@@ -435,7 +435,7 @@ def _(folder: Path) -> Path:
 
 
 def _read_subset(path: Path) -> object:
-    from assay.subsets import load_subset
+    from assay.analyses.subsets import load_subset
 
     found = load_subset(path)
     return found.id, repr(found)
@@ -451,7 +451,7 @@ def _(folder: Path) -> Path:
 
 
 def _read_published(path: Path) -> object:
-    from assay.subsets import load_published
+    from assay.analyses.subsets import load_published
 
     return load_published(path).consistency()
 
@@ -636,7 +636,7 @@ def _(folder: Path) -> Path:
 def _worst() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from assay.adversarial import worst_case
+    from assay.analyses.worst_case import worst_case
 
     torch.manual_seed(0)
     config = GPT2Config(
@@ -650,14 +650,14 @@ def _worst() -> Any:
 
 
 def _read_worst(path: Path) -> object:
-    from assay.adversarial import WorstCase
+    from assay.analyses.worst_case import WorstCase
 
     found = WorstCase.load(path)
     return found.summary(), found.to_dict()
 
 
 def _reseal_worst(path: Path) -> None:
-    from assay.measurement import canonical_json
+    from assay.core.record import canonical_json
 
     folder = path.parent
     record = json.loads((folder / "worst.json").read_text())
@@ -674,13 +674,13 @@ def _(folder: Path) -> Path:
 
 
 def _blocks(folder: Path) -> Any:
-    from assay.adversarial.blocks import Shelf
+    from assay.analyses.worst_case.blocks import Shelf
 
     return Shelf(folder, {"model": "m", "seed": 0})
 
 
 def _reseal_block(path: Path) -> None:
-    from assay.adversarial.blocks import _digest
+    from assay.analyses.worst_case.blocks import _digest
 
     header, data = _parts(path)
     inner = json.loads(header["__metadata__"]["assay"])
@@ -692,7 +692,7 @@ def _reseal_block(path: Path) -> None:
 
 @target("blocks of pairs", read=lambda folder: _blocks(folder).read(0), reseal=_reseal_block, writes=True)
 def _(folder: Path) -> Path:
-    from assay.adversarial.blocks import PairValues
+    from assay.analyses.worst_case.blocks import PairValues
 
     values = np.arange(6.0).reshape(2, 3)
     _blocks(folder / "kept").write(0, PairValues(values, values + 1, values > 2), finished=0, total=1)
@@ -700,7 +700,7 @@ def _(folder: Path) -> Path:
 
 
 def _read_words(path: Path) -> object:
-    from assay.adversarial.outside import read_words
+    from assay.analyses.worst_case.outside import read_words
 
     return read_words(path)
 
@@ -763,7 +763,7 @@ CLAIM: Mapping[str, Any] = {
 
 
 def _read_claim(path: Path) -> object:
-    from assay.claims import load_claim
+    from assay.analyses.claims import load_claim
 
     return load_claim(path).to_dict()
 
@@ -775,13 +775,13 @@ def _(folder: Path) -> Path:
 
 
 def _read_registration(path: Path) -> object:
-    from assay.claims.registration import read_registration
+    from assay.analyses.claims.registration import read_registration
 
     return read_registration(path).to_dict()
 
 
 def _reseal_registration(path: Path) -> None:
-    from assay.claims.registration import content_hash
+    from assay.analyses.claims.registration import content_hash
 
     record = json.loads(path.read_text())
     record["hash"] = content_hash(record["content"])
@@ -790,7 +790,7 @@ def _reseal_registration(path: Path) -> None:
 
 @target("registration", read=_read_registration, reseal=_reseal_registration, only=(".json",))
 def _(folder: Path) -> Path:
-    from assay.claims.registration import register_claim
+    from assay.analyses.claims.registration import register_claim
 
     (folder / "claim.toml").write_text(_toml(CLAIM))
     return register_claim(folder / "claim.toml").path
@@ -825,7 +825,7 @@ PLAN: Mapping[str, Any] = {
 
 
 def _read_plan(path: Path) -> object:
-    from assay.sweep.plan import read_plan
+    from assay.pipeline.plan import read_plan
 
     return repr(read_plan(path))
 
@@ -1023,14 +1023,14 @@ def _(folder: Path) -> Path:
 
 
 def _read_journal(path: Path) -> object:
-    from assay.generalization.journal import Journal
+    from assay.analyses.generalization.journal import Journal
 
     return Journal(path).read()
 
 
 @target("readings", read=_read_journal)
 def _(folder: Path) -> Path:
-    from assay.generalization.journal import Journal
+    from assay.analyses.generalization.journal import Journal
 
     journal = Journal(folder / "readings.jsonl")
     journal.append("monitor", {"id": "0", "rule": "threshold"})
@@ -1039,7 +1039,7 @@ def _(folder: Path) -> Path:
 
 
 def _read_dynamics(path: Path) -> object:
-    from assay.generalization.dynamics import load_dynamics
+    from assay.analyses.generalization.dynamics import load_dynamics
 
     return load_dynamics(path)
 
@@ -1057,14 +1057,14 @@ def _(folder: Path) -> Path:
 
 
 def _schema(name: str) -> str:
-    from assay.generalization import dynamics
+    from assay.analyses.generalization import dynamics
 
     assert name == "dynamics"
     return dynamics.SCHEMA
 
 
 def _read_benchmark(path: Path) -> object:
-    from assay.benchmark import DiscoveryBenchmark
+    from assay.analyses.benchmark import DiscoveryBenchmark
 
     return DiscoveryBenchmark.load(path).to_dict()
 
@@ -1076,14 +1076,14 @@ def _(folder: Path) -> Path:
 
 
 def _read_domains(path: Path) -> object:
-    from assay.runner.monitoring import _read_domains
+    from assay.pipeline.monitoring import _read_domains
 
     return _read_domains(path)
 
 
 @target("corrupted domains", read=_read_domains)
 def _(folder: Path) -> Path:
-    from assay.generalization.domain_shifts import SCHEMA, DomainCalibration, DomainShift
+    from assay.analyses.generalization.domain_shifts import SCHEMA, DomainCalibration, DomainShift
 
     one = dict.fromkeys(DomainShift.__dataclass_fields__, 0.5)
     one |= ({"domain": "noise/1", "name": "noise/1"} & one.keys() and {}) or {}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from assay.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
-from assay.generalization import baselines
+from assay.analyses.generalization import baselines
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
 
 
 FOLDER = Path(__file__).parent.parent / "golden" / "generalization"

@@ -8,9 +8,8 @@ import vit_goldens
 from torch import Tensor, nn
 
 import assay
-from assay.errors import InputError, NonFiniteError, UnknownNameError
-from assay.generalization import output_depth_bias
-from assay.generalization.circuit_loss import (
+from assay.analyses.generalization import output_depth_bias
+from assay.analyses.generalization.circuit_loss import (
     VARIANTS,
     CircuitLoss,
     CircuitSettings,
@@ -18,6 +17,7 @@ from assay.generalization.circuit_loss import (
     depth_loss,
     live_scores,
 )
+from assay.core.errors import InputError, NonFiniteError, UnknownNameError
 from assay.models import Model
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from planted_zoo import SETTINGS, planted
 
-from assay.errors import InputError
-from assay.generalization import motif, summarize_correlations, universal_motif
-from assay.generalization.comparison import compare_rankings, motif_over_domains
-from assay.generalization.predictors import ORDER
-from assay.generalization.ranking import rank_inspections
-from assay.generalization.ranking_table import Ranking
+from assay.analyses.generalization import motif, summarize_correlations, universal_motif
+from assay.analyses.generalization.comparison import compare_rankings, motif_over_domains
+from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.ranking import rank_inspections
+from assay.analyses.generalization.ranking_table import Ranking
+from assay.core.errors import InputError
 
 
 @functools.cache

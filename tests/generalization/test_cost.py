@@ -3,8 +3,8 @@
 from small_vits import untrained_vit
 
 import assay
-from assay.generalization.cost import discovery_cost
-from assay.generalization.inspection import InspectionSettings
+from assay.analyses.generalization.cost import discovery_cost
+from assay.analyses.generalization.inspection import InspectionSettings
 from assay.report import rank_figures
 from assay.tasks import EvalTransform, draw_shapes
 

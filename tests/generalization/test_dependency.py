@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.circuits import EdgeScores
-from assay.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
-from assay.generalization import (
+from assay.analyses.generalization import (
     dependency_depth_bias,
     dependency_matrix,
     layer_sets,
     output_depth_bias,
 )
+from assay.circuits import EdgeScores
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
 from assay.graph import Graph, build_graph
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
+from assay.analyses.generalization import dependency_depth_bias, depth_bias_interval, output_depth_bias
 from assay.circuits import EdgeScores
-from assay.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
-from assay.generalization import dependency_depth_bias, depth_bias_interval, output_depth_bias
+from assay.core.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.random import stream
 from assay.graph import build_graph
-from assay.rng import stream
 
 
 GRAPH = build_graph(4, 2)

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 import assay
-from assay.errors import FileFormatError, InputError
-from assay.generalization import dependency_depth_bias
-from assay.generalization.circuit_loss import CircuitSettings
-from assay.generalization.dynamics import (
+from assay.analyses.generalization import dependency_depth_bias
+from assay.analyses.generalization.circuit_loss import CircuitSettings
+from assay.analyses.generalization.dynamics import (
     DepthReading,
     judge_depth,
     load_dynamics,
     training_dynamics,
 )
-from assay.generalization.finetuning import DEFAULT_RECIPE, FineTuning, finetune
+from assay.analyses.generalization.finetuning import DEFAULT_RECIPE, FineTuning, finetune
+from assay.core.errors import FileFormatError, InputError
 from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageSet, draw_shapes
 from assay.zoo import Recipe
 
@@ -286,7 +286,7 @@ def test_explicit_blocks_are_compared() -> None:
         )
         model = assay.load_model(ViTForImageClassification(config).eval())
     found = training_dynamics({0: model}, images(), settings=settings, transform=TRANSFORM)
-    scores = assay.discovery.output_scores(model, images().task(TRANSFORM)).values.abs()
+    scores = assay.discovery.edges.output_scores(model, images().task(TRANSFORM)).values.abs()
     assert found.readings[0].shallow == pytest.approx(float(scores[4:7].sum()), rel=1e-5)
     assert found.readings[0].deep == pytest.approx(float(scores[7:].sum()), rel=1e-5)
     assert found.readings[0].low is None

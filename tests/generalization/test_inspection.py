@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 import assay
-from assay.discovery import output_scores
-from assay.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
-from assay.generalization import dependency_matrix, output_depth_bias
-from assay.generalization.inspection import (
+from assay.analyses.generalization import dependency_matrix, output_depth_bias
+from assay.analyses.generalization.inspection import (
     Inspection,
     InspectionSettings,
     inspect_model,
@@ -20,9 +18,11 @@ from assay.generalization.inspection import (
     resampled_matrices,
     resamples,
 )
-from assay.generalization.predictors import ORDER
-from assay.generalization.ranking import named_loaders, rank_models
-from assay.generalization.sharpness import sharpness
+from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.ranking import named_loaders, rank_models
+from assay.analyses.generalization.sharpness import sharpness
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
+from assay.discovery.edges import output_scores
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageTask, draw_shapes
 

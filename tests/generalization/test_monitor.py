@@ -10,9 +10,13 @@ import torch
 from small_vits import untrained_vit
 from torch import nn
 
+from assay.analyses.generalization import baselines, calibrate_threshold, circuit_shift, rank_shift_map
+from assay.analyses.generalization.alarms import SequentialTest
+from assay.analyses.generalization.batches import circuit_like
+from assay.analyses.generalization.monitoring import Monitor, Reading
+from assay.analyses.generalization.shift_interval import shift_interval
 from assay.circuits import EdgeScores
-from assay.discovery import discover
-from assay.errors import (
+from assay.core.errors import (
     FileFormatError,
     GraphMismatchError,
     InputError,
@@ -20,13 +24,9 @@ from assay.errors import (
     ShapeError,
     UnknownNameError,
 )
-from assay.generalization import baselines, calibrate_threshold, circuit_shift, rank_shift_map
-from assay.generalization.alarms import SequentialTest
-from assay.generalization.batches import circuit_like
-from assay.generalization.monitoring import Monitor, Reading
-from assay.generalization.shift_interval import shift_interval
+from assay.core.random import stream
+from assay.discovery.edges import discover
 from assay.models import Model, load_model
-from assay.rng import stream
 from assay.tasks import EvalTransform, ImageTask, draw_shapes
 
 

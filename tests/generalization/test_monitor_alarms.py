@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from assay.errors import InputError, NonFiniteError
-from assay.generalization.alarms import (
+from assay.analyses.generalization.alarms import (
     JUMP,
     POWERS,
     ConformalAlarm,
@@ -15,6 +14,7 @@ from assay.generalization.alarms import (
     batches_for,
     conformal_p_value,
 )
+from assay.core.errors import InputError, NonFiniteError
 
 
 def test_the_p_value_counts_the_scores_that_are_at_least_as_large() -> None:

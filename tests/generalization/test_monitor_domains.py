@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from small_vits import untrained_vit
 
-from assay.circuits import EdgeScores
-from assay.discovery import discover
-from assay.errors import FileFormatError, InputError, UnknownNameError
-from assay.execution import run_model
-from assay.generalization import DISTANCES, alarm_curve, baselines, circuit_shifts
-from assay.generalization.domain_shifts import (
+from assay.analyses.generalization import DISTANCES, alarm_curve, baselines, circuit_shifts
+from assay.analyses.generalization.domain_shifts import (
     DomainCalibration,
     DomainShift,
     calibrate_on_corruptions,
     measure_domains,
 )
-from assay.generalization.monitoring import Monitor
+from assay.analyses.generalization.monitoring import Monitor
+from assay.circuits import EdgeScores
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.discovery.edges import discover
+from assay.execution import run_model
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, corrupt, draw_shapes
 

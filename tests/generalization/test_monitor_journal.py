@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.errors import FileFormatError, OutputError
-from assay.generalization.journal import Journal
+from assay.analyses.generalization.journal import Journal
+from assay.core.errors import FileFormatError, OutputError
 
 
 def test_lines_come_back_in_order(tmp_path: Path) -> None:

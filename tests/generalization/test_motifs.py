@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.analyses.generalization import dependency_matrix, motif, universal_motif
 from assay.circuits import EdgeScores
-from assay.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
-from assay.generalization import dependency_matrix, motif, universal_motif
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
 from assay.graph import build_graph
 
 

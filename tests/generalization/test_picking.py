@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from assay.generalization import correlate
-from assay.generalization.picking import (
+from assay.analyses.generalization import correlate
+from assay.analyses.generalization.picking import (
     best_chances,
     bias_corrected_interval,
     correlation_with_intervals,
@@ -89,7 +89,7 @@ def test_correlations_of_resampled_models_equal_those_of_scipy() -> None:
     found = correlation_with_intervals(
         correlate(metric[0], performance[0]), metric, performance, level=0.9, seed=3
     )
-    from assay.rng import stream
+    from assay.core.random import stream
 
     chosen = stream(3, "rank/models").integers(0, 8, (40, 8))
     x, y = (np.take_along_axis(each, chosen, axis=1) for each in (metric, performance))

@@ -9,11 +9,18 @@ import torch
 from jaxtyping import Float64
 from planted_zoo import GRAPH, planted
 
-from assay.generalization import baselines
-from assay.generalization.dependency import dependency_depth_bias, output_depth_bias
-from assay.generalization.inspection import Inspection
-from assay.generalization.predictor import PREDICTORS, Estimate, Evidence, group_shifts, left_out, performance
-from assay.generalization.predictors import DEFAULT_METRICS, ORDER
+from assay.analyses.generalization import baselines
+from assay.analyses.generalization.dependency import dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization.inspection import Inspection
+from assay.analyses.generalization.predictor import (
+    PREDICTORS,
+    Estimate,
+    Evidence,
+    group_shifts,
+    left_out,
+    performance,
+)
+from assay.analyses.generalization.predictors import DEFAULT_METRICS, ORDER
 from assay.stats.intervals import draw_counts
 
 
@@ -168,7 +175,7 @@ def test_cot_has_replicates_from_both_sides(shown: Evidence) -> None:
 def test_cot_of_too_many_images_waits_to_be_asked_for(
     monkeypatch: pytest.MonkeyPatch, shown: Evidence
 ) -> None:
-    monkeypatch.setattr("assay.generalization.predictors.COT_LIMIT", 100)
+    monkeypatch.setattr("assay.analyses.generalization.predictors.COT_LIMIT", 100)
     found = one("cot", shown)
     assert math.isnan(found.value)
     assert "240 unknowns" in found.reason

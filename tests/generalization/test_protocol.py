@@ -11,9 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.circuits import EdgeScores
-from assay.errors import DegenerateDataWarning, GraphMismatchError, InputError, NonFiniteError
-from assay.generalization import (
+from assay.analyses.generalization import (
     TaskCorrelation,
     alarm_counts,
     alarm_curve,
@@ -23,6 +21,8 @@ from assay.generalization import (
     ratio_ablation,
     summarize_correlations,
 )
+from assay.circuits import EdgeScores
+from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, NonFiniteError
 from assay.graph import build_graph
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from planted_zoo import SETTINGS, planted
 
-from assay.errors import GraphMismatchError, InputError, UnknownNameError
-from assay.generalization import motif
-from assay.generalization.inspection import InspectionSettings
-from assay.generalization.predictors import ORDER
-from assay.generalization.ranking import rank_inspections
-from assay.generalization.ranking_table import Ranking
+from assay.analyses.generalization import motif
+from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.ranking import rank_inspections
+from assay.analyses.generalization.ranking_table import Ranking
+from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.graph import build_graph
 
 

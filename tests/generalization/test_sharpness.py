@@ -12,9 +12,9 @@ import transformers
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from assay.errors import InputError, NonFiniteError
-from assay.generalization import baselines
-from assay.generalization.sharpness import auto_pgd_checkpoints, sharpness, worst_case_rise
+from assay.analyses.generalization import baselines
+from assay.analyses.generalization.sharpness import auto_pgd_checkpoints, sharpness, worst_case_rise
+from assay.core.errors import InputError, NonFiniteError
 from assay.tasks import EvalTransform, draw_shapes
 
 

@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import linalg
 
-from assay.circuits import EdgeScores
-from assay.errors import DegenerateDataWarning, GraphMismatchError, InputError, UnknownNameError
-from assay.generalization import (
+from assay.analyses.generalization import (
     DISTANCES,
     CircuitView,
     circuit_shift,
@@ -23,6 +21,8 @@ from assay.generalization import (
     dependency_matrix,
     rank_shift_map,
 )
+from assay.circuits import EdgeScores
+from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, UnknownNameError
 from assay.graph import Graph, build_graph
 
 

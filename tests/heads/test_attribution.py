@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from assay.errors import InputError
-from assay.heads import attribution_patching, separation
-from assay.heads.scores import member_flags
+from assay.core.errors import InputError
+from assay.discovery.heads import attribution_patching, separation
+from assay.discovery.heads.scores import member_flags
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

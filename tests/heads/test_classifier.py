@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from assay.errors import InputError, ShapeError
-from assay.heads import WeightFeatures, predict_from_weights, weight_features, weight_scores
+from assay.core.errors import InputError, ShapeError
+from assay.discovery.heads import WeightFeatures, predict_from_weights, weight_features, weight_scores
 from assay.models import Model
 
 

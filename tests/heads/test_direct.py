@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from assay.errors import InconsistentRunError, InputError, ShapeError
-from assay.execution import run_model
-from assay.heads import (
+from assay.core.errors import InconsistentRunError, InputError, ShapeError
+from assay.discovery.heads import (
     HeadOutputs,
     activation_magnitude,
     direct_attribution,
     head_outputs,
     margin_directions,
 )
+from assay.execution import run_model
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.heads import HeadScores, MeasurementTable
-from assay.heads.effects import (
+from assay.core.errors import InputError, ShapeError, UnknownNameError
+from assay.discovery.heads import HeadScores, MeasurementTable
+from assay.discovery.heads.effects import (
     activation_patching,
     circuit_effect,
     drop_effect,
@@ -24,7 +24,7 @@ from assay.heads.effects import (
     mediation_scores,
     patching_scores,
 )
-from assay.heads.interventions import INTERVENTIONS, Setting, logits_under
+from assay.discovery.heads.interventions import INTERVENTIONS, Setting, logits_under
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import assay
-from assay.errors import DegenerateDataWarning, InputError, UnknownNameError
-from assay.heads import (
+from assay.core.errors import DegenerateDataWarning, InputError, UnknownNameError
+from assay.discovery.heads import (
     HEAD_METHODS,
     HeadScores,
     Langevin,

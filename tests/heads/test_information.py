@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.errors import InputError, ShapeError
-from assay.heads import (
+from assay.core.errors import InputError, ShapeError
+from assay.discovery.heads import (
     HeadScores,
     causation_entropy,
     parent_flags,

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from assay.circuits import Circuit
-from assay.errors import InputError
-from assay.execution import run_circuit, run_model
-from assay.heads.interventions import (
+from assay.core.errors import InputError
+from assay.discovery.heads.interventions import (
     INTERVENTIONS,
     Donor,
     Setting,
@@ -24,6 +23,7 @@ from assay.heads.interventions import (
     outside,
     run_with_heads_replaced,
 )
+from assay.execution import run_circuit, run_model
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

@@ -8,9 +8,9 @@ import torch
 from scipy import integrate
 from torch import nn
 
-from assay.errors import DegenerateDataWarning, InputError
-from assay.heads import Langevin, fisher_count, learning_coefficient, learning_coefficients
-from assay.heads.llc import _HeadLoss, _split_r_hat, _starts
+from assay.core.errors import DegenerateDataWarning, InputError
+from assay.discovery.heads import Langevin, fisher_count, learning_coefficient, learning_coefficients
+from assay.discovery.heads.llc import _HeadLoss, _split_r_hat, _starts
 from assay.models import Model, load_model
 from assay.objectives import get_objective
 from assay.tasks import PairTask

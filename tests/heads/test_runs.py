@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.errors import ShapeError
+from assay.core.errors import ShapeError
+from assay.discovery.heads.runs import base_run, one_head_replaced, one_head_replaced_at_read
 from assay.execution import get_ablation, run_circuit
-from assay.heads.runs import base_run, one_head_replaced, one_head_replaced_at_read
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from assay.circuits import load_scores
-from assay.errors import DegenerateDataWarning, FileFormatError, InputError, OutputError, ShapeError
-from assay.heads import HeadScores, load_head_scores, separation, set_overlap
-from assay.heads.scores import mean_over_examples, member_flags, ranking
+from assay.core.errors import DegenerateDataWarning, FileFormatError, InputError, OutputError, ShapeError
+from assay.discovery.heads import HeadScores, load_head_scores, separation, set_overlap
+from assay.discovery.heads.scores import mean_over_examples, member_flags, ranking
 
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "calibrations"

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from assay.circuits import Circuit, EdgeScores
-from assay.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.discovery.heads import MeasurementTable
+from assay.discovery.heads.effects import drop_effect
+from assay.discovery.heads.interventions import INTERVENTIONS
+from assay.discovery.heads.runs import base_run, bytes_of_base
 from assay.execution import CircuitRuns
-from assay.heads import MeasurementTable
-from assay.heads.effects import drop_effect
-from assay.heads.interventions import INTERVENTIONS
-from assay.heads.runs import base_run, bytes_of_base
 from assay.models import Model, Trace, load_model
 from assay.tasks import PairTask
 
@@ -189,7 +189,7 @@ def test_rows_do_not_depend_on_batches_or_blocks(
 ) -> None:
     task, circuit = make_task(n=6, ragged=True), Circuit.from_heads(model64.graph, [(0, 0)])
     whole = MeasurementTable(model64, task, circuit)
-    monkeypatch.setattr("assay.heads.table.ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("assay.discovery.heads.table.ROWS_AT_ONCE", 4)
     parts = MeasurementTable(model64, task, circuit, batch_size=3)
     for column in ("y_drop1", "y_patch", "y_cross", "y_keep/noise-additive", "ocse", "llc"):
         np.testing.assert_allclose(
@@ -262,7 +262,7 @@ def test_runs_of_single_heads_fit_into_memory(
         sizes.append(len(tokens))
         return base_run(model, tokens)
 
-    monkeypatch.setattr("assay.heads.columns.base_run", counted)
+    monkeypatch.setattr("assay.discovery.heads.columns.base_run", counted)
     table = MeasurementTable(model64, task, circuit)
     table.column("y_drop1")
     table.column("y_minus1")
@@ -284,7 +284,7 @@ def test_outputs_of_further_prompts_are_not_kept_for_their_logits(
 def test_a_budget_leaves_all_but_the_circuit_and_some_others_unmeasured(
     make_task: Callable[..., PairTask], golden_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.heads.table.RANDOM_HEADS", 3)
+    monkeypatch.setattr("assay.discovery.heads.table.RANDOM_HEADS", 3)
     task = make_task(n=3)
     circuit = Circuit.from_heads(golden_model.graph, [(0, 0), (2, 3)])
     whole = MeasurementTable(golden_model, task, circuit)
@@ -336,7 +336,7 @@ def test_kept_columns_cost_nothing_and_are_the_same_bytes(filled: MeasurementTab
 def test_a_table_continues_where_it_was_cut_off(
     filled: MeasurementTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.heads.table.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("assay.discovery.heads.table.ROWS_AT_ONCE", 2)
     folder = tmp_path / "other"
     first = again(filled, folder)
     first.column("y_patch")

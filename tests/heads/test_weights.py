@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from assay.circuits import load_head_circuit
-from assay.errors import InputError, ShapeError, UnsupportedModelError
-from assay.heads import (
+from assay.core.errors import InputError, ShapeError, UnsupportedModelError
+from assay.discovery.heads import (
     EffectiveRank,
     answer_directions,
     composition,

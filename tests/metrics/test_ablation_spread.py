@@ -10,7 +10,7 @@ import torch
 from head_runs import every_head, golden_model, golden_task, stored
 
 from assay.circuits import Circuit
-from assay.errors import InputError, UnknownNameError
+from assay.core.errors import InputError, UnknownNameError
 from assay.metrics import measure
 from assay.metrics.ablation_spread import METHODS
 from assay.models import Model

@@ -12,13 +12,13 @@ from array_runs import margin_runs
 from torch import nn
 
 from assay.circuits import EdgeScores
-from assay.errors import GraphMismatchError, InputError
+from assay.core.errors import GraphMismatchError, InputError
+from assay.core.random import stream, torch_stream
 from assay.execution import CircuitRuns
 from assay.graph import build_graph
 from assay.metrics import faithfulness_curve, measure
 from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, _Margins, integrate, trapezoid_weights
 from assay.models import Model, load_model
-from assay.rng import stream, torch_stream
 from assay.tasks import PairTask
 
 

@@ -9,12 +9,12 @@ import pytest
 from array_runs import ArrayRuns, margin_runs
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError
+from assay.core.errors import InputError
+from assay.core.random import stream
 from assay.metrics import measure_runs
 from assay.metrics.behaviour import pairwise_wins
 from assay.metrics.cross_entropy import drop_reading
 from assay.metrics.divergence import kl_reading
-from assay.rng import stream
 
 
 GOLDEN_DIRECTORY = Path(__file__).parent.parent / "golden"

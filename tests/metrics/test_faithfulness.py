@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.metrics import measure_runs
 from assay.metrics.faithfulness import recovery_reading
 

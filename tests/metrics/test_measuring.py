@@ -13,12 +13,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import assay
 from assay.circuits import Circuit
-from assay.errors import GraphMismatchError, InputError
+from assay.core.errors import GraphMismatchError, InputError
+from assay.core.measurement import Measurement
+from assay.core.random import torch_stream
 from assay.execution import CircuitRuns
-from assay.measurement import Measurement
 from assay.metrics import METRICS, measure
 from assay.models import Model, load_model
-from assay.rng import torch_stream
 from assay.tasks import PairTask
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from assay.errors import InputError, ShapeError, UnknownNameError
+from assay.core.errors import InputError, ShapeError, UnknownNameError
+from assay.core.random import stream
 from assay.metrics import outputs
 from assay.metrics.outputs import answer_is_top, answer_log_probability, divergences, restrict
-from assay.rng import stream
 
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "output_distributions.json").read_text())

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.circuits import Circuit
-from assay.errors import InputError, UnknownNameError
-from assay.measurement import Measurement, record_id
+from assay.core.errors import InputError, UnknownNameError
+from assay.core.measurement import Measurement
+from assay.core.random import stream
+from assay.core.record import record_id
 from assay.metrics import METRICS, find_metric, measure_runs, measurement_provenance, metric, random_like
 from assay.metrics.metric import MetricSpec, Runs, record
-from assay.rng import stream
 from assay.stats import mean_of
 
 

@@ -8,8 +8,8 @@ import torch
 from head_runs import golden_model, golden_task, stored
 
 from assay.circuits import Circuit
+from assay.discovery.heads import MeasurementTable
 from assay.execution import CircuitRuns
-from assay.heads import MeasurementTable
 from assay.metrics.replaced import Complement, heads_alone
 from assay.models import Model
 from assay.tasks import PairTask

@@ -6,7 +6,7 @@ import torch
 from head_runs import every_head, golden_model, golden_task, literal_logits, margins, outputs, stored
 
 from assay.circuits import Circuit
-from assay.errors import UnknownNameError
+from assay.core.errors import UnknownNameError
 from assay.execution import Ablation, Prepared, get_ablation
 from assay.metrics import measure
 from assay.models import Model

@@ -10,9 +10,9 @@ import torch
 from head_runs import every_head, golden_model, golden_task, literal_logits, margins, outputs, stored
 
 from assay.circuits import Circuit
-from assay.errors import InputError
+from assay.core.errors import InputError
+from assay.discovery.heads.interventions import Donor, Setting
 from assay.execution import CircuitRuns
-from assay.heads.interventions import Donor, Setting
 from assay.metrics import measure
 from assay.models import Model
 from assay.tasks import PairTask

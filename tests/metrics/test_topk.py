@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from assay.errors import InputError, UnknownNameError
-from assay.measurement import Measurement
+from assay.core.errors import InputError, UnknownNameError
+from assay.core.measurement import Measurement
+from assay.core.random import stream
 from assay.metrics import measure_runs
 from assay.metrics.topk import judge_agreement, overlap, rank_agreement, reading_patterns, tied_at, top_k
-from assay.rng import stream
 from assay.stats import clopper_pearson, mean_of
 
 

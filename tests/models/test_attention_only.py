@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 import assay
-from assay.adversarial import worst_case
+from assay.analyses.worst_case import worst_case
 from assay.circuits import Circuit, published_circuit
-from assay.discovery.method import METHODS
-from assay.errors import (
+from assay.core.errors import (
     FileFormatError,
     GraphMismatchError,
     ShapeError,
     UnsafeFileError,
     UnsupportedModelError,
 )
+from assay.discovery.edges.method import METHODS
 from assay.execution import run_circuit, run_model
 from assay.models import Model, convert_attention_only, load_model
 from assay.tasks import PairTask

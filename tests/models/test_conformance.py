@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import assay
-from assay.errors import UnsupportedModelError
+from assay.core.errors import UnsupportedModelError
 from assay.models import FAMILIES, Fused, Model, load_model
 from assay.models.conformance import check_conformance
 from assay.tasks import PairTask

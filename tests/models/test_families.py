@@ -8,8 +8,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from assay.discovery.gradients import ActivationDifferences, GradientSums
-from assay.errors import UnsupportedModelError
+from assay.core.errors import UnsupportedModelError
+from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
 from assay.execution import run_model
 from assay.models import FAMILIES, Model, load_model
 from assay.models.attention_only import AttentionOnlyConfig, AttentionOnlyForCausalLM

@@ -8,7 +8,7 @@ from torch import Tensor
 from vit_goldens import NAMES
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery import discover
+from assay.discovery.edges import discover
 from assay.execution import run_circuit, run_model
 from assay.metrics import faithfulness_curve
 from assay.models import Model

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from assay.errors import (
+from assay.core.errors import (
     FileFormatError,
     InputError,
     NonFiniteError,
@@ -137,7 +137,7 @@ def test_weight_hash_knows_the_configuration(gpt2_tiny: nn.Module) -> None:
 
 
 def test_prompts_longer_than_the_positions_are_refused(gpt2_tiny: nn.Module) -> None:
-    from assay.discovery import discover
+    from assay.discovery.edges import discover
     from assay.execution import run_model
 
     model = load_model(gpt2_tiny)

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import assay.models
 from assay import Model, load_model
-from assay.rng import stream
+from assay.core.random import stream
 from assay.tasks import TASKS, PairTask, Prompt, Tokens, load_task, pair_task
 
 

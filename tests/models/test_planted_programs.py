@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.discovery import discover
-from assay.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.discovery.edges import discover
 from assay.execution import run_circuit, run_model
 from assay.models.planted import Planted, planted_model, planted_names
 from assay.models.planted.program import INPUT, LOGITS

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from assay import discover, load_model
 from assay.circuits import Circuit
-from assay.errors import InputError, UnknownNameError
+from assay.core.errors import InputError, UnknownNameError
 from assay.execution import run_circuit
 from assay.models.planted import Planted, planted_model
 from assay.models.planted.truth import read_truth, truth_document, truth_path

@@ -13,8 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from assay.discovery import discover, output_scores
-from assay.errors import (
+from assay.core.errors import (
     AssayWarning,
     FileFormatError,
     InputError,
@@ -24,6 +23,7 @@ from assay.errors import (
     UnsafeFileError,
     UnsupportedModelError,
 )
+from assay.discovery.edges import discover, output_scores
 from assay.execution import run_model
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageTask, PairTask, draw_shapes

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import torch
 
-from assay.calibration import Gate
-from assay.discovery.patching import Random
+from assay.analyses.calibration import Gate
+from assay.analyses.generalization.shift import Distance
+from assay.core.measurement import Measurement, Verdict
+from assay.discovery.edges.patching import Random
 from assay.execution import ABLATIONS, Ablation, Prepared
-from assay.generalization.shift import Distance
-from assay.measurement import Measurement, Verdict
 from assay.metrics.metric import MetricSpec, Runs
 from assay.models import FAMILIES, Model
 from assay.objectives import Objective

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from assay import stats
+from assay.core.record import plain
 from assay.graph import Graph, build_graph
-from assay.measurement import plain
 
 
 def synthetic_document(**shape: Any) -> dict[str, Any]:
-    """A document like the one `assay.runner.audit` writes; every number is invented. Yours to change."""
+    """A document like the one `assay.pipeline.audit` writes; every number is invented. Yours to change."""
     return copy.deepcopy(_made(**shape))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from assay.calibration import (
+from assay.analyses.calibration import (
     GATES,
     PooledResult,
     ablation_invariance,
@@ -29,7 +29,7 @@ from assay.calibration import (
     reliability_suite,
     seed_variance,
 )
-from assay.calibration.planted import (
+from assay.analyses.calibration.planted import (
     attributions,
     methods,
     paired_runs,
@@ -39,7 +39,8 @@ from assay.calibration.planted import (
     runs,
     task_effects,
 )
-from assay.measurement import Verdict, plain
+from assay.core.measurement import Verdict
+from assay.core.record import plain
 from assay.stats import Estimate
 
 

@@ -8,10 +8,10 @@ import torch
 from synthetic import synthetic_document, synthetic_worst_case
 from synthetic_calibration import synthetic_calibration
 
+from assay.core.measurement import Measurement, Rule
+from assay.core.random import stream
 from assay.graph import build_graph
-from assay.measurement import Measurement, Rule
 from assay.report.layout import document_graph
-from assay.rng import stream
 from assay.stats.statistic import mean_of
 from assay.store import Store
 

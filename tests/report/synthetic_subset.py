@@ -1,4 +1,4 @@
-"""A hand-made document of subsets over sizes: what `assay.subsets.document` writes, with invented numbers."""
+"""A hand-made document of subsets over sizes: as `assay.analyses.subsets` makes it, with invented numbers."""
 
 import base64
 import io

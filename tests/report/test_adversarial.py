@@ -14,7 +14,7 @@ from synthetic import synthetic_document, synthetic_worst_case
 from test_html import HOSTILE, Page
 
 import assay
-from assay.errors import InputError, OutputError
+from assay.core.errors import InputError, OutputError
 from assay.report import save_histogram, save_report, tail_figures, tail_verdict, tail_words
 from assay.report.adversarial import LISTED_PAIRS, LISTED_TESTS, worst_case_view
 from assay.report.html import render

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from assay.benchmark import (
+from assay.analyses.benchmark import (
     BenchmarkRow,
     Bounded,
     Detected,
@@ -20,6 +20,7 @@ from assay.benchmark import (
     TruthCell,
     TruthTable,
 )
+from assay.pipeline.benchmark import truth_markdown
 from assay.report import benchmark_tables as tables
 from assay.report.benchmark_figures import (
     TruthMapData,
@@ -31,7 +32,6 @@ from assay.report.benchmark_figures import (
     truth_map_data,
     write_picture,
 )
-from assay.runner.benchmark import truth_markdown
 
 
 def ranked(cpr: float, cmd: float) -> Ranked:

@@ -19,10 +19,10 @@ from synthetic_calibration import MIXED, SOUND, UNSOUND, calibration_document, s
 from test_html import HOSTILE, Page
 
 import assay
-from assay.calibration import GATES, ablation_invariance, bootstrap_stability, find_gate
-from assay.calibration.planted import runs
-from assay.errors import InputError, OutputError
-from assay.measurement import Verdict
+from assay.analyses.calibration import GATES, ablation_invariance, bootstrap_stability, find_gate
+from assay.analyses.calibration.planted import runs
+from assay.core.errors import InputError, OutputError
+from assay.core.measurement import Verdict
 from assay.report import calibration_names, calibration_tables, calibration_words, save_report
 from assay.report.calibration import calibration_figure, calibration_view
 from assay.report.calibration_figures import COLOURS, WIDTH, draw_gates, relative, rows, strip

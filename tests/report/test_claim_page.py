@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.report import save_report
 from assay.report.claim_page import claim_view, is_claim
 from assay.report.html import render

@@ -10,7 +10,7 @@ from scipy import stats as scipy_stats
 from synthetic_store import Filled, fill, measurement, put_audit, put_measurement
 
 from assay.circuits import Circuit
-from assay.errors import InputError, UnknownNameError
+from assay.core.errors import InputError, UnknownNameError
 from assay.graph import build_graph
 from assay.report import compare_document
 from assay.report.comparison import EDGES, PER_SET

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assay.errors import InputError, OutputError
+from assay.core.errors import InputError, OutputError
 from assay.report.dynamics import dynamics_data, dynamics_figure, plot_dynamics
 
 

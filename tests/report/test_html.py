@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from synthetic import synthetic_document
 
-from assay.errors import InputError, OutputError
-from assay.measurement import Measurement
+from assay.core.errors import InputError, OutputError
+from assay.core.measurement import Measurement
+from assay.core.random import stream
 from assay.report import save_report
 from assay.report.html import render
-from assay.rng import stream
 from assay.stats.statistic import mean_of
 
 

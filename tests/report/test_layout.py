@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.errors import AssayWarning
+from assay.core.errors import AssayWarning
 from assay.report.layout import CircuitLayout, circuit_layout, document_graph
 
 

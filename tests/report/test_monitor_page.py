@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.report import monitor_figures, monitor_page
 from assay.report.html import render
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from synthetic_store import Filled, fill, measurement, put_measurement
 
-from assay.errors import InputError, UnknownNameError
+from assay.core.errors import InputError, UnknownNameError
 from assay.report import overview_document, save_report
 from assay.report.html import render
 from assay.report.overview import _setting

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from planted_zoo import SETTINGS, planted
 
-from assay.errors import InputError
-from assay.generalization.comparison import compare_rankings
-from assay.generalization.predictors import ORDER
-from assay.generalization.ranking import rank_inspections
-from assay.generalization.ranking_table import Ranking
+from assay.analyses.generalization.comparison import compare_rankings
+from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.ranking import rank_inspections
+from assay.analyses.generalization.ranking_table import Ranking
+from assay.core.errors import InputError
 from assay.report import rank_figures, rank_page, save_report
 
 

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from synthetic_subset import CLASSES, SIZES, document
 
-from assay.errors import OutputError
+from assay.core.errors import OutputError
 from assay.report import subset_figures as pictures
 from assay.report.figures import to_svg
 from assay.report.subset_data import BASELINES, DRAWN_MODELS

@@ -10,7 +10,7 @@ import pytest
 import synthetic_subset
 from synthetic_subset import CLASSES
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.report import figures, save_report, subset_page
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from assay.errors import FileFormatError, InputError, UnknownNameError
-from assay.runner.image_stream import (
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.pipeline.image_stream import (
     FIRST_KNOWN,
     FIRST_WATCHED,
     PATIENCE,

@@ -12,9 +12,11 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.errors import FileFormatError, InputError
-from assay.runner.subset_data import DIGITS_SIZES, read_data
-from assay.runner.subsets import (
+from assay.analyses.subsets import CorrectnessData, default_sizes
+from assay.analyses.subsets.selection import Problem
+from assay.core.errors import FileFormatError, InputError
+from assay.pipeline.subset_data import DIGITS_SIZES, read_data
+from assay.pipeline.subsets import (
     NOT_TESTED,
     _announce,
     checked_sizes,
@@ -23,8 +25,6 @@ from assay.runner.subsets import (
     select_stored,
 )
 from assay.store import Store
-from assay.subsets import CorrectnessData, default_sizes
-from assay.subsets.selection import Problem
 from assay.tasks import SHAPE_CLASSES, draw_shapes
 
 
@@ -216,7 +216,7 @@ def test_digits_are_trained_once_per_store(tmp_path: Path, monkeypatch: pytest.M
     first = read_data(digits_models=32, folder=tmp_path, progress=lambda stage, *_: told.append(stage))
     assert first.sizes == DIGITS_SIZES
     assert set(told) == {"train"}
-    monkeypatch.setattr("assay.runner.subset_data.digits_data", None)
+    monkeypatch.setattr("assay.pipeline.subset_data.digits_data", None)
     again = read_data(digits_models=32, folder=tmp_path)
     same(again.data, first.data)
     assert again.data.hash == first.data.hash

@@ -17,14 +17,14 @@ from PIL import Image
 from reader_guard import watched
 
 import assay
+from assay.analyses.subsets import load_published
+from assay.analyses.subsets.data import CorrectnessData
 from assay.circuits import read_eap_ig
-from assay.errors import FileFormatError, InputError
-from assay.subsets import load_published
-from assay.subsets.data import CorrectnessData
+from assay.core.errors import FileFormatError, InputError
+from assay.core.untrusted import load_npz, parse_json, parse_toml
 from assay.tasks import read_npz, read_parquet
 from assay.tasks.image_files import read_images
 from assay.tasks.load import read_pairs
-from assay.untrusted import load_npz, parse_json, parse_toml
 from assay.zoo import Correctness
 
 
@@ -205,7 +205,7 @@ def test_parquet_cells_that_a_file_holds_once(
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    from assay.runner.subset_data import read_data
+    from assay.pipeline.subset_data import read_data
 
     path = tmp_path / "bomb.parquet"
     column = pa.DictionaryArray.from_arrays(
@@ -246,7 +246,7 @@ def test_parquet_tables_of_few_bytes_and_many_rows(tmp_path: Path, monkeypatch: 
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    from assay.runner.subset_data import read_data
+    from assay.pipeline.subset_data import read_data
 
     n = 3_000_000
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, dtype=np.int32)), pa.array([b"x" * 100]))

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 import assay
-from assay.claims import load_claim
-from assay.claims.registration import register, register_claim
-from assay.runner.image_stream import Watch, batches
+from assay.analyses.claims import load_claim
+from assay.analyses.claims.registration import register, register_claim
+from assay.pipeline.image_stream import Watch, batches
 from assay.store import Store
 from assay.tasks import EvalTransform
 
@@ -42,11 +42,11 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     monkeypatch.setattr(time, "time", jumped)
     monkeypatch.setattr(time, "time_ns", lambda: int(jumped() * 1e9))
-    import assay.claims.registration
-    import assay.runner.job
+    import assay.analyses.claims.registration
+    import assay.pipeline.job
     import assay.store.results
 
-    for module in (assay.claims.registration, assay.runner.job, assay.store.results):
+    for module in (assay.analyses.claims.registration, assay.pipeline.job, assay.store.results):
         if hasattr(module, "datetime"):
             monkeypatch.setattr(module, "datetime", Jumping)
     return lambda: count
@@ -69,7 +69,7 @@ def seconds(document: Any, path: str = "") -> dict[str, float]:
 def test_an_audit_and_its_store(tmp_path: Path, jumping: Callable[[], int]) -> None:
     from typer.testing import CliRunner
 
-    from assay.cli import app
+    from assay.app.cli import app
 
     command = ["audit", "--model", "mini", "--task", "ioi", "--n", "8", "--quiet", "--json"]
     places = ["--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]

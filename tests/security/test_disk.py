@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import assay
+from assay.analyses.generalization.journal import Journal
+from assay.analyses.subsets.data import CorrectnessData
 from assay.circuits import save_submission, write_eap_ig
-from assay.errors import AssayError, OutputError
-from assay.generalization.journal import Journal
+from assay.core.errors import AssayError, OutputError
 from assay.graph import build_graph
-from assay.subsets.data import CorrectnessData
 
 
 SIZE = 64 << 10
@@ -122,7 +122,7 @@ def test_commands_on_a_full_disk_and_a_read_only_one(small_disk: Path) -> None:
     """An audit says what it could not write and leaves no half of a report."""
     from typer.testing import CliRunner
 
-    from assay.cli import app
+    from assay.app.cli import app
 
     arguments = ["audit", "--model", "mini", "--task", "ioi", "--n", "8", "--quiet"]
     place = ["--store", str(small_disk / "store"), "--out", str(small_disk / "out")]

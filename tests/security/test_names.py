@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 import assay
+from assay.app.cli.border import echo, print_json, print_table, say
 from assay.circuits import save_submission
-from assay.cli.border import echo, print_json, print_table, say
-from assay.errors import FileFormatError, InputError
+from assay.core.errors import FileFormatError, InputError
+from assay.core.untrusted import load_npz, printable
 from assay.graph import build_graph
 from assay.tasks import read_image_folder, read_table
-from assay.untrusted import load_npz, printable
 from assay.zoo import Correctness, Zoo
 
 
@@ -77,7 +77,7 @@ def test_members_of_an_archive_are_never_unpacked_to_files(tmp_path: Path) -> No
     np.savez(folder / "data.npz", **{"../../out": np.zeros(3), "/tmp/assay-out": np.zeros(3)})
     assert set(load_npz(folder / "data.npz")) == {"../../out", "/tmp/assay-out"}
     with pytest.raises(FileFormatError, match="no correctness archive has"):
-        assay.subsets.CorrectnessData.load(folder / "data.npz")
+        assay.analyses.subsets.CorrectnessData.load(folder / "data.npz")
     with pytest.raises(FileFormatError):
         Correctness.load(folder / "data.npz")
     assert [path.name for path in tmp_path.rglob("*")] == ["deep", "er", "data.npz"]
@@ -143,7 +143,16 @@ def test_errors_about_hostile_prompts_on_a_real_terminal(place: str, tmp_path: P
     line = {"clean": [1, 2], "corrupted": [1, 3], "answers": [" a"], place: [HOSTILE, HOSTILE]}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(line | {"clean": HOSTILE}) + "\n")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "assay.cli", "discover", "--task", "prompts.jsonl", "--store", "store"]
+    command = [
+        sys.executable,
+        "-m",
+        "assay.app.cli",
+        "discover",
+        "--task",
+        "prompts.jsonl",
+        "--store",
+        "store",
+    ]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL)
     os.close(theirs)
     seen = b""

@@ -20,12 +20,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import assay
+from assay.analyses.subsets import load_published
+from assay.analyses.subsets.data import CorrectnessData
 from assay.circuits import read_eap_ig
-from assay.errors import FileFormatError, UnsafeFileError, UnsupportedModelError
-from assay.heads.shelf import Shelf
+from assay.core.errors import FileFormatError, UnsafeFileError, UnsupportedModelError
+from assay.discovery.heads.shelf import Shelf
 from assay.models.loading import MINI
-from assay.subsets import load_published
-from assay.subsets.data import CorrectnessData
 from assay.tasks import read_npz
 from assay.zoo import Correctness, Zoo
 from assay.zoo.folders import load_weights
@@ -188,7 +188,7 @@ def test_an_index_of_a_hub_repository_is_read_alike(tmp_path: Path) -> None:
         "import assay, sys\n"
         "try:\n"
         "    assay.load_model('some/model')\n"
-        "except assay.errors.UnsafeFileError as error:\n"
+        "except assay.core.errors.UnsafeFileError as error:\n"
         "    assert 'plain names of safetensors' in str(error), error\n"
         "else:\n"
         "    sys.exit('it was loaded')\n"

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.adversarial.blocks import PairValues
-from assay.adversarial.blocks import Shelf as PairShelf
-from assay.errors import AssayError, FileFormatError, InputError
-from assay.generalization.journal import Journal
-from assay.heads.shelf import RECORD
-from assay.heads.shelf import Shelf as TableShelf
-from assay.sweep.failures import FailureLog
+from assay.analyses.generalization.journal import Journal
+from assay.analyses.worst_case.blocks import PairValues
+from assay.analyses.worst_case.blocks import Shelf as PairShelf
+from assay.core.errors import AssayError, FileFormatError, InputError
+from assay.discovery.heads.shelf import RECORD
+from assay.discovery.heads.shelf import Shelf as TableShelf
+from assay.pipeline.failures import FailureLog
 from assay.zoo import Zoo
 from assay.zoo.records import _read_record
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import assay
-from assay.errors import InputError, OutputError
-from assay.generalization.monitoring import Monitor, Reading
-from assay.measurement import Interval
-from assay.service import alarms
-from assay.service.alarms import AlarmFile, DeliveryError, Notifier, Sink, Webhook, seconds_of
+from assay.analyses.generalization.monitoring import Monitor, Reading
+from assay.app.monitor import alarms
+from assay.app.monitor.alarms import AlarmFile, DeliveryError, Notifier, Sink, Webhook, seconds_of
+from assay.core.errors import InputError, OutputError
+from assay.core.measurement import Interval
 from assay.tasks import EvalTransform, draw_shapes
 from assay.zoo import Zoo
 

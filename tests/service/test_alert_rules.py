@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from test_watch import fill, options
 
-from assay.service import alarms
-from assay.service.metrics import metrics_text
-from assay.service.watch import MonitorRun
+from assay.app.monitor import alarms
+from assay.app.monitor.metrics import metrics_text
+from assay.app.monitor.watch import MonitorRun
 
 
 ALERTS = Path(__file__).resolve().parents[2] / "examples" / "alerts"

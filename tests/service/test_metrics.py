@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from assay.errors import OutputError
-from assay.service.metrics import CONTENT_TYPE, MetricsServer, metrics_text
+from assay.app.monitor.metrics import CONTENT_TYPE, MetricsServer, metrics_text
+from assay.core.errors import OutputError
 
 
 def document(n: int, **more: object) -> dict[str, Any]:

@@ -17,11 +17,9 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from assay.cli.monitor import monitor as command
-from assay.errors import FileFormatError, InputError, OutputError, UnknownNameError
-from assay.runner.monitoring import held
-from assay.service.metrics import metrics_text
-from assay.service.watch import (
+from assay.app.cli.monitor import monitor as command
+from assay.app.monitor.metrics import metrics_text
+from assay.app.monitor.watch import (
     OF_THE_COMMAND,
     MonitorOptions,
     MonitorRun,
@@ -29,7 +27,9 @@ from assay.service.watch import (
     read_options,
     watched,
 )
-from assay.service.web import create_app
+from assay.app.site.web import create_app
+from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError
+from assay.pipeline.monitoring import held
 from assay.store import Store
 from assay.tasks import draw_shapes
 
@@ -284,7 +284,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         arguments = ["--images", "in", "--out", "out", "--follow", "--poll", "0.05", *more]
         arguments += ["--threshold", "0", "--known-batches", "0", "--window", "4", "--steps", "1"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "assay.cli", "monitor", *arguments],
+            [sys.executable, "-m", "assay.app.cli", "monitor", *arguments],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

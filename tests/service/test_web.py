@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "report"))
 from synthetic_store import HOSTILE, Filled, fill, measurement, put_measurement
 from test_monitor_page import monitor_document
 
-from assay.errors import InputError, OutputError
-from assay.service.web import COOKIE, Watched, create_app, is_loopback, serve
+from assay.app.site.web import COOKIE, Watched, create_app, is_loopback, serve
+from assay.core.errors import InputError, OutputError
 from assay.store import Store
 
 

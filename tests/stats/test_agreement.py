@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats as scipy_stats
 
-from assay.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError
-from assay.rng import stream
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError
+from assay.core.random import stream
 from assay.stats import (
     cohen_kappa,
     intraclass_correlation,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from assay.errors import NonFiniteError
-from assay.rng import stream
+from assay.core.errors import NonFiniteError
+from assay.core.random import stream
 from assay.stats import group_differences
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats as scipy_stats
 
-from assay.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.rng import stream
+from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.core.random import stream
 from assay.stats import fagin_tau_rows, kendall_tau, kendall_tau_rows, pearson, spearman
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.errors import InputError, ShapeError
-from assay.measurement import ONE_SIDED_95
-from assay.rng import stream
+from assay.core.errors import InputError, ShapeError
+from assay.core.measurement import ONE_SIDED_95
+from assay.core.random import stream
 from assay.stats import bounded_mean, clopper_pearson, mean_of, statistic_from_dict
 
 

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as arrays
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
-from assay.rng import stream
+from assay.core.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.random import stream
 from assay.stats import (
     Certificate,
     all_pairs_failure,

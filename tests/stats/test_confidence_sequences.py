@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from assay.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
-from assay.rng import stream
+from assay.core.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.random import stream
 from assay.stats import betting_log_capital, confidence_sequence, hoeffding_radius
 
 

@@ -13,7 +13,7 @@ import pytest
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.rng import stream
+from assay.core.random import stream
 from assay.stats import certificate
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from assay.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
-from assay.rng import stream
+from assay.core.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.random import stream
 from assay.stats import auroc, average_precision, d_prime, detection, precision_at
 
 

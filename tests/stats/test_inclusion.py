@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from assay.errors import InputError, NonFiniteError
-from assay.rng import stream
+from assay.core.errors import InputError, NonFiniteError
+from assay.core.random import stream
 from assay.stats import CertifiedInclusion, certified_inclusion, clopper_pearson, edit_radius
 
 

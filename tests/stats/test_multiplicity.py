@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from assay.errors import InputError
-from assay.rng import stream
+from assay.core.errors import InputError
+from assay.core.random import stream
 from assay.stats import (
     benjamini_hochberg,
     benjamini_yekutieli,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
-from assay.rng import stream
+from assay.core.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.random import stream
 from assay.stats import benjamini_hochberg, mean_test, mean_tests, spearman, spearman_test
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from assay.errors import ShapeError
-from assay.measurement import ONE_SIDED_95
-from assay.rng import stream
+from assay.core.errors import ShapeError
+from assay.core.measurement import ONE_SIDED_95
+from assay.core.random import stream
 from assay.stats import relative_errors, standard_deviation
 from assay.stats.intervals import draw_counts
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from assay.errors import InputError, NonFiniteError
-from assay.rng import stream
+from assay.core.errors import InputError, NonFiniteError
+from assay.core.random import stream
 from assay.stats import cronbach_alpha, intraclass_correlation, pearson, spearman, spearman_brown
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError
-from assay.rng import stream
+from assay.core.errors import InputError
+from assay.core.random import stream
 from assay.stats import mean_above, skewed_mean_interval
 
 

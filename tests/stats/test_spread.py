@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, NonFiniteError
-from assay.rng import stream
+from assay.core.errors import InputError, NonFiniteError
+from assay.core.random import stream
 from assay.stats import (
     bootstrap_spread,
     coefficient_of_variation,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats as scipy_stats
 
-from assay.errors import FileFormatError, InputError, UnknownNameError
-from assay.rng import stream
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.random import stream
 from assay.stats import (
     FunctionOfSums,
     RatioOfSums,

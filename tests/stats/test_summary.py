@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from assay.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError
-from assay.rng import stream
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError
+from assay.core.random import stream
 from assay.stats import (
     cell_table,
     compare_with_anchor,

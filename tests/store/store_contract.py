@@ -18,8 +18,8 @@ import torch
 from hypothesis import strategies as st
 from type_checks import no_type_checks
 
-from assay.errors import FileFormatError, InputError, OutputError, UnknownNameError
-from assay.measurement import record_id
+from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError
+from assay.core.record import record_id
 from assay.store import ID_LENGTH, ClaimBook, Store
 
 

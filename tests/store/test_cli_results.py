@@ -10,9 +10,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from assay.cli import app
-from assay.cli.results import STORED
-from assay.service.web import KINDS
+from assay.app.cli import app
+from assay.app.cli.results import STORED
+from assay.app.site.web import KINDS
 from assay.store import Store
 
 

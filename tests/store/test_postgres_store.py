@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import torch
 from postgres_server import PASSWORD, PostgresServer
 
-from assay.errors import FileFormatError, InputError, MissingExtraError, OutputError
+from assay.core.errors import FileFormatError, InputError, MissingExtraError, OutputError
 from assay.store import SCHEMA_VERSION, Store
 from assay.store import database as database_module
 

@@ -18,10 +18,10 @@ import sqlalchemy as sa
 import torch
 from typer.testing import CliRunner
 
+from assay.app.cli import app
+from assay.app.cli.border import store_folder
 from assay.circuits import write_atomically
-from assay.cli import app
-from assay.cli.border import store_folder
-from assay.errors import AssayWarning, FileFormatError, InputError, OutputError
+from assay.core.errors import AssayWarning, FileFormatError, InputError, OutputError
 from assay.store import DATABASE_NAME, SCHEMA_VERSION, Store, results
 from assay.store import database as database_module
 from assay.store.arrays import array_path, write_array

@@ -6,8 +6,8 @@ import time
 import pytest
 from store_contract import PROVENANCE, StoreContract
 
-from assay.errors import InputError
-from assay.measurement import record_id
+from assay.core.errors import InputError
+from assay.core.record import record_id
 from assay.store.where import parse_where
 
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from assay.errors import AssayWarning, OutputError
+from assay.core.errors import AssayWarning, OutputError
 from assay.store import DATABASE_NAME, SCHEMA_VERSION, Store
 from assay.store import upgrade as upgrade_module
 from assay.store.tables import METADATA

@@ -9,13 +9,13 @@ from goldens import SMALL, arrays, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.subsets import adam as module
-from assay.subsets._exchange import Pool
-from assay.subsets.adam import AdamParameters, Judge, Relaxation, adam, descend
-from assay.subsets.layouts import DenseMatrix, PackedMatrix
-from assay.subsets.line import line_correlation
-from assay.subsets.swap import Found
+from assay.analyses.subsets import adam as module
+from assay.analyses.subsets._exchange import Pool
+from assay.analyses.subsets.adam import AdamParameters, Judge, Relaxation, adam, descend
+from assay.analyses.subsets.layouts import DenseMatrix, PackedMatrix
+from assay.analyses.subsets.line import line_correlation
+from assay.analyses.subsets.swap import Found
+from assay.core.errors import InputError, ShapeError, UnknownNameError
 
 
 def relaxation(correct, id_accuracy, size, penalty="softplus", objective="r"):

@@ -12,7 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from assay.errors import (
+from assay.analyses.subsets import archive
+from assay.analyses.subsets.archive import load_correctness, save_correctness
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.core.errors import (
     FileFormatError,
     InputError,
     MissingExtraError,
@@ -20,10 +24,6 @@ from assay.errors import (
     ShapeError,
     UnsafeFileError,
 )
-from assay.subsets import archive
-from assay.subsets.archive import load_correctness, save_correctness
-from assay.subsets.data import CorrectnessData
-from assay.subsets.layouts import PackedMatrix
 from assay.zoo.records import Correctness
 
 
@@ -497,6 +497,6 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr("assay.subsets.archive.importlib.import_module", missing)
+    monkeypatch.setattr("assay.analyses.subsets.archive.importlib.import_module", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'assay\[parquet\]'"):
         save_correctness(full_data(), tmp_path / "data.parquet")

@@ -12,9 +12,7 @@ from goldens import SMALL, arrays, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.rng import stream
-from assay.subsets.baselines import (
+from assay.analyses.subsets.baselines import (
     BaselineRow,
     RandomBaseline,
     baseline_rows,
@@ -23,12 +21,14 @@ from assay.subsets.baselines import (
     marginal_indices,
     random_baseline,
 )
-from assay.subsets.data import CorrectnessData
-from assay.subsets.distance import distance_scores
-from assay.subsets.layouts import PackedMatrix
-from assay.subsets.line import correlate, line_correlation
-from assay.subsets.selection import Problem, Settings
-from assay.subsets.splits import ModelSplit, split_models
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.distance import distance_scores
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.line import correlate, line_correlation
+from assay.analyses.subsets.selection import Problem, Settings
+from assay.analyses.subsets.splits import ModelSplit, split_models
+from assay.core.errors import InputError, ShapeError, UnknownNameError
+from assay.core.random import stream
 
 
 SIZES = (5, 20, 60, 200)
@@ -165,8 +165,8 @@ def test_distances_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) 
     rng = np.random.default_rng(0)
     ood, known = rng.normal(size=(50, 6)), rng.normal(size=(33, 6))
     whole = distance_scores(ood, known)
-    monkeypatch.setattr("assay.subsets.distance._ROWS", 7)
-    monkeypatch.setattr("assay.subsets.distance._ENTRIES", 30)
+    monkeypatch.setattr("assay.analyses.subsets.distance._ROWS", 7)
+    monkeypatch.setattr("assay.analyses.subsets.distance._ENTRIES", 30)
     np.testing.assert_allclose(distance_scores(ood, known), whole, atol=1e-15)
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.errors import InputError, ShapeError
-from assay.subsets.consistency import SelectionConsistency, expected_jaccard, selection_consistency
+from assay.analyses.subsets.consistency import SelectionConsistency, expected_jaccard, selection_consistency
+from assay.core.errors import InputError, ShapeError
 
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "oodselect"

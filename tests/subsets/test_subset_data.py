@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, ShapeError
-from assay.subsets.data import CorrectnessData
-from assay.subsets.layouts import PackedMatrix
-from assay.subsets.line import probit
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.line import probit
+from assay.core.errors import InputError, ShapeError
 
 
 def small(n_models=6, n_examples=9, seed=0):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 from sklearn.datasets import load_digits
 
-from assay.errors import InputError, NonFiniteError, ShapeError
-from assay.subsets.describe import SubsetDescription, describe_selection, describe_subset
-from assay.subsets.proposals import caption_each, caption_prompt, parse_phrases, text_proposer
+from assay.analyses.subsets.describe import SubsetDescription, describe_selection, describe_subset
+from assay.analyses.subsets.proposals import caption_each, caption_prompt, parse_phrases, text_proposer
+from assay.core.errors import InputError, NonFiniteError, ShapeError
 
 
 CONCEPTS = ("much ink", "ink on the left", "ink at the top")
@@ -117,7 +117,7 @@ def test_swapping_the_sides_turns_every_score_round(digits: tuple[np.ndarray, np
 
 def test_the_bootstrap_of_the_auroc_is_that_of_resampled_images() -> None:
     """Against resampling one draw at a time with the same multiplicities."""
-    from assay.subsets.phrase_scores import _resampled_auroc
+    from assay.analyses.subsets.phrase_scores import _resampled_auroc
 
     rng = np.random.default_rng(4)
     one, other = rng.integers(0, 4, 6).astype(float), rng.integers(0, 4, 9).astype(float)

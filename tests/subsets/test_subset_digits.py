@@ -5,11 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from assay.errors import InputError
-from assay.subsets import digits
-from assay.subsets.data import CorrectnessData
-from assay.subsets.digits import FAMILIES, digits_data, digits_recipes
-from assay.subsets.line import line_correlation
+from assay.analyses.subsets import digits
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.digits import FAMILIES, digits_data, digits_recipes
+from assay.analyses.subsets.line import line_correlation
+from assay.core.errors import InputError
 
 
 N_MODELS = 2 * len(FAMILIES)

@@ -14,16 +14,16 @@ from PIL import Image
 from scipy.stats import pearsonr
 from type_checks import no_type_checks
 
-from assay.errors import InputError
+from assay.analyses.subsets import document as subset_document
+from assay.analyses.subsets.consistency import selection_consistency
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.document import path_document, selection_document, thumbnail
+from assay.analyses.subsets.line import probit
+from assay.analyses.subsets.path import SelectionPath, selection_path
+from assay.analyses.subsets.selection import Subset, load_subset, oodselect
+from assay.analyses.subsets.verdict import cross_fit
+from assay.core.errors import InputError
 from assay.report import figures, save_report
-from assay.subsets import document as subset_document
-from assay.subsets.consistency import selection_consistency
-from assay.subsets.data import CorrectnessData
-from assay.subsets.document import path_document, selection_document, thumbnail
-from assay.subsets.line import probit
-from assay.subsets.path import SelectionPath, selection_path
-from assay.subsets.selection import Subset, load_subset, oodselect
-from assay.subsets.verdict import cross_fit
 
 
 N_MODELS, N_EXAMPLES, N_PLANTED = 72, 240, 60

@@ -8,9 +8,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from assay.errors import InputError, ShapeError
-from assay.subsets import layouts
-from assay.subsets.layouts import (
+from assay.analyses.subsets import layouts
+from assay.analyses.subsets.layouts import (
     EXACT_WEIGHTS,
     DenseMatrix,
     DeviceMatrix,
@@ -18,6 +17,7 @@ from assay.subsets.layouts import (
     as_matrix,
     whole_weights,
 )
+from assay.core.errors import InputError, ShapeError
 
 
 NAMES = ("dense", "packed", "accelerator")

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, ShapeError
-from assay.subsets.line import (
+from assay.analyses.subsets.line import (
     Correlation,
     cluster_replicates,
     correlate,
@@ -20,6 +19,7 @@ from assay.subsets.line import (
     line_correlations,
     probit,
 )
+from assay.core.errors import InputError, ShapeError
 
 
 # ------------------------------------------------------------------------------------------------ by hand

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.subsets.line import probit
-from assay.subsets.model_curve import ModelsNeeded, models_needed, prefix_correlations
+from assay.analyses.subsets.line import probit
+from assay.analyses.subsets.model_curve import ModelsNeeded, models_needed, prefix_correlations
+from assay.core.errors import InputError, ShapeError, UnknownNameError
 
 
 # Welford's update and the two-pass formula differ by rounding only.

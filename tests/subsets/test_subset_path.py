@@ -7,8 +7,8 @@ import pytest
 from planted_subsets import planted_matrix
 
 import assay
-from assay.errors import InputError
-from assay.subsets import default_sizes
+from assay.analyses.subsets import default_sizes
+from assay.core.errors import InputError
 
 
 @pytest.fixture(scope="module")

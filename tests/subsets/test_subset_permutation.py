@@ -13,11 +13,10 @@ from scipy import stats as scipy_stats
 from scipy.optimize import minimize
 from scipy.special import ndtr, ndtri
 
-from assay.errors import InputError, UnknownNameError
-from assay.subsets.data import CorrectnessData
-from assay.subsets.layouts import as_matrix
-from assay.subsets.line import line_correlation
-from assay.subsets.permutation import (
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.layouts import as_matrix
+from assay.analyses.subsets.line import line_correlation
+from assay.analyses.subsets.permutation import (
     LIBERAL,
     Exchange,
     PermutationNull,
@@ -29,8 +28,9 @@ from assay.subsets.permutation import (
     permute_accuracy,
     run_permutations,
 )
-from assay.subsets.selection import Settings, oodselect
-from assay.subsets.splits import split_models
+from assay.analyses.subsets.selection import Settings, oodselect
+from assay.analyses.subsets.splits import split_models
+from assay.core.errors import InputError, UnknownNameError
 
 
 def rng(seed=0):

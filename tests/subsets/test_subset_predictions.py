@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.errors import AlignmentError, FileFormatError, InputError
-from assay.subsets import archive
-from assay.subsets.data import CorrectnessData
-from assay.subsets.layouts import PackedMatrix
-from assay.subsets.predictions import load_predictions
+from assay.analyses.subsets import archive
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.predictions import load_predictions
+from assay.core.errors import AlignmentError, FileFormatError, InputError
 
 
 RUNS = ("alexnet/a", "alexnet/b", "vit/a", "vit/b")

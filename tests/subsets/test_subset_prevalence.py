@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.stats import benjamini_hochberg
-from assay.subsets.composition import (
+from assay.analyses.subsets.composition import (
     ClassComposition,
     ClassCorrelation,
     class_composition,
     class_correlations,
 )
-from assay.subsets.data import CorrectnessData
-from assay.subsets.line import correlate
-from assay.subsets.prevalence import MISSING, PrevalenceShift, hypergeometric_p, prevalence_shift
-from assay.subsets.selection import oodselect
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.line import correlate
+from assay.analyses.subsets.prevalence import MISSING, PrevalenceShift, hypergeometric_p, prevalence_shift
+from assay.analyses.subsets.selection import oodselect
+from assay.core.errors import InputError, ShapeError, UnknownNameError
+from assay.stats import benjamini_hochberg
 
 
 def literal_p(k: int, s: int, K: int, n: int) -> float:

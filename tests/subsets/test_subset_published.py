@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.errors import AssayWarning, FileFormatError, InputError
-from assay.subsets.composition import class_composition
-from assay.subsets.prevalence import prevalence_shift
-from assay.subsets.published import PublishedSelections, load_published
+from assay.analyses.subsets.composition import class_composition
+from assay.analyses.subsets.prevalence import prevalence_shift
+from assay.analyses.subsets.published import PublishedSelections, load_published
+from assay.core.errors import AssayWarning, FileFormatError, InputError
 
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "oodselect" / "jaccard_published.json"

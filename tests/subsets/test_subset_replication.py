@@ -9,12 +9,10 @@ import pytest
 from planted_subsets import planted_matrix
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.stats import benjamini_hochberg
-from assay.subsets.data import CorrectnessData
-from assay.subsets.layouts import as_matrix
-from assay.subsets.line import probit
-from assay.subsets.replication import (
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.layouts import as_matrix
+from assay.analyses.subsets.line import probit
+from assay.analyses.subsets.replication import (
     ExampleHoldout,
     ExampleReplication,
     HalfReplication,
@@ -25,7 +23,9 @@ from assay.subsets.replication import (
     replicate_halves,
     slope_p_values,
 )
-from assay.subsets.selection import oodselect
+from assay.analyses.subsets.selection import oodselect
+from assay.core.errors import InputError, ShapeError, UnknownNameError
+from assay.stats import benjamini_hochberg
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_chunks_of_columns_change_nothing(monkeypatch):
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 2, (12, 50)).astype(np.uint8), generator.uniform(0.3, 0.9, 12)
     whole = example_correlations(as_matrix(x), y)
-    monkeypatch.setattr("assay.subsets.permutation._COLUMNS", 12 * 7)
+    monkeypatch.setattr("assay.analyses.subsets.permutation._COLUMNS", 12 * 7)
     # BLAS sums in an order that depends on the width.
     np.testing.assert_allclose(whole, example_correlations(as_matrix(x, layout="packed"), y), atol=1e-14)
 

@@ -10,8 +10,8 @@ from goldens import FOLDER, arrays, values
 from planted_subsets import planted_matrix
 
 import assay
-from assay.errors import FileFormatError, InputError, ShapeError, UnknownNameError
-from assay.subsets.line import line_correlation
+from assay.analyses.subsets.line import line_correlation
+from assay.core.errors import FileFormatError, InputError, ShapeError, UnknownNameError
 
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -10,12 +10,12 @@ from goldens import FOLDER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.errors import InputError, ShapeError
-from assay.subsets import small
-from assay.subsets.layouts import DenseMatrix, PackedMatrix
-from assay.subsets.line import line_correlation
-from assay.subsets.small import exhaustive, greedy
-from assay.subsets.swap import marginal_scores, swap
+from assay.analyses.subsets import small
+from assay.analyses.subsets.layouts import DenseMatrix, PackedMatrix
+from assay.analyses.subsets.line import line_correlation
+from assay.analyses.subsets.small import exhaustive, greedy
+from assay.analyses.subsets.swap import marginal_scores, swap
+from assay.core.errors import InputError, ShapeError
 
 
 def random_problem(rng, m, n):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from assay.errors import InputError, ShapeError, UnknownNameError
-from assay.subsets.data import CorrectnessData
-from assay.subsets.sources import from_estimators, from_frame, from_zoo
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.sources import from_estimators, from_frame, from_zoo
+from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.tasks import draw_shapes
 from assay.zoo import Zoo
 

@@ -6,8 +6,8 @@ from goldens import SMALL, arrays, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.errors import AssayWarning, InputError, ShapeError
-from assay.subsets.splits import PARTS, ModelSplit, folds, halves, split_models, unit_codes
+from assay.analyses.subsets.splits import PARTS, ModelSplit, folds, halves, split_models, unit_codes
+from assay.core.errors import AssayWarning, InputError, ShapeError
 
 
 @pytest.mark.parametrize("name", SMALL)

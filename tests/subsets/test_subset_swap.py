@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from planted_subsets import planted_matrix
 from scipy.special import ndtr, ndtri
 
-from assay.errors import AssayWarning, InputError, ShapeError
-from assay.subsets.layouts import as_matrix
-from assay.subsets.line import line_correlation
-from assay.subsets.swap import (
+from assay.analyses.subsets.layouts import as_matrix
+from assay.analyses.subsets.line import line_correlation
+from assay.analyses.subsets.swap import (
     KAPPAS,
     Found,
     line_gradient,
@@ -22,6 +21,7 @@ from assay.subsets.swap import (
     swap,
     unit_probit,
 )
+from assay.core.errors import AssayWarning, InputError, ShapeError
 
 
 EPS = 1e-6

@@ -8,13 +8,13 @@ from goldens import SMALL, arrays, values
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from assay.subsets.baselines import distance_indices, hard_indices
-from assay.subsets.consistency import selection_consistency
-from assay.subsets.data import CorrectnessData
-from assay.subsets.layouts import DenseMatrix
-from assay.subsets.line import EPS, fit_line, line_correlation, probit
-from assay.subsets.selection import SOLVERS
-from assay.subsets.swap import marginal_scores
+from assay.analyses.subsets.baselines import distance_indices, hard_indices
+from assay.analyses.subsets.consistency import selection_consistency
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.layouts import DenseMatrix
+from assay.analyses.subsets.line import EPS, fit_line, line_correlation, probit
+from assay.analyses.subsets.selection import SOLVERS
+from assay.analyses.subsets.swap import marginal_scores
 
 
 CLIPS = (EPS, 0.02, 0.2)  # the first makes the Lipschitz constant 2e5, the last 3.6

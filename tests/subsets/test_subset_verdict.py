@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 from planted_subsets import planted_matrix
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError
-from assay.subsets import verdict as verdict_module
-from assay.subsets.consistency import selection_consistency
-from assay.subsets.data import CorrectnessData
-from assay.subsets.line import AOTIL, correlate, line_correlation, probit
-from assay.subsets.path import selection_path
-from assay.subsets.permutation import Exchange, permutation_p
-from assay.subsets.selection import Problem, Settings, make_problem, oodselect
-from assay.subsets.splits import folds
-from assay.subsets.verdict import (
+from assay.analyses.subsets import verdict as verdict_module
+from assay.analyses.subsets.consistency import selection_consistency
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.line import AOTIL, correlate, line_correlation, probit
+from assay.analyses.subsets.path import selection_path
+from assay.analyses.subsets.permutation import Exchange, permutation_p
+from assay.analyses.subsets.selection import Problem, Settings, make_problem, oodselect
+from assay.analyses.subsets.splits import folds
+from assay.analyses.subsets.verdict import (
     UNKNOWN_UNITS,
     CrossFit,
     FoldRuns,
@@ -35,6 +34,7 @@ from assay.subsets.verdict import (
     plan_folds,
     unit_jackknife,
 )
+from assay.core.errors import InputError
 
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "experiments" / "subset_verdicts"

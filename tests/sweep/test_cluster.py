@@ -10,14 +10,14 @@ import pytest
 from test_schedule import job
 from work_functions import begun, behave
 
-from assay.errors import AssayError, MissingExtraError
+from assay.core.errors import AssayError, MissingExtraError
+from assay.pipeline import schedule
+from assay.pipeline.cluster import RayWorkers
+from assay.pipeline.failures import FailureLog
+from assay.pipeline.limits import Limits
+from assay.pipeline.local import LocalWorkers
+from assay.pipeline.schedule import run_jobs
 from assay.store import Store
-from assay.sweep import schedule
-from assay.sweep.cluster import RayWorkers
-from assay.sweep.failures import FailureLog
-from assay.sweep.limits import Limits
-from assay.sweep.local import LocalWorkers
-from assay.sweep.schedule import run_jobs
 
 
 pytest.importorskip("ray")

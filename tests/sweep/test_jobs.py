@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import assay
-from assay.errors import FileFormatError, InputError
-from assay.measurement import record_id
+from assay.core.errors import FileFormatError, InputError
+from assay.core.record import record_id
+from assay.pipeline.expand import expand
+from assay.pipeline.jobs import JOB_KINDS, Job, is_done, run_job, work
+from assay.pipeline.plan import parse_plan
 from assay.store import Store
-from assay.sweep.expand import expand
-from assay.sweep.jobs import JOB_KINDS, Job, is_done, run_job, work
-from assay.sweep.plan import parse_plan
 
 
 BASE: dict[str, Any] = {
@@ -49,7 +49,7 @@ def test_the_numbers_are_those_of_the_python_interface(jobs: tuple[Job, ...], tm
     store = Store(tmp_path)
     results = {job.kind: run_job(job, store) for job in jobs}
     model = assay.load_model("mini")
-    draws = assay.runner.draw_prompts(model, "ioi", n=16, seed=0)  # type: ignore[attr-defined]
+    draws = assay.pipeline.draw_prompts(model, "ioi", n=16, seed=0)  # type: ignore[attr-defined]
     scores = assay.discover(model, draws.discovery, "eap", batch_size=8)
     stored = store.get(results["discover"][0])
     assert torch.equal(stored.arrays["values"], scores.values)

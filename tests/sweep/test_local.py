@@ -15,15 +15,15 @@ import torch
 from test_schedule import job
 from work_functions import begun, behave, journal
 
-from assay.errors import AssayError, InputError
+from assay.core.errors import AssayError, InputError
+from assay.pipeline import schedule
+from assay.pipeline.failures import FailureLog
+from assay.pipeline.jobs import Job
+from assay.pipeline.limits import Limits
+from assay.pipeline.local import LocalWorkers
+from assay.pipeline.schedule import SweepOutcome, run_jobs
+from assay.pipeline.worker import _THREAD_VARIABLES, load_work
 from assay.store import Store
-from assay.sweep import schedule
-from assay.sweep.failures import FailureLog
-from assay.sweep.jobs import Job
-from assay.sweep.limits import Limits
-from assay.sweep.local import LocalWorkers
-from assay.sweep.schedule import SweepOutcome, run_jobs
-from assay.sweep.worker import _THREAD_VARIABLES, load_work
 
 
 MIB = 2**20
@@ -124,9 +124,9 @@ SCRIPT = textwrap.dedent(
     import sys
     from work_functions import behave
     from test_schedule import job
-    from assay.sweep.limits import Limits
-    from assay.sweep.local import LocalWorkers
-    from assay.sweep.schedule import run_jobs
+    from assay.pipeline.limits import Limits
+    from assay.pipeline.local import LocalWorkers
+    from assay.pipeline.schedule import run_jobs
 
     if __name__ == "__main__":
         jobs = [job(f"j{place}", "sleep 0.3") for place in range(6)] + [job("last", "hang", "work")]

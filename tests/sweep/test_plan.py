@@ -8,11 +8,11 @@ import pytest
 from hypothesis import strategies as st
 
 from assay.circuits import Circuit
-from assay.errors import AssayError, InputError, UnknownNameError
+from assay.core.errors import AssayError, InputError, UnknownNameError
 from assay.models import load_model
-from assay.sweep.limits import Limits, parse_duration, parse_size
-from assay.sweep.order import in_order
-from assay.sweep.plan import Plan, parse_plan, read_plan
+from assay.pipeline.limits import Limits, parse_duration, parse_size
+from assay.pipeline.order import in_order
+from assay.pipeline.plan import Plan, parse_plan, read_plan
 
 
 LEAST: dict[str, Any] = {"name": "small", "models": ["mini"], "tasks": ["ioi"], "methods": ["eap"]}

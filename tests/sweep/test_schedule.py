@@ -12,15 +12,15 @@ import pytest
 from hypothesis import strategies as st
 from work_functions import begun, behave, journal
 
-from assay.errors import AssayError, InputError
+from assay.core.errors import AssayError, InputError
+from assay.pipeline import schedule
+from assay.pipeline.failures import FailureLog
+from assay.pipeline.jobs import Job
+from assay.pipeline.limits import Limits
+from assay.pipeline.progress import SweepProgress, duration, time_left
+from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
+from assay.pipeline.worker import Ended, Work, attempt
 from assay.store import Store
-from assay.sweep import schedule
-from assay.sweep.failures import FailureLog
-from assay.sweep.jobs import Job
-from assay.sweep.limits import Limits
-from assay.sweep.progress import SweepProgress, duration, time_left
-from assay.sweep.schedule import Executor, SweepOutcome, run_jobs
-from assay.sweep.worker import Ended, Work, attempt
 
 
 def job(name: str, *acts: str, needs: Sequence[Job] = (), passes: int = 0) -> Job:
@@ -219,7 +219,7 @@ def test_the_claims_of_a_dead_sweep_do_not_hold_up_the_next(tmp_path: Path) -> N
     import subprocess
     import sys
 
-    code = "from assay.sweep.runners import runner_name; print(runner_name())"
+    code = "from assay.pipeline.runners import runner_name; print(runner_name())"
     dead = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()

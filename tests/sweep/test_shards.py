@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from assay.errors import FileFormatError, InputError
+from assay.core.errors import FileFormatError, InputError
+from assay.pipeline.expand import expand
+from assay.pipeline.jobs import Job, run_job
+from assay.pipeline.plan import Plan, parse_plan
+from assay.pipeline.shards import dealt
 from assay.store import Store
-from assay.sweep.expand import expand
-from assay.sweep.jobs import Job, run_job
-from assay.sweep.plan import Plan, parse_plan
-from assay.sweep.shards import dealt
 
 
 BASE: dict[str, Any] = {
@@ -81,7 +81,7 @@ def test_pairs_dealt_to_jobs_give_the_worst_case_of_one_job(tmp_path: Path, atta
 
 
 def test_models_of_a_zoo_dealt_to_jobs_give_the_ranking_of_one_call(tmp_path: Path) -> None:
-    from assay.runner.ranking import ranked
+    from assay.pipeline.ranking import ranked
 
     plan = parse_plan(
         {
@@ -102,7 +102,7 @@ def test_models_of_a_zoo_dealt_to_jobs_give_the_ranking_of_one_call(tmp_path: Pa
         n=6,
         batch_size=plan.limits.batch_size,
     ).rank(cache=tmp_path / "elsewhere")
-    from assay.measurement import plain
+    from assay.core.record import plain
 
     for table in ("columns", "names", "models"):
         if table in found.payload:
@@ -113,7 +113,7 @@ def test_a_shard_that_ran_before_is_not_run_again(tmp_path: Path, monkeypatch: p
     jobs = expand(plan_of(shards={"discover": 2}))
     store = Store(tmp_path)
     run_job(jobs[0], store)
-    from assay.discovery.attribution import Eap
+    from assay.discovery.edges.attribution import Eap
 
     def broken(*arguments: object) -> None:
         raise AssertionError("ran again")

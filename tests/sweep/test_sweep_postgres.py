@@ -7,11 +7,11 @@ from postgres_server import PostgresServer
 from test_schedule import InProcess, job
 from work_functions import behave
 
+from assay.pipeline import schedule
+from assay.pipeline.local import LocalWorkers
+from assay.pipeline.progress import SweepProgress
+from assay.pipeline.schedule import run_jobs
 from assay.store import Store
-from assay.sweep import schedule
-from assay.sweep.local import LocalWorkers
-from assay.sweep.progress import SweepProgress
-from assay.sweep.schedule import run_jobs
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from assay.errors import AssayWarning, InputError, NonFiniteError
+from assay.core.errors import AssayWarning, InputError, NonFiniteError
+from assay.pipeline.jobs import Job  # its module takes seconds to load: before a worker says that it is ready
 from assay.store import Store
-from assay.sweep.jobs import Job  # its module takes seconds to load: before a worker says that it is ready
 
 
 def folder(location: str) -> Path:

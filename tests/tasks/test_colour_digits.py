@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay import load_model
-from assay.errors import InputError, UnknownNameError
+from assay.core.errors import InputError, UnknownNameError
 from assay.tasks import (
     DIGIT_CLASSES,
     DIGIT_SWAPS,

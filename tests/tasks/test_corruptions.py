@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from assay.errors import FileFormatError, InputError, ShapeError, UnknownNameError
-from assay.rng import stream
+from assay.core.errors import FileFormatError, InputError, ShapeError, UnknownNameError
+from assay.core.random import stream
 from assay.tasks import CORRUPTIONS, ImageSet, corrupt
 from assay.tasks.corruptions import plasma
 

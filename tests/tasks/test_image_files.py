@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from assay.errors import (
+from assay.core.errors import (
     FileFormatError,
     InputError,
     MissingExtraError,

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
 from assay.models import Model, load_model
 from assay.tasks import (
     SHAPE_DOMAINS,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from assay.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
 from assay.tasks import EvalTransform, ImageSet, ImageTask
 
 

@@ -11,7 +11,7 @@ import pytest
 import transformers
 from PIL import Image
 
-from assay.errors import AssayWarning, InputError, ShapeError, UnknownNameError
+from assay.core.errors import AssayWarning, InputError, ShapeError, UnknownNameError
 from assay.models import load_model
 from assay.tasks import EvalTransform
 

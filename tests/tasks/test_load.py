@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.errors import AssayWarning, FileFormatError, InputError, TokenizationError, UnknownNameError
+from assay.core.errors import AssayWarning, FileFormatError, InputError, TokenizationError, UnknownNameError
 from assay.tasks import Prompt, Tokens, encode_prompts, load_task, pair_task, read_pairs
 
 
@@ -268,7 +268,7 @@ def test_nothing_to_encode_is_an_empty_task(mini_tokenizer: Any) -> None:
 def test_clean_and_corrupted_prompts_can_be_encoded_apart(mini_tokenizer: Any) -> None:
     grammar = load_task("ioi", mini_tokenizer, n=1).grammar
     assert grammar is not None
-    from assay.rng import stream
+    from assay.core.random import stream
 
     clean = encode_prompts(grammar.draw(3, stream(0, "clean")), grammar.tokens)
     fresh = stream(0, "corrupted")

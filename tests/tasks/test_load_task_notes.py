@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from assay.circuits import Circuit
-from assay.errors import AssayWarning
+from assay.core.errors import AssayWarning
 from assay.metrics import measure
 from assay.models import load_model
 from assay.tasks import PairTask, load_task

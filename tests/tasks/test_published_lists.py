@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from assay.errors import AssayWarning
+from assay.core.errors import AssayWarning
 from assay.tasks import TASKS, GreaterThan, IndirectObject, Tokens, load_task, task_data
 
 

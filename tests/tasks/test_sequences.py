@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from assay.errors import InputError
-from assay.rng import stream
+from assay.core.errors import InputError
+from assay.core.random import stream
 from assay.tasks import Docstring, Induction, Tokens, load_task
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from assay.errors import InputError, UnknownNameError
+from assay.core.errors import InputError, UnknownNameError
 from assay.tasks import SHAPE_CLASSES, SHAPE_DOMAINS, ImageSet, draw_shapes
 from assay.tasks.shapes import _FIGURES
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.errors import InputError, ShapeError, TokenizationError
+from assay.core.errors import InputError, ShapeError, TokenizationError
 from assay.tasks import PairTask
 
 

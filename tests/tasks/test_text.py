@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from assay.errors import AssayWarning, InputError, TokenizationError, UnknownNameError
-from assay.rng import stream
+from assay.core.errors import AssayWarning, InputError, TokenizationError, UnknownNameError
+from assay.core.random import stream
 from assay.tasks import TASKS, Grammar, GreaterThan, IndirectObject, SubjectVerbAgreement, Tokens, load_task
 from assay.tasks.text import GenderedPronoun
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from assay.errors import UnknownNameError
-from assay.rng import stream
+from assay.core.errors import UnknownNameError
+from assay.core.random import stream
 from assay.tasks import TASKS, Docstring, Grammar, Induction, Tokens
 
 

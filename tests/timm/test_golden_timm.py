@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from vit_goldens import NAMES
 
 from assay.circuits import EdgeScores
-from assay.discovery import discover
+from assay.discovery.edges import discover
 from assay.execution import run_circuit, run_model
 from assay.models import Model, load_model
 

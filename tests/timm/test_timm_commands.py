@@ -14,11 +14,11 @@ from timm.models._hub import save_for_hf
 from typer.testing import CliRunner
 from vit_conformance import randomise
 
+from assay.analyses.generalization import circuit_shift, dependency_depth_bias
+from assay.app.cli import app
 from assay.circuits import load_scores
-from assay.cli import app
-from assay.discovery import discover
+from assay.discovery.edges import discover
 from assay.execution import run_model
-from assay.generalization import circuit_shift, dependency_depth_bias
 from assay.models import load_model
 from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageTask, ReadOptions, draw_shapes, read_image_folder
 from assay.zoo import Zoo

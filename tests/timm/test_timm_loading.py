@@ -15,8 +15,7 @@ from timm.models._hub import save_for_hf
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from assay.discovery import discover
-from assay.errors import (
+from assay.core.errors import (
     AssayWarning,
     FileFormatError,
     InputError,
@@ -25,6 +24,7 @@ from assay.errors import (
     UnsafeFileError,
     UnsupportedModelError,
 )
+from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import load_model
 from assay.tasks import EvalTransform, ImageTask, draw_shapes

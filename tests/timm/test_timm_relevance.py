@@ -10,9 +10,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from vit_conformance import image_task, randomise
 
-from assay.discovery import discover
-from assay.discovery.relp import relevance_rules
-from assay.errors import UnsupportedModelError
+from assay.core.errors import UnsupportedModelError
+from assay.discovery.edges import discover
+from assay.discovery.edges.relp import relevance_rules
 from assay.models import load_model
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from assay.errors import InputError, UnknownNameError
-from assay.rng import stream
+from assay.core.errors import InputError, UnknownNameError
+from assay.core.random import stream
 from assay.tasks import draw_shapes
 from assay.zoo import Augmentation, Recipe
 

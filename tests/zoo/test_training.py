@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.errors import FileFormatError, InputError, NonFiniteError, ShapeError
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, ShapeError
 from assay.tasks import EvalTransform, ImageSet, draw_shapes
 from assay.zoo import LossTerm, Recipe, train
 from assay.zoo.training import batch_rows, images_hash, logits_of, score_of, weights_hash

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.errors import FileFormatError, InputError, UnknownNameError, UnsupportedModelError
+from assay.core.errors import FileFormatError, InputError, UnknownNameError, UnsupportedModelError
 from assay.tasks import EvalTransform, draw_shapes
 from assay.zoo import Grid, Zoo, initial_module, save_model, select_configurations, split, train_zoo
 from assay.zoo.training import weights_hash

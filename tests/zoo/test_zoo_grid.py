@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assay.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
 from assay.zoo import PRESETS, Grid, Recipe, Zoo, ZooEntry, select_configurations
 
 

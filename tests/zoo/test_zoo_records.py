@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.discovery import discover
-from assay.errors import FileFormatError, InputError, NonFiniteError, ShapeError
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, ShapeError
+from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.tasks import EvalTransform, ImageSet, draw_shapes
 from assay.zoo import Correctness, Zoo, ZooEntry, correctness, edge_scores, predict, save_model

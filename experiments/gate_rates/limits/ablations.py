@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from assay.calibration.ablations import ablation_invariance, method_invariance
-from assay.measurement import Verdict
+from assay.analyses.calibration.ablations import ablation_invariance, method_invariance
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw
 
 

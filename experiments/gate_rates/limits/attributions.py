@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats as scipy_stats
 
-from assay.calibration.distribution import distributional_characterization
-from assay.measurement import Verdict
+from assay.analyses.calibration.distribution import distributional_characterization
+from assay.core.measurement import Verdict
 from limits.cells import Cell, Judge, draw_heads, seed_of
 
 

@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 
-from assay.calibration.multiplicity import PooledResult, multiple_comparisons
-from assay.calibration.planted import N_LAYERS
-from assay.calibration.validity import nomological_validity
+from assay.analyses.calibration.multiplicity import PooledResult, multiple_comparisons
+from assay.analyses.calibration.planted import N_LAYERS
+from assay.analyses.calibration.validity import nomological_validity
 from assay.circuits import HeadCircuit
 from assay.circuits.heads import Role
-from assay.measurement import Verdict
+from assay.core.measurement import Verdict
 from assay.stats import mean_above
 from limits.cells import PROMISED, Cell, Judge, draw_heads, seed_of
 

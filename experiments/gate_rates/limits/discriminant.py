@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from assay.calibration.discriminant import discriminant_validity
-from assay.measurement import Verdict
+from assay.analyses.calibration.discriminant import discriminant_validity
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw_heads, seed_of
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
-from assay.calibration.gate import ALPHA
-from assay.calibration.stability import (
+from assay.analyses.calibration.gate import ALPHA
+from assay.analyses.calibration.stability import (
     STABLE_CV,
     certified_stability,
     distributional_stability,
@@ -14,7 +14,7 @@ from assay.calibration.stability import (
     judge_variances,
     prove_halves,
 )
-from assay.measurement import Verdict
+from assay.core.measurement import Verdict
 from assay.stats import partial_conjunction
 from limits.cells import PROMISED, Cell, Judge, draw, draw_heads, seed_of
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from assay.calibration.reliability import cronbach_items, split_half
-from assay.measurement import Verdict
+from assay.analyses.calibration.reliability import cronbach_items, split_half
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, draw_heads, seed_of
 
 

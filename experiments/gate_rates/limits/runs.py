@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from assay.calibration.invariance import measurement_invariance
-from assay.calibration.validity import incremental_validity
-from assay.measurement import Verdict
+from assay.analyses.calibration.invariance import measurement_invariance
+from assay.analyses.calibration.validity import incremental_validity
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, seed_of
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from assay.calibration.reliability import retest
-from assay.calibration.resampling import bootstrap_stability, seed_variance
-from assay.measurement import Verdict
+from assay.analyses.calibration.reliability import retest
+from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, seed_of
 
 

@@ -9,8 +9,8 @@ from math import log, sqrt
 import numpy as np
 from scipy import special
 
-from assay.calibration.signal import derived_metrics, ratio_estimate
-from assay.measurement import Verdict
+from assay.analyses.calibration.signal import derived_metrics, ratio_estimate
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, seed_of
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from assay.measurement import Measurement, Rule, Verdict
+from assay.core.measurement import Measurement, Rule, Verdict
 from assay.metrics.metric import find_metric, record
 from assay.metrics.topk import THRESHOLDS, judge_agreement
 from assay.stats import mean_of

@@ -23,7 +23,7 @@ from assay.circuits.resampling import (
     top_counts,
 )
 from assay.circuits.scores import EdgeScores
-from assay.errors import FileFormatError, GraphMismatchError, InputError, unknown_name
+from assay.core.errors import FileFormatError, GraphMismatchError, InputError, unknown_name
 from assay.graph import Graph, build_graph
 
 

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from assay import display
 from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_circuit
-from assay.errors import AssayWarning, GraphMismatchError, InputError, ShapeError
+from assay.core import display
+from assay.core.errors import AssayWarning, GraphMismatchError, InputError, ShapeError
+from assay.core.random import torch_stream
 from assay.graph import Graph
-from assay.rng import torch_stream
 
 
 if TYPE_CHECKING:

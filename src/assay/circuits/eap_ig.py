@@ -24,7 +24,7 @@ from torch import Tensor
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import write_atomically
 from assay.circuits.scores import EdgeScores
-from assay.errors import (
+from assay.core.errors import (
     FileFormatError,
     GraphMismatchError,
     InputError,
@@ -34,8 +34,8 @@ from assay.errors import (
     near_matches,
     unknown_name,
 )
+from assay.core.untrusted import MALFORMED, malformed, parse_json
 from assay.graph import Graph, build_graph
-from assay.untrusted import MALFORMED, malformed, parse_json
 
 
 SIGN = "positive: keep"

@@ -15,7 +15,7 @@ from assay.circuits.circuit import Circuit
 from assay.circuits.eap_ig import copies_of, graph_document, read_eap_ig, shorten
 from assay.circuits.files import write_atomically
 from assay.circuits.scores import EdgeScores
-from assay.errors import FileFormatError, InputError, OutputError
+from assay.core.errors import FileFormatError, InputError, OutputError
 from assay.graph import Graph, build_graph
 
 

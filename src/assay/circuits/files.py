@@ -19,9 +19,9 @@ from torch import Tensor
 from assay.circuits.circuit import Circuit
 from assay.circuits.heads import check_heads
 from assay.circuits.scores import EdgeScores
-from assay.errors import FileFormatError, GraphMismatchError, OutputError
+from assay.core.errors import FileFormatError, GraphMismatchError, OutputError
+from assay.core.untrusted import MALFORMED, malformed, parse_json, refuse_pickle
 from assay.graph import Graph, build_graph
-from assay.untrusted import MALFORMED, malformed, parse_json, refuse_pickle
 
 
 FORMAT = 1

@@ -13,7 +13,7 @@ from assay.circuits.files import load_circuit
 from assay.circuits.heads import HeadCircuit, heads_of, load_head_circuit, published_head_circuits
 from assay.circuits.published import published_circuit, published_circuits
 from assay.circuits.scores import EdgeScores
-from assay.errors import GraphMismatchError, InputError, unknown_name
+from assay.core.errors import GraphMismatchError, InputError, unknown_name
 from assay.graph import Graph
 from assay.models import Model, load_model
 from assay.tasks import TASKS, Task, digits_source, load_images, load_task

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from assay.errors import AssayWarning, FileFormatError, InputError, unknown_name
-from assay.untrusted import malformed, parse_json
+from assay.core.errors import AssayWarning, FileFormatError, InputError, unknown_name
+from assay.core.untrusted import malformed, parse_json
 
 
 Head = tuple[int, int]

@@ -20,9 +20,9 @@ from torch import Tensor
 from assay.circuits.circuit import Circuit
 from assay.circuits.scores import EdgeScores
 from assay.circuits.spans import Spans
-from assay.errors import InputError, NonFiniteError, ShapeError
+from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.core.untrusted import malformed
 from assay.graph import Graph
-from assay.untrusted import malformed
 
 
 if TYPE_CHECKING:

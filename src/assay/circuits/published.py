@@ -5,7 +5,7 @@ from importlib import resources
 from typing import Any
 
 from assay.circuits.circuit import Circuit
-from assay.errors import unknown_name
+from assay.core.errors import unknown_name
 from assay.graph import build_graph
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from assay.circuits.circuit import Circuit
 from assay.circuits.scores import EdgeScores
-from assay.errors import InputError
-from assay.rng import stream
+from assay.core.errors import InputError
+from assay.core.random import stream
 
 
 RESAMPLES = 1000

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from assay import display
 from assay.circuits.circuit import Circuit, check_n_edges
-from assay.errors import InputError, NonFiniteError, ShapeError
+from assay.core import display
+from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.core.record import record_id
 from assay.graph import Graph
-from assay.measurement import record_id
 
 
 if TYPE_CHECKING:

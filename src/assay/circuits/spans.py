@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from assay.errors import InputError, ShapeError, UnknownNameError, unknown_name
+from assay.core.errors import InputError, ShapeError, UnknownNameError, unknown_name
 from assay.tasks import Task
 
 

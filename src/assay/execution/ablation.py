@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.errors import InputError
+from assay.core.errors import InputError
+from assay.core.random import stream
+from assay.core.registry import Registry
 from assay.models import Model, Trace
-from assay.registry import Registry
-from assay.rng import stream
 from assay.tasks import Batch, Task
 
 

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from assay import machine
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
-from assay.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
+from assay.core import machine
+from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
 from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
 from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner

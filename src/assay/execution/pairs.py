@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.circuits import Circuit
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.execution.feeds import Feed, Projection, bind, lay_out, slots_of
 from assay.execution.plan import Plan, compile_plan
 from assay.execution.runner import channel_column

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.errors import InputError
+from assay.core.errors import InputError
+from assay.core.record import library_version
 from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
 from assay.execution.forward import check_circuit, run_circuit, run_model
-from assay.measurement import library_version
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Task

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from assay.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError
 from assay.execution.ablation import Baseline, Prepared
 from assay.models import Block, Model
 from assay.models.conformance import rotate

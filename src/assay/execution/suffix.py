@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from assay.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError
 from assay.execution.ablation import Baseline
 from assay.models import Model, Trace
 from assay.models.conformance import rotate

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from assay.errors import InputError
-from assay.measurement import Measurement
+from assay.core.errors import InputError
+from assay.core.measurement import Measurement
 from assay.metrics.metric import (
     MetricSpec,
     Runs,

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from scipy import special, stats
 
-from assay.measurement import ONE_SIDED_95, Measurement, Rule, Verdict
+from assay.core.measurement import ONE_SIDED_95, Measurement, Rule, Verdict
 from assay.metrics.divergence import run_logits
 from assay.metrics.metric import (
     MetricSpec,

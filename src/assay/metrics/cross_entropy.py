@@ -3,8 +3,8 @@
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from assay.core.measurement import Measurement
 from assay.execution.runs import Which
-from assay.measurement import Measurement
 from assay.metrics.divergence import run_logits
 from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record
 from assay.metrics.outputs import answer_log_probability

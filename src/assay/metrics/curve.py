@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
-from assay import display
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.given import takes_text
-from assay.errors import GraphMismatchError, InputError
+from assay.core import display
+from assay.core.errors import GraphMismatchError, InputError
+from assay.core.measurement import Measurement
+from assay.core.random import stream
+from assay.core.record import plain, record_id
 from assay.execution import Ablation, CircuitRuns
-from assay.measurement import Measurement, plain, record_id
 from assay.metrics.metric import METRICS, MetricSpec, Runs, check_choice, record, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
-from assay.rng import stream
 from assay.stats import FunctionOfSums, RatioOfSums, recovery_of
 from assay.tasks import Task
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from assay.errors import InputError
+from assay.core.errors import InputError
+from assay.core.measurement import Measurement
 from assay.execution.runs import Which
-from assay.measurement import Measurement
 from assay.metrics.metric import MetricSpec, Runs, check_choice, finite_examples, metric, record
 from assay.metrics.outputs import DIVERGENCES, divergences, restrict
 from assay.stats import mean_of, ratio_of

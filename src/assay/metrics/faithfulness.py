@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from assay.core.measurement import Measurement
 from assay.execution.runs import Which
-from assay.measurement import Measurement
 from assay.metrics.metric import (
     METRICS,
     MetricSpec,

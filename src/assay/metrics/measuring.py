@@ -11,14 +11,14 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
-from assay.errors import InputError, unknown_name
+from assay.core.errors import InputError, unknown_name
+from assay.core.measurement import Measurement
+from assay.core.random import stream
 from assay.execution import Ablation, CircuitRuns
 from assay.execution.runs import Which
-from assay.measurement import Measurement
 from assay.metrics.metric import MetricSpec, Runs, find_metric, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
-from assay.rng import stream
 from assay.tasks import Task
 
 

@@ -11,12 +11,12 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.errors import InputError, unknown_name
+from assay.core.errors import InputError, unknown_name
+from assay.core.measurement import Measurement, Rule, Statistic
+from assay.core.registry import Registry
 from assay.execution.runs import Which
-from assay.measurement import Measurement, Rule, Statistic
 from assay.models import Model
 from assay.objectives import get_objective
-from assay.registry import Registry
 from assay.stats import RatioOfSums
 from assay.tasks import Task
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from assay.measurement import Measurement
+from assay.core.measurement import Measurement
 from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record, task_warnings, undefined
 from assay.stats import RatioOfSums, ratio_of
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 from scipy import special
 
-from assay.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, unknown_name
 
 
 DIVERGENCES = ("kl", "reverse-kl", "js", "tv")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.circuits.positions import PositionCircuit
-from assay.errors import InputError
+from assay.core.errors import InputError
+from assay.core.measurement import Measurement
 from assay.execution import Ablation, CircuitRuns
 from assay.execution.positions import run_position_circuit
 from assay.execution.runs import Which
-from assay.measurement import Measurement
 from assay.metrics.measuring import measure_runs
 from assay.metrics.metric import METRICS, find_metric
 from assay.models import Model

@@ -13,10 +13,8 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.execution import ABLATIONS
-from assay.execution.forward import choose_batch_size
-from assay.heads.edges import run_with_edges_replaced
-from assay.heads.interventions import (
+from assay.discovery.heads.edges import run_with_edges_replaced
+from assay.discovery.heads.interventions import (
     INTERVENTIONS,
     Donor,
     Intervention,
@@ -25,6 +23,8 @@ from assay.heads.interventions import (
     outside,
     run_with_heads_replaced,
 )
+from assay.execution import ABLATIONS
+from assay.execution.forward import choose_batch_size
 from assay.metrics.metric import Runs
 from assay.metrics.outputs import divergences
 

@@ -3,9 +3,9 @@
 import numpy as np
 from torch import Tensor
 
-from assay.errors import unknown_name
-from assay.heads.interventions import INTERVENTIONS, Replacement, Setting, Site
-from assay.measurement import Measurement
+from assay.core.errors import unknown_name
+from assay.core.measurement import Measurement
+from assay.discovery.heads.interventions import INTERVENTIONS, Replacement, Setting, Site
 from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record, task_warnings
 from assay.metrics.replaced import Complement
 from assay.stats import recovery_of

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from assay.errors import InputError
-from assay.measurement import Measurement
+from assay.core.errors import InputError
+from assay.core.measurement import Measurement
 from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record, task_warnings
 from assay.metrics.replaced import Complement, Draws
 from assay.stats import RatioOfSums, mean_of, ratio_of

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from assay.errors import InputError, unknown_name
-from assay.measurement import ONE_SIDED_95, Measurement, Rule, Verdict
+from assay.core.errors import InputError, unknown_name
+from assay.core.measurement import ONE_SIDED_95, Measurement, Rule, Verdict
 from assay.metrics.divergence import run_logits
 from assay.metrics.metric import MetricSpec, Runs, check_choice, finite_examples, metric, record
 from assay.metrics.outputs import answer_is_top

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from assay.errors import AssayWarning, InputError, NonFiniteError, UnsupportedModelError
+from assay.core.errors import AssayWarning, InputError, NonFiniteError, UnsupportedModelError
+from assay.core.registry import Registry
 from assay.graph import Graph, build_graph
 from assay.models.tracing import BlockCall, FinalInput, ProjectionOutput, StopForward, Trace
-from assay.registry import Registry
 
 
 # Entries of a configuration that change no number the model computes.

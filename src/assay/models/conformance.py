@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.errors import UnsupportedModelError
+from assay.core.errors import UnsupportedModelError
 from assay.models.adapter import Block, Model, Norm
 from assay.models.tracing import Trace
 

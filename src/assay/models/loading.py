@@ -14,18 +14,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from assay.errors import (
+from assay.core.errors import (
     AssayError,
     FileFormatError,
     InputError,
     UnsafeFileError,
     UnsupportedModelError,
 )
+from assay.core.untrusted import MALFORMED, malformed, parse_json, printable, refuse_pickle
 from assay.models import decoders, vits  # noqa: F401 - decoders registers the families of text
 from assay.models.adapter import FAMILIES, Config, Family, Model
 from assay.models.conformance import check_conformance
 from assay.models.timm_import import timm_create_model
-from assay.untrusted import MALFORMED, malformed, parse_json, printable, refuse_pickle
 
 
 # Layouts that are not additive pre-norm streams: the module that shows it, and why it matters.

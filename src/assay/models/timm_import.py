@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from assay.errors import MissingExtraError
+from assay.core.errors import MissingExtraError
 
 
 # What torchvision's Python part registers shape rules for on import, wherever its compiled part is.

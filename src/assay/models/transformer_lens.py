@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from assay.errors import FileFormatError, OutputError, ShapeError, UnsafeFileError, UnsupportedModelError
-from assay.untrusted import MALFORMED, refuse_pickle
+from assay.core.errors import FileFormatError, OutputError, ShapeError, UnsafeFileError, UnsupportedModelError
+from assay.core.untrusted import MALFORMED, refuse_pickle
 
 
 _MASKS = ("attn.mask", "attn.IGNORE")  # buffers: which positions may attend, and what the others get

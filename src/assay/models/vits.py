@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from assay.errors import UnsupportedModelError
+from assay.core.errors import UnsupportedModelError
 from assay.models.adapter import FAMILIES, Config, Family, Fused, Separate, Sizes, Vision, config_facts
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from assay.errors import InputError, OutputError
-from assay.measurement import plain
+from assay.core.errors import InputError, OutputError
+from assay.core.record import plain
 from assay.report import figures, tail_extras, tail_figures, tail_words
 from assay.report.tail_cells import SPARSE, heatmap_cells
 

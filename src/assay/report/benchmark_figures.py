@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import Bbox
 
-from assay.benchmark import DiscoveryBenchmark, TruthTable
+from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
 from assay.circuits import write_atomically
 from assay.report import figures
 from assay.report.benchmark_tables import title

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from assay.benchmark import (
+from assay.analyses.benchmark import (
     BenchmarkRow,
     Bounded,
     DiscoveryBenchmark,
@@ -12,7 +12,7 @@ from assay.benchmark import (
     TruthTable,
     examine_order,
 )
-from assay.benchmark.truth import GOOD
+from assay.analyses.benchmark.truth import GOOD
 
 
 MISSING = "–"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from assay.measurement import plain
+from assay.core.record import plain
 
 
 PAGE_LIMIT = 3_000_000  # bytes of a page, whatever its results hold

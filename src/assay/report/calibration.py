@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from matplotlib import rc_context
 
-from assay.errors import InputError, OutputError
-from assay.measurement import MACHINE, plain
+from assay.core.errors import InputError, OutputError
+from assay.core.record import MACHINE, plain
 from assay.report import calibration_figures, calibration_tables, calibration_words, figures
 from assay.report.calibration_headlines import RULES, headline
 

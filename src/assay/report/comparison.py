@@ -17,11 +17,11 @@ from scipy import special
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores, load_circuit
-from assay.errors import AssayError, FileFormatError, InputError
+from assay.core.errors import AssayError, FileFormatError, InputError
+from assay.core.measurement import Interval, undefined_interval
+from assay.core.random import stream
 from assay.graph import Graph, build_graph
-from assay.measurement import Interval, undefined_interval
 from assay.report.overview import find_sweep
-from assay.rng import stream
 from assay.stats import bootstrap_interval, spearman, statistic_from_dict
 from assay.store import Store, StoredResult
 

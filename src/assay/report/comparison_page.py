@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.report import words
 from assay.report.layout import circuit_layout
 

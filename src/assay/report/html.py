@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import jinja2
 
 from assay.circuits import write_atomically
-from assay.errors import InputError, OutputError
-from assay.measurement import Measurement
+from assay.core.errors import InputError, OutputError
+from assay.core.measurement import Measurement
 from assay.report import tail_words, words
 from assay.report.adversarial import HasRecord, is_worst_case, worst_case_view
 from assay.report.audit_page import SCHEMA, audit_view
@@ -68,9 +68,9 @@ def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
 
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
-        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `assay.claims.run_claim`,
-            `assay.rank`, `assay.oodselect` or `assay.selection_path` returned, an `assay.Monitor` with
-            readings, or the documents that they stored; a `Measurement` or a list of them make a table.
+        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `run_claim`, `assay.rank`,
+            `assay.oodselect` or `assay.selection_path` returned, an `assay.Monitor` with readings, or the
+            documents that they stored; a `Measurement` or a list of them make a table.
 
     Returns:
         The path written.

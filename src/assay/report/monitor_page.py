@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.errors import InputError
-from assay.measurement import plain
+from assay.core.errors import InputError
+from assay.core.record import plain
 from assay.report import figures, monitor_figures, words
 
 

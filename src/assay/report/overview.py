@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from assay.errors import InputError, UnknownNameError, near_matches
+from assay.core.errors import InputError, UnknownNameError, near_matches
 from assay.report.bounds import cut_text
 from assay.store import ResultSummary, Store, StoredResult
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.report import words
 from assay.report.bounds import record_text
 

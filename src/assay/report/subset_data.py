@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from assay.circuits import write_atomically
-from assay.errors import OutputError
-from assay.measurement import plain
+from assay.core.errors import OutputError
+from assay.core.record import plain
 from assay.report import words
 
 

@@ -5,8 +5,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.errors import InputError
-from assay.measurement import plain
+from assay.analyses.subsets.path import SelectionPath
+from assay.analyses.subsets.selection import Subset
+from assay.core.errors import InputError
+from assay.core.record import plain
 from assay.report import figures, subset_figures, words
 from assay.report.subset_data import (
     BASELINES,
@@ -17,8 +19,6 @@ from assay.report.subset_data import (
     series_kinds,
     signed,
 )
-from assay.subsets.path import SelectionPath
-from assay.subsets.selection import Subset
 
 
 KIND, SCHEMA = "subset", "assay-subset/1"

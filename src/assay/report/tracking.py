@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores
-from assay.errors import InputError, MissingExtraError
-from assay.measurement import library_version, plain, record_id
+from assay.core.errors import InputError, MissingExtraError
+from assay.core.record import library_version, plain, record_id
 from assay.report.html import save_report
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64, Real, Shaped
 
-from assay.errors import InputError, NonFiniteError, ShapeError
+from assay.core.errors import InputError, NonFiniteError, ShapeError
 
 
 EQUAL = 1e-12  # relative spread below which values differ by rounding only

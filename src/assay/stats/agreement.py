@@ -3,14 +3,14 @@
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Real
 from scipy import stats as scipy_stats
 
-from assay.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.measurement import ONE_SIDED_95, Interval, plain, undefined_interval
+from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.core.record import Record
 from assay.stats._checks import EQUAL, finite
 from assay.stats.association import spearman_matrix
 from assay.stats.estimate import Estimate, SignificanceTest, undefined_estimate, undefined_test
@@ -24,7 +24,7 @@ _BLOCK = 1 << 22  # ranks permuted at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Concordance:
+class Concordance(Record):
     """Kendall's W of raters who rank the same items.
 
     Attributes:
@@ -44,11 +44,6 @@ class Concordance:
     mean_spearman: float
     n_raters: int
     n_items: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        nested = {name: getattr(self, name).to_dict() for name in ("w", "chi_square", "permutation")}
-        return {**plain(vars(self) | dict.fromkeys(nested)), **nested}
 
 
 def kendall_w(
@@ -200,7 +195,7 @@ def kappa_matrix(members: Bool[np.ndarray, "*batch m n"]) -> Float64[np.ndarray,
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntraclassCorrelation:
+class IntraclassCorrelation(Record):
     """Share of the variance of ratings that is due to the targets, two-way layout.
 
     Attributes:
@@ -229,12 +224,6 @@ class IntraclassCorrelation:
     n_targets: int
     n_raters: int
     n_dropped: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        forms = ("agreement", "agreement_mean", "consistency", "consistency_mean", "targets_test")
-        nested = {name: getattr(self, name).to_dict() for name in forms}
-        return {**plain(vars(self) | dict.fromkeys(nested)), **nested}
 
 
 def intraclass_correlation(

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Real
 from scipy import optimize, special
 from scipy import stats as scipy_stats
 
-from assay.measurement import ONE_SIDED_95, Interval, plain, undefined_interval
+from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.core.record import Record
 from assay.stats._checks import finite, varies
 from assay.stats.estimate import Estimate, SignificanceTest, undefined_estimate, undefined_test
 
@@ -20,7 +20,7 @@ _METHOD = "noncentral-f"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupDifferences:
+class GroupDifferences(Record):
     """One-way comparison of groups.
 
     Attributes:
@@ -49,13 +49,6 @@ class GroupDifferences:
     means: tuple[float, ...]
     sizes: tuple[int, ...]
     used: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        forms = ("eta_squared", "omega_squared", "epsilon_squared")
-        tests = ("welch", "classic", "brown_forsythe", "kruskal_wallis")
-        nested = {name: getattr(self, name).to_dict() for name in (*forms, *tests)}
-        return {**plain(vars(self) | dict.fromkeys(nested)), **nested}
 
 
 def group_differences(

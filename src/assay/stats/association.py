@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int, Real
 from scipy import stats as scipy_stats
 
-from assay.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
 from assay.stats._checks import EQUAL
 
 

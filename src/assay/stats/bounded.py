@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float64, Real, Shaped
 from scipy import optimize, special
 
-from assay.errors import InputError, ShapeError
-from assay.measurement import Interval, undefined_interval
+from assay.core.errors import InputError, ShapeError
+from assay.core.measurement import Interval, undefined_interval
 from assay.stats._checks import EQUAL, finite
 
 

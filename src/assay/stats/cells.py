@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
 
-from assay.errors import InputError, ShapeError
-from assay.measurement import plain
-from assay.rng import stream
+from assay.core.errors import InputError, ShapeError
+from assay.core.random import stream
+from assay.core.record import Record
 from assay.stats._checks import coded
 from assay.stats.multiplicity import benjamini_hochberg
 
@@ -23,7 +23,7 @@ _WORK = 2 * 10**7  # entries that all permutations together may touch: about a s
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellTests:
+class CellTests(Record):
     """How often the values of each cell exceed a threshold, against all cells together.
 
     Attributes:
@@ -55,11 +55,6 @@ class CellTests:
     def significant(self, level: float = 0.05) -> Bool[np.ndarray, "R C"]:
         """Cells with q <= level: among these, the expected share of false ones is at most `level`."""
         return np.asarray(self.q_value <= level)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; empty cells are null."""
-        record: dict[str, Any] = plain(vars(self))
-        return record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,16 +12,15 @@ part in choosing what is certified, do not belong in the sample.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int, Int64, Real
 from scipy import special
 
-from assay import display
-from assay.errors import InputError, ShapeError, unknown_name
-from assay.measurement import plain
-from assay.rng import stream
+from assay.core import display
+from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.random import stream
+from assay.core.record import Record
 from assay.stats._checks import finite
 from assay.stats.percentile_bounds import (
     OrderStatistic,
@@ -42,7 +41,7 @@ OF_PAIRS = ("ustat", "disjoint", "asymptotic", "published")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certificate:
+class Certificate(Record):
     """An upper bound on a percentile of a distribution, and how far it can be trusted.
 
     Attributes:
@@ -60,6 +59,8 @@ class Certificate:
         reason: `too_few` (no bound), `below_delta` (the confidence falls short of `delta`), else None.
         n_needed: Independent values that are enough where `reason` is given.
     """
+
+    derived = ("confidence", "epsilon")
 
     bound: float | None
     percentile: float
@@ -112,11 +113,6 @@ class Certificate:
             f"{name} is at most {self.bound:.6g} with confidence {self.confidence:.6g} "
             f"({self.method}, {self.n} independent values{kind})"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; an undefined number is null."""
-        record: dict[str, Any] = plain({**vars(self), "confidence": self.confidence, "epsilon": self.epsilon})
-        return record
 
 
 def certificate(

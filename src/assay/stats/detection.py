@@ -1,14 +1,14 @@
 """How well a score tells the members of a set from the rest."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Real
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError
+from assay.core.record import Record
 from assay.stats._checks import finite, varies
 from assay.stats.agreement import top_members
 from assay.stats.estimate import Estimate, undefined_estimate
@@ -48,7 +48,7 @@ def d_prime(signal: Real[np.ndarray, " _"], noise: Real[np.ndarray, " _"]) -> Es
 
 
 @dataclass(frozen=True, kw_only=True)
-class Detection:
+class Detection(Record):
     """Hits and false alarms of a predicted set.
 
     Attributes:
@@ -62,10 +62,6 @@ class Detection:
     false_alarm_rate: Estimate
     d_prime: Estimate
     criterion: Estimate
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        return {name: value.to_dict() for name, value in vars(self).items()}
 
 
 def detection(

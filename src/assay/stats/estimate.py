@@ -1,14 +1,14 @@
 """A number that a sample gives, with bounds on what it estimates, or the reason why there is none."""
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from assay.measurement import Interval, plain
+from assay.core.measurement import Interval
+from assay.core.record import BRIEF, Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Estimate(Record):
     """A statistic of a sample.
 
     Attributes:
@@ -19,19 +19,13 @@ class Estimate:
     """
 
     value: float
-    interval: Interval | None = None
-    reason: str | None = None
+    interval: Interval | None = field(default=None, metadata=BRIEF)
+    reason: str | None = field(default=None, metadata=BRIEF)
 
     @property
     def defined(self) -> bool:
         """False where the value is NaN."""
         return not math.isnan(self.value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        record = {"value": self.value} | ({"reason": self.reason} if self.reason else {})
-        bounds = {"interval": self.interval.to_dict()} if self.interval else {}
-        return {**plain(record), **bounds}
 
 
 def undefined_estimate(reason: str, interval: Interval | None = None) -> Estimate:
@@ -40,7 +34,7 @@ def undefined_estimate(reason: str, interval: Interval | None = None) -> Estimat
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignificanceTest:
+class SignificanceTest(Record):
     """A test of a null hypothesis.
 
     Attributes:
@@ -54,11 +48,6 @@ class SignificanceTest:
     p_value: float
     degrees_of_freedom: tuple[float, ...] = ()
     reason: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        record: dict[str, Any] = plain(vars(self))
-        return record
 
 
 def undefined_test(reason: str) -> SignificanceTest:

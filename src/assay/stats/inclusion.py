@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Real
 
-from assay.errors import InputError
-from assay.measurement import plain
+from assay.core.errors import InputError
+from assay.core.record import Record
 from assay.stats._checks import finite
 from assay.stats.estimate import Estimate, undefined_estimate
 from assay.stats.intervals import clopper_pearson
@@ -20,7 +19,7 @@ _BLOCK = 1 << 22  # deletions drawn at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class CertifiedInclusion:
+class CertifiedInclusion(Record):
     """Whether "the mean effect is positive" holds for most random parts of a sample, and what cannot undo it.
 
     Attributes:
@@ -32,6 +31,8 @@ class CertifiedInclusion:
             certify at most.
     """
 
+    derived = ("certified",)
+
     share: Estimate
     lower: float
     radius: int | None
@@ -41,11 +42,6 @@ class CertifiedInclusion:
     def certified(self) -> bool:
         """Whether the majority decision is known to be positive; else it abstains."""
         return self.radius is not None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        numbers = plain(vars(self) | {"share": None})
-        return {**numbers, "share": self.share.to_dict(), "certified": self.certified}
 
 
 def edit_radius(lower: float, deletion: float) -> int | None:

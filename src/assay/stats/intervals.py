@@ -14,8 +14,8 @@ from jaxtyping import Float, Float64, Int
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError
-from assay.measurement import Interval, undefined_interval
+from assay.core.errors import InputError
+from assay.core.measurement import Interval, undefined_interval
 
 
 OfSums = Callable[[Float[np.ndarray, "*draws n_components"], int], Float[np.ndarray, "*draws"]]

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 
 
 def _adjusted(

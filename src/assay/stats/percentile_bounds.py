@@ -19,7 +19,7 @@ from jaxtyping import Float64
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, unknown_name
+from assay.core.errors import InputError, unknown_name
 
 
 _ROUNDING = 1e-12  # relative error of a computed tail; a failure this close to the allowed one meets it

@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Real
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError, ShapeError, unknown_name
-from assay.measurement import plain
+from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.record import Record
 from assay.stats._checks import finite, varies
 from assay.stats.agreement import N_PERMUTATIONS
 from assay.stats.estimate import SignificanceTest, undefined_test
@@ -23,7 +22,7 @@ _ALTERNATIVES = ("greater", "two-sided")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanTest:
+class MeanTest(Record):
     """Whether a mean is above 0, two ways.
 
     Attributes:
@@ -35,10 +34,6 @@ class MeanTest:
     sign_flip: SignificanceTest
     t: SignificanceTest
     exact: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        return {"sign_flip": self.sign_flip.to_dict(), "t": self.t.to_dict(), "exact": self.exact}
 
 
 def mean_test(
@@ -124,7 +119,7 @@ def _t_test(x: Float64[np.ndarray, " n"]) -> SignificanceTest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankTest:
+class RankTest(Record):
     """Spearman's rho against permutations of one side.
 
     Attributes:
@@ -141,11 +136,6 @@ class RankTest:
     smallest_p: float
     exact: bool
     reason: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        record: dict[str, Any] = plain(vars(self))
-        return record
 
 
 def spearman_test(

@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Real
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError
-from assay.measurement import ONE_SIDED_95, Interval, plain, undefined_interval
+from assay.core.errors import InputError
+from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.core.record import Record
 from assay.stats._checks import EQUAL, finite
 from assay.stats.association import pearson_matrix
 from assay.stats.estimate import Estimate, undefined_estimate
@@ -51,7 +51,7 @@ def spearman_brown(r: float, *, factor: float = 2.0) -> Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consistency:
+class Consistency(Record):
     """Cronbach's alpha of a set of items, in three forms.
 
     Attributes:
@@ -71,11 +71,6 @@ class Consistency:
     signs: Float64[np.ndarray, " K"]
     n_cases: int
     n_items: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        nested = {name: getattr(self, name).to_dict() for name in ("alpha", "sign_aligned", "standardised")}
-        return {**plain(vars(self) | dict.fromkeys(nested)), **nested}
 
 
 def cronbach_alpha(scores: Real[np.ndarray, "P K"], *, level: float = ONE_SIDED_95) -> Consistency:

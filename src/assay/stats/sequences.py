@@ -8,13 +8,13 @@ must have the same mean given those before it (independent draws do); nothing el
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64, Real
 
-from assay.errors import InputError, ShapeError, unknown_name
-from assay.measurement import Interval, plain, undefined_interval
+from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.measurement import Interval, undefined_interval
+from assay.core.record import Record
 from assay.stats._checks import finite
 
 
@@ -27,7 +27,7 @@ _METHODS = ("betting", "hoeffding")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidenceSequence:
+class ConfidenceSequence(Record):
     """Interval of a mean after each observation, valid for all of them together.
 
     Attributes:
@@ -66,11 +66,6 @@ class ConfidenceSequence:
     def n_exclude(self, value: float) -> int | None:
         """Observations after which the mean is known not to be `value`; None where they do not suffice."""
         return _first((self.low > value) | (self.high < value))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        record: dict[str, Any] = plain(vars(self))
-        return record
 
 
 def _first(held: np.ndarray) -> int | None:

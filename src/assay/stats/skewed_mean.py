@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float64, Real
 from scipy import stats as scipy_stats
 
-from assay.errors import InputError
-from assay.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.core.errors import InputError
+from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
 from assay.stats._checks import EQUAL, finite
 
 

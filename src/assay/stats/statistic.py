@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Float, Float64
 from scipy import special
 
-from assay.errors import FileFormatError, InputError, unknown_name
-from assay.measurement import Interval
-from assay.registry import Registry
-from assay.rng import stream
+from assay.core.errors import FileFormatError, InputError, unknown_name
+from assay.core.measurement import Interval
+from assay.core.random import stream
+from assay.core.registry import Registry
 from assay.stats.bounded import bounded_mean
 from assay.stats.intervals import bootstrap_interval, clopper_pearson, delta_interval, fieller_interval
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64, Real, Shaped
 
-from assay.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.measurement import plain
+from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.core.record import Record
 from assay.stats._checks import coded, finite
 from assay.stats.association import spearman
 
@@ -33,7 +33,7 @@ _ROUNDING = 1e-12  # probabilities that are sums of many shares
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class Summary(Record):
     """Moments and percentiles of a sample.
 
     Attributes:
@@ -76,11 +76,6 @@ class Summary:
             few_tail_points=few,
             warnings=codes,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        record: dict[str, Any] = plain(vars(self))
-        return record
 
 
 def summarize(values: Real[np.ndarray, "..."], *, thresholds: Sequence[float] = ()) -> Summary:
@@ -312,7 +307,7 @@ def weighted_quantiles(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellTable:
+class CellTable(Record):
     """Values grouped by one or two labels.
 
     Attributes:
@@ -330,11 +325,6 @@ class CellTable:
     n: Int64[np.ndarray, "R C"]
     mean: Float64[np.ndarray, "R C"]
     quantiles: Float64[np.ndarray, "Q R C"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; empty cells are null."""
-        record: dict[str, Any] = plain(vars(self))
-        return record
 
 
 def cell_table(

@@ -7,7 +7,7 @@ DIR/assay.db                        kind, provenance, payload, array names, summ
 DIR/arrays/ab/abcdef….safetensors   one array per file, named by the SHA-256 of the file
 ```
 
-A result's id is the hash of its kind and provenance less machine facts (`assay.measurement.record_id`),
+A result's id is the hash of its kind and provenance less machine facts (`assay.core.measurement.record_id`),
 so asking whether work was done already is one look-up, and storing the same work twice changes nothing.
 Writers in several processes are serialised by the database; array files are written to a temporary name
 and renamed before the row that names them is committed, so a reader never sees half a result.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.circuits import write_atomically
-from assay.errors import FileFormatError, InputError, OutputError, unknown_name
+from assay.core.errors import FileFormatError, InputError, OutputError, unknown_name
 
 
 class StoredArrays:

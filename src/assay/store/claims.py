@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.store.database import Database, insert_new
 from assay.store.tables import CLAIMS, NAME_LENGTH, RUNNERS
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from assay.errors import AssayError, FileFormatError, MissingExtraError, OutputError
+from assay.core.errors import AssayError, FileFormatError, MissingExtraError, OutputError
 from assay.store.location import Location
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import sqlalchemy as sa
 
 from assay.circuits.files import TEMPORARY
-from assay.errors import OutputError
+from assay.core.errors import OutputError
 from assay.store.tables import ARRAYS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 
 
 DATABASE_NAME = "assay.db"

@@ -11,8 +11,8 @@ import numpy as np
 import sqlalchemy as sa
 from torch import Tensor
 
-from assay.errors import FileFormatError, InputError, UnknownNameError
-from assay.measurement import MACHINE, canonical_json, plain, record_id
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.record import MACHINE, canonical_json, plain, record_id
 from assay.store.arrays import StoredArrays, array_path, read_array, write_array
 from assay.store.claims import ClaimBook
 from assay.store.database import Database, insert_new
@@ -39,7 +39,7 @@ class StoredResult:
     """One result as it was stored.
 
     Attributes:
-        id: 16 hex digits, see `assay.measurement.record_id`.
+        id: 16 hex digits, see `assay.core.measurement.record_id`.
         kind: What it is: `"measurement"`, `"circuit"`, `"scores"`, ...
         created: UTC, ISO 8601, of the first `put`.
         provenance: How it came to be, machine facts included.
@@ -128,7 +128,7 @@ class Store:
             arrays: Large parts by name, numeric or boolean; kept in their own dtype.
 
         Returns:
-            The result's id, see `assay.measurement.record_id`.
+            The result's id, see `assay.core.measurement.record_id`.
 
         Raises:
             InputError: A value that JSON or safetensors cannot hold; nothing is stored.

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.circuits.files import new_file, temporary_name
-from assay.errors import AssayWarning, FileFormatError, InputError, OutputError
+from assay.core.errors import AssayWarning, FileFormatError, InputError, OutputError
 from assay.store.database import Database
 from assay.store.location import DATABASE_NAME, DEFAULT_DIRECTORY, POSTGRES_DRIVER
 from assay.store.summary import summarise

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import InputError, UnknownNameError, unknown_name
+from assay.core.errors import InputError, UnknownNameError, unknown_name
 from assay.store.summary import COLUMNS, COUNTS, NUMBERS
 from assay.store.tables import RESULTS, SUMMARIES
 

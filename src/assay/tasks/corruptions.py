@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter, ImageOps
 from scipy import ndimage, signal
 
-from assay.errors import FileFormatError, InputError, ShapeError
-from assay.registry import Registry
-from assay.rng import stream
+from assay.core.errors import FileFormatError, InputError, ShapeError
+from assay.core.random import stream
+from assay.core.registry import Registry
 from assay.tasks.image_transform import BROKEN, read_rgb
 from assay.tasks.images import ImageSet
 

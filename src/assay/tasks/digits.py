@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 
-from assay.errors import InputError, unknown_name
-from assay.rng import stream
+from assay.core.errors import InputError, unknown_name
+from assay.core.random import stream
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageSet, ImageTask
 

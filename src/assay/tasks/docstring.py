@@ -6,7 +6,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from assay.errors import unknown_name
+from assay.core.errors import unknown_name
 from assay.tasks.grammar import (
     TASKS,
     Grammar,

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from assay.errors import InputError, TokenizationError
+from assay.core.errors import InputError, TokenizationError
 from assay.tasks.grammar import Prompt
 from assay.tasks.task import NO_TOKEN, PairTask
 from assay.tasks.tokens import Tokens

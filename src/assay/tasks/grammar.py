@@ -17,8 +17,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from assay.errors import AssayWarning, InputError, TokenizationError, unknown_name
-from assay.registry import Registry
+from assay.core.errors import AssayWarning, InputError, TokenizationError, unknown_name
+from assay.core.registry import Registry
 from assay.tasks.tokens import Tokens
 
 

@@ -16,16 +16,16 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image
 
-from assay.errors import (
+from assay.core.errors import (
     FileFormatError,
     InputError,
     MissingExtraError,
     ShapeError,
     unknown_name,
 )
+from assay.core.untrusted import MALFORMED, check_rows, load_npz, malformed, parquet_table, parse_json
 from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
 from assay.tasks.images import ImageSet, draw_rows
-from assay.untrusted import MALFORMED, check_rows, load_npz, malformed, parquet_table, parse_json
 
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from assay.errors import FileFormatError, InputError, unknown_name
+from assay.core.errors import FileFormatError, InputError, unknown_name
 from assay.tasks.digits import COLOUR_DIGITS, digits_source, draw_digits
 from assay.tasks.image_files import (
     DEFAULTS,

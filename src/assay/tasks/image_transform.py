@@ -5,7 +5,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -15,7 +15,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from assay.errors import AssayWarning, InputError, ShapeError, unknown_name
+from assay.core.errors import AssayWarning, InputError, ShapeError, unknown_name
+from assay.core.record import Record
 
 
 RESAMPLE = {
@@ -49,7 +50,7 @@ class ReadsImages(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalTransform:
+class EvalTransform(Record):
     """How a model wants its images: the geometry in 8 bits, then the arithmetic.
 
     Resizing is Pillow's (antialiased); pixels stay 8-bit until they are normalised, so corruptions can be
@@ -239,10 +240,6 @@ class EvalTransform:
             std=_channels("std", config.get("std", (0.229, 0.224, 0.225))),
             centre="round",
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every setting as JSON values, for records."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     def pixels(self, image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
         """An image after resize and crop, 8 bits, RGB.

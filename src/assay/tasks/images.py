@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int, Int64, UInt8
 from torch import Tensor
 
-from assay.errors import InputError, NonFiniteError, ShapeError, unknown_name
+from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name
+from assay.core.random import stream
 from assay.objectives import ObjectiveBatch
-from assay.rng import stream
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.task import map_tensors
 

@@ -5,7 +5,7 @@ from typing import final
 
 import numpy as np
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.tasks.grammar import TASKS, Grammar, Prompt, Values
 from assay.tasks.tokens import Tokens
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from assay.errors import (
+from assay.core.errors import (
     AssayError,
     AssayWarning,
     FileFormatError,
@@ -18,7 +18,8 @@ from assay.errors import (
     TokenizationError,
     unknown_name,
 )
-from assay.rng import stream
+from assay.core.random import stream
+from assay.core.untrusted import parse_json
 from assay.tasks.digits import digits_source, digits_task
 from assay.tasks.encoding import pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt
@@ -28,7 +29,6 @@ from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask, draw_rows
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
-from assay.untrusted import parse_json
 
 
 DEFAULT_N = 200

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float64, UInt8
 from numpy.typing import NDArray
 
-from assay.errors import InputError, unknown_name
-from assay.rng import stream
+from assay.core.errors import InputError, unknown_name
+from assay.core.random import stream
 from assay.tasks.images import ImageSet
 
 

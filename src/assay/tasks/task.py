@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from assay.errors import InputError, ShapeError, TokenizationError
-from assay.rng import stream
+from assay.core.errors import InputError, ShapeError, TokenizationError
+from assay.core.random import stream
 
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from assay.errors import InputError, unknown_name
+from assay.core.errors import InputError, unknown_name
 from assay.tasks.grammar import (
     TASKS,
     Grammar,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from assay.errors import TokenizationError
+from assay.core.errors import TokenizationError
 
 
 if TYPE_CHECKING:

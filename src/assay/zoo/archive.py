@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from assay.circuits import write_atomically
-from assay.errors import AssayError, FileFormatError, InputError, unknown_name
+from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
+from assay.core.untrusted import MALFORMED, parse_json
 from assay.models import Model, load_model
 from assay.tasks import ImageSet
-from assay.untrusted import MALFORMED, parse_json
 
 
 if TYPE_CHECKING:

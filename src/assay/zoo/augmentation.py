@@ -1,13 +1,14 @@
 """What training shows a model of its images: seeded crops, flips and colours of 8-bit pixels."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch.nn.functional import affine_grid, grid_sample
 
-from assay.errors import InputError
+from assay.core.errors import InputError
+from assay.core.record import Record
 
 
 # Rec. 601, what Pillow and torchvision call grey.
@@ -15,7 +16,7 @@ _GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Augmentation:
+class Augmentation(Record):
     """A random resized crop, a mirror image, and a change of brightness, contrast and saturation.
 
     The crop covers a share of the image drawn from `[min_area, 1]`, with an aspect drawn log-uniformly from
@@ -58,10 +59,6 @@ class Augmentation:
     def changes_nothing(self) -> bool:
         """Whether every image stays as it is."""
         return self.min_area == self.max_aspect == 1 and self.flip == self.jitter == 0
-
-    def to_dict(self) -> dict[str, float]:
-        """Every setting, for records."""
-        return {name: float(value) for name, value in asdict(self).items()}
 
     def apply(
         self, pixels: UInt8[np.ndarray, "n h w 3"], rng: np.random.Generator

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from assay.errors import InputError, NonFiniteError
+from assay.core.errors import InputError, NonFiniteError
+from assay.core.random import stream
 from assay.models import load_model
-from assay.rng import stream
 from assay.tasks import EvalTransform, ImageSet
 from assay.zoo.archive import Zoo, ZooEntry
 from assay.zoo.grid import Grid

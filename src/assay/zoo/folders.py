@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from assay.errors import FileFormatError, OutputError, UnsupportedModelError
+from assay.core.errors import FileFormatError, OutputError, UnsupportedModelError
+from assay.core.untrusted import refuse_pickle
 from assay.models.loading import without_progress_bars
 from assay.tasks import EvalTransform
 from assay.tasks.image_transform import RESAMPLE
-from assay.untrusted import refuse_pickle
 
 
 def save_model(

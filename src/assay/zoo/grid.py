@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from assay.errors import FileFormatError, InputError, unknown_name
-from assay.untrusted import malformed, parse_json, parse_toml
+from assay.core.errors import FileFormatError, InputError, unknown_name
+from assay.core.untrusted import malformed, parse_json, parse_toml
 from assay.zoo.initial import Factory
 from assay.zoo.recipe import Recipe
 

@@ -8,10 +8,10 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from assay.errors import InputError, UnsupportedModelError, unknown_name
+from assay.core.errors import InputError, UnsupportedModelError, unknown_name
+from assay.core.random import stream
 from assay.models import load_model
 from assay.models.timm_import import timm_create_model
-from assay.rng import stream
 from assay.tasks import EvalTransform
 from assay.zoo.training import head_names
 

@@ -4,12 +4,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from assay.errors import InputError, unknown_name
+from assay.core.errors import InputError, unknown_name
+from assay.core.record import Record
 from assay.zoo.augmentation import Augmentation
 
 
@@ -19,7 +20,7 @@ SCORES = ("accuracy", "macro-f1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Record):
     """One training run; the defaults are those of the published code (Peng et al. 2026).
 
     Args:
@@ -89,25 +90,6 @@ class Recipe:
             if not 0 <= number < 1:
                 raise InputError(f"{name} is {number}; it lies between 0 and 1, 1 excluded")
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
-        """The recipe of a record or a table of a TOML file; fields left out have their defaults.
-
-        Raises:
-            InputError: If a value is out of range or of the wrong type.
-            UnknownNameError: If there is no such field.
-        """
-        known = {each.name for each in fields(cls)}
-        for name in values:
-            if name not in known:
-                raise unknown_name("field of a recipe", name, known)
-        given = {name: _checked(name, value) for name, value in values.items()}
-        return cls(**given)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field as JSON values, for records."""
-        return asdict(self) | {"augmentation": self.augmentation.to_dict()}
-
     @property
     def key(self) -> str:
         """A readable name, unique by the hash of all fields at its end."""
@@ -123,6 +105,21 @@ class Recipe:
             return float(self.lr * (step + 1) / self.warmup)
         share = (step - self.warmup) / (self.steps - self.warmup)
         return float(self.lr * 0.5 * (1 + np.cos(np.pi * share)))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
+        """The recipe of a record or a table of a TOML file; fields left out have their defaults.
+
+        Raises:
+            InputError: If a value is out of range or of the wrong type.
+            UnknownNameError: If there is no such field.
+        """
+        known = {each.name for each in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise unknown_name("field of a recipe", name, known)
+        given = {name: _checked(name, value) for name, value in values.items()}
+        return cls(**given)
 
 
 def _number(value: Any) -> Any:

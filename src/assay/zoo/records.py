@@ -18,12 +18,12 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt8
 
 from assay.circuits import EdgeScores, load_scores, write_atomically
-from assay.discovery import discover
-from assay.errors import AssayError, FileFormatError, InputError, OutputError, UnsafeFileError
+from assay.core.errors import AssayError, FileFormatError, InputError, OutputError, UnsafeFileError
+from assay.core.untrusted import load_npz, malformed
+from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
-from assay.untrusted import load_npz, malformed
 from assay.zoo.archive import EMBEDDED, Zoo
 from assay.zoo.training import Progress, images_hash
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from assay.errors import InputError
+from assay.core.errors import InputError
 from assay.zoo.archive import Zoo
 
 

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 
 from assay.circuits import write_atomically
-from assay.errors import FileFormatError, InputError, NonFiniteError, ShapeError, UnsupportedModelError
-from assay.rng import stream
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, ShapeError, UnsupportedModelError
+from assay.core.random import stream
+from assay.core.untrusted import parse_json
 from assay.tasks import EvalTransform, ImageSet
-from assay.untrusted import parse_json
 from assay.zoo.folders import load_weights, save_model
 from assay.zoo.recipe import Recipe
 

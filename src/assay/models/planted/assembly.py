@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from assay.core.random import torch_stream
 from assay.models.planted.program import ONE, OUT, POSITION, TOKEN, Head, Mlp, Offset, Program, Reading
-from assay.rng import torch_stream
 
 
 CONSTANT = 16.0  # both constants of the stream, +C and -C

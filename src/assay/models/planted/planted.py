@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from assay.errors import InputError, unknown_name
+from assay.core.errors import InputError, unknown_name
+from assay.core.registry import Registry
 from assay.models.adapter import Model
-from assay.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from assay.core.random import stream
 from assay.models.planted.planted import PlantedExamples
 from assay.models.planted.program import ONE, OUT, TOKEN, Head, Match, Mlp, Offset, Part, Program, Reading
-from assay.rng import stream
 
 
 START = "<s>"

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from assay.errors import FileFormatError
+from assay.core.errors import FileFormatError
+from assay.core.untrusted import parse_json
 from assay.models.planted.planted import Planted
-from assay.untrusted import parse_json
 
 
 FOLDER = Path(__file__).parent / "truth"

@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from assay.core.random import stream
 from assay.models.adapter import FAMILIES, Config, Model
 from assay.models.planted.planted import PLANTED, Planted, PlantedExamples
-from assay.rng import stream
 
 
 PATCH, GRID = 4, 4

@@ -1,0 +1,1 @@
+"""The results people ask for: worst cases, calibrations, generalization, subsets, claims, benchmarks."""

@@ -1,0 +1,339 @@
+"""Every discovery method on one model and task: faithfulness of its circuits, and what it costs."""
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.analyses.benchmark.competing import take_turn
+from assay.analyses.benchmark.cost import clock_of, plain_seconds
+from assay.analyses.benchmark.entries import Entry, choose_entries
+from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
+from assay.analyses.benchmark.truth import detect
+from assay.circuits import Circuit, EdgeScores
+from assay.circuits.given import takes_text
+from assay.core.errors import AssayError, GraphMismatchError, InputError
+from assay.core.measurement import Measurement
+from assay.core.random import stream
+from assay.core.record import library_version, plain
+from assay.discovery.edges import discover
+from assay.execution import Ablation, CircuitRuns
+from assay.execution.forward import choose_batch_size
+from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, faithfulness_curve
+from assay.metrics.metric import check_choice
+from assay.models import Model
+from assay.objectives import Loss, Objective
+from assay.tasks import PairTask, Task, draw_task
+
+
+EVALUATIONS = ("held-out", "same")
+SELECTIONS = ("top", "greedy")
+N_RESAMPLES = 2000  # of the examples, for differences between methods
+MORE = 4  # prompts drawn per prompt wanted, to leave out those already seen
+# Information-flow routes are grown from the logits, as published; of other methods, the best edges are taken.
+GREEDY = ("ifr",)
+
+Progress = Callable[[str, int, int], None]
+
+
+@takes_text()
+def benchmark_discovery(
+    model: Model,
+    task: Task,
+    methods: Sequence[str] | None = None,
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    objective: str | Objective | Loss | None = None,
+    ablation: str | Ablation | None = None,
+    fractions: Sequence[float] | None = None,
+    evaluate: str = "held-out",
+    held_out: Task | None = None,
+    selection: str | None = None,
+    imports: Mapping[str, EdgeScores] | None = None,
+    truth: Collection[str] | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> DiscoveryBenchmark:
+    """Judge discovery methods by the faithfulness of their circuits and by what they cost.
+
+    Every method scores the edges on one sample of examples. Circuits of growing size are cut from its scores
+    twice, by signed score and by |score|, and run on another sample, the same for all. Each ranking gives a
+    faithfulness curve with CPR and CMD, four numbers in all; MIB publishes CPR by signed score and CMD by
+    |score|.
+
+    Args:
+        model: The model.
+        task: The examples that methods score edges on.
+        methods: Keys of methods, or `KEY@WORD` for a second one with options of its own. Default: all.
+        options: Options by name of the competitor, e.g. `{"ugs": {"updates": 300}}`.
+        objective: What methods attribute and faithfulness is measured by. Default: faithfulness by the task's
+            own, and each method attributes its own default (`kl` for some), else the task's.
+        ablation: What a cut edge carries; default: the task's own.
+        fractions: Shares of all edges at which circuits run; default: the ten published ones.
+        evaluate: `held-out`: on other examples than methods saw, so that a mask learned on few examples earns
+            nothing by fitting them. `same`: on those examples.
+        held_out: The other examples. Default: as many, drawn anew from the task's grammar with the next seed,
+            less prompts that methods saw; a task without a grammar is cut in two halves at random.
+        selection: `top` or `greedy` for all. Default: greedy for `ifr`, as published, else top.
+        imports: Scores made elsewhere, by name: rows without a cost.
+        truth: Names of the true edges of a planted model.
+        batch_size: Examples per pass; default: by free memory.
+        seed: Root seed.
+        progress: Called with (name, methods done, methods in all).
+
+    Returns:
+        A row per competitor. A method that refuses these settings has a row with its reason.
+
+    Raises:
+        UnknownNameError: For an unknown method, option, objective or ablation.
+        InputError: For contradictory settings.
+        GraphMismatchError: If imported scores are of another graph.
+
+    Notes:
+        Costs, besides the discoveries, two ablated runs per fraction and competitor, and some plain passes.
+        Intervals resample the evaluation examples; they do not cover the choice of the discovery examples.
+
+    References:
+        Mueller et al. (2025), arXiv:2504.13151 (CPR, CMD).
+
+    Example:
+        >>> model = load_model("mini")
+        >>> task = load_task("ioi", model, n=8)
+        >>> found = benchmark_discovery(model, task, ["random", "relp"], fractions=[0.1, 1.0])
+        >>> [row.name for row in found.ranking()]
+        ['relp', 'random']
+    """
+    entries = choose_entries(methods, options)
+    given = dict(imports or {})
+    _check(model, entries, given, evaluate=evaluate, selection=selection, held_out=held_out)
+    if evaluate == "same":
+        seen, unseen = task, task
+    else:
+        seen, unseen = (task, held_out) if held_out is not None else _apart(task, seed)
+    seen, unseen = model.bind(seen), model.bind(unseen)
+    runs = CircuitRuns(
+        model,
+        unseen,
+        Circuit.full(model.graph),
+        ablation=ablation,
+        objective=objective,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    judge = _Judge(runs=runs, fractions=fractions, truth=truth)
+    _warm_up(model, seen, runs, batch_size)
+    rows: list[BenchmarkRow] = []
+    scores: dict[str, EdgeScores] = {}
+    total = len(entries) + len(given)
+    for entry in entries:
+        if progress is not None:
+            progress(entry.name, len(rows), total)
+        chosen = selection or ("greedy" if entry.key in GREEDY else "top")
+        row, found = _compete(
+            entry, model, seen, judge, chosen, objective, ablation, batch_size=batch_size, seed=seed
+        )
+        rows.append(row)
+        if found is not None:
+            scores[entry.name] = found
+    for name, imported in given.items():
+        if progress is not None:
+            progress(name, len(rows), total)
+        rows.append(
+            judge.judged(BenchmarkRow(name=name, method=None, selection=selection or "top"), imported)
+        )
+        scores[name] = imported
+    if progress is not None:
+        progress("done", total, total)
+    settings = {
+        "library": library_version(),
+        "objective": runs.objective,
+        "ablation": runs.ablation,
+        "fractions": list(FRACTIONS if fractions is None else fractions),
+        "evaluate": evaluate,
+        "seed": seed,
+        "clock": clock_of(model),
+        "threads": torch.get_num_threads(),
+        "device": model.device.type,
+        "n_edges": model.graph.n_edges,
+        "n_true": None if truth is None else len(set(truth)),
+    }
+    return DiscoveryBenchmark(
+        model=model.describe(),
+        discovered_on=seen.describe(),
+        evaluated_on=unseen.describe(),
+        settings=settings,
+        rows=tuple(rows),
+        differences=judge.differences(),
+        scores=scores,
+    )
+
+
+def _check(
+    model: Model,
+    entries: Sequence[Entry],
+    imports: Mapping[str, EdgeScores],
+    *,
+    evaluate: str,
+    selection: str | None,
+    held_out: Task | None,
+) -> None:
+    check_choice("evaluate", evaluate, EVALUATIONS)
+    if selection is not None:
+        check_choice("selection", selection, SELECTIONS)
+    if evaluate == "same" and held_out is not None:
+        raise InputError("held_out= is given, but evaluate='same' judges on the examples seen; leave one out")
+    taken = {entry.name for entry in entries}
+    for name, scores in imports.items():
+        if name in taken:
+            raise InputError(f"imported scores are called {name!r}, like a method judged; rename them")
+        if scores.graph.fingerprint != model.graph.fingerprint:
+            raise GraphMismatchError(
+                f"the imported scores {name!r} are of {scores.graph.describe()}, the model is "
+                f"{model.graph.describe()}"
+            )
+
+
+def _apart(task: Task, seed: int) -> tuple[Task, Task]:
+    """Examples to discover on and others to judge on."""
+    if isinstance(task, PairTask) and task.grammar is not None:
+        drawn = task.config.get("seed", seed)
+        options, bos = task.config.get("options", {}), bool(task.config.get("bos", False))
+        more = draw_task(task.grammar, MORE * task.n, seed=int(drawn) + 1, options=options, bos=bos)
+        seen = {tuple(row) for row in task.clean.tolist()}
+        rows = [place for place, row in enumerate(more.clean.tolist()) if tuple(row) not in seen][: task.n]
+        if len(rows) >= 2:
+            return task, more.subset(rows)
+        raise InputError(
+            f"{MORE * task.n} more prompts of {task.name!r} hold {len(rows)} that are not among the {task.n} "
+            "that methods see; give fewer examples, held_out= other ones, or evaluate='same'"
+        )
+    if task.n < 4:
+        raise InputError(
+            f"{task.name!r} has {task.n} examples, too few to judge on others than methods see; give "
+            "held_out=, or evaluate='same'"
+        )
+    order = stream(seed, "benchmark-halves").permutation(task.n)
+    first, second = sorted(order[: task.n // 2].tolist()), sorted(order[task.n // 2 :].tolist())
+    return task.subset(first), task.subset(second)
+
+
+def _warm_up(model: Model, task: Task, runs: CircuitRuns, batch_size: int | None) -> None:
+    """One small discovery: the first backward pass pays for what later ones find ready."""
+    few = task.subset(list(range(min(task.n, 2))))
+    with contextlib.suppress(AssayError):  # whoever competes will say what is wrong
+        discover(model, few, "eap-ig-inputs", steps=1, ablation=runs.ablation_object, batch_size=batch_size)
+
+
+def _compete(
+    entry: Entry,
+    model: Model,
+    task: Task,
+    judge: "_Judge",
+    selection: str,
+    objective: str | Objective | Loss | None,
+    ablation: str | Ablation | None,
+    *,
+    batch_size: int | None,
+    seed: int,
+) -> tuple[BenchmarkRow, EdgeScores | None]:
+    """Discovery with its cost, then its circuits."""
+    size = choose_batch_size(model, task, asked=batch_size)
+    unit = plain_seconds(model, task, size)
+    turn = take_turn(
+        entry, model, task, objective=objective, ablation=ablation, batch_size=batch_size, seed=seed
+    )
+    own = BenchmarkRow(
+        name=entry.name,
+        method=entry.key,
+        options=plain(entry.options),
+        selection=selection,
+        reason=turn.reason,
+        warnings=turn.warnings,
+        details={key: value for key, value in turn.details.items() if key not in ("passes", "seconds")},
+    )
+    if turn.scores is None:
+        return own, None
+    if turn.details.get("batch_size", size) != size:  # the unit is a pass over batches of the same size
+        unit = plain_seconds(model, task, int(turn.details["batch_size"]))
+    own = replace(
+        own,
+        objective=str(turn.scores.provenance.get("objective", "")) or None,
+        seconds=turn.cost.seconds,
+        plain_seconds=unit,
+        peak_memory=turn.cost.peak_bytes,
+        passes=dict(turn.details.get("passes", {})),
+    )
+    return judge.judged(own, turn.scores), turn.scores
+
+
+class _Judge:
+    """Runs circuits on the evaluation examples, each run of all competitors kept for the next."""
+
+    def __init__(
+        self, *, runs: CircuitRuns, fractions: Sequence[float] | None, truth: Collection[str] | None
+    ) -> None:
+        self.runs, self.fractions, self.truth = runs, fractions, truth
+        self.areas: dict[str, Measurement] = {}
+
+    def judged(self, row: BenchmarkRow, scores: EdgeScores) -> BenchmarkRow:
+        """The row with its circuits judged."""
+        curves = {
+            absolute: faithfulness_curve(
+                scores,
+                self.runs.model,
+                self.runs.task,
+                fractions=self.fractions,
+                absolute=absolute,
+                selection=row.selection,
+                runs=self.runs,
+            )
+            for absolute in (False, True)
+        }
+        self.areas[row.name] = curves[False].area
+        return replace(
+            row,
+            signed=_ranked(curves[False]),
+            absolute=_ranked(curves[True]),
+            truth=None if self.truth is None else detect(scores, self.truth),
+        )
+
+    def differences(self) -> tuple[Difference, ...]:
+        """CPR of each pair, each resample of the examples drawn once for all."""
+        n = self.runs.task.n
+        draws = stream(self.runs.seed, "benchmark-differences").integers(0, n, (N_RESAMPLES, n))
+        drawn = {name: area.value_on(draws) for name, area in self.areas.items()}
+        found = []
+        for first, second in combinations(self.areas, 2):
+            value = self.areas[first].value - self.areas[second].value
+            gaps = drawn[first] - drawn[second]
+            gaps = gaps[np.isfinite(gaps)]
+            low, high = (
+                np.quantile(gaps, [0.025, 0.975]).tolist() if len(gaps) else (float("nan"), float("nan"))
+            )
+            found.append(
+                Difference(
+                    first=first,
+                    second=second,
+                    cpr=Bounded(value=float(value), low=float(low), high=float(high)),
+                )
+            )
+        return tuple(found)
+
+
+def _ranked(curve: FaithfulnessCurve) -> Ranked:
+    return Ranked(
+        cpr=_bounded(curve.area),
+        cmd=_bounded(curve.distance),
+        faithfulness=tuple(curve.values.tolist()),
+        kept_edges=tuple(curve.kept_edges.tolist()),
+    )
+
+
+def _bounded(measurement: Measurement) -> Bounded:
+    interval = measurement.interval()
+    return Bounded(value=float(measurement.value), low=float(interval.low), high=float(interval.high))

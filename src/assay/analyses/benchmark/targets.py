@@ -1,0 +1,101 @@
+"""A model and its examples by name: what `--model` and `--task` of a benchmark mean."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from assay.analyses.benchmark.planted import PLANTED, planted_task
+from assay.core.errors import InputError
+from assay.models import Model, load_model
+from assay.models.planted import planted_model
+from assay.tasks import COLOUR_DIGITS, Task, digits_source, load_images, load_task
+from assay.tasks.digits import DigitsSource, digits_task
+
+
+DEFAULT_N = 200
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Target:
+    """What methods are judged on.
+
+    Attributes:
+        model: The model.
+        task: The examples that methods see.
+        held_out: Others to judge on; None leaves that to the benchmark.
+        truth: Names of the true edges of a planted model, else None.
+    """
+
+    model: Model
+    task: Task
+    held_out: Task | None = None
+    truth: Collection[str] | None = None
+
+
+def find_target(
+    model: str,
+    task: str | None = None,
+    *,
+    images: str | None = None,
+    n: int | None = None,
+    seed: int = 0,
+    device: str | None = None,
+) -> Target:
+    """The model, its examples and, for a planted model, its truth.
+
+    Args:
+        model: `mini`, `planted:NAME`, `colour-digits`, a hub id or a directory.
+        task: Registered text task, JSONL file, or `colour-digits[:AGREEMENT[/SWAP]]`. Default: the examples
+            of a planted model, the coloured digits of their model, else `ioi`.
+        images: Source of images instead, as of `load_images`.
+        n: Examples of each sample; default 200.
+        seed: Root seed of what methods see; the examples to judge on are drawn with the next one.
+        device: Where the model runs.
+
+    Raises:
+        UnknownNameError: For an unknown planted model, task or swap.
+        InputError: For a model and a task of different kinds, or an agreement that is no probability.
+    """
+    n = DEFAULT_N if n is None else n
+    if model.startswith(PLANTED):
+        if images is not None or task not in (None, "planted"):
+            raise InputError(
+                f"{model} brings its own examples, for which its circuit is known; leave --task and --images "
+                "out"
+            )
+        planted = planted_model(model.removeprefix(PLANTED))
+        if device is not None:
+            planted.model.module.to(device)
+        return Target(
+            model=planted.model,
+            task=planted_task(planted, n=n, seed=seed),
+            held_out=planted_task(planted, n=n, seed=seed + 1),
+            truth=planted.edges,
+        )
+    loaded = load_model(model, device=device)
+    if images is not None:
+        if task is not None:
+            raise InputError("--task names prompts and --images names images; give one of them")
+        return Target(model=loaded, task=load_images(images, loaded, n=2 * n, seed=seed))
+    if task is None and loaded.vision is None:
+        task = "ioi"
+    digits = digits_source(model if task is None else task)
+    if digits is not None:
+        return _colour_digits(loaded, digits, n=n, seed=seed)
+    if task is None:
+        raise InputError(
+            f"{model} reads images; give --images, e.g. --images shapes:flat, or --task {COLOUR_DIGITS}"
+        )
+    return Target(model=loaded, task=load_task(task, loaded, n=n, seed=seed))
+
+
+def _colour_digits(model: Any, digits: DigitsSource, *, n: int, seed: int) -> Target:
+    """Coloured digits under resample ablation; images of other numbers are held out."""
+    named: dict[str, Any] = {} if digits.agreement is None else {"agreement": digits.agreement}
+    if digits.swap is not None:
+        named["swap"] = digits.swap
+    return Target(
+        model=model,
+        task=digits_task(model, n, seed=seed, **named),
+        held_out=digits_task(model, n, seed=seed, start=n, **named),
+    )

@@ -1,0 +1,298 @@
+"""Is it one number for all ways to ablate the rest of the model?"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Real, Shaped
+
+from assay.analyses.calibration._samples import (
+    FEWEST_AT_A_THIRD,
+    cautious_alpha,
+    circuit_flags,
+    inner_metric,
+    sample,
+)
+from assay.analyses.calibration.gate import gate, undefined
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
+from assay.stats import (
+    coefficient_of_variation,
+    delta_interval,
+    fieller_interval,
+    ratio_of,
+    skewed_mean_interval,
+)
+from assay.stats.skewed_mean import FEWEST_FOR_MEANS
+
+
+_DIVERGENCE = Rule(pass_at=0.20, higher=False)
+_GAP = ratio_of("difference", "full")
+
+
+def _compare_methods(
+    code: str,
+    y_full: Real[np.ndarray, " n"],
+    y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
+    *,
+    inner: str,
+    unit_id: Shaped[np.ndarray, " n"] | None,
+    circuit_size: int | None,
+    n_heads: int | None,
+    expected: tuple[str, ...],
+) -> Verdict:
+    """Both gates on ablation methods: the value is the divergence, larger is worse."""
+    statistic = inner_metric(inner)
+    tables = {name: np.asarray(values, dtype=np.float64) for name, values in y_circuit.items()}
+    usable = {name: values for name, values in tables.items() if np.isfinite(values).any() or not len(values)}
+    lost = set(tables) - set(usable)
+    if len(tables) < len(expected):
+        lost |= set(expected) - set(tables)
+    warnings = circuit_flags(circuit_size, n_heads) + (("method_missing",) if lost else ())
+    details: dict[str, Any] = {"metric": code, "methods": sorted(usable), "missing": sorted(lost)}
+    thresholds = {"pass": _DIVERGENCE.pass_at, "fail": _DIVERGENCE.pass_at}
+
+    def none(reason: str, values: Mapping[str, float] | None = None) -> Verdict:
+        return undefined(reason, values=values, thresholds=thresholds, warnings=warnings, details=details)
+
+    if len(usable) < 2:
+        return none("not_applicable")
+    data = sample(unit_id, y_full=y_full, **{f"y_circuit of {name}": each for name, each in usable.items()})
+    warnings += data.warnings
+    details |= data.counts
+    if reason := data.missing():
+        return none(reason)
+    full, *runs = data.vectors
+    scores: dict[str, float] = {}
+    circuits: dict[str, Float64[np.ndarray, " n"]] = {}
+    for name, run in zip(usable, runs, strict=True):
+        draws = run.reshape(data.n, -1)
+        circuits[name] = draws.mean(axis=1)
+        scores[name] = float(statistic.of_sums(np.array([circuits[name].sum(), full.sum()]), data.n))
+        if draws.shape[1] > 1:
+            each = statistic.of_sums(
+                np.stack([draws.sum(axis=0), np.full(draws.shape[1], full.sum())], 1), data.n
+            )
+            details.setdefault("spread_of_draws", {})[name] = float(each.std(ddof=1))
+    if any(math.isnan(score) for score in scores.values()):
+        return none("zero_denominator", scores)
+    pairs = list(itertools.combinations(scores, 2))
+    alpha = cautious_alpha(data.n, FEWEST_FOR_MEANS)
+    level, strict_level = 1 - 2 * alpha, 1 - 2 * alpha / len(pairs)
+    differences = [statistic.scale * (circuits[a] - circuits[b]) for a, b in pairs]
+    narrow, strict = ([_bounds(each, full, at) for each in differences] for at in (level, strict_level))
+    if narrow[0].method == "fieller":
+        warnings += ("unstable_denominator",)
+    gaps = [scores[a] - scores[b] for a, b in pairs]
+    divergence = max(scores.values()) - min(scores.values())
+    values = {
+        **scores,
+        "divergence": divergence,
+        "coefficient_of_variation": coefficient_of_variation(np.array(list(scores.values()))).value,
+    }
+    bounded, few = all(each.defined for each in (*narrow, *strict)), data.n < FEWEST_AT_A_THIRD
+    if not bounded and not lost and not few:
+        return none("unbounded", values)
+    # One difference beyond the limit is enough to fail, so each has a share of the 5 %; a pass needs all.
+    interval = replace(
+        narrow[0],
+        low=max(_least(each) for each in strict),
+        high=max(max(abs(each.low), abs(each.high)) for each in narrow),
+        level=ONE_SIDED_95,  # what it is good for, at the level that makes it so
+        reason=None,
+    )
+    flat = all(each.reason == "degenerate" for each in narrow)
+    if flat:
+        warnings += ("zero_variance",)
+    status, reason, needed = _DIVERGENCE.rigorous(interval), None, None
+    if lost:
+        status, reason = "inconclusive", "method_missing"
+    elif few and not flat:
+        status, reason, needed = "inconclusive", "too_few", FEWEST_AT_A_THIRD
+    elif status == "inconclusive":
+        needed = _n_needed(data.n, gaps, narrow, strict)
+        if max(_least(each) for each in narrow) > _DIVERGENCE.pass_at:
+            reason = "stricter_level"
+    worst = int(np.abs(gaps).argmax())
+    details |= {
+        "pair": list(pairs[worst]),
+        "levels": {"pass": (1 + level) / 2, "fail": (1 + strict_level) / 2},
+        "pairs": {
+            f"{a} - {b}": {"difference": gap, "interval": _student(each, full, ONE_SIDED_95).to_dict()}
+            for (a, b), gap, each in zip(pairs, gaps, differences, strict=True)
+        },
+    }
+    return Verdict(
+        status=status,
+        published=_DIVERGENCE.published(divergence),
+        values=values,
+        thresholds=thresholds,
+        interval=interval if bounded else None,
+        n_needed=needed,
+        reason=reason,
+        warnings=warnings,
+        details=details,
+    )
+
+
+def _least(interval: Interval) -> float:
+    """The smallest distance from 0 of a number in the interval."""
+    return max(interval.low, -interval.high, 0.0)
+
+
+def _n_needed(n: int, gaps: list[float], narrow: list[Interval], strict: list[Interval]) -> int | None:
+    """Prompts that would settle an open verdict at the present spread; None with a pair on the limit.
+
+    One difference beyond the limit is enough to fail, so the clearest of them counts; with none beyond it,
+    every pair has to pass, so the last of them does.
+    """
+    limit = _DIVERGENCE.pass_at
+    sides = (-limit, limit)
+    failing = [
+        n_to_settle(n, gap, each, math.copysign(limit, gap))
+        for gap, each in zip(gaps, strict, strict=True)
+        if abs(gap) > limit
+    ]
+    if failing:
+        return min((each for each in failing if each is not None), default=None)
+    passing = [n_to_settle(n, gap, each, *sides) for gap, each in zip(gaps, narrow, strict=True)]
+    return None if None in passing else max(each for each in passing if each is not None)
+
+
+def _bounds(difference: Float64[np.ndarray, " n"], full: Float64[np.ndarray, " n"], level: float) -> Interval:
+    """Interval of the sum of differences over the sum of the full model's values, by which it is judged."""
+    table = np.stack([difference, full])
+    if _GAP.unstable(table):
+        return fieller_interval(difference, full, level=level)
+    point = float(difference.sum() / full.sum())
+    return skewed_mean_interval(point, _GAP.linearised(table), level=level)
+
+
+def _student(
+    difference: Float64[np.ndarray, " n"], full: Float64[np.ndarray, " n"], level: float
+) -> Interval:
+    """The published interval of the same: Student's, or Fieller's near 0."""
+    table = np.stack([difference, full])
+    if _GAP.unstable(table):
+        return fieller_interval(difference, full, level=level)
+    return delta_interval(float(difference.sum() / full.sum()), _GAP.linearised(table), level=level)
+
+
+@gate(
+    key="ablation-invariance",
+    code="M98",
+    name="Ablation invariance",
+    criterion="M2 invariance",
+    needs=("y_full", "y_circuit"),
+    question="Is the score the same whether the rest is set to zero, to its mean, or to another prompt's?",
+    on_pass="The score needs no caveat about the ablation.",
+    on_fail="State the ablation with every number; do not call the circuit sufficient.",
+    weakness="The largest of three noisy differences is biased upwards: at 10 prompts with a spread of 0.5 "
+    "identical methods diverge in two thirds of cases.",
+)
+def ablation_invariance(
+    y_full: Real[np.ndarray, " n"],
+    y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
+    *,
+    inner: str = "faithfulness",
+    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    circuit_size: int | None = None,
+    n_heads: int | None = None,
+) -> Verdict:
+    """Whether the score is the same under several ablations, within 0.20.
+
+    Published: largest less smallest score below 0.20. With confidence: the same number against the same
+    limit, bounded by the outermost of Student's and Hall's ends. The upper bound is that of the widest
+    paired difference at 95 %, since a pass needs all pairs; the lower one is at 5 % over the number of pairs,
+    since a fail needs one.
+
+    Args:
+        y_full: Logit difference of the full model.
+        y_circuit: By method, of the circuit as `inner` says, `[n]`, or `[n, draws]` to be averaged, such as
+            the donors; usually `zero`, `mean`, `resample-donor`.
+        inner: `faithfulness` or `completeness`.
+        unit_id: Prompts that belong together.
+        circuit_size: Heads in the circuit, for the flags of odd circuits.
+        n_heads: Heads of the model.
+
+    Returns:
+        Not applicable below two methods. A method without a finite run is left out, and without all three the
+        verdict is open (`method_missing`); the published rule judges the rest. Open below 5 prompts or units
+        (`too_few`) unless nothing varies; below 20 bounds are taken at a third of 5 %. Where the sum over the
+        full model is near 0 intervals are Fieller's, undefined where `unbounded`. `stricter_level`: a pair
+        lies beyond the limit at the level of a pass, and not at that of a fail; `details["levels"]` has both.
+        `n_needed` is the number of prompts at which the clearest of the differences beyond 0.20 would fail
+        or, with none beyond, the last of them pass. `details["pairs"]` has Student's interval of each
+        difference.
+
+    References:
+        Schuirmann (1987), doi:10.1007/BF01068419 (two one-sided tests); Hall (1992),
+        doi:10.1111/j.2517-6161.1992.tb01876.x; Fieller (1954).
+    """
+    return _compare_methods(
+        "M98.ablation_invariance",
+        y_full,
+        y_circuit,
+        inner=inner,
+        unit_id=unit_id,
+        circuit_size=circuit_size,
+        n_heads=n_heads,
+        expected=("zero", "mean", "resample-donor"),
+    )
+
+
+@gate(
+    key="method-invariance",
+    code="E1b",
+    name="Method invariance",
+    criterion="E1 sufficiency",
+    needs=("y_full", "y_circuit"),
+    question="Is the score the same whether the rest is set to zero, to its mean, or perturbed by noise?",
+    on_pass="The score needs no caveat about the ablation.",
+    on_fail="State the ablation with every number; often zero and mean move the model while noise does not.",
+    weakness="Additive noise leaves the signal in place, so its score is an upper reference, often near 1.",
+)
+def method_invariance(
+    y_full: Real[np.ndarray, " n"],
+    y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
+    *,
+    inner: str = "faithfulness",
+    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    circuit_size: int | None = None,
+    n_heads: int | None = None,
+) -> Verdict:
+    """As `ablation_invariance` with `zero`, `mean`, `noise-additive`: one less the divergence, above 0.8.
+
+    Args:
+        y_full: Logit difference of the full model.
+        y_circuit: By method, `[n]`, or `[n, draws]` to be averaged, such as five draws of noise.
+        inner: `faithfulness` or `completeness`.
+        unit_id: Prompts that belong together.
+        circuit_size: Heads in the circuit, for the flags of odd circuits.
+        n_heads: Heads of the model.
+
+    Returns:
+        As there; value, interval and thresholds are one less those of the divergence.
+    """
+    found = _compare_methods(
+        "E1b.method_invariance",
+        y_full,
+        y_circuit,
+        inner=inner,
+        unit_id=unit_id,
+        circuit_size=circuit_size,
+        n_heads=n_heads,
+        expected=("zero", "mean", "noise-additive"),
+    )
+    values = dict(found.values)
+    if (divergence := values.get("divergence")) is not None:
+        values["method_invariance"] = 1 - divergence
+    limit, gap = 1 - _DIVERGENCE.pass_at, found.interval
+    return replace(
+        found,
+        values=values,
+        thresholds={"pass": limit, "fail": limit},
+        interval=None if gap is None else replace(gap, low=1 - gap.high, high=1 - gap.low),
+    )

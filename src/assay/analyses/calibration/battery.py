@@ -1,0 +1,433 @@
+"""`calibrate_all`: the sixteen gates on one shared table of measurements."""
+
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from assay.analyses.calibration.gate import GATES, SEED, find_gate
+from assay.analyses.calibration.judges import JUDGES, Battery, usable_fields
+from assay.circuits import Circuit
+from assay.circuits.given import takes_text
+from assay.core import display
+from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.measurement import Verdict
+from assay.core.record import plain, record_id
+from assay.discovery.heads import MeasurementTable
+from assay.discovery.heads.table import AnyCircuit
+from assay.models import Model
+from assay.objectives import Loss, Objective
+from assay.tasks import PairTask
+from assay.tasks.load import draw_task, load_task
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+SCHEMA = "assay-calibration/1"
+POOL = 3  # samples of the task's size in the pool that other samples are drawn from
+FEWEST_IN_POOL = 120
+USUAL_PROMPTS = 100  # most gates decide with so many; the published default is 40
+PROFILES = ("all", "circuit")
+_GATE_FACTS = (
+    "key",
+    "code",
+    "name",
+    "criterion",
+    "question",
+    "on_pass",
+    "on_fail",
+    "generalises_over",
+    "weakness",
+    "source",
+)
+_LAST = "multiple-comparisons"  # pools what the others found
+OF_OTHER_TASKS = frozenset({"discriminant-validity", "derived-metrics"})  # gates that look at `against`
+
+Progress = Callable[[str, int, int], None]
+Against = Sequence[tuple[PairTask, AnyCircuit]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CalibrationReport(Mapping[str, Verdict]):
+    """Verdicts of the gates on one circuit, and the table they were read off.
+
+    A mapping from gate keys to verdicts in the framework's order; published codes are understood too.
+
+    Attributes:
+        verdicts: Gate key -> verdict, in the order of the registry.
+        table: The measurements behind them.
+        facts: Model, task, circuit, settings: the head of `to_dict`.
+        missing: Column -> why it could not be measured.
+        seconds: Gate key -> time of its statistics, and `table`: time of the runs.
+    """
+
+    verdicts: Mapping[str, Verdict]
+    table: MeasurementTable
+    facts: Mapping[str, Any]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Verdict:
+        """The verdict of a gate, by key or published code."""
+        key = find_gate(name).key
+        if key not in self.verdicts:
+            raise unknown_name("gate of this report", name, self.verdicts)
+        return self.verdicts[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.verdicts)
+
+    def __len__(self) -> int:
+        return len(self.verdicts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.verdicts or name in {GATES[key].code for key in self.verdicts}
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())
+        return f"CalibrationReport({counts}; table {self.table.hash})"
+
+    def _repr_html_(self) -> str:
+        rows = [(GATES[key].code, key, each.status, each.reason or "") for key, each in self.verdicts.items()]
+        counts = ", ".join(f"{n} {word}" for word, n in self.counts().items())
+        return display.table(
+            f"calibration: {counts}", ("code", "gate", "verdict", "reason"), rows, id=self.table.hash
+        )
+
+    def counts(self, which: str = "status") -> dict[str, int]:
+        """How many gates have each word, of the `status` or of the `published` verdict."""
+        words = [getattr(verdict, which) for verdict in self.verdicts.values()]
+        return {word: words.count(word) for word in sorted(set(words))}
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per gate: code, key, status, published, reason, n_needed."""
+        import pandas as pd
+
+        rows = [
+            {
+                "code": GATES[key].code,
+                "gate": key,
+                "status": verdict.status,
+                "published": verdict.published,
+                "reason": verdict.reason,
+                "n_needed": verdict.n_needed,
+            }
+            for key, verdict in self.verdicts.items()
+        ]
+        return pd.DataFrame(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON: what pages, files and stores hold."""
+        gates = []
+        for key, verdict in self.verdicts.items():
+            gate = GATES[key]
+            facts = {name: getattr(gate, name) for name in _GATE_FACTS}
+            gates.append(
+                {
+                    **facts,
+                    "task": self.table.task.name,
+                    "verdict": verdict.to_dict(),
+                    "seconds": self.seconds.get(key),
+                }
+            )
+        document: dict[str, Any] = plain(
+            {
+                "schema": SCHEMA,
+                "kind": "calibration",
+                **self.facts,
+                "gates": gates,
+                "summary": {which: self.counts(which) for which in ("status", "published")},
+                "missing": dict(self.missing),
+                "seconds": sum(self.seconds.values()),
+            }
+        )
+        return document
+
+
+@takes_text(untouched=("circuit", "task"))
+def calibrate_all(
+    circuit: AnyCircuit,
+    model: Model,
+    task: PairTask | str | Path,
+    *,
+    pool: PairTask | None = None,
+    against: Against = (),
+    published: AnyCircuit | None = None,
+    gates: Collection[str] | str | None = None,
+    groups: str | Shaped[np.ndarray, " P"] | None = None,
+    unit_id: Shaped[np.ndarray, " P"] | None = None,
+    signs: Mapping[tuple[int, int], int] | None = None,
+    profile: str = "all",
+    random_sets: int = 0,
+    objective: str | Objective | Loss | None = None,
+    ablation: str | None = None,
+    folder: str | Path | None = None,
+    batch_size: int | None = None,
+    seed: int = SEED,
+    max_passes: float | int | None = None,
+    progress: Progress | None = None,
+) -> CalibrationReport:
+    """Whether the measurements of a circuit can be trusted: all sixteen calibrations.
+
+    Args:
+        circuit: Circuit, head circuit, (layer, head) pairs, name of a shipped head circuit or a file. Of an
+            edge circuit the runs of its edges are judged, and tables over heads are of its heads.
+        model: The model.
+        task: P prompts; 100 or more make most gates decide, the published default is 40. Of a name of a
+            registered task or a JSONL file 100 prompts are drawn, or all lines taken.
+        pool: Further prompts of the same source, for what other samples would have given (C13, C16, C30).
+            Default: as many as make three samples, and 120 in all, drawn from the task's grammar.
+        against: Other tasks with circuits of their own in this model, for C17; with two or more, a head set
+            is also predicted from weights for C14.
+        published: A head list to compare the circuit's heads with, for C14.
+        gates: Keys or codes of some gates only; default: all, those of other packages among them, which get
+            the columns that their `needs` name.
+        groups: Field of the task, or a label per prompt of the task, to compare prompts by in C13 and S3;
+            default: the field `template`, `type` or `category`, else thirds of length.
+        unit_id: Label per prompt of the task; prompts of one label count as one observation.
+        signs: Head -> -1 for heads declared to oppose the task (M3b).
+        profile: Heads whose effects C16 correlates between halves of the prompts: `all`, or those of the
+            `circuit`, which needs fewer runs.
+        random_sets: Random sets of heads, and as many matched by layer, that C36 compares with; each costs a
+            run. 50 are customary.
+        objective: Its negative is the margin; default: the task's own.
+        ablation: How single heads are dropped, and the method of single-method gates; default: `mean` for a
+            circuit of heads, the task's own for one of edges.
+        folder: Folder of measurement tables; each has its own within, named by its hash, and is continued.
+        batch_size: Prompts per pass.
+        seed: Root of donors, noise and resampling.
+        max_passes: Budget of the tables over all heads in whole passes; see `MeasurementTable`.
+        progress: Told of the gates as they are done.
+
+    Returns:
+        The sixteen verdicts (`report["C11"]`, `report.verdicts`), the table, `to_dict()` for files and pages.
+        A circuit whose record names these very prompts was found on them: its verdicts are marked
+        `same_prompts`, and none says `pass` or `fail` with confidence.
+
+    Raises:
+        InputError: For unknown gates, fields or settings; labels that do not fit the prompts; signs of heads
+            outside the circuit.
+        GraphMismatchError: For a circuit of another model.
+
+    Example:
+        >>> import assay
+        >>> model = assay.load_model("mini")
+        >>> task = assay.load_task("ioi", model, n=20)
+        >>> report = calibrate_all([(0, 1), (2, 3)], model, task, gates=["C11", "M3b"])
+        >>> sorted(report.verdicts)
+        ['bootstrap-stability', 'certified-stability']
+
+    References:
+        The mechanistic-validity framework's calibrations; each gate names its own sources.
+    """
+    model.check_text("calibrate_all")
+    if isinstance(task, str | Path):
+        task = load_task(task, model, n=None if Path(task).suffix == ".jsonl" else USUAL_PROMPTS)
+    battery = prepare(
+        circuit,
+        model,
+        task,
+        pool=pool,
+        against=against,
+        published=published,
+        gates=gates,
+        groups=groups,
+        unit_id=unit_id,
+        signs=signs,
+        profile=profile,
+        random_sets=random_sets,
+        objective=objective,
+        ablation=ablation,
+        folder=folder,
+        batch_size=batch_size,
+        seed=seed,
+        max_passes=max_passes,
+    )
+    return run(battery, progress)
+
+
+def prepare(
+    circuit: AnyCircuit,
+    model: Model,
+    task: PairTask,
+    *,
+    pool: PairTask | None = None,
+    against: Against = (),
+    published: AnyCircuit | None = None,
+    gates: Collection[str] | str | None = None,
+    groups: str | Shaped[np.ndarray, " P"] | None = None,
+    unit_id: Shaped[np.ndarray, " P"] | None = None,
+    signs: Mapping[tuple[int, int], int] | None = None,
+    profile: str = "all",
+    random_sets: int = 0,
+    folder: str | Path | None = None,
+    same_prompts: Collection[str] = (),
+    **settings: Any,
+) -> Battery:
+    """What `run` takes, checked and not yet run, with its `record`; arguments as in `calibrate_all`.
+
+    `same_prompts` are keys of gates whose verdicts are marked, as circuits were found on their prompts; those
+    of circuits whose record names the prompts are added.
+    """
+    if isinstance(gates, str):
+        gates = [gates]
+    asked = set(GATES) if gates is None else {find_gate(name).key for name in gates}
+    if random_sets < 0:
+        raise InputError(f"random_sets is {random_sets}; give a count from 0")
+    if profile not in PROFILES:
+        raise unknown_name("profile", profile, PROFILES)
+    for name, value in (("groups", groups), ("unit_id", unit_id)):
+        if value is not None and not isinstance(value, str) and np.shape(value) != (task.n,):
+            raise ShapeError(
+                f"{name} has shape {np.shape(value)}; one label per prompt, ({task.n},), is needed"
+            )
+    for prompts, what in ((task, "task"), (pool, "pool")):
+        if isinstance(groups, str) and prompts is not None and groups not in prompts.fields:
+            usable = ", ".join(usable_fields(prompts)) or "there are none"
+            raise InputError(
+                f"groups is {groups!r}, which is no field of {what} {prompts.name!r}; fields with few enough "
+                f"values to group by: {usable}"
+            )
+    for other, _ in against:
+        if other.data_hash == task.data_hash:
+            raise InputError(
+                f"against= holds the prompts of task {task.name!r} themselves; C17 compares different tasks"
+            )
+    more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
+    table = _table(model, task, circuit, folder, more=more, **settings)
+    foreign = sorted({*(signs or {})} - {*table.heads})
+    if foreign:
+        raise InputError(f"signs has {foreign}, which are no heads of the circuit; its heads: {table.heads}")
+    others = tuple(_table(model, other, its, folder, **settings) for other, its in against)
+    marked = gates_on_same_prompts(table.circuit, task, [(each.task, each.circuit) for each in others]).union(
+        same_prompts
+    )
+    return Battery(
+        table=table,
+        gates=tuple(key for key in (*JUDGES, *(key for key in GATES if key not in JUDGES)) if key in asked),
+        against=others,
+        same_prompts=marked & asked,
+        published=None if published is None else MeasurementTable(model, task, published).members,
+        groups=groups,
+        unit_id=None if unit_id is None else np.asarray(unit_id),
+        signs=dict(signs or {}),
+        profile=profile,
+        random_sets=random_sets,
+    )
+
+
+def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport:
+    """The verdicts of a prepared battery."""
+    verdicts: dict[str, Verdict] = {}
+    seconds: dict[str, float] = {}
+    for place, key in enumerate(sorted(battery.gates, key=lambda key: key == _LAST)):
+        if progress is not None:
+            progress("calibrate", place, len(battery.gates))
+        began, filled = time.perf_counter(), battery.filling
+        verdict = battery.judge(key, verdicts)
+        verdicts[key] = replace(verdict, table_hash=battery.table.hash)
+        seconds[key] = time.perf_counter() - began - (battery.filling - filled)
+    if progress is not None:
+        progress("calibrate", len(battery.gates), len(battery.gates))
+    same = battery.same_prompts
+    return CalibrationReport(
+        verdicts={
+            key: verdicts[key].on_same_prompts() if key in same else verdicts[key] for key in battery.gates
+        },
+        table=battery.table,
+        facts=_facts(battery),
+        missing=battery.missing,
+        seconds={**seconds, "table": battery.filling},
+    )
+
+
+def gates_on_same_prompts(circuit: AnyCircuit, task: PairTask, against: Against = ()) -> frozenset[str]:
+    """Keys of the gates that judge a circuit on the very prompts that its record says it was discovered on.
+
+    Args:
+        circuit: What is judged.
+        task: All prompts that it could be measured on.
+        against: Other tasks with their circuits, which two of the gates look at.
+    """
+    if _found_on(circuit, task):
+        return frozenset(GATES)
+    return OF_OTHER_TASKS if any(_found_on(its, other) for other, its in against) else frozenset()
+
+
+def _found_on(circuit: AnyCircuit, task: PairTask) -> bool:
+    record = circuit.provenance.get("task") if isinstance(circuit, Circuit) else None
+    return isinstance(record, Mapping) and record.get("data_hash") == task.data_hash
+
+
+def n_further(n: int) -> int:
+    """Prompts that the pool of a task of n has beside its own."""
+    return max(POOL * n, FEWEST_IN_POOL) - n
+
+
+def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
+    """Prompts from the grammar of a task that make, with its own, three samples of its size and 120.
+
+    None for a task that no grammar made.
+    """
+    if task.grammar is None:
+        return None
+    n = n_further(task.n)
+    number = zlib.crc32(f"calibration-pool/{seed}/{task.data_hash}".encode())
+    drawn = draw_task(
+        task.grammar,
+        n,
+        seed=number,
+        options=task.config.get("options"),
+        bos=bool(task.config.get("bos", False)),
+    )
+    return replace(drawn, objective=task.objective, ablation=task.ablation)
+
+
+def _table(
+    model: Model, task: PairTask, circuit: AnyCircuit, folder: str | Path | None, **settings: Any
+) -> MeasurementTable:
+    """A table in a folder of its own, named by its hash, within a folder of tables."""
+    table = MeasurementTable(model, task, circuit, **settings)
+    if folder is None:
+        return table
+    return MeasurementTable(model, task, circuit, folder=Path(folder) / table.hash, **settings)
+
+
+def _facts(battery: Battery) -> dict[str, Any]:
+    table = battery.table
+    model, circuit = table.model, table.circuit
+    return {
+        "id": record_id("calibration", battery.record),
+        "model": {**model.describe(), "n_layers": model.n_layers, "n_heads": model.n_heads},
+        "task": {**table.task.describe(), "objective": table.objective.key},
+        "circuit": {
+            "hash": circuit.hash,
+            "name": circuit.provenance.get("published"),
+            "kind": "heads" if circuit.heads is not None else "edges",
+            "k": table.k,
+            "heads": [list(head) for head in table.heads],
+            "n_heads": table.H,
+            "n_edges": circuit.n_edges,
+        },
+        "table": {
+            "hash": table.hash,
+            "n_prompts": table.P,
+            "n_pool": table.n_pool,
+            "columns": list(table.columns),
+            "passes": table.passes,
+            "partial_heads": table.partial,
+            "ablation": table.ablation,
+        },
+        "against": [other.task.name for other in battery.against],
+        "groups": battery.grouped_by,
+        "seed": table.seed,
+        "warnings": ["partial_heads"] if table.partial else [],
+        "provenance": battery.record,
+    }

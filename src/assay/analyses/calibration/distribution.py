@@ -1,0 +1,275 @@
+"""Do a circuit's heads stand out in direct effect: how their attributions are distributed over prompts."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64, Shaped
+from scipy import stats as scipy_stats
+
+from assay.analyses.calibration._samples import FEWEST, sample
+from assay.analyses.calibration._tables import (
+    halves,
+    percentile_bounds,
+    scored_heads,
+)
+from assay.analyses.calibration.gate import SEED, gate, gate_stream, positive, undefined
+from assay.core.errors import InputError, ShapeError
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.discovery.heads import EffectiveRank, effective_rank
+from assay.stats import auroc, draw_counts, outermost, resampled_ratios, studentized_interval
+
+
+NO_EFFECT = 1e-8  # mean magnitude below which the other heads are no scale
+NO_SPREAD = 1e-12
+NEGLIGIBLE = 0.01  # attributions below this count as none
+FEWEST_FOR_BOUNDS = 5  # prompts
+N_SPLITS = 50  # of the prompts into halves
+MOST = 1000  # times that an end of the interval may be moved, where all of an effect may be noise
+
+Ratio = Callable[[Float64[np.ndarray, "draws H"]], Float64[np.ndarray, " draws"]]
+
+
+def moments(values: Float64[np.ndarray, "P H"]) -> dict[str, Float64[np.ndarray, " H"]]:
+    """Shape of each column over prompts.
+
+    Returns:
+        `mean`; `variance` (ddof 1); `skewness` n / ((n - 1)(n - 2)) sum ((x - m) / s)^3; `kurtosis`
+        m4 / s^4 - 3 with s of ddof 1; `sparsity`, the share with |x| < 0.01. By the published convention
+        skewness is 0 below three prompts, kurtosis below four, and both where s < 1e-12.
+
+    Example:
+        >>> found = moments(np.array([[1.0], [2.0], [6.0]]))
+        >>> found["mean"], found["skewness"].round(4)
+        (array([3.]), array([1.4579]))
+    """
+    n = len(values)
+    mean = values.mean(axis=0)
+    deviation = values - mean
+    variance = deviation.var(axis=0, ddof=1) if n > 1 else np.full(values.shape[1], np.nan)
+    spread = np.sqrt(variance)
+    flat = ~(spread >= NO_SPREAD)
+    standard = deviation / np.where(flat, 1.0, spread)
+    skewness = (standard**3).sum(axis=0) * n / ((n - 1) * (n - 2)) if n > 2 else np.zeros(len(mean))
+    kurtosis = (standard**4).mean(axis=0) - 3 if n > 3 else np.zeros(len(mean))
+    return {
+        "mean": mean,
+        "variance": variance,
+        "skewness": np.where(flat, 0.0, skewness),
+        "kurtosis": np.where(flat, 0.0, kurtosis),
+        "sparsity": (np.abs(values) < NEGLIGIBLE).mean(axis=0),
+    }
+
+
+def _ratio_of(inside: Bool[np.ndarray, " H"], outside: Bool[np.ndarray, " H"]) -> Ratio:
+    """Mean of a row over the circuit's heads over its mean elsewhere; NaN where that is below 1e-8."""
+
+    def ratio(rows: Float64[np.ndarray, "draws H"]) -> Float64[np.ndarray, " draws"]:
+        below = rows[:, outside].mean(axis=1)
+        above = rows[:, inside].mean(axis=1)
+        return np.asarray(np.divide(above, below, out=np.full(len(rows), np.nan), where=below >= NO_EFFECT))
+
+    return ratio
+
+
+@gate(
+    key="distributional-characterization",
+    code="S1",
+    name="Distributional characterization",
+    criterion="M4 sensitivity",
+    needs=("attributions", "members"),
+    question="Do the circuit's heads stand out in direct effect?",
+    on_pass="members stand out in direct effect",
+    on_fail="members act indirectly, or the circuit is noise: check patching and mediation before concluding",
+    weakness="direct effects grow with depth, and magnitudes of noisy means are biased upwards",
+    source="mechanistic-validity framework",
+)
+def distributional_characterization(
+    attributions: Any,
+    members: Bool[np.ndarray, " H"],
+    *,
+    outputs: Float64[np.ndarray, "P H d_head"] | None = None,
+    n_heads: int | None = None,
+    unit_id: Shaped[np.ndarray, " P"] | None = None,
+    n_boot: int = 1000,
+    n_perm: int = 10_000,
+    task: str = "",
+    seed: int = SEED,
+) -> Verdict:
+    """Mean magnitude of the attribution of the circuit's heads over that of the others.
+
+    Args:
+        attributions: `[P, H]` direct effects; NaN marks a head without one (a whole column) or a prompt to
+            drop.
+        members: The circuit's heads.
+        outputs: Outputs of the heads at the answer, for their effective rank.
+        n_heads: Heads per layer, for the ratio within layers that hold members.
+        unit_id: Label of each prompt; prompts of one label are drawn together.
+        n_boot: Resamples of the prompts.
+        n_perm: Permutations of membership behind the p of the AUROC.
+        task: Names the random stream.
+        seed: Roots it.
+
+    Returns:
+        Passes where the ratio of mean |mean over prompts| is above 2. `values`: it, `ratio_mean_of_abs` (mean
+        of |x|, the source's wording), `ratio_layer_matched`, `auroc` of |mean| with `auroc_p`.
+        `details["per_head"]`: mean with a 95 % bootstrap interval, variance, skewness, excess kurtosis,
+        sparsity and effective rank (singular-value participation). Undefined for an empty circuit or one of
+        all heads, below three prompts, and where the others' mean is below 1e-8 (`zero_denominator`).
+
+    Notes:
+        Resampling adds noise to the small means of the other heads, which raises their magnitude: each bound
+        is the more cautious one of the percentile and of its reflection, on the scale of logarithms.
+    """
+    positive("n_boot", n_boot)
+    positive("n_perm", n_perm)
+    table = np.asarray(attributions, dtype=np.float64)
+    if table.ndim != 2 or table.shape[1] != len(members):
+        raise ShapeError(f"attributions has shape {table.shape}; [prompts, {len(members)} heads] is needed")
+    if outputs is not None and (outputs.ndim != 3 or outputs.shape[:2] != table.shape):
+        raise ShapeError(
+            f"outputs has shape {outputs.shape}; [{table.shape[0]}, {table.shape[1]}, d_head] is needed"
+        )
+    if n_heads is not None and (n_heads < 1 or len(members) % n_heads):
+        raise InputError(f"n_heads is {n_heads}; heads per layer, of {len(members)} in all, are needed")
+    limits: dict[str, float | None] = {"pass": 2.0, "fail": 2.0}
+    heads = scored_heads(table) if len(table) else np.ones(len(members), dtype=np.bool_)
+    kept = sample(unit_id, table=table[:, heads])
+    warnings = (
+        *(() if heads.all() else ("missing_heads",)),
+        *(("prompts_dropped",) if kept.n_dropped else ()),
+    )
+    inside, outside = members[heads], ~members[heads]
+    reason = None
+    if not kept.n:
+        reason = "no_valid_prompt"
+    elif not inside.any():
+        reason = "no_members"
+    elif not outside.any():
+        reason = "no_others"
+    elif kept.n < FEWEST:
+        reason = "too_few"
+    if reason:
+        return undefined(reason, thresholds=limits, warnings=warnings)
+
+    units = kept.vectors[0]
+    used = table[kept.used][:, heads]
+    ratio = _ratio_of(inside, outside)
+    size = np.abs(units.mean(axis=0))
+    value = float(ratio(size[None])[0])
+    rng = gate_stream("S1", task, seed=seed)
+    means = draw_counts(kept.n, n_boot, rng) @ units / kept.n
+    values: dict[str, float | None] = {
+        "value": None if math.isnan(value) else value,
+        "ratio_mean_of_abs": _known(ratio(np.abs(used).mean(axis=0)[None])),
+        "ratio_layer_matched": None,
+        "circuit_mean_variance": float(used[:, inside].var(axis=0, ddof=1).mean()),
+        "others_mean_variance": float(used[:, outside].var(axis=0, ddof=1).mean()),
+    }
+    if n_heads is not None:
+        layer = np.arange(len(members))[heads] // n_heads
+        near = outside & np.isin(layer, layer[inside])
+        if near.any():
+            values["ratio_layer_matched"] = _known(_ratio_of(inside, near)(size[None]))
+    area = auroc(size, inside).value
+    values |= {"auroc": area, "auroc_p": _permuted(size, inside, area, rng, n_perm)}
+    details = {
+        "n": kept.n,
+        "n_dropped": kept.n_dropped,
+        "per_head": _per_head(used, means, heads, None if outputs is None else outputs[kept.used]),
+    }
+    if math.isnan(value):
+        return undefined(
+            "zero_denominator", values=values, thresholds=limits, warnings=warnings, details=details
+        )
+    interval = _bounds(units, inside, n_boot, rng)
+    flat = interval.reason == "degenerate"
+    verdict = Rule(pass_at=2.0).judge(value, interval, kept.n)
+    return replace(
+        verdict,
+        n_needed=FEWEST_FOR_BOUNDS if interval.reason == "too_few" else verdict.n_needed,
+        values=values,
+        thresholds=limits,
+        warnings=(*warnings, *(("zero_variance",) if flat else ())),
+        details=details,
+    )
+
+
+def _bounds(
+    units: Float64[np.ndarray, "n H"], inside: Bool[np.ndarray, " H"], n_boot: int, rng: np.random.Generator
+) -> Interval:
+    """Bounds of the ratio of the magnitudes that the heads' expected effects have.
+
+    With the sign of each head's mean fixed the ratio is one of means over prompts, a / b: bootstrap-t and
+    percentiles of its logarithm, the outermost. But |mean| exceeds |expectation| on average. The sign from
+    one half of the prompts times the mean of the other falls short of it, so the difference, averaged over
+    halves, is taken off a in the lower bound and off b in the upper.
+    """
+    n = len(units)
+    if n < FEWEST_FOR_BOUNDS:
+        return undefined_interval(ONE_SIDED_95, "bootstrap-t", "too_few")
+    aligned = np.where(units.mean(axis=0) < 0, -units, units)
+    above, below = aligned[:, inside].mean(axis=1), aligned[:, ~inside].mean(axis=1)
+    counts = np.vstack([np.ones((1, n)), draw_counts(n, n_boot, rng)])
+    ratio, error = (column[:, 0] for column in resampled_ratios(above[:, None], below, counts))
+    if not error[0]:
+        return percentile_bounds(float(ratio[0]), ratio)
+    if not ratio[0] > 0:
+        return undefined_interval(ONE_SIDED_95, "bootstrap-t", "zero_mean")
+    logs = np.log(np.where(ratio > 0, ratio, np.nan))
+    relative = error / ratio
+    interval = outermost(
+        studentized_interval(float(logs[0]), float(relative[0]), logs[1:], relative[1:], level=ONE_SIDED_95),
+        percentile_bounds(float(logs[0]), logs[1:]),
+    )
+    if not interval.defined:
+        return interval
+    first, second = halves(n, N_SPLITS, rng) @ units
+    crossed = (np.sign(first) * second + np.sign(second) * first).mean(axis=0) / 2
+    kept = [
+        float(np.clip(crossed[side].mean() / column.mean(), 1 / MOST, 1.0))
+        for side, column in ((inside, above), (~inside, below))
+    ]
+    return replace(interval, low=math.exp(interval.low) * kept[0], high=math.exp(interval.high) / kept[1])
+
+
+def _known(value: Float64[np.ndarray, "1"]) -> float | None:
+    return None if math.isnan(value[0]) else float(value[0])
+
+
+def _permuted(
+    size: Float64[np.ndarray, " n"],
+    inside: Bool[np.ndarray, " n"],
+    area: float,
+    rng: np.random.Generator,
+    n_perm: int,
+) -> float:
+    """Share of random sets of as many heads that rank at least as high."""
+    ranks = np.rint(2 * scipy_stats.rankdata(size)).astype(np.int64)  # whole: ties are exact
+    observed = int(ranks[inside].sum())
+    shuffled = rng.permuted(np.broadcast_to(ranks, (n_perm, len(ranks))), axis=1)
+    reached = int(np.count_nonzero(shuffled[:, : int(inside.sum())].sum(axis=1) >= observed))
+    return (1 + reached) / (1 + n_perm)
+
+
+def _per_head(
+    used: Float64[np.ndarray, "P n"],
+    means: Float64[np.ndarray, "draws n"],
+    heads: Bool[np.ndarray, " H"],
+    outputs: Float64[np.ndarray, "P H d_head"] | None,
+) -> dict[str, Float64[np.ndarray, " H"]]:
+    """Moments of each head, NaN for heads left out."""
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    columns = {**moments(used), "mean_low": low, "mean_high": high}
+    if outputs is not None:
+        matrices = outputs[:, heads].swapaxes(0, 1)
+        columns["effective_rank"] = effective_rank(
+            np.linalg.svd(matrices, compute_uv=False), EffectiveRank.SINGULAR_VALUES
+        )
+    found = {}
+    for name, column in columns.items():
+        found[name] = np.full(len(heads), np.nan)
+        found[name][heads] = column
+    return found

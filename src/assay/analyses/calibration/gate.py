@@ -1,0 +1,174 @@
+"""What a calibration is: a pure function of arrays that says whether a measurement can be trusted.
+
+Every gate gives two verdicts: the published rule on the point estimate, and a confidence statement on the
+same quantity, wrong in either direction with probability at most 5 %. What the data do not determine is
+`inconclusive` with a reason, never a pass and never a fail.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.measurement import Verdict
+from assay.core.registry import Registry
+
+
+SEED = 42  # root of the published resampling streams
+ALPHA = 0.05
+N_STUDENTIZED = 999  # resamples behind a bootstrap-t bound
+
+GateFunction = Callable[..., Verdict]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A calibration with the facts that lists, reports and documentation need.
+
+    Attributes:
+        key: Registered name, e.g. `bootstrap-stability`.
+        code: Published code, e.g. `C11`.
+        name: What a reader calls it.
+        criterion: Criterion of the framework it serves, e.g. `M1 reliability`.
+        needs: Names of the arrays it takes, as its function spells them. Of a gate of another package, the
+            columns of a `MeasurementTable` that `calibrate_all` hands it in this order; also `members` (a
+            flag per head) and `y_keep` (the circuit's runs under the table's own ablation).
+        function: The gate itself; arrays in, a `Verdict` out.
+        question: What it asks, one sentence.
+        on_pass, on_fail: What either outcome licenses.
+        generalises_over: What its verdict with confidence is a sample of. C12 and F59 say `resampled` in the
+            details of a verdict, because scores without prompts leave only the heads.
+        weakness: What is wrong with the published form.
+        source: Author, year, arXiv id.
+    """
+
+    key: str
+    code: str
+    name: str
+    criterion: str
+    needs: tuple[str, ...]
+    function: GateFunction
+    question: str
+    on_pass: str
+    on_fail: str
+    generalises_over: str = "prompts like these"
+    weakness: str = ""
+    source: str = "mechanistic-validity framework"
+
+    def __call__(self, *arrays: Any, **options: Any) -> Verdict:
+        return self.function(*arrays, **options)
+
+
+GATES: Registry[Gate] = Registry("gate", holds=Gate)
+
+
+def gate(*, key: str, code: str, **facts: Any) -> Callable[[GateFunction], GateFunction]:
+    """Register the function below as a gate."""
+
+    def register(function: GateFunction) -> GateFunction:
+        GATES.add(key, Gate(key=key, code=code, function=function, **facts))
+        return function
+
+    return register
+
+
+def find_gate(name: str) -> Gate:
+    """The gate of a key or of a published code; codes are not case-sensitive."""
+    if not isinstance(name, str):
+        raise InputError(f"gate is a {type(name).__name__}; give its key or code first, e.g. 'C11'")
+    for found in GATES.values():
+        if name.upper() == found.code.upper():
+            return found
+    if name not in GATES:
+        raise unknown_name("gate", name, (*GATES, *(found.code for found in GATES.values())))
+    return GATES[name]
+
+
+def undefined(
+    reason: str,
+    *,
+    published: str = "inconclusive",
+    values: Mapping[str, float | None] | None = None,
+    thresholds: Mapping[str, float | None] | None = None,
+    warnings: tuple[str, ...] = (),
+    **more: Any,
+) -> Verdict:
+    """The verdict on a quantity that these data do not determine, or that does not apply to them.
+
+    Args:
+        reason: Code: `not_applicable`, `too_few`, `zero_denominator`, `no_valid_prompt`, ...
+        published: The published rule's word, where it has one.
+        values: What was computed all the same.
+        thresholds: What it would have been judged by.
+        warnings: Codes.
+        **more: Other fields of `Verdict`.
+    """
+    return Verdict(
+        status="inconclusive",
+        published=published,
+        values=dict(values or {}),
+        thresholds=dict(thresholds or {}),
+        reason=reason,
+        warnings=warnings,
+        **more,
+    )
+
+
+def gate_stream(code: str, task: str = "", *, seed: int = SEED) -> np.random.Generator:
+    """The generator of one gate on one task: results do not depend on which other gates ran.
+
+    `Generator(PCG64(SeedSequence([seed, crc32(code), crc32(task)])))`.
+    """
+    words = [seed, zlib.crc32(code.encode()), zlib.crc32(task.encode())]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Per-prompt vectors with the same prompts left in each.
+
+    Attributes:
+        vectors: `[n, ...]` float64 each, in the order given.
+        used: Which prompts were left in, `[n_given]`.
+    """
+
+    vectors: tuple[Float64[np.ndarray, "..."], ...]
+    used: Bool[np.ndarray, " n_given"] = field(repr=False)
+
+    @property
+    def n(self) -> int:
+        """Prompts left."""
+        return int(self.used.sum())
+
+    @property
+    def n_dropped(self) -> int:
+        """Prompts dropped because one of the runs is not finite there."""
+        return len(self.used) - self.n
+
+
+def paired(**vectors: Any) -> Paired:
+    """Vectors `[n]` or tables `[n, ...]` without the prompts at which any of them is NaN or infinite.
+
+    Raises:
+        ShapeError: If their numbers of prompts differ; the names given are in the message.
+    """
+    arrays = {name: np.asarray(vector, dtype=np.float64) for name, vector in vectors.items()}
+    lengths = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1 or None in lengths.values():
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ShapeError(f"arrays to compare differ in their number of prompts: {shapes}")
+    n = next(iter(arrays.values())).shape[0]
+    used = np.ones(n, dtype=np.bool_)
+    for array in arrays.values():
+        used &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+    return Paired(vectors=tuple(array[used] for array in arrays.values()), used=used)
+
+
+def positive(name: str, value: float | int) -> None:
+    """Refuse a count or threshold that is not above 0, by the name of the argument."""
+    if not value > 0:
+        raise InputError(f"{name} is {value}; a positive number is needed")

@@ -1,0 +1,236 @@
+"""Many results at once: which claims survive that there were so many."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64
+from scipy import special
+
+from assay.analyses.calibration.gate import ALPHA, gate, undefined
+from assay.core.errors import InputError, unknown_name
+from assay.core.measurement import Verdict
+from assay.stats import (
+    benjamini_hochberg,
+    benjamini_yekutieli,
+    bonferroni,
+    e_benjamini_hochberg,
+    holm,
+    true_discoveries,
+)
+
+
+P_KINDS = ("exact", "permutation", "t", "F", "bootstrap")
+_PASSED, _NOT_PASSED = 0.01, 0.50  # the published stand-ins for a p-value
+_SURVIVING = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledResult:
+    """One result among many, with what is known of its chance.
+
+    Attributes:
+        name: What was tested; reports say it.
+        task: The task it belongs to.
+        value: The number, and `baseline` what it is compared with: together the published stand-in for p.
+        baseline: See `value`.
+        n: Examples behind the value.
+        ci: Ends of its 95 % interval.
+        passed: Its verdict.
+        p: A real p-value, in the direction declared before looking.
+        p_kind: How it was found: `exact`, `permutation`, `t`, `F` or `bootstrap`.
+        e: An e-value: expectation at most 1 under the null.
+        test_key: Reports of the same test share it; the first counts.
+
+    Raises:
+        InputError: For a p outside [0, 1], a p without a known kind, or a negative e.
+    """
+
+    name: str
+    task: str = ""
+    value: float | None = None
+    baseline: float | None = None
+    n: int | None = None
+    ci: tuple[float, float] | None = None
+    passed: bool | None = None
+    p: float | None = None
+    p_kind: str | None = None
+    e: float | None = None
+    test_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.p is not None:
+            if self.p_kind not in P_KINDS:
+                raise unknown_name("p_kind", self.p_kind, P_KINDS)
+            if not 0 <= self.p <= 1:
+                raise InputError(f"{self.name}: p is {self.p}; a p-value lies in [0, 1]")
+        if self.e is not None and not self.e >= 0:
+            raise InputError(f"{self.name}: e is {self.e}; an e-value is at least 0")
+
+    @property
+    def tested_p(self) -> float | None:
+        """The p-value, else min(1, 1 / e), which is one by Markov's inequality; None without either."""
+        if self.p is not None:
+            return self.p
+        return None if self.e is None else 1 / max(1.0, self.e)
+
+
+def published_p_value(result: PooledResult) -> float | None:
+    """The framework's stand-in for a p-value.
+
+    Two-sided normal p of |value - baseline| / se, with se = interval width / 3.92, or
+    max(|value|, |baseline|, 1e-8) / root n without an interval of positive width. A result without a baseline
+    or a value counts 0.01 where it passed, 0.50 where not.
+
+    Returns:
+        None below two examples and where nothing is known.
+    """
+    if result.value is None or result.baseline is None:
+        return None if result.passed is None else _PASSED if result.passed else _NOT_PASSED
+    if result.n is None or result.n < 2:
+        return None
+    difference = abs(result.value - result.baseline)
+    if difference == 0:
+        return 1.0
+    width = result.ci[1] - result.ci[0] if result.ci is not None else 0.0
+    error = (
+        width / 3.92
+        if width > 0
+        else max(abs(result.value), abs(result.baseline), 1e-8) / math.sqrt(result.n)
+    )
+    return 0.0 if error < 1e-15 else float(2 * special.ndtr(-difference / error))
+
+
+def _published(pool: Sequence[PooledResult]) -> tuple[str, dict[str, float | None]]:
+    """The published rule on the published p-values."""
+    known = [found for result in pool if (found := published_p_value(result)) is not None]
+    if not known:
+        return "inconclusive", {"published_m": 0.0, "published_value": None}
+    p = np.array(known)
+    nominal = int((p < ALPHA).sum())
+    share = float((benjamini_hochberg(p) <= ALPHA).sum()) / nominal if nominal else 0.0
+    return (
+        "pass" if share > _SURVIVING else "fail",
+        {
+            "published_m": float(len(p)),
+            "published_nominal": float(nominal),
+            "published_bh": float((benjamini_hochberg(p) <= ALPHA).sum()),
+            "published_bonferroni": float((bonferroni(p) <= ALPHA).sum()),
+            "published_value": share,
+        },
+    )
+
+
+def _judge(pool: Sequence[PooledResult]) -> Verdict:
+    """Both verdicts on one pool of results."""
+    published, counted = _published(pool)
+    seen: set[tuple[str, str]] = set()
+    tested: list[PooledResult] = []
+    for result in pool:
+        if result.tested_p is None or (result.test_key and (result.task, result.test_key) in seen):
+            continue
+        if result.test_key:
+            seen.add((result.task, result.test_key))
+        tested.append(result)
+    p = np.array([each.tested_p for each in tested], dtype=np.float64)
+    limits: dict[str, float | None] = {"pass": _SURVIVING, "alpha": ALPHA}
+    left_out = sum(each.tested_p is None for each in pool)
+    notes: dict[str, Any] = {
+        "without_p": left_out,
+        "duplicates": len(pool) - left_out - len(tested),
+    }
+    if not len(p) or (p == 1).all():
+        empty = {**counted, "m": float(len(p))}
+        return undefined(
+            "not_applicable", published=published, values=empty, thresholds=limits, details=notes
+        )
+    e = np.array([math.nan if each.e is None else each.e for each in tested], dtype=np.float64)
+    adjusted: dict[str, Float64[np.ndarray, " m"]] = {
+        "bh": benjamini_hochberg(p),
+        "by": benjamini_yekutieli(p),
+        "holm": holm(p),
+        "bonferroni": bonferroni(p),
+        "e_bh": e_benjamini_hochberg(e),
+    }
+    claimed: Bool[np.ndarray, " m"] = np.array([bool(each.passed) for each in tested]) & (p < ALPHA)
+    survivors = claimed & (adjusted["bh"] <= ALPHA)
+    share = float(survivors.sum() / claimed.sum()) if claimed.any() else None
+    proven = true_discoveries(p, claimed, alpha=ALPHA) / claimed.sum() if claimed.any() else None
+    values: dict[str, float | None] = {
+        "value": share,
+        "share_proven": None if proven is None else float(proven),
+        "m": float(len(p)),
+        "n_nominal": float((p < ALPHA).sum()),
+        "n_claimed": float(claimed.sum()),
+        "n_survivors": float(survivors.sum()),
+        **{f"n_{name}": float((q <= ALPHA).sum()) for name, q in adjusted.items()},
+        **counted,
+    }
+    notes |= {
+        "results": [
+            {
+                "name": each.name,
+                "task": each.task,
+                "p": float(p[i]),
+                "claimed": bool(claimed[i]),
+                **{name: float(q[i]) for name, q in adjusted.items()},
+            }
+            for i, each in enumerate(tested)
+        ],
+        "lost": [each.name for each, lost in zip(tested, claimed & ~survivors, strict=True) if lost],
+    }
+    if share is None or proven is None:
+        return undefined(
+            "not_applicable", published=published, values=values, thresholds=limits, details=notes
+        )
+    passes = proven > _SURVIVING
+    return Verdict(
+        status="pass" if passes else "inconclusive",
+        published=published,
+        values=values,
+        thresholds=limits,
+        reason=None if passes else "not_proven",
+        details=notes,
+    )
+
+
+@gate(
+    key="multiple-comparisons",
+    code="M93",
+    name="Multiple comparisons",
+    criterion="M5 multiplicity",
+    needs=("results",),
+    question="Do the claims survive that so many results were looked at?",
+    on_pass="more than half of the claims are true, allowing for their number",
+    on_fail="it never does, for no p-value proves a claim false; drop the lost claims or collect more data",
+    generalises_over="claims like these",
+    weakness=(
+        "a pass flag turned into p = 0.01 survives as soon as a fifth of the pooled checks passed; the "
+        "stand-in for a standard error takes the coefficient of variation to be 1"
+    ),
+    source="mechanistic-validity framework; Benjamini and Hochberg (1995), Goeman and Solari (2011, "
+    "doi:10.1214/11-STS356), Wang and Ramdas (2022, arXiv:2009.02824)",
+)
+def multiple_comparisons(results: Sequence[PooledResult]) -> Verdict:
+    """Whether more than half of the claims are true, allowing for how many results were looked at.
+
+    Args:
+        results: All that was looked at. Only those with a real p-value or e-value count for the status.
+
+    Returns:
+        A claim is a result that passed with p < 0.05; it survives with a Benjamini-Hochberg q of at most
+        0.05. Passes where the lower 95 % bound of how many claims are true (`assay.stats.true_discoveries`)
+        is more than half of them: a share of survivors is no bound, some may be false. Otherwise inconclusive
+        (`not_proven`), and never a fail: a weak effect looks like none. Over the pool of all tasks;
+        `sub_results` has the same per task. `not_applicable` without a p-value, where all are 1, and where
+        nothing is claimed.
+        `details["results"]` has q-values after Benjamini-Hochberg, Benjamini-Yekutieli (valid however results
+        depend, as those that share prompts do), Holm, Bonferroni and e-BH; `details["lost"]` names the claims
+        that do not survive.
+    """
+    pooled = _judge(results)
+    tasks = tuple(dict.fromkeys(each.task for each in results))
+    per_task = {task: _judge([each for each in results if each.task == task]) for task in tasks}
+    return Verdict(**{**vars(pooled), "sub_results": per_task if len(tasks) > 1 else {}})

@@ -1,0 +1,346 @@
+"""Which evidence a claim has, which is missing, and the tier that this licenses. Never a score.
+
+| tier | what must be present |
+|---|---|
+| proposed | nothing |
+| causally suggestive | necessity |
+| mechanistically supported | also sufficiency and specificity |
+| triangulated | also consistency |
+| validated | also reliability, and a replication on fresh prompts |
+
+A claim with a contradicted prediction stays proposed, and so does one that was registered after its prompts
+had been measured.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from assay.analyses.calibration import find_gate
+from assay.analyses.claims.claim import CIRCUIT, EACH_HEAD, Claim, Prediction
+from assay.analyses.claims.outcomes import CONTRADICTED, HELD, LOST, Outcome, joint_state
+from assay.core.errors import unknown_name
+from assay.core.measurement import Verdict
+from assay.core.record import Record
+
+
+KINDS = ("necessity", "sufficiency", "specificity", "consistency", "reliability")
+REPLICATION = "replication"
+REGISTRATION = "registration"
+TIERS: Mapping[str, tuple[str, ...]] = {
+    "proposed": (),
+    "causally suggestive": ("necessity",),
+    "mechanistically supported": ("necessity", "sufficiency", "specificity"),
+    "triangulated": ("necessity", "sufficiency", "specificity", "consistency"),
+    "validated": (*KINDS, REPLICATION),
+}
+
+PRESENT, AGAINST, UNDECIDED, MISSING = "present", "against", "undecided", "missing"
+
+# Gate, or part of one -> kind of evidence it belongs to, whether the kind needs it, its most telling value.
+GATE_EVIDENCE: Mapping[str, tuple[str, bool, str]] = {
+    "M98.completeness": ("necessity", False, "divergence"),
+    "M98.faithfulness": ("sufficiency", True, "divergence"),
+    "E1b.faithfulness": ("sufficiency", False, "method_invariance"),
+    "C17": ("specificity", False, "value"),
+    "M3b": ("consistency", True, "share_certified"),
+    "C12": ("consistency", True, "mean_rho"),
+    "F59": ("consistency", False, "w"),
+    "C11.completeness": ("reliability", True, "standard_error"),
+    "C11.faithfulness": ("reliability", True, "standard_error"),
+    "C30.completeness": ("reliability", True, "relative_standard_error"),
+    "C30.faithfulness": ("reliability", True, "relative_standard_error"),
+    "C16.test_retest.completeness": ("reliability", True, "test_retest"),
+    "C16.test_retest.faithfulness": ("reliability", True, "test_retest"),
+    "C16.split_half": ("reliability", False, "split_half"),
+    "S3": ("reliability", False, "share_stable"),
+}
+NO_CONTRADICTION = "that no prediction is contradicted"  # what a tier needs beside kinds of evidence
+
+# What to do about a test whose opposite holds.
+_CONTRADICTED: Mapping[str, str] = {
+    "prediction": "another claim: this prediction is contradicted",
+    "control": "another claim: the control reaches the size, too",
+    "rival": "another claim: the rival is nearer to the model",
+}
+
+# What would supply a gate's verdict, by the reason why it is undefined; more prompts otherwise.
+_UNDEFINED: Mapping[str | None, str] = {
+    "too_few_heads": "a claim about more heads",
+    "not_applicable": "nothing: it does not apply to this claim",
+    "pool_too_small": "a task file with more prompts",
+    "identical_samples": "a task file with more different prompts",
+    "zero_mean": "a score that is not 0",
+    "zero_denominator": "a task that the model does",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence(Record):
+    """One line of the checklist.
+
+    Attributes:
+        kind: One of `KINDS`, or `replication`.
+        source: Where it comes from: `prediction 1`, `control 2`, `rival 1`, a gate's code.
+        state: `present`, `against`, `undecided` (looked at, not settled) or `missing` (not looked at).
+        required: Whether the kind counts as present only with it; the others stand beside it.
+        finding: What was found.
+        supply: What would supply it, where it is not present.
+    """
+
+    kind: str
+    source: str
+    state: str
+    required: bool
+    finding: str
+    supply: str = ""
+
+
+def kind_of(prediction: Prediction, task: str) -> str:
+    """The kind of evidence a prediction is."""
+    if prediction.on != task:
+        return "specificity"
+    if prediction.of == EACH_HEAD:
+        return "consistency"
+    if prediction.what == "keeping":
+        # That some of the heads do not do it alone speaks for the need of the others.
+        return "necessity" if prediction.relation == "retains_at_most" else "sufficiency"
+    return "specificity" if prediction.relation == "changes_at_most" else "necessity"
+
+
+def checklist(
+    claim: Claim,
+    outcomes: Sequence[Outcome],
+    gates: Mapping[str, Verdict],
+    *,
+    replication: Evidence,
+) -> tuple[Evidence, ...]:
+    """Every line of evidence that a claim has, has against it, or lacks, in the order of `KINDS`.
+
+    Args:
+        claim: The claim.
+        outcomes: Its settled tests. A rival without one has the heads of the claim.
+        gates: Verdicts by code, keys of `GATE_EVIDENCE`.
+        replication: What the fresh prompts said.
+    """
+    found = [
+        *_of_predictions(claim, outcomes),
+        *_of_others(claim, outcomes),
+        *_of_gates(gates),
+        *_absent(claim),
+    ]
+    order = {kind: place for place, kind in enumerate(KINDS)}
+    return (*sorted(found, key=lambda each: order[each.kind]), replication)
+
+
+def _parts(outcomes: Sequence[Outcome], kind: str, number: int) -> list[Outcome]:
+    return [each for each in outcomes if (each.kind, each.of) == (kind, number)]
+
+
+def _of_predictions(claim: Claim, outcomes: Sequence[Outcome]) -> Iterable[Evidence]:
+    for number, prediction in enumerate(claim.predictions):
+        parts = _parts(outcomes, "prediction", number)
+        yield Evidence(
+            kind=kind_of(prediction, claim.task),
+            source=f"prediction {number + 1}",
+            required=True,
+            finding=f"{prediction.text}: {_said(parts)}",
+            **_standing(parts, prediction.relation),
+        )
+
+
+def _of_others(claim: Claim, outcomes: Sequence[Outcome]) -> Iterable[Evidence]:
+    for number, control in enumerate(claim.controls):
+        parts = _parts(outcomes, "control", number)
+        yield Evidence(
+            kind="specificity",
+            source=f"control {number + 1}",
+            required=True,
+            finding=f"the size predicted is not reached by {control.text}: {_said(parts)}",
+            **_standing(parts),
+        )
+    tested = {each.of for each in outcomes if each.kind == "rival"}
+    for number, rival in enumerate(claim.rivals):
+        if number not in tested:
+            yield Evidence(
+                kind="consistency",
+                source=f"rival {number + 1}",
+                state=MISSING,
+                required=not tested,  # beside another rival this one takes nothing away
+                finding=f"{rival.name} is not a rival: it has the heads of the claim itself",
+                supply="[[rivals]] heads = a list of other heads",
+            )
+            continue
+        parts = _parts(outcomes, "rival", number)
+        yield Evidence(
+            kind="consistency",
+            source=f"rival {number + 1}",
+            required=True,
+            finding=f"{rival.name} departs further from the model: {_said(parts)}",
+            **_standing(parts),
+        )
+
+
+def _standing(parts: Sequence[Outcome], relation: str = "") -> dict[str, str]:
+    """State and supply of a line that rests on tests, of a prediction's `relation` if it is one."""
+    state = joint_state(parts)
+    if state == HELD:
+        return {"state": PRESENT}
+    if state == CONTRADICTED:
+        return {"state": AGAINST, "supply": _CONTRADICTED[parts[0].kind]}
+    if any(each.reason == "no_behaviour" for each in parts):
+        supply = "a task that the model does: its mean margin is not clearly above 0"
+    elif any(each.reason for each in parts):
+        supply = "more prompts without undefined runs"
+    elif state == LOST:
+        supply = "more prompts, or fewer predictions: it does not survive their number"
+    else:
+        pending = [each for each in parts if each.state not in (HELD, LOST)]
+        astray = [each for each in pending if each.n_needed is None]
+        supply = (
+            _other_claim(astray, relation)
+            if astray
+            else f"about {max(each.n_needed or 0 for each in pending):,} prompts"
+        )
+    return {"state": UNDECIDED, "supply": supply}
+
+
+def _other_claim(astray: Sequence[Outcome], relation: str) -> str:
+    """What to do about tests that no number of prompts settles: so far they are on the wrong side."""
+    kind = astray[0].kind
+    if kind == "rival":
+        return "other heads: the rival is nearer to the model so far"
+    if kind == "control":
+        return "a larger size predicted, or other controls: these reach it so far"
+    if relation in ("changes_at_most", "retains_at_most"):
+        return "a larger size: this one is exceeded so far"
+    if min(each.value for each in astray) > 0:
+        return "a smaller size: this one is not reached so far"
+    if relation == "retains_at_least":
+        return "another claim: nothing is retained so far"
+    return "another claim: the margin goes the other way so far"
+
+
+def _said(parts: Sequence[Outcome]) -> str:
+    """Numbers of the tests behind a line."""
+    if len(parts) == 1:
+        (only,) = parts
+        if only.reason:
+            return only.reason
+        low, high = only.interval.low, only.interval.high
+        bounds = f" [{low:.2f}, {high:.2f}]" if only.interval.defined else ""
+        return f"{only.value:.2f}{bounds}"
+    held = sum(each.state == HELD for each in parts)
+    return f"{held} of {len(parts)} tests hold"
+
+
+def _of_gates(gates: Mapping[str, Verdict]) -> Iterable[Evidence]:
+    for code, (kind, required, key) in GATE_EVIDENCE.items():
+        if code not in gates:
+            continue
+        published, _, part = code.partition(".")
+        verdict, gate = gates[code], find_gate(published)
+        state = {"pass": PRESENT, "fail": AGAINST}.get(verdict.status, UNDECIDED)
+        value = verdict.values.get(key)
+        name = ", ".join([gate.name, *(_words(each) for each in part.split(".") if each)])
+        said = verdict.reason or ("" if value is None else f"{_words(key)} {value:.2f}")
+        finding = f"{name}: {verdict.status}" + (f", {_words(said)}" if said else "")
+        supply = (
+            gate.on_fail.rstrip(".") if state == AGAINST else _UNDEFINED.get(verdict.reason, "more prompts")
+        )
+        if verdict.n_needed:
+            supply = f"about {verdict.n_needed:,} prompts"
+        yield Evidence(
+            kind=kind,
+            source=published,
+            state=state,
+            required=required,
+            finding=finding,
+            supply="" if state == PRESENT else supply,
+        )
+
+
+def _words(key: str) -> str:
+    """A value's key for reading."""
+    return key.replace("_", " ")
+
+
+def _absent(claim: Claim) -> Iterable[Evidence]:
+    """What no part of the claim speaks of."""
+
+    def predicts(what: str, relation: str) -> bool:
+        return any(
+            (each.what, each.of, each.on, each.relation) == (what, CIRCUIT, claim.task, relation)
+            for each in claim.predictions
+        )
+
+    wanted = (
+        (
+            "necessity",
+            predicts("dropping", "lowers_by_at_least"),
+            "a prediction of what dropping the circuit does",
+            "[[predicts]] what = 'dropping', of = 'circuit', lowers_by_at_least = SHARE",
+        ),
+        (
+            "sufficiency",
+            predicts("keeping", "retains_at_least"),
+            "a prediction of what the circuit does alone",
+            "[[predicts]] what = 'keeping', of = 'circuit', retains_at_least = SHARE",
+        ),
+        (
+            "specificity",
+            len(claim.tasks) > 1,
+            "a prediction about another task",
+            "[[predicts]] what = 'dropping', on = 'TASK', changes_at_most = SHARE",
+        ),
+        ("specificity", bool(claim.controls), "a negative control", "[[controls]] heads = 'layer-matched'"),
+        ("consistency", bool(claim.rivals), "a rival circuit", "[[rivals]] heads = 'magnitude'"),
+    )
+    for kind, there, what, supply in wanted:
+        if not there:
+            yield Evidence(
+                kind=kind, source="none", state=MISSING, required=True, finding=what, supply=supply
+            )
+
+
+def state_of(kind: str, evidence: Sequence[Evidence]) -> str:
+    """State of a kind of evidence: present with every line it needs, against with one of them against it."""
+    states = {each.state for each in evidence if each.kind == kind and each.required}
+    for state in (AGAINST, MISSING, UNDECIDED):
+        if state in states:
+            return state
+    return PRESENT if states else MISSING
+
+
+def licensed(
+    evidence: Sequence[Evidence], *, contradicted: bool, registered_before: bool
+) -> tuple[str, tuple[str, ...]]:
+    """The tier, and what the next one needs: kinds of evidence, `registration`, `NO_CONTRADICTION`.
+
+    Args:
+        evidence: The checklist.
+        contradicted: Whether a prediction is.
+        registered_before: Whether the claim was registered before its prompts were measured.
+    """
+    present = {kind for kind in (*KINDS, REPLICATION) if state_of(kind, evidence) == PRESENT}
+    reached = "proposed"
+    for tier, kinds in TIERS.items():
+        lacking = [kind for kind in kinds if kind not in present]
+        if tier != "proposed":
+            lacking = [REGISTRATION] * (not registered_before) + lacking + [NO_CONTRADICTION] * contradicted
+        if lacking:
+            return reached, tuple(lacking)
+        reached = tier
+    return reached, ()
+
+
+def at_least(tier: str, asked: str) -> bool:
+    """Whether a tier is the one asked for or above it.
+
+    Raises:
+        UnknownNameError: For a tier that there is not.
+    """
+    order = list(TIERS)
+    for name in (tier, asked):
+        if name not in order:
+            raise unknown_name("tier", name, order)
+    return order.index(tier) >= order.index(asked)

@@ -1,0 +1,352 @@
+"""Claims from TOML, checked before any model is loaded; every complaint names its place."""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from assay.analyses.claims.claim import (
+    CIRCUIT,
+    DRAWN,
+    EACH_HEAD,
+    MAGNITUDE,
+    RELATIONS,
+    RUNS,
+    SCHEMA,
+    UNITS,
+    Claim,
+    ClaimedRole,
+    Control,
+    Prediction,
+    Rival,
+    head_name,
+)
+from assay.circuits.heads import Head, load_head_circuit
+from assay.core.errors import FileFormatError, InputError, UnknownNameError, unknown_name
+from assay.core.untrusted import parse_toml
+from assay.discovery.heads.interventions import INTERVENTIONS
+from assay.tasks import TASKS
+
+
+DRAWS = 5  # random sets of a drawn control
+_HEAD = re.compile(r"a(\d+)\.h(\d+)")
+_LARGEST_SHARE = 5  # of the model's margin; more is a percentage or another unit
+_FEWEST_PROMPTS = 5  # below, no sign-flip test can reach 0.05
+
+
+def load_claim(path: str | Path) -> Claim:
+    """The claim of a TOML file of schema `assay-claim/1`.
+
+    Args:
+        path: The file; paths inside it start from its folder.
+
+    Raises:
+        FileFormatError: If it cannot be read as TOML, or has another schema.
+        InputError: For content that makes no claim; the message names the key.
+    """
+    path = Path(path)
+    try:
+        content = parse_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror or error}; give a claim file") from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise FileFormatError(f"{path} is not a TOML file: {error}") from error
+    return parse_claim(content, origin=path.name, folder=path.parent)
+
+
+def parse_claim(
+    content: Mapping[str, Any], *, origin: str = "the claim", folder: str | Path | None = None
+) -> Claim:
+    """The claim of a mapping of schema `assay-claim/1`.
+
+    Args:
+        content: As a TOML file gives it.
+        origin: What messages call it.
+        folder: Where relative paths start; default: the working directory.
+
+    Raises:
+        FileFormatError: For another schema.
+        InputError: For missing, unknown or contradictory keys; the message names the place.
+    """
+    if content.get("schema") != SCHEMA:
+        raise FileFormatError(
+            f"{origin} has schema {content.get('schema')!r}; a claim begins with schema = {SCHEMA!r}"
+        )
+    top = _Table(content, origin)
+    top.only("schema", "claim", "heads", "predicts", "controls", "rivals")
+    root = Path() if folder is None else Path(folder)
+    facts = top.table("claim", required=True)
+    facts.only("name", "statement", "model", "task", "n", "seed", "ablation")
+    task = _task(facts, "task", facts.text("task"), root)
+    roles = _roles(top.table("heads", required=True))
+    predictions = tuple(_prediction(each, task, roles, root) for each in top.tables("predicts"))
+    if not predictions:
+        raise InputError(f"{origin} predicts nothing; add at least one [[predicts]]")
+    _no_repeats(predictions, origin)
+    ablation = facts.text("ablation", "mean")
+    if ablation not in INTERVENTIONS:
+        raise facts.unknown("ablation", "ablation of heads", ablation, INTERVENTIONS)
+    claim = Claim(
+        name=facts.text("name"),
+        statement=facts.text("statement"),
+        model=facts.text("model"),
+        task=task,
+        n=facts.count("n", 100, least=_FEWEST_PROMPTS),
+        seed=facts.count("seed", 0, least=0),
+        ablation=ablation,
+        roles=roles,
+        predictions=predictions,
+    )
+    controls = tuple(_control(each, claim) for each in top.tables("controls"))
+    rivals = tuple(_rival(each, claim, root) for each in top.tables("rivals"))
+    names = [each.name for each in rivals]
+    if len(set(names)) < len(names):
+        raise InputError(f"{origin}: two rivals are called {max(names, key=names.count)!r}; name them apart")
+    if len(set(controls)) < len(controls):
+        raise InputError(f"{origin}: a control stands there twice; leave one out")
+    files = {
+        name: hashlib.sha256((root / name).read_bytes()).hexdigest()
+        for name in claim.tasks
+        if name.endswith(".jsonl")
+    }
+    return replace(claim, controls=controls, rivals=rivals, files=files, folder=root)
+
+
+class _Table:
+    """A table of the file with its place, for messages."""
+
+    def __init__(self, content: Mapping[str, Any], place: str) -> None:
+        self.content, self.place = content, place
+
+    def wrong(self, key: str, what: str) -> InputError:
+        return InputError(f"{self.place}, key {key!r}: {what}")
+
+    def unknown(self, key: str, kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+        return UnknownNameError(f"{self.place}, key {key!r}: {unknown_name(kind, name, known)}")
+
+    def only(self, *known: str) -> None:
+        for key in self.content:
+            if key not in known:
+                raise UnknownNameError(f"{self.place}: {unknown_name('key', key, known)}")
+
+    def table(self, key: str, *, required: bool = False) -> "_Table":
+        value = self.content.get(key)
+        if value is None and required:
+            raise InputError(f"{self.place} has no [{key}]; a claim needs one")
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, f"a table [{key}] is needed, got {value!r}")
+        return _Table(value, f"{self.place}, [{key}]")
+
+    def tables(self, key: str) -> list["_Table"]:
+        value = self.content.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+            raise self.wrong(key, f"write each as a table of its own, [[{key}]]; got {value!r}")
+        return [_Table(each, f"{self.place}, [[{key}]] {place}") for place, each in enumerate(value, start=1)]
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.content.get(key, default)
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(key, f"text is needed, got {value!r}" if value is not None else "is missing")
+        return value
+
+    def choice(self, key: str, default: str | None, known: Sequence[str]) -> str:
+        value = self.text(key, default)
+        if value not in known:
+            raise self.unknown(key, key, value, known)
+        return value
+
+    def count(self, key: str, default: int, *, least: int) -> int:
+        value = self.content.get(key, default)
+        if type(value) is not int or value < least:
+            raise self.wrong(key, f"a whole number from {least} is needed, got {value!r}")
+        return value
+
+    def heads(self, key: str, listed: Any) -> tuple[Head, ...]:
+        """Heads of a list, each once, ascending."""
+        if not isinstance(listed, list | tuple) or not listed:
+            raise self.wrong(key, f"a list of heads such as ['a0.h1', [3, 4]] is needed, got {listed!r}")
+        heads = [self._head(key, each) for each in listed]
+        for head in heads:
+            if heads.count(head) > 1:
+                raise self.wrong(key, f"{head_name(head)} is listed twice; list each head once")
+        return tuple(sorted(heads))
+
+    def _head(self, key: str, given: Any) -> Head:
+        if isinstance(given, str) and (match := _HEAD.fullmatch(given)):
+            return int(match[1]), int(match[2])
+        if (
+            isinstance(given, list | tuple)
+            and len(given) == 2
+            and all(type(index) is int and index >= 0 for index in given)
+        ):
+            return given[0], given[1]
+        raise self.wrong(
+            key, f"{given!r} names no head; write 'a3.h4' or [3, 4] for head 4 of layer 3, counted from 0"
+        )
+
+
+def _task(table: _Table, key: str, name: str, folder: Path) -> str:
+    """A registered task by its key, or a file from the claim's folder."""
+    if name.endswith(".jsonl"):
+        if not (folder / name).is_file():
+            raise table.wrong(key, f"there is no task file {folder / name}")
+        return name
+    for key_of_task in (name, name.replace("_", "-")):
+        if key_of_task in TASKS:
+            return key_of_task
+    raise table.unknown(key, "task", name, (*TASKS, "FILE.jsonl"))
+
+
+def _roles(table: _Table) -> dict[str, ClaimedRole]:
+    roles: dict[str, ClaimedRole] = {}
+    owner: dict[Head, str] = {}
+    if not table.content:
+        raise InputError(f"{table.place} names no head; give a role its heads, e.g. movers = ['a3.h4']")
+    for name, given in table.content.items():
+        if name in (CIRCUIT, EACH_HEAD):
+            raise table.wrong(name, "stands for all heads of the claim; call the role something else")
+        sign = 1
+        if isinstance(given, Mapping):
+            inner = _Table(given, f"{table.place}, key {name!r}")
+            inner.only("heads", "sign")
+            given, sign = inner.content.get("heads"), inner.content.get("sign", 1)
+            if sign not in (1, -1) or type(sign) is not int:
+                raise inner.wrong("sign", f"1, or -1 for heads that work against the task; got {sign!r}")
+        roles[name] = ClaimedRole(heads=table.heads(name, given), sign=sign)
+        for head in roles[name].heads:
+            if head in owner:
+                raise table.wrong(
+                    name, f"{head_name(head)} already has the role {owner[head]!r}; give it one role"
+                )
+            owner[head] = name
+    return roles
+
+
+def _set_name(table: _Table, roles: Mapping[str, ClaimedRole], *more: str) -> str:
+    name = table.text("of", CIRCUIT)
+    if name not in (CIRCUIT, *more, *roles):
+        raise table.unknown("of", "head set", name, (CIRCUIT, *more, *roles))
+    return name
+
+
+def _prediction(table: _Table, task: str, roles: Mapping[str, ClaimedRole], folder: Path) -> Prediction:
+    table.only("what", "of", "on", "unit", *RELATIONS)
+    what = table.choice("what", None, RUNS)
+    of = _set_name(table, roles, EACH_HEAD)
+    given = [key for key in RELATIONS if key in table.content]
+    allowed = ", ".join(key for key, runs in RELATIONS.items() if what in runs)
+    if len(given) != 1:
+        raise InputError(
+            f"{table.place} has {' and '.join(given) or 'no size'}; give one of {allowed}, with a number"
+        )
+    relation = given[0]
+    if what not in RELATIONS[relation]:
+        raise table.wrong(relation, f"does not speak of {what}; {what} allows {allowed}")
+    if of == EACH_HEAD and what != "dropping":
+        raise table.wrong("of", "each head by itself can be dropped, not kept")
+    size = table.content[relation]
+    if isinstance(size, bool) or not isinstance(size, int | float) or not math.isfinite(size) or size < 0:
+        raise table.wrong(relation, f"a number from 0 is needed, got {size!r}")
+    if relation == "changes_at_most" and size == 0:
+        raise table.wrong(relation, "nothing measured changes by exactly nothing; give a size above 0")
+    unit = table.choice("unit", "share", UNITS)
+    if unit == "share" and size > _LARGEST_SHARE:
+        raise table.wrong(
+            relation,
+            f"{size!r} is {100 * size:g} % of the model's own mean margin, the unit of sizes (1 is all of "
+            "it); write 0.3 for 30 %, or unit = 'margin' for a size in the margin's own unit",
+        )
+    on = _task(table, "on", table.text("on", task), folder) if "on" in table.content else task
+    return Prediction(
+        what=what,
+        of=of,
+        on=on,
+        relation=relation,
+        size=float(size),
+        unit=unit,
+    )
+
+
+def _no_repeats(predictions: Sequence[Prediction], origin: str) -> None:
+    for place, each in enumerate(predictions):
+        if each in predictions[:place]:
+            first = predictions.index(each) + 1
+            raise InputError(
+                f"{origin}: [[predicts]] {place + 1} says what [[predicts]] {first} says; leave one out"
+            )
+
+
+def held_against(claim: Claim, control: Control) -> tuple[Prediction, ...]:
+    """The predictions whose size a control must stay below."""
+    return tuple(
+        each
+        for each in claim.predictions
+        if each.of == control.of
+        and each.on == claim.task
+        and each.relation in ("lowers_by_at_least", "raises_by_at_least", "retains_at_least")
+    )
+
+
+def _control(table: _Table, claim: Claim) -> Control:
+    table.only("heads", "of", "draws")
+    of = _set_name(table, claim.roles)
+    given = table.content.get("heads")
+    drawn = isinstance(given, str)
+    if isinstance(given, str) and given not in DRAWN:
+        raise table.unknown("heads", "kind of control", given, DRAWN)
+    if "draws" in table.content and not drawn:
+        raise table.wrong("draws", "listed heads are not drawn; leave it out")
+    control = Control(
+        heads=given if isinstance(given, str) else table.heads("heads", given),
+        of=of,
+        draws=table.count("draws", DRAWS, least=1) if drawn else 1,
+    )
+    if not held_against(claim, control):
+        raise InputError(
+            f"{table.place}: nothing is predicted of {of!r} on {claim.task} that the control could fail to "
+            f"do; add a [[predicts]] with of = {of!r} and lowers_by_at_least, raises_by_at_least or "
+            "retains_at_least"
+        )
+    if isinstance(control.heads, tuple):
+        own = claim.heads_of(of)
+        shared = sorted(set(own) & set(control.heads))
+        if shared:
+            raise table.wrong(
+                "heads", f"{head_name(shared[0])} belongs to {of!r}, which it should control for"
+            )
+        if len(control.heads) < len(own):
+            raise table.wrong(
+                "heads",
+                f"{len(control.heads)} heads cannot control for the {len(own)} of {of!r}: fewer heads do "
+                f"less; list {len(own)}",
+            )
+    return control
+
+
+def _rival(table: _Table, claim: Claim, folder: Path) -> Rival:
+    table.only("name", "heads", "file", "published")
+    given = [key for key in ("heads", "file", "published") if key in table.content]
+    if len(given) != 1:
+        raise InputError(
+            f"{table.place} has {' and '.join(given) or 'no heads'}; give one of heads, file (a "
+            "head_circuit/1 JSON file) and published (a name of published_head_circuits)"
+        )
+    heads: tuple[Head, ...] | str
+    default = None
+    listed = table.content.get("heads")
+    if given != ["heads"]:
+        source = table.text(given[0])
+        found = load_head_circuit(folder / source if given == ["file"] else source)
+        heads, default = found.heads, found.id
+    elif isinstance(listed, str):
+        if listed != MAGNITUDE:
+            raise table.unknown("heads", "kind of rival", listed, (MAGNITUDE,))
+        heads = default = MAGNITUDE
+    else:
+        heads = table.heads("heads", listed)
+    if heads == claim.heads:
+        raise InputError(f"{table.place} has the heads of the claim itself; a rival is another circuit")
+    return Rival(name=table.text("name", default), heads=heads)

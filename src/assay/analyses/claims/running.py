@@ -1,0 +1,512 @@
+"""`run_claim`: measure a claim's heads, test what was predicted, list the evidence."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from assay.analyses.claims.claim import (
+    EACH_HEAD,
+    MAGNITUDE,
+    Claim,
+    Prediction,
+    Rival,
+    head_name,
+)
+from assay.analyses.claims.evidence import (
+    AGAINST,
+    KINDS,
+    MISSING,
+    PRESENT,
+    REPLICATION,
+    UNDECIDED,
+    Evidence,
+    checklist,
+    licensed,
+    state_of,
+)
+from assay.analyses.claims.gates import averaged, claim_gates
+from assay.analyses.claims.outcomes import (
+    CONTRADICTED,
+    HELD,
+    Outcome,
+    joint_state,
+    predicted,
+    rivalled,
+    settle,
+)
+from assay.analyses.claims.reading import held_against, load_claim
+from assay.analyses.claims.registration import Registration, note_measured, now, register, registered
+from assay.analyses.claims.sets import head_sets, shape_of
+from assay.circuits import Circuit
+from assay.circuits.heads import Head
+from assay.core.errors import InputError
+from assay.core.measurement import Verdict
+from assay.core.random import stream
+from assay.core.record import library_version, plain
+from assay.discovery.heads.shelf import RECORD
+from assay.discovery.heads.table import MeasurementTable
+from assay.models import Model, load_model
+from assay.tasks import PairTask, load_task
+
+
+RESULT_SCHEMA = "assay-claim-result/1"
+POOL = 120  # fewest prompts from which C30 draws its samples
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClaimResult:
+    """What became of a claim.
+
+    Attributes:
+        claim: The claim.
+        registration: When and as what it was registered; None for a claim that is in no file.
+        registered_before: Whether that was before its prompts were first measured, as far as the registration
+            and the folder of tables know.
+        outcomes: Every test: predictions (one per head for `each head`), controls, rivals.
+        multiplicity: M93's verdict on all of them.
+        gates: Verdicts of the gates that are evidence, by code.
+        replication: The predictions' tests on fresh prompts.
+        evidence: The checklist.
+        tier: What the evidence licenses.
+        lacking: What the next tier needs.
+        tables: Task -> content hash of its measurement table.
+        passes: Passes over one prompt that this run made, forward equivalents and backward.
+        seconds: Wall-clock time.
+        facts: Model, prompts, head sets drawn for controls and rivals.
+    """
+
+    claim: Claim
+    registration: Registration | None
+    registered_before: bool
+    outcomes: tuple[Outcome, ...]
+    multiplicity: Verdict
+    gates: Mapping[str, Verdict]
+    replication: tuple[Outcome, ...]
+    evidence: tuple[Evidence, ...]
+    tier: str
+    lacking: tuple[str, ...]
+    tables: Mapping[str, str]
+    passes: Mapping[str, float]
+    seconds: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"ClaimResult({self.claim.name!r}, tier {self.tier!r}, contradicted {self.contradicted})"
+
+    @property
+    def contradicted(self) -> tuple[int, ...]:
+        """Numbers, from 0, of the predictions whose opposite holds."""
+        return tuple(
+            number
+            for number in range(len(self.claim.predictions))
+            if self.state_of_prediction(number) == CONTRADICTED
+        )
+
+    def state_of_prediction(self, number: int) -> str:
+        """`held`, `lost`, `open` or `contradicted`: all tests of a prediction together."""
+        return joint_state([each for each in self.outcomes if (each.kind, each.of) == ("prediction", number)])
+
+    @property
+    def checklist(self) -> dict[str, str]:
+        """State of each kind of evidence, and of the replication."""
+        return {kind: state_of(kind, self.evidence) for kind in (*KINDS, REPLICATION)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON of schema `assay-claim-result/1`."""
+        record: dict[str, Any] = plain(
+            {
+                "schema": RESULT_SCHEMA,
+                "kind": "claim",
+                "claim": self.claim.to_dict(),
+                "hash": self.claim.hash,
+                "registration": None
+                if self.registration is None
+                else {
+                    "file": self.registration.path.name,
+                    "registered": self.registration.time,
+                    "library": self.registration.library,
+                    "earlier": len(self.registration.earlier),
+                },
+                "registered_before": self.registered_before,
+                "predictions": [
+                    {"text": each.text, "state": self.state_of_prediction(number)}
+                    for number, each in enumerate(self.claim.predictions)
+                ],
+                "tests": [each.to_dict() for each in self.outcomes],
+                "multiplicity": self.multiplicity.to_dict(),
+                "gates": {code: verdict.to_dict() for code, verdict in self.gates.items()},
+                "replication": [each.to_dict() for each in self.replication],
+                "evidence": [each.to_dict() for each in self.evidence],
+                "checklist": self.checklist,
+                "contradicted": list(self.contradicted),
+                "tier": self.tier,
+                "lacking": list(self.lacking),
+                "tables": dict(self.tables),
+                "facts": dict(self.facts),
+                "passes": dict(self.passes),
+                "seconds": self.seconds,
+                "provenance": {"library": library_version(), "measured": now()},
+            }
+        )
+        return record
+
+
+def run_claim(
+    claim: Claim | str | Path,
+    model: Model | None = None,
+    *,
+    folder: str | Path | None = None,
+    device: str | None = None,
+    batch_size: int | None = None,
+    max_passes: float | None = None,
+    register_anew: bool = False,
+    progress: Progress = lambda stage, done, total: None,
+) -> ClaimResult:
+    """Register a claim, measure it, and say which evidence it has.
+
+    Args:
+        claim: A claim file, registered unless it is, once its model has its heads and its tasks their prompts
+            and before anything is measured; or a claim, which then counts as not registered.
+        model: The model; default: the one the claim names.
+        folder: Where measurement tables are kept and found again, each in a folder named by its hash.
+        device: Where to load the model.
+        batch_size: Prompts per pass; default: by free memory. Never changes a number.
+        max_passes: Whole-pass equivalents that tables over all heads may cost for each task; beyond, the
+            claim's heads and 20 others are measured (`MeasurementTable`).
+        register_anew: Replace the registration of another content instead of refusing.
+        progress: Called with a stage, how much of it is done, and how much there is.
+
+    Raises:
+        InputError: For a claim that differs from its registration, heads that the model does not have, fewer
+            prompts than a test needs.
+        FileFormatError: For a file that cannot be read as a claim, a registration or a table.
+    """
+    began = time.monotonic()
+    registration = path = None
+    if not isinstance(claim, Claim):
+        path = Path(claim)
+        claim = load_claim(path)
+        registered(claim, path, anew=register_anew)  # another content is refused before a model is loaded
+    progress("load", 0, 1)
+    model = load_model(claim.model, device=device) if model is None else model
+    sets = head_sets(claim, shape_of(model))
+    circuit = Circuit.from_heads(model.graph, claim.heads)
+    samples = {name: _sample(claim, name, model) for name in claim.tasks}
+    if path is not None:  # what cannot be measured can still be corrected, so it is not registered
+        registration = register(claim, path, anew=register_anew)
+    options = {"batch_size": batch_size, "max_passes": max_passes}
+    make = _Tables(claim, model, circuit, None if folder is None else Path(folder), options)
+    tables = {name: make(sample.main, more=sample.more) for name, sample in samples.items()}
+    own = tables[claim.task]
+    before = registration is not None and _before(registration, make.began, samples, model)
+    if registration is not None:
+        for name, table in tables.items():
+            registration = note_measured(
+                registration,
+                table=table.hash,
+                prompts=samples[name].main.data_hash,
+                weights=model.weight_hash,
+            )
+
+    progress("predictions", 0, 1)
+    rng = stream(claim.seed, "claim/sign-flips")
+    drawn = {**sets, **_of_magnitude(claim, own)}
+    tests = [
+        *_predictions(claim, tables, rng),
+        *_controls(claim, own, drawn, rng),
+        *_rivals(claim, own, drawn, rng),
+    ]
+    outcomes, multiplicity = settle(tests)
+    progress("predictions", 1, 1)
+    gates = claim_gates(
+        claim,
+        own,
+        {name: table for name, table in tables.items() if name != claim.task},
+        progress=progress,
+    )
+    progress("replication", 0, 1)
+    replication, fresh = _replicate(claim, make, samples, outcomes, rng)
+    progress("replication", 1, 1)
+    evidence = checklist(claim, outcomes, gates, replication=fresh)
+    contradicted = any(each.kind == "prediction" and each.state == CONTRADICTED for each in outcomes)
+    tier, lacking = licensed(evidence, contradicted=contradicted, registered_before=before)
+    return ClaimResult(
+        claim=claim,
+        registration=registration,
+        registered_before=before,
+        outcomes=outcomes,
+        multiplicity=multiplicity,
+        gates=gates,
+        replication=replication,
+        evidence=evidence,
+        tier=tier,
+        lacking=lacking,
+        tables={name: table.hash for name, table in tables.items()},
+        passes=make.passes,
+        seconds=time.monotonic() - began,
+        facts={
+            "model": model.describe(),
+            "tasks": {name: sample.main.describe() for name, sample in samples.items()},
+            "sets": {
+                name: [[head_name(head) for head in heads] for heads in each] for name, each in drawn.items()
+            },
+        },
+    )
+
+
+# ----------------------------------------------------------------------------------------------- prompts
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Sample:
+    """Prompts of one task, in the order of one draw.
+
+    Attributes:
+        main: What the claim is judged on.
+        more: Further ones; with `main` the pool of C30.
+        fresh: For the replication: no prompt of `main` is among them. None if too few are left.
+    """
+
+    main: PairTask
+    more: PairTask | None
+    fresh: PairTask | None
+
+
+def _sample(claim: Claim, name: str, model: Model) -> _Sample:
+    """The claim's own task has a pool as well; a longer draw begins with the shorter one."""
+    source = claim.folder / name if name in claim.files else name
+    n_more = max(2 * claim.n, POOL - claim.n) if name == claim.task else 0
+    if name in claim.files:
+        # Lines of a file may come in an order that means something.
+        drawn = load_task(source, model)
+        order = stream(claim.seed, f"claim/{name}").permutation(drawn.n)
+        drawn = drawn.subset(order[: 2 * claim.n + n_more].tolist())
+    else:
+        drawn = load_task(source, model, n=2 * claim.n + n_more, seed=claim.seed)
+    if drawn.n < claim.n:
+        raise InputError(
+            f"{name} has {drawn.n} prompts and the claim speaks of n = {claim.n}; lower n, or give it more "
+            "lines"
+        )
+    main = drawn.subset(range(claim.n))
+    # The fresh prompts come first in what a short file has left: the pool is worth less than they are.
+    seen = {tuple(row) for row in main.clean.tolist()}
+    fresh = [
+        row
+        for row in range(claim.n, min(drawn.n, 2 * claim.n))
+        if tuple(drawn.clean[row].tolist()) not in seen
+    ]
+    rest = range(2 * claim.n, drawn.n)
+    return _Sample(
+        main=main,
+        more=drawn.subset(rest) if len(rest) else None,
+        fresh=drawn.subset(fresh) if 2 * len(fresh) >= claim.n else None,
+    )
+
+
+class _Tables:
+    """Makes the tables of a claim's heads, and knows when their folders were begun."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        model: Model,
+        circuit: Circuit,
+        folder: Path | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.claim, self.model, self.circuit = claim, model, circuit
+        self.folder, self.options = folder, options
+        self.began: list[str] = []  # of tables that were there already
+        self._made: list[MeasurementTable] = []
+
+    def __call__(self, task: PairTask, *, more: PairTask | None = None) -> MeasurementTable:
+        def table(folder: Path | None) -> MeasurementTable:
+            return MeasurementTable(
+                self.model,
+                task,
+                self.circuit,
+                more=more,
+                ablation=self.claim.ablation,
+                folder=folder,
+                seed=self.claim.seed,
+                **self.options,
+            )
+
+        made = table(None)
+        if self.folder is not None:
+            place = self.folder / made.hash
+            if (place / RECORD).exists():
+                start = datetime.fromtimestamp((place / RECORD).stat().st_mtime, UTC)
+                self.began.append(start.isoformat(timespec="microseconds"))
+            made = table(place)
+        self._made.append(made)
+        return made
+
+    @property
+    def passes(self) -> dict[str, float]:
+        """Passes of all of them."""
+        total: dict[str, float] = {}
+        for table in self._made:
+            for name, count in table.passes.items():
+                total[name] = total.get(name, 0.0) + count
+        return total
+
+
+def _before(
+    registration: Registration, began: Sequence[str], samples: Mapping[str, _Sample], model: Model
+) -> bool:
+    """Whether a registration is older than every known measurement of the claim's prompts."""
+    looks = [registration.first_look(sample.main.data_hash, model.weight_hash) for sample in samples.values()]
+    return all(registration.time < look for look in (*began, *looks) if look is not None)
+
+
+# ------------------------------------------------------------------------------------------------- heads
+
+
+def _of_magnitude(claim: Claim, table: MeasurementTable) -> dict[str, list[tuple[Head, ...]]]:
+    """Rivals of the largest activations: as many heads as the claim has."""
+    sets: dict[str, list[tuple[Head, ...]]] = {}
+    for number, rival in enumerate(claim.rivals):
+        if rival.heads == MAGNITUDE:
+            sizes = table.column("magnitude").mean(axis=0)
+            largest = np.argsort(-sizes, kind="stable")[: len(claim.heads)].tolist()
+            heads = tuple(sorted(divmod(place, table.model.n_heads) for place in largest))
+            sets[f"rival {number + 1}"] = [heads]
+    return sets
+
+
+# ------------------------------------------------------------------------------------------------- tests
+
+
+def _run(table: MeasurementTable, what: str, heads: Sequence[Head]) -> Float64[np.ndarray, " n"]:
+    return averaged(table.drop(heads) if what == "dropping" else table.keep(heads))
+
+
+def _predictions(
+    claim: Claim, tables: Mapping[str, MeasurementTable], rng: np.random.Generator
+) -> list[Outcome]:
+    """A test per prediction, one per head for `each head`."""
+    tests = []
+    for number, prediction in enumerate(claim.predictions):
+        table = tables[prediction.on]
+        full = table.column("y_full")
+        if prediction.of != EACH_HEAD:
+            run = _run(table, prediction.what, claim.heads_of(prediction.of))
+            name = f"{number + 1}. {prediction.text}"
+            tests.append(predicted(prediction, full, run, of=number, name=name, rng=rng))
+            continue
+        without_one = table.column("y_drop1/circuit")  # in the order of the claim's heads
+        tests += [
+            predicted(
+                prediction,
+                full,
+                without_one[:, place],
+                of=number,
+                name=f"{number + 1}. {_about(prediction, head)}",
+                rng=rng,
+                opposed=claim.sign_of[head] < 0,
+            )
+            for place, head in enumerate(claim.heads)
+        ]
+    return tests
+
+
+def _about(prediction: Prediction, head: Head) -> str:
+    return replace(prediction, of=head_name(head)).text
+
+
+def _controls(
+    claim: Claim,
+    table: MeasurementTable,
+    sets: Mapping[str, list[tuple[Head, ...]]],
+    rng: np.random.Generator,
+) -> list[Outcome]:
+    """Each control against each prediction of the set it stands for."""
+    tests = []
+    full = table.column("y_full")
+    for number, control in enumerate(claim.controls):
+        for prediction in held_against(claim, control):
+            each = [_run(table, prediction.what, heads) for heads in sets[f"control {number + 1}"]]
+            of = claim.predictions.index(prediction) + 1
+            test = predicted(
+                prediction,
+                full,
+                np.mean(each, axis=0),
+                of=number,
+                name=f"control {number + 1} ({control.text}) does less than prediction {of}",
+                rng=rng,
+                kind="control",
+                avoided=True,
+            )
+            tests.append(replace(test, details={"n_sets": len(each)}))
+    return tests
+
+
+def _rivals(
+    claim: Claim,
+    table: MeasurementTable,
+    sets: Mapping[str, list[tuple[Head, ...]]],
+    rng: np.random.Generator,
+) -> list[Outcome]:
+    """Each rival against the claim's heads, both kept alone; the claim's own heads rival nothing."""
+    full, own = table.column("y_full"), _run(table, "keeping", claim.heads)
+
+    def test(number: int, rival: Rival) -> Outcome:
+        (heads,) = sets[f"rival {number + 1}"]
+        found = rivalled(
+            full,
+            own,
+            _run(table, "keeping", heads),
+            of=number,
+            name=f"rival {number + 1} ({rival.name}) departs further from the model",
+            task=claim.task,
+            rng=rng,
+        )
+        return replace(found, details={**found.details, "k": len(claim.heads), "k_of_rival": len(heads)})
+
+    return [
+        test(number, rival)
+        for number, rival in enumerate(claim.rivals)
+        if set(sets[f"rival {number + 1}"][0]) != set(claim.heads)
+    ]
+
+
+def _replicate(
+    claim: Claim,
+    make: _Tables,
+    samples: Mapping[str, _Sample],
+    outcomes: Sequence[Outcome],
+    rng: np.random.Generator,
+) -> tuple[tuple[Outcome, ...], Evidence]:
+    """The predictions' tests on prompts that nothing else used."""
+    line: dict[str, Any] = {"kind": REPLICATION, "source": "fresh prompts", "required": True}
+    short = sorted(name for name, sample in samples.items() if sample.fresh is None)
+    if short:
+        return (), Evidence(
+            **line,
+            state=MISSING,
+            finding=f"{', '.join(short)} has too few other prompts",
+            supply=f"{2 * claim.n} different prompts of each task",
+        )
+    tables = {name: make(sample.fresh) for name, sample in samples.items() if sample.fresh is not None}
+    again, _ = settle(_predictions(claim, tables, rng))
+    first = [each for each in outcomes if each.kind == "prediction"]
+    held = [one.state == HELD for one in first]
+    twice = sum(one and other.state == HELD for one, other in zip(held, again, strict=True))
+    finding = f"{twice} of {len(first)} tests hold on both samples"
+    if any(each.state == CONTRADICTED for each in again):
+        state, supply = AGAINST, "another claim: a prediction is contradicted on fresh prompts"
+    elif twice == len(first):
+        state, supply = PRESENT, ""
+    else:
+        state, supply = UNDECIDED, "predictions that hold on the first sample, and more prompts"
+    return again, Evidence(**line, state=state, finding=finding, supply=supply)

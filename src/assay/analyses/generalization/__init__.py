@@ -1,0 +1,109 @@
+"""What a circuit says about generalization: before deployment, and after it. Numbers in, numbers out."""
+
+from assay.analyses.generalization import baselines
+from assay.analyses.generalization.alarms import ConformalAlarm, SequentialTest, conformal_p_value
+from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings
+from assay.analyses.generalization.dependency import (
+    LayerSets,
+    dependency_depth_bias,
+    dependency_matrix,
+    layer_sets,
+    output_depth_bias,
+)
+from assay.analyses.generalization.depth_interval import depth_bias_interval
+from assay.analyses.generalization.domain_shifts import (
+    DomainCalibration,
+    calibrate_on_corruptions,
+    measure_domains,
+)
+from assay.analyses.generalization.dynamics import DepthVerdict, Dynamics, judge_depth, training_dynamics
+from assay.analyses.generalization.evaluation import (
+    AlarmCounts,
+    AlarmCurve,
+    CorrelationSummary,
+    TaskCorrelation,
+    Threshold,
+    alarm_counts,
+    alarm_curve,
+    calibrate_threshold,
+    correlate,
+    ratio_ablation,
+    summarize_correlations,
+)
+from assay.analyses.generalization.finetuning import FineTuning, finetune
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
+from assay.analyses.generalization.monitoring import Calibration, Guarantee, Monitor, Reading
+from assay.analyses.generalization.motifs import Motif, motif, universal_motif
+from assay.analyses.generalization.predictor import PREDICTORS
+from assay.analyses.generalization.ranking import rank_inspections, rank_models
+from assay.analyses.generalization.ranking_table import Ranking
+from assay.analyses.generalization.shift import (
+    DISTANCES,
+    CircuitView,
+    Distance,
+    check_comparable,
+    circuit_shift,
+    circuit_shifts,
+    heat_signature,
+    rank_shift_map,
+)
+from assay.analyses.generalization.shift_interval import shift_interval
+
+
+__all__ = [
+    "DISTANCES",
+    "PREDICTORS",
+    "AlarmCounts",
+    "AlarmCurve",
+    "Calibration",
+    "CircuitLoss",
+    "CircuitSettings",
+    "CircuitView",
+    "ConformalAlarm",
+    "CorrelationSummary",
+    "DepthVerdict",
+    "Distance",
+    "DomainCalibration",
+    "Dynamics",
+    "FineTuning",
+    "Guarantee",
+    "Inspection",
+    "InspectionSettings",
+    "LayerSets",
+    "Monitor",
+    "Motif",
+    "Ranking",
+    "Reading",
+    "SequentialTest",
+    "TaskCorrelation",
+    "Threshold",
+    "alarm_counts",
+    "alarm_curve",
+    "baselines",
+    "calibrate_on_corruptions",
+    "calibrate_threshold",
+    "check_comparable",
+    "circuit_shift",
+    "circuit_shifts",
+    "conformal_p_value",
+    "correlate",
+    "dependency_depth_bias",
+    "dependency_matrix",
+    "depth_bias_interval",
+    "finetune",
+    "heat_signature",
+    "inspect_model",
+    "judge_depth",
+    "layer_sets",
+    "measure_domains",
+    "motif",
+    "output_depth_bias",
+    "rank_inspections",
+    "rank_models",
+    "rank_shift_map",
+    "ratio_ablation",
+    "shift_interval",
+    "summarize_correlations",
+    "training_dynamics",
+    "universal_motif",
+]

@@ -1,0 +1,185 @@
+"""Batches of images as a monitor treats them: circuits found like the reference's, baselines beside them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from assay.analyses.generalization import baselines
+from assay.analyses.generalization.shift import OPTIONS, SETTINGS, check_comparable, settings_of
+from assay.circuits import EdgeScores
+from assay.core.errors import GraphMismatchError, InputError
+from assay.discovery.edges import EdgeMethod, discover, get_method
+from assay.execution import run_model
+from assay.models import Model
+from assay.tasks import EvalTransform, ImageSet, ImageTask
+
+
+Images = ImageTask | ImageSet | Tensor
+
+
+def image_task(model: Model, images: Images, transform: EvalTransform | None = None) -> ImageTask:
+    """Images in any form as the model reads them.
+
+    Args:
+        model: A vision model.
+        images: A task as it is; 8-bit images, normalised by the model's own transform; or a tensor of
+            normalised images `[N, 3, H, W]`.
+        transform: Instead of the model's own.
+    """
+    if isinstance(images, ImageTask):
+        return images
+    if isinstance(images, ImageSet):
+        return images.task(transform or EvalTransform.for_model(model))
+    return ImageTask(images=images)
+
+
+def check_reference(model: Model, reference_scores: EdgeScores) -> Mapping[str, Any]:
+    """The settings that a reference circuit was found with, which every further circuit must share.
+
+    Args:
+        model: The model to watch.
+        reference_scores: Its circuit on known data, as `discover` returns it.
+
+    Raises:
+        GraphMismatchError: If the scores belong to another graph or to other weights.
+        InputError: If their record does not say how they were found, or an option of their method cannot be
+            set from it.
+    """
+    if model.graph != reference_scores.graph:
+        raise GraphMismatchError(
+            f"the reference circuit has the graph {reference_scores.graph.describe()} and the model "
+            f"{model.graph.describe()}; discover the reference with this model"
+        )
+    record = reference_scores.provenance
+    missing = [name for name in ("model", "seed", *SETTINGS) if name not in record]
+    if missing:
+        raise InputError(
+            f"the record of the reference circuit lacks {', '.join(missing)}, so further circuits cannot be "
+            "found in the same way; make it with assay.discover"
+        )
+    known, own = record["model"].get("weight_hash"), model.describe()["weight_hash"]
+    if known != own:
+        raise GraphMismatchError(
+            f"the reference circuit belongs to a model with weights {known}, this one has {own}; discover "
+            "the reference with this model"
+        )
+    settings = settings_of(reference_scores) | {"seed": record["seed"]}
+    if not settings[OPTIONS]:
+        del settings[OPTIONS]
+    _method(settings)
+    return settings
+
+
+def _method(settings: Mapping[str, Any]) -> EdgeMethod:
+    """The method of some settings, with its options."""
+    options = settings.get(OPTIONS, {})
+    for name, value in options.items():
+        if isinstance(value, Mapping):  # scores or further settings, of which a record holds a digest
+            raise InputError(
+                f"the reference circuit was found with {name}= of {settings['method']}, which its record "
+                "cannot give back, so further circuits cannot be found in the same way; leave that option out"
+            )
+    return get_method(settings["method"], **options)
+
+
+def circuit_like(
+    model: Model,
+    task: ImageTask,
+    reference_scores: EdgeScores,
+    *,
+    per_example: bool = False,
+    batch_size: int | None = None,
+) -> EdgeScores:
+    """The circuit of new images, found with the settings of the reference: one discovery.
+
+    Args:
+        model: The model of the reference.
+        task: The images, two or more under a mean ablation.
+        reference_scores: What gives the settings.
+        per_example: Keep the scores of each image.
+        batch_size: Images per pass.
+
+    Raises:
+        InputError, NonFiniteError: As `discover`.
+    """
+    settings = check_reference(model, reference_scores)
+    chosen: dict[str, Any] = {"objective": settings["objective"], "ablation": settings["ablation"]}
+    if settings["steps"] is not None:
+        chosen |= {"steps": settings["steps"], "quadrature": settings["quadrature"]}
+    found = discover(
+        model,
+        task,
+        _method(settings),
+        **chosen,
+        batch_size=batch_size,
+        per_example=per_example,
+        seed=settings["seed"],
+    )
+    check_comparable(reference_scores, found)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Labelled:
+    """Outputs of the model on labelled images in distribution: what ATC and DoC learn from.
+
+    Attributes:
+        logits: `[n, n_classes]`.
+        labels: `[n]`.
+    """
+
+    logits: Float[Tensor, "n c"]
+    labels: Int64[np.ndarray, " n"]
+
+
+def labelled_outputs(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Labelled:
+    """Run the model on labelled images.
+
+    Raises:
+        InputError: If the images have no labels.
+    """
+    return Labelled(logits=run_model(model, task, batch_size=batch_size), labels=labels_of(task))
+
+
+def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
+    """The labels of a task.
+
+    Raises:
+        InputError: If it has none.
+    """
+    if task.labels is None:
+        raise InputError(
+            f"the images of {task.domain or task.name!r} have no labels, which performance and ATC need; "
+            "give labelled images"
+        )
+    return np.asarray(task.labels.numpy(), dtype=np.int64)
+
+
+# What the page and the table call them; all rise with performance.
+BASELINES: Mapping[str, str] = {
+    "ac": "average confidence",
+    "ane": "average negative entropy",
+    "atc": "average thresholded confidence",
+    "doc": "difference of confidences",
+}
+
+
+def label_free(logits: Float[Tensor, "n c"], known: Labelled | None) -> dict[str, float]:
+    """The baselines that need no labels of these images; `atc` and `doc` only with known labelled ones.
+
+    Args:
+        logits: `[n, n_classes]` on the new images.
+        known: Outputs on labelled images in distribution.
+    """
+    found = {
+        "ac": baselines.average_confidence(logits),
+        "ane": baselines.average_negative_entropy(logits),
+    }
+    if known is not None:
+        found["atc"] = baselines.atc(known.logits, known.labels, logits)
+        found["doc"] = baselines.doc(known.logits, known.labels, logits)
+    return found

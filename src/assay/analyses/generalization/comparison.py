@@ -1,0 +1,300 @@
+"""Metrics over many targets: the table of the paper, what picking by each costs, the universal motif."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from assay.analyses.generalization.evaluation import (
+    CorrelationSummary,
+    TaskCorrelation,
+    correlate,
+    summarize_correlations,
+)
+from assay.analyses.generalization.inspection import Inspection
+from assay.analyses.generalization.motifs import Motif, motif, universal_motif
+from assay.analyses.generalization.predictor import PREDICTORS
+from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.ranking_document import layer_names, metric_facts
+from assay.analyses.generalization.ranking_table import Ranking
+from assay.core.errors import DegenerateDataWarning, InputError
+from assay.core.record import library_version, plain, record_id
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KIND, SCHEMA = "ranking-comparison", "assay-ranking-comparison/1"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MetricSummary:
+    """One metric over all labelled targets.
+
+    Attributes:
+        metric: Its key.
+        tasks: Dataset -> its correlation on each target that has one.
+        correlations: Means per dataset, their average and standard error; None where a dataset has no target
+            with a correlation.
+        regret: Mean expected regret of picking by it; NaN where it ranks nothing.
+        missing: Targets on which the metric, or its correlation, is undefined.
+    """
+
+    metric: str
+    tasks: Mapping[str, tuple[TaskCorrelation, ...]]
+    correlations: CorrelationSummary | None
+    regret: float
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RankingComparison:
+    """Rankings of several targets side by side.
+
+    Attributes:
+        rankings: Dataset -> its rankings, one per target.
+        metrics: Key -> its summary, in the order of tables.
+        random: Mean expected regret of a blind pick; NaN without labels.
+    """
+
+    rankings: Mapping[str, tuple[Ranking, ...]]
+    metrics: Mapping[str, MetricSummary]
+    random: float
+
+    def __repr__(self) -> str:
+        n = sum(map(len, self.rankings.values()))
+        return f"RankingComparison({len(self.rankings)} datasets, {n} targets, {len(self.metrics)} metrics)"
+
+    def table(self) -> "pd.DataFrame":
+        """A row per metric: R2, SRCC and KRCC of each dataset, their average, its SEM, the mean regret."""
+        import pandas as pd
+
+        rows = {}
+        for key, summary in self.metrics.items():
+            row: dict[tuple[str, str], float] = {}
+            for dataset in self.rankings:
+                cells = None if summary.correlations is None else summary.correlations.per_dataset[dataset]
+                for name in ("r2", "srcc", "krcc"):
+                    row[dataset, name] = math.nan if cells is None else cells[name]
+            found = summary.correlations
+            row["all", "average"] = math.nan if found is None else found.average
+            row["all", "sem"] = math.nan if found is None else found.sem
+            row["all", "regret"] = summary.regret
+            rows[key] = row
+        frame = pd.DataFrame.from_dict(rows, orient="index")
+        frame.columns = pd.MultiIndex.from_tuples([*next(iter(rows.values()))], names=["dataset", "number"])
+        frame.index.name = "metric"
+        return frame
+
+    def motifs(self) -> dict[str, Motif]:
+        """Motif of each labelled target, named `dataset: domain`.
+
+        Raises:
+            InputError: If there is none with labels and scores of all edges.
+        """
+        found = {}
+        for name, each in _named(self.rankings):
+            if each.performance is not None and all(
+                shown.dependency is not None for shown in each.inspections
+            ):
+                found[name] = each.motif()
+        if not found:
+            raise InputError(
+                "a motif needs a labelled target and scores of all edges ('ddb-deep', 'ddb-global')"
+            )
+        return found
+
+    def universal_motif(self) -> torch.Tensor:
+        """Mean of the motifs, each scaled by its largest entry; float64 `[L + 1, L + 1]`."""
+        return universal_motif(list(self.motifs().values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of the comparison: plain JSON, everything that a report shows."""
+        return _document(self)
+
+
+def compare_rankings(
+    rankings: Mapping[str, Sequence[Ranking]] | Sequence[Ranking], *, absolute: bool = True
+) -> RankingComparison:
+    """Put rankings of several targets together.
+
+    Args:
+        rankings: Dataset -> rankings of its targets; a list is one dataset, `targets`.
+        absolute: Magnitudes of correlations, as the published tables; False keeps signs.
+
+    Returns:
+        Per metric the correlations averaged over the targets of each dataset, the average and standard error
+        of all cells, and the mean expected regret.
+
+    Raises:
+        InputError: For no ranking.
+
+    Notes:
+        A target without labels, or on which a metric is undefined, is left out of that metric's means and
+        named in `missing`: metrics with different gaps do not rest on the same targets.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Table 1.
+    """
+    given = rankings if isinstance(rankings, Mapping) else {"targets": rankings}
+    kept = {name: tuple(each) for name, each in given.items() if len(each)}
+    if not kept:
+        raise InputError("no ranking to compare; give at least one")
+    everywhere = [each for listed in kept.values() for each in listed]
+    keys = {key for each in everywhere for key in (*each.columns, *each.absent)}
+    order = sorted(keys, key=lambda key: (ORDER.index(key) if key in ORDER else len(ORDER), key))
+    randoms = [
+        next((c.regret.random for c in each.columns.values() if c.regret is not None), None)
+        for each in everywhere
+    ]
+    known = [each for each in randoms if each is not None]
+    return RankingComparison(
+        rankings=kept,
+        metrics={key: _summary(key, kept, absolute=absolute) for key in order},
+        random=float(np.mean(known)) if known else math.nan,
+    )
+
+
+def _summary(key: str, rankings: Mapping[str, tuple[Ranking, ...]], *, absolute: bool) -> MetricSummary:
+    tasks: dict[str, list[TaskCorrelation]] = {name: [] for name in rankings}
+    regrets, missing = [], []
+    for dataset, listed in rankings.items():
+        for name, each in _named({dataset: listed}):
+            column = each.columns.get(key)
+            if column is None or column.correlation is None:
+                missing.append(name)
+            else:
+                tasks[dataset].append(column.correlation.point)
+            if column is not None and column.regret is not None:
+                regrets.append(column.regret.expected)
+    whole = all(tasks.values())
+    return MetricSummary(
+        metric=key,
+        tasks={name: tuple(found) for name, found in tasks.items()},
+        correlations=summarize_correlations(tasks, absolute=absolute) if whole else None,
+        regret=float(np.mean(regrets)) if regrets else math.nan,
+        missing=tuple(missing),
+    )
+
+
+def _named(rankings: Mapping[str, Sequence[Ranking]]) -> list[tuple[str, Ranking]]:
+    """Every ranking with the name of its dataset and target, numbered where names are equal or missing."""
+    found: dict[str, Ranking] = {}
+    for dataset, listed in rankings.items():
+        for place, each in enumerate(listed, start=1):
+            name = f"{dataset}: {each.target['domain'] or place}"
+            found[f"{name} ({place})" if name in found else name] = each
+    return list(found.items())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DomainMotif:
+    """How the circuit of one model goes with its performance from domain to domain.
+
+    Attributes:
+        motif: Rows of the regression are the domains' dependency matrices.
+        domains: Names, in order.
+        performance: True performance on each.
+        correlations: Depth bias (`ddb-output`, `ddb-deep`, `ddb-global`) against performance.
+    """
+
+    motif: Motif
+    domains: tuple[str, ...]
+    performance: tuple[float, ...]
+    correlations: Mapping[str, TaskCorrelation]
+
+
+def motif_over_domains(
+    inspections: Mapping[str, Inspection], *, measure: str = "accuracy", ratio: float = 0.3
+) -> DomainMotif:
+    """The motif of one model over domains: the pattern after deployment, which contradicts that before it.
+
+    Args:
+        inspections: Domain -> what the model showed on it, with labels and scores of all edges; at least 3.
+        measure: `"accuracy"` or `"macro-f1"`.
+        ratio: tau of the depth bias.
+
+    Raises:
+        InputError: For fewer than 3 domains, missing labels or scores, or performance that does not vary.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, section 5.
+    """
+    from assay.analyses.generalization.baselines import id_accuracy
+    from assay.analyses.generalization.dependency import TARGETS, dependency_depth_bias
+
+    matrices, performance = [], []
+    for domain, each in inspections.items():
+        if each.labels is None or each.dependency is None:
+            lacking = "labels" if each.labels is None else "scores of all edges"
+            raise InputError(f"domain {domain!r} was inspected without {lacking}, which a motif needs")
+        matrices.append(torch.from_numpy(each.dependency))
+        performance.append(id_accuracy(each.logits, each.labels, measure=measure))
+    correlations = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # NaN says the same to a reader of the result
+        for targets in TARGETS:
+            bias = [dependency_depth_bias(each, targets=targets, ratio=ratio) for each in matrices]
+            if np.isfinite(bias).all():
+                correlations[f"ddb-{targets}"] = correlate(bias, performance)
+    return DomainMotif(
+        motif=motif(matrices, performance),
+        domains=tuple(inspections),
+        performance=tuple(performance),
+        correlations=correlations,
+    )
+
+
+def _document(comparison: RankingComparison) -> dict[str, Any]:
+    documents = {
+        dataset: [each.to_dict() for each in listed] for dataset, listed in comparison.rankings.items()
+    }
+    ids = {name: [each["id"] for each in listed] for name, listed in documents.items()}
+    provenance = {"library": library_version(), "rankings": ids}
+    metrics = []
+    for key, summary in comparison.metrics.items():
+        found = summary.correlations
+        metrics.append(
+            {
+                **metric_facts(PREDICTORS[key]),
+                "per_dataset": None if found is None else found.per_dataset,
+                "average": None if found is None else found.average,
+                "sem": None if found is None else found.sem,
+                "regret": summary.regret,
+                "missing": list(summary.missing),
+                "n_tasks": sum(map(len, summary.tasks.values())),
+            }
+        )
+    record: dict[str, Any] = plain(
+        {
+            "kind": KIND,
+            "schema": SCHEMA,
+            "id": record_id(KIND, provenance),
+            "datasets": list(comparison.rankings),
+            "metrics": metrics,
+            "random": comparison.random,
+            "motif": _universal(comparison),
+            "rankings": [each for listed in documents.values() for each in listed],
+            "provenance": provenance,
+        }
+    )
+    return record
+
+
+def _universal(comparison: RankingComparison) -> dict[str, Any]:
+    """The universal motif with its layers; the reason where there is none, or models differ in depth."""
+    try:
+        motifs = comparison.motifs()
+        values = universal_motif(list(motifs.values()))
+    except InputError as error:
+        return {"values": None, "reason": str(error), "layers": [], "tasks": []}
+    return {
+        "values": values.numpy(),
+        "reason": None,
+        "layers": layer_names(len(values) - 2),
+        "tasks": list(motifs),
+    }

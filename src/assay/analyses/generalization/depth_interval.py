@@ -1,0 +1,168 @@
+"""How sure a depth bias is: an interval over the examples that the scores are a mean of."""
+
+import math
+
+import numpy as np
+from jaxtyping import Float, Float64
+from scipy import sparse
+from scipy import stats as scipy_stats
+from torch import Tensor
+
+from assay.analyses.generalization.dependency import FLOOR, TARGETS, layer_sets
+from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name
+from assay.core.measurement import Interval, undefined_interval
+from assay.core.random import stream
+from assay.graph import Graph
+from assay.stats import bootstrap_interval
+from assay.stats.intervals import N_RESAMPLES, OfSums
+
+
+METHODS = ("jackknife", "bca", "percentile")
+EQUAL = 1e-12  # spread below which values without one image differ by rounding only
+_BLOCK = 1 << 23  # resampled means held at a time
+
+
+def depth_bias_interval(
+    graph: Graph,
+    per_example: Float[Tensor, "n n_sources n_targets"] | Float[Tensor, "n n_sources"],
+    *,
+    targets: str = "output",
+    ratio: float = 0.3,
+    include_input: bool = False,
+    sets: str = "symmetric",
+    level: float = 0.95,
+    method: str = "jackknife",
+    n_resamples: int = N_RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Interval of the depth bias over the images whose scores the circuit is a mean of.
+
+    By the jackknife: b -+ t sqrt((n - 1) / n sum_i (b_(i) - mean b_(.))^2), with b_(i) the bias without image
+    i and t the quantile of Student's distribution with n - 1 degrees of freedom. Or by a bootstrap.
+
+    Args:
+        graph: The graph of the model.
+        per_example: Signed scores of each example, whose mean is the circuit: of all edges
+            (`EdgeScores.per_example`), or of those into the logits alone, which `targets="output"` needs.
+        targets: As in `dependency_depth_bias`, like the next three.
+        ratio: Fraction tau of the blocks on each side.
+        include_input: Count the input as a shallow source.
+        sets: `"symmetric"` or `"reference"`.
+        level: Two-sided coverage.
+        method: `"jackknife"`, or a bootstrap: `"bca"` (corrected for bias and skew) or `"percentile"`.
+        n_resamples: Number of resamples of a bootstrap.
+        seed: Of its draws, stream `depth-bias/bootstrap`.
+
+    Returns:
+        Bounds in the unit of the bias. They are for the mean bias of circuits of this many images, not of
+        infinitely many. Undefined below two examples (`too_few`) and where the bias is (`undefined`,
+        `undefined_replicates`); both ends at the value (`degenerate`) where all examples agree.
+
+    Raises:
+        ShapeError: If the scores do not fit the graph, or are those into the logits for other `targets`.
+        NonFiniteError: If a score is NaN or infinite.
+        InputError: As `layer_sets`.
+        UnknownNameError: For another `targets`, `sets` or `method`.
+
+    Notes:
+        No run of a model. A mean of signed scores that are mostly noise has a magnitude all the same, so few
+        images draw the bias towards that of noise, and a resample, which has the noise twice, further still.
+        In a simulation of 157 edges into the logits, with noise of 1 to 10 times the mean score on each of 30
+        or 100 images, nominal 95 % intervals held the mean bias of as many images in 97 to 100 of 100 cases
+        (jackknife), 51 to 96 (BCa), 57 to 100 (percentile). The replacement values of a mean ablation were
+        measured on the same images and are held fixed. Cost: a product of n x n (or `n_resamples` x n)
+        weights with n x edges into the targets.
+
+    References:
+        Efron and Stein (1981), "The jackknife estimate of variance", doi:10.1214/aos/1176345462; BCa: Efron
+        (1987), doi:10.1080/01621459.1987.10478410; the bias: Peng et al. (2026), arXiv:2604.08192, Eq. 4.
+
+    Example:
+        >>> from assay.graph import build_graph
+        >>> scores = 1 + 0.1 * torch.randn(50, 5, generator=torch.Generator().manual_seed(0))
+        >>> found = depth_bias_interval(build_graph(2, 1), scores)
+        >>> found.low < 0 < found.high
+        True
+    """
+    if targets not in TARGETS:
+        raise unknown_name("targets", targets, TARGETS)
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    if not 0 < level < 1:
+        raise InputError(f"level is {level}; a share above 0 and below 1 is needed")
+    chosen = layer_sets(graph.n_layers, ratio, include_input=include_input, sets=sets)
+    scores = _columns(graph, per_example)
+    if targets != "output" and scores.shape[2] == 1:
+        raise ShapeError(
+            f"these are scores of the edges into the logits, and targets={targets!r} reads others, too; "
+            "discover edge scores with per_example=True"
+        )
+    first = {"output": graph.n_layers + 1, "deep": chosen.high[0], "global": 1}[targets]
+    columns = graph.target_layer[-scores.shape[2] :] >= first
+    rows = [
+        (graph.source_layer >= low) & (graph.source_layer <= high) for low, high in (chosen.high, chosen.low)
+    ]
+    edges = graph.valid[:, -scores.shape[2] :] & columns
+    used, deep = edges & (rows[0] | rows[1])[:, None], edges & rows[0][:, None]
+    values = scores[:, used].detach().cpu().double().numpy()
+    if not np.isfinite(values).all():
+        example = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
+        raise NonFiniteError(f"scores of example {example} hold NaN or infinity; leave it out")
+    sides = deep[used].numpy()
+    to_side = sparse.csr_array(np.stack([sides, ~sides], axis=1).astype(np.float64))
+
+    def bias(weights: Float[np.ndarray, "*draws n"], n: int) -> Float[np.ndarray, "*draws"]:
+        table = weights.reshape(-1, weights.shape[-1])
+        sums = np.empty((len(table), 2))
+        step = max(1, _BLOCK // max(1, values.shape[1]))
+        for start in range(0, len(table), step):
+            sums[start : start + step] = np.abs(table[start : start + step] @ values / n) @ to_side
+        return log_ratios(sums).reshape(weights.shape[:-1])
+
+    if method == "jackknife":
+        return _jackknife(bias, len(values), level)
+    # The examples' weights themselves are the sums that a resample changes.
+    return bootstrap_interval(
+        np.eye(len(values)),
+        bias,
+        rng=stream(seed, "depth-bias/bootstrap"),
+        level=level,
+        method=method,
+        n_resamples=n_resamples,
+    )
+
+
+def _jackknife(bias: OfSums, n: int, level: float) -> Interval:
+    if n < 2:
+        return undefined_interval(level, "jackknife", "too_few")
+    value = float(bias(np.ones(n), n))
+    left_out = bias(1 - np.eye(n), n - 1)
+    if math.isnan(value) or np.isnan(left_out).any():
+        return undefined_interval(level, "jackknife", "undefined")
+    spread = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
+    if spread <= EQUAL * max(1.0, abs(value)):
+        return Interval(low=value, high=value, level=level, method="jackknife", reason="degenerate")
+    margin = float(scipy_stats.t.ppf((1 + level) / 2, n - 1)) * spread
+    return Interval(low=value - margin, high=value + margin, level=level, method="jackknife")
+
+
+def log_ratios(sums: Float64[np.ndarray, "n 2"]) -> Float64[np.ndarray, " n"]:
+    """Eq. 4 of each row (deep, shallow); NaN where both are 0."""
+    found = np.log(np.maximum(sums[:, 0] / (sums[:, 1] + FLOOR), FLOOR))
+    return np.where(sums.any(1), found, math.nan)
+
+
+def _columns(
+    graph: Graph, per_example: Float[Tensor, "n n_sources n_targets"] | Float[Tensor, "n n_sources"]
+) -> Float[Tensor, "n n_sources n_columns"]:
+    if per_example is None:
+        raise InputError("the interval needs scores per example; discover with per_example=True")
+    shape = tuple(per_example.shape)
+    if shape[1:] == (graph.n_sources,):
+        return per_example[:, :, None]
+    if shape[1:] == (graph.n_sources, graph.n_targets):
+        return per_example
+    raise ShapeError(
+        f"per_example has shape {shape}; this graph needs [n, {graph.n_sources}, {graph.n_targets}] or, for "
+        f"the edges into the logits, [n, {graph.n_sources}]"
+    )

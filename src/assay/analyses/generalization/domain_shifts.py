@@ -1,0 +1,328 @@
+"""Domains with known performance: what a threshold is calibrated on, and what an alarm is tested by."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.analyses.generalization import baselines
+from assay.analyses.generalization.batches import (
+    BASELINES,
+    Labelled,
+    circuit_like,
+    image_task,
+    label_free,
+    labelled_outputs,
+    labels_of,
+)
+from assay.analyses.generalization.evaluation import (
+    DELTAS,
+    AlarmCurve,
+    TaskCorrelation,
+    Threshold,
+    alarm_curve,
+    calibrate_threshold,
+    correlate,
+)
+from assay.analyses.generalization.shift import DISTANCES, circuit_shifts
+from assay.circuits import EdgeScores
+from assay.core.errors import FileFormatError, InputError, unknown_name
+from assay.core.record import plain
+from assay.execution import run_model
+from assay.models import Model
+from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
+from assay.zoo.training import images_hash
+
+
+SCHEMA = "assay-domain-shifts/1"
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainShift:
+    """A domain: how far the circuit moved on it, and how well the model does there.
+
+    Attributes:
+        domain: Its name.
+        n: Images.
+        performance: Accuracy or macro-F1, in [0, 1].
+        shifts: Distance -> circuit shift.
+        baselines: `ac`, `ane`, and with labelled known images `atc` and `doc`.
+    """
+
+    domain: str
+    n: int
+    performance: float
+    shifts: Mapping[str, float]
+    baselines: Mapping[str, float] = field(default_factory=dict)
+
+    def score(self, metric: str) -> float:
+        """A shift or a baseline by its key.
+
+        Raises:
+            UnknownNameError: If it was not measured.
+        """
+        found = {**self.shifts, **self.baselines}
+        if metric not in found:
+            raise unknown_name("metric of a domain", metric, found)
+        return found[metric]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainCalibration:
+    """Calibration domains, and test domains if any, of one model and one reference circuit.
+
+    Attributes:
+        known: Calibration domains.
+        test: Domains that the alarm is tried on.
+        measure: `accuracy` or `macro-f1`.
+        provenance: Model, reference and settings.
+    """
+
+    known: tuple[DomainShift, ...]
+    test: tuple[DomainShift, ...] = ()
+    measure: str = "accuracy"
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Everything that every domain was measured by: shifts first, then baselines."""
+        held = [{**each.shifts, **each.baselines} for each in (*self.known, *self.test)]
+        return tuple(key for key in (*DISTANCES, *BASELINES) if all(key in each for each in held))
+
+    def threshold(self, target: float, *, metric: str = "spearman") -> Threshold:
+        """The threshold of a metric that stands for a performance, see `calibrate_threshold`.
+
+        Args:
+            target: Performance below which the alarm is due.
+            metric: A distance or a baseline.
+        """
+        return calibrate_threshold(
+            {each.domain: each.score(metric) for each in self.known},
+            {each.domain: each.performance for each in self.known},
+            target,
+            higher_is_shift=metric in DISTANCES,
+        )
+
+    def correlations(self) -> dict[str, TaskCorrelation]:
+        """How each metric goes with performance over the test domains; NaN for fewer than three."""
+        performance = [each.performance for each in self.test]
+        return {key: correlate([each.score(key) for each in self.test], performance) for key in self.metrics}
+
+    def curves(
+        self,
+        *,
+        deltas: Sequence[float] = DELTAS,
+        n_subsets: int = 100,
+        subset_size: int = 20,
+        seed: int = 0,
+    ) -> dict[str, AlarmCurve]:
+        """F1 of the alarm of each metric over performance thresholds, see `alarm_curve`.
+
+        Args:
+            deltas: Performance thresholds.
+            n_subsets: Subsets of the calibration domains per threshold.
+            subset_size: Domains of a subset.
+            seed: Of the subsets; every metric gets the same.
+
+        Raises:
+            InputError: Without test domains, or for subsets larger than the calibration domains.
+        """
+        if not self.test:
+            raise InputError("there is no test domain; measure some with measure_domains")
+        return {
+            key: alarm_curve(
+                [each.score(key) for each in self.known],
+                [each.performance for each in self.known],
+                [each.score(key) for each in self.test],
+                [each.performance for each in self.test],
+                deltas=deltas,
+                n_subsets=n_subsets,
+                subset_size=subset_size,
+                higher_is_shift=key in DISTANCES,
+                seed=seed,
+            )
+            for key in self.metrics
+        }
+
+    def to_dict(self, curves: Mapping[str, AlarmCurve] | None = None) -> dict[str, Any]:
+        """Finite JSON: the domains with their numbers.
+
+        Args:
+            curves: What `curves` gave, to go with them into a report.
+        """
+        shown = ("deltas", "mean", "std", "low", "high")
+        return {
+            **(
+                {}
+                if curves is None
+                else {
+                    "curves": {
+                        key: plain({name: getattr(each, name) for name in shown})
+                        for key, each in curves.items()
+                    }
+                }
+            ),
+            "schema": SCHEMA,
+            "kind": "domain-shifts",
+            "measure": self.measure,
+            "known": [plain(vars(each)) for each in self.known],
+            "test": [plain(vars(each)) for each in self.test],
+            "provenance": plain(self.provenance),
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> "DomainCalibration":
+        """What `to_dict` gave.
+
+        Raises:
+            FileFormatError: If the record is of another kind.
+        """
+        if record.get("schema") != SCHEMA:
+            raise FileFormatError(
+                f"a calibration on domains has schema {SCHEMA!r}, this record {record.get('schema')!r}"
+            )
+        return cls(
+            known=tuple(DomainShift(**each) for each in record["known"]),
+            test=tuple(DomainShift(**each) for each in record["test"]),
+            measure=record["measure"],
+            provenance=record["provenance"],
+        )
+
+
+def measure_domains(
+    model: Model,
+    reference_scores: EdgeScores,
+    domains: Mapping[str, ImageSet | ImageTask] | Iterable[tuple[str, ImageSet | ImageTask]],
+    *,
+    labelled: ImageSet | ImageTask | Labelled | None = None,
+    measure: str = "accuracy",
+    transform: EvalTransform | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[DomainShift, ...]:
+    """Circuit shift under every distance, performance and baselines on each of some labelled domains.
+
+    Args:
+        model: The model of the reference.
+        reference_scores: Its circuit on known data; gives the settings.
+        domains: Name -> labelled images; pairs may be made one at a time. Sizes should equal each other and
+            the reference's: noise is distance, too.
+        labelled: Labelled images in distribution, for ATC and DoC.
+        measure: `accuracy` or `macro-f1`.
+        transform: For 8-bit images; default: the model's own.
+        batch_size: Images per pass.
+        progress: Called with the domain, its number, and 0 as the total.
+
+    Returns:
+        One per domain, in order; each costs a discovery and a forward pass.
+
+    Raises:
+        InputError: For no domain, a domain without labels, or one name twice.
+    """
+    known = labelled
+    if isinstance(labelled, ImageSet | ImageTask):
+        known = labelled_outputs(model, image_task(model, labelled, transform), batch_size=batch_size)
+    assert known is None or isinstance(known, Labelled)
+    found: dict[str, DomainShift] = {}
+    for name, images in domains.items() if isinstance(domains, Mapping) else domains:
+        if name in found:
+            raise InputError(f"domain {name!r} comes twice; give each a name of its own")
+        if progress is not None:
+            progress(name, len(found), 0)
+        task = image_task(model, images, transform)
+        truth = labels_of(task)
+        scores = circuit_like(model, task, reference_scores, batch_size=batch_size)
+        logits = run_model(model, task, batch_size=batch_size)
+        found[name] = DomainShift(
+            domain=name,
+            n=task.n,
+            performance=baselines.id_accuracy(logits, truth, measure=measure),
+            shifts=circuit_shifts(reference_scores, scores),
+            baselines=label_free(logits, known),
+        )
+    if not found:
+        raise InputError("no domain was given; a threshold needs domains with known performance")
+    return tuple(found.values())
+
+
+def calibrate_on_corruptions(
+    model: Model,
+    reference_scores: EdgeScores,
+    images: ImageSet,
+    *,
+    n: int | None = None,
+    corruptions: Sequence[str] | None = None,
+    labelled: ImageSet | ImageTask | None = None,
+    measure: str = "accuracy",
+    transform: EvalTransform | None = None,
+    frost_textures: str | Path | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> DomainCalibration:
+    """Shift and performance on corrupted copies of known images: 39 domains, from mild to severe.
+
+    Args:
+        model: The model to watch.
+        reference_scores: Its circuit on known images.
+        images: Labelled images in distribution at the size the model reads; best not those of the reference,
+            whose shift would be too small.
+        n: Images of each domain. Default: as many as the reference rests on, at most all.
+        corruptions: Keys. Default: all that are registered.
+        labelled: For ATC and DoC. Default: `images`.
+        measure: `accuracy` or `macro-f1`.
+        transform: Default: the model's own.
+        frost_textures: Photographs of frost, see `assay.tasks.corrupt`.
+        batch_size: Images per pass.
+        progress: Called with the domain, its number, and 0 as the total.
+        seed: Of the sample and of the corruptions.
+
+    Returns:
+        Domains named by their corruption. `threshold(target)` gives what a `Monitor` takes.
+
+    Raises:
+        InputError: If the images have no labels.
+        UnknownNameError: For another corruption.
+        ShapeError: For images below 32 pixels a side.
+
+    Notes:
+        Costs 39 discoveries and forward passes. A batch to watch should hold `n` images: a smaller one has a
+        larger shift on the same domain.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, section 5 and the appendix on monitoring.
+    """
+    keys = tuple(CORRUPTIONS) if corruptions is None else tuple(corruptions)
+    for key in keys:
+        CORRUPTIONS[key]
+    if n is None:
+        recorded = (reference_scores.provenance.get("task") or {}).get("n")
+        n = images.n if recorded is None else min(int(recorded), images.n)
+    chosen = images.sample(n, seed=seed)
+    found = measure_domains(
+        model,
+        reference_scores,
+        ((key, corrupt(chosen, key, seed=seed, frost_textures=frost_textures)) for key in keys),
+        labelled=images if labelled is None else labelled,
+        measure=measure,
+        transform=transform,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    return DomainCalibration(
+        known=found,
+        measure=measure,
+        provenance={
+            "model": model.describe(),
+            "reference": dict(reference_scores.provenance),
+            "images": {
+                "domain": images.domain,
+                "hash": images_hash(images),
+                "n": n,
+                "config": dict(images.config),
+                "seed": seed,
+            },
+            "frost": "plasma" if frost_textures is None else "photographs",
+        },
+    )

@@ -1,0 +1,286 @@
+"""Where a circuit draws from while a model is trained: both sides of the depth bias at every checkpoint."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.analyses.generalization.circuit_loss import CircuitSettings, depth_loss
+from assay.analyses.generalization.depth_interval import depth_bias_interval
+from assay.core.errors import FileFormatError, InputError
+from assay.core.record import Record
+from assay.core.untrusted import parse_json
+from assay.models import Model, load_model
+from assay.tasks import EvalTransform, ImageSet
+from assay.zoo.training import score_of
+
+
+SCHEMA = "assay-dynamics/1"
+TOLERANCE = 0.1  # of a logarithm: a change of about 10 % either way counts as none
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthReading:
+    """The output circuit of one checkpoint.
+
+    Attributes:
+        step: Training steps done.
+        deep: Num, sum of |score| of the edges from deep blocks into the logits, nats.
+        shallow: Den, the same of the shallow blocks.
+        depth_bias: log(deep / shallow), any sign; NaN where both are 0.
+        low: Lower end of its 95 % interval over images; None where there is none.
+        high: Upper end.
+        scores: Score, 0 to 1, on each labelled set that is watched.
+    """
+
+    step: int
+    deep: float
+    shallow: float
+    depth_bias: float
+    low: float | None = None
+    high: float | None = None
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamics:
+    """Readings along a training run.
+
+    Attributes:
+        readings: By step, ascending.
+        facts: What they were measured with: images, sets of blocks, estimator.
+    """
+
+    readings: tuple[DepthReading, ...]
+    facts: Mapping[str, Any]
+
+    def at(self, step: int) -> DepthReading:
+        """The reading of a step.
+
+        Raises:
+            InputError: If there is no checkpoint of that step.
+        """
+        for reading in self.readings:
+            if reading.step == step:
+                return reading
+        steps = ", ".join(str(reading.step) for reading in self.readings)
+        raise InputError(f"there is no checkpoint of step {step}; there are {steps}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that the picture and the files are made of; undefined numbers are None."""
+        rows = []
+        for reading in self.readings:
+            row = asdict(reading)
+            rows.append(row | {"depth_bias": None if math.isnan(row["depth_bias"]) else row["depth_bias"]})
+        return {"schema": SCHEMA, **self.facts, "readings": rows}
+
+
+def training_dynamics(
+    run: str | Path | Mapping[int, str | Path | Model],
+    images: ImageSet,
+    *,
+    settings: CircuitSettings | None = None,
+    watch: Mapping[str, ImageSet] | None = None,
+    known: Mapping[int, Mapping[str, float]] | None = None,
+    steps: int = 5,
+    transform: EvalTransform | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+) -> Dynamics:
+    """Depth bias, both its sides, and scores at every checkpoint of a training run.
+
+    Args:
+        run: Folder of a run with `checkpoints/STEP/` directories, as `assay.zoo.train` and `finetune` write
+            it; or step to model or model directory.
+        images: Images of the training distribution that the circuits are measured on, 2 or more; no labels
+            are needed. They should be none of those trained on.
+        settings: Its `ratio`, or `shallow` and `deep`, say which blocks are compared; the rest is not used.
+        watch: Labelled sets, e.g. out of distribution, whose accuracy is reported beside; by name.
+        known: Scores that are known already, by step and name; they are not computed again.
+        steps: Quadrature nodes of the scores.
+        transform: Normalisation of the images. Default: each model's own.
+        batch_size: Images per pass. Default: by free memory.
+        device: Where to run. Default: the CPU.
+
+    Returns:
+        A reading per checkpoint. `depth_bias` is `dependency_depth_bias(..., targets="output")` of EAP-IG
+        scores (KL objective, mean ablation, midpoint rule): not the training estimate, so that a loss which
+        only fools its own estimate shows.
+
+    Raises:
+        InputError: If there is no checkpoint, a watched set has no labels, or there is one image.
+        FileFormatError: If a checkpoint cannot be read.
+
+    Notes:
+        Cost per checkpoint: about steps + 2 forward passes over the images, one over each watched set.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192: on PACS a model that generalises goes from 2.6 to 4.1, one that
+        does not stays near -0.9.
+    """
+    from assay.discovery.edges import output_scores
+
+    checkpoints = _checkpoints(run)
+    settings = settings or CircuitSettings()
+    watch, known = dict(watch or {}), dict(known or {})
+    if images.n < 2:
+        raise InputError(
+            f"{images.n} image to measure circuits on; give 2 or more, as they are compared with their mean"
+        )
+    for name, each in watch.items():
+        if each.labels is None:
+            raise InputError(f"the watched set {name!r} has no labels; a score needs them")
+    readings = []
+    for step, place in sorted(checkpoints.items()):
+        model = place if isinstance(place, Model) else load_model(place, device=device)
+        rule = transform or EvalTransform.for_model(model)
+        scores = output_scores(model, images.task(rule), steps=steps, batch_size=batch_size)
+        term = depth_loss(model.graph, scores.values.double(), settings.sets(model.n_layers))
+        interval = None
+        if settings.shallow is None and scores.per_example is not None and term.defined:
+            interval = depth_bias_interval(model.graph, scores.per_example, ratio=float(settings.ratio))
+        before = dict(known.get(step, {}))
+        found = {
+            name: before[name] if name in before else score_of(model.module, each, rule, device=device)[0]
+            for name, each in watch.items()
+        }
+        readings.append(
+            DepthReading(
+                step=step,
+                deep=float(term.deep),
+                shallow=float(term.shallow),
+                depth_bias=-float(term.value) if term.defined else math.nan,
+                low=None if interval is None else _finite(interval.low),
+                high=None if interval is None else _finite(interval.high),
+                scores=before | found,
+            )
+        )
+    sets = settings.sets(model.n_layers)
+    facts = {
+        "images": {"name": images.name, "domain": images.domain, "n": images.n},
+        "shallow_blocks": [sets.low[0] - 1, sets.low[1] - 1],
+        "deep_blocks": [sets.high[0] - 1, sets.high[1] - 1],
+        "estimator": dict(scores.provenance),
+    }
+    return Dynamics(readings=tuple(readings), facts=facts)
+
+
+def _finite(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None
+
+
+def _checkpoints(run: str | Path | Mapping[int, str | Path | Model]) -> dict[int, str | Path | Model]:
+    if isinstance(run, Mapping):
+        if not run:
+            raise InputError("there is no checkpoint to measure; give at least one step")
+        return dict(run)
+    folder = Path(run) / "checkpoints"
+    found = {int(each.name): each for each in folder.glob("*") if each.is_dir() and each.name.isdigit()}
+    record = Path(run) / "training.json"
+    if found and record.is_file():
+        found.setdefault(int(_json(record)["best_step"]), Path(run))
+    if not found:
+        raise InputError(
+            f"{folder} holds no checkpoint; train with checkpoints=, or give step to directory yourself"
+        )
+    return dict(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthVerdict(Record):
+    """What moved the depth bias between two checkpoints.
+
+    Attributes:
+        kind: With tolerance 0.1 of the logarithm (some 10 %), in this order:
+
+            - `undefined`: a side is 0 at either checkpoint;
+            - `no rise`: the bias did not grow by more than the tolerance;
+            - `shifted`: shallow scores fell by more than the tolerance;
+            - `rescaled`: shallow scores grew by more than the tolerance, deep ones more so;
+            - `inflated`: shallow scores stayed as they were, deep ones alone grew.
+        first, last: Steps of the two checkpoints.
+        deep_growth: log of deep scores, last over first; NaN if undefined.
+        shallow_growth: The same of the shallow ones.
+        text: The verdict in words.
+    """
+
+    kind: str
+    first: int
+    last: int
+    deep_growth: float
+    shallow_growth: float
+    text: str
+
+
+def judge_depth(first: DepthReading, last: DepthReading) -> DepthVerdict:
+    """Say whether a depth bias rose because reliance moved to deep blocks or because their scores inflated.
+
+    A loss on log(deep / shallow) can be lowered by making deep writes larger while the shallow ones go on as
+    before, which changes the ratio and nothing that was meant by it.
+
+    Args:
+        first: The checkpoint to compare with, usually the first.
+        last: A later one, usually the selected.
+
+    Example:
+        >>> start = DepthReading(step=0, deep=1.0, shallow=2.0, depth_bias=-0.69, scores={})
+        >>> end = DepthReading(step=100, deep=3.0, shallow=2.0, depth_bias=0.41, scores={})
+        >>> judge_depth(start, end).kind
+        'inflated'
+    """
+    sides = (first.deep, first.shallow, last.deep, last.shallow)
+    if min(sides) <= 0:
+        return DepthVerdict(
+            kind="undefined",
+            first=first.step,
+            last=last.step,
+            deep_growth=math.nan,
+            shallow_growth=math.nan,
+            text="no verdict: the scores of one side are all 0 at one of the two checkpoints",
+        )
+    deep, shallow = math.log(last.deep / first.deep), math.log(last.shallow / first.shallow)
+    if deep - shallow <= TOLERANCE:
+        kind, words = "no rise", "the depth bias did not rise"
+    elif shallow < -TOLERANCE:
+        kind, words = "shifted", "the depth bias rose and shallow scores fell"
+    elif shallow > TOLERANCE:
+        kind, words = "rescaled", "all scores grew, the deep ones more: a larger scale and some shift"
+    else:
+        kind, words = "inflated", "deep scores alone grew: the bias rose without less use of shallow blocks"
+    return DepthVerdict(
+        kind=kind,
+        first=first.step,
+        last=last.step,
+        deep_growth=deep,
+        shallow_growth=shallow,
+        text=(
+            f"{words} (step {first.step} to {last.step}: deep x {math.exp(deep):.3g}, "
+            f"shallow x {math.exp(shallow):.3g})"
+        ),
+    )
+
+
+def load_dynamics(path: str | Path) -> dict[str, Any]:
+    """The document of a file that `Dynamics.to_dict` was written to, or of a `circuit.json` of `finetune`.
+
+    Raises:
+        FileFormatError: If it cannot be read or is no such document.
+    """
+    content = _json(Path(path))
+    document: dict[str, Any] = content.get("dynamics", content)
+    if not isinstance(document, dict):
+        raise FileFormatError(f"{path} holds {type(document).__name__} as dynamics; expected a JSON object")
+    if document.get("schema") != SCHEMA:
+        raise FileFormatError(f"{path} has schema {document.get('schema')!r}; expected {SCHEMA!r}")
+    return document
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path} holds a {type(content).__name__}; expected a JSON object")
+    return content

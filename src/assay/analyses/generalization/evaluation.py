@@ -1,0 +1,429 @@
+"""How well a metric predicts performance: correlations over models or domains, and alarms by threshold."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Real
+from scipy import stats as scipy_stats
+
+from assay.analyses.generalization.dependency import dependency_depth_bias, dependency_matrix
+from assay.analyses.generalization.shift import check_comparable
+from assay.circuits import EdgeScores
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError
+from assay.core.random import stream
+from assay.stats import kendall_tau, pearson, spearman
+
+
+Values = Sequence[float] | Real[np.ndarray, " n"]
+
+PROBIT_MARGIN = 1e-6
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
+# Performance thresholds of the alarm curve: 0.50, 0.51, ..., 0.95.
+DELTAS = tuple(round(0.5 + 0.01 * step, 2) for step in range(46))
+
+
+# -------------------------------------------------------------------------------------- correlation
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskCorrelation:
+    """How a metric goes with performance on one task.
+
+    Attributes:
+        r2: Squared Pearson correlation: the R2 of a straight line, in sample; in [0, 1].
+        srcc: Spearman's rank correlation, in [-1, 1].
+        krcc: Kendall's tau-b, in [-1, 1].
+        n: Models or domains.
+    """
+
+    r2: float
+    srcc: float
+    krcc: float
+    n: int
+
+
+def correlate(metric: Values, performance: Values, *, probit: bool = False) -> TaskCorrelation:
+    """The three correlations of a metric with true performance.
+
+    Args:
+        metric: One number per model (before deployment) or domain (after), finite.
+        performance: Accuracy or macro-F1 of each, in the same order.
+        probit: Replace performance by its probit, from rates clipped to [1e-6, 1 - 1e-6].
+
+    Returns:
+        Signed correlations; those of a shift score are expected to be negative. All NaN, with a
+        `DegenerateDataWarning`, for fewer than 3 pairs or where one side is constant.
+
+    Raises:
+        InputError: For lists of different lengths, or rates outside [0, 1] under `probit`.
+        NonFiniteError: For NaN or infinite numbers.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Tables 1 and 3.
+
+    Example:
+        >>> correlate([0.1, 0.4, 0.9], [0.5, 0.6, 0.9]).srcc
+        1.0
+    """
+    x, y = _pair(metric, performance)
+    if probit:
+        if ((y < 0) | (y > 1)).any():
+            raise InputError(
+                f"performance reaches from {y.min()} to {y.max()}; a probit needs rates in [0, 1]"
+            )
+        y = np.asarray(scipy_stats.norm.ppf(np.clip(y, PROBIT_MARGIN, 1 - PROBIT_MARGIN)))
+    reason = f"{len(x)} pair(s); at least 3 are needed" if len(x) < 3 else ""
+    if not reason and (np.ptp(x) == 0 or np.ptp(y) == 0):
+        reason = "one side is constant"
+    if reason:
+        warnings.warn(
+            f"correlation with performance is undefined: {reason}", DegenerateDataWarning, stacklevel=2
+        )
+        return TaskCorrelation(r2=math.nan, srcc=math.nan, krcc=math.nan, n=len(x))
+    return TaskCorrelation(r2=pearson(x, y) ** 2, srcc=spearman(x, y), krcc=kendall_tau(x, y), n=len(x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelationSummary:
+    """A metric over all tasks of all datasets, as in the published tables.
+
+    Attributes:
+        per_dataset: Dataset -> `r2`, `srcc`, `krcc`: means over its tasks.
+        average: Mean of all these cells.
+        sem: Their population standard deviation over the root of their number.
+    """
+
+    per_dataset: dict[str, dict[str, float]]
+    average: float
+    sem: float
+
+
+def summarize_correlations(
+    tasks: Mapping[str, Sequence[TaskCorrelation]], *, absolute: bool = True
+) -> CorrelationSummary:
+    """Mean and standard error of correlations over datasets.
+
+    Args:
+        tasks: Dataset -> correlation on each of its tasks; at least one each.
+        absolute: Take magnitudes per task first, as the published tables do; False keeps signs.
+
+    Returns:
+        The cells, their mean and standard error. NaN where a task of theirs is NaN.
+
+    Raises:
+        InputError: For no dataset or one without tasks.
+
+    Notes:
+        The cells of one dataset rest on the same data: the standard error describes spread, not confidence.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Table 1.
+    """
+    empty = [name for name, found in tasks.items() if not found]
+    if not tasks or empty:
+        raise InputError(f"every dataset needs a task; empty: {', '.join(empty) or 'all'}")
+    per_dataset = {}
+    for name, found in tasks.items():
+        cells = np.array([[each.r2, each.srcc, each.krcc] for each in found])
+        means = (np.abs(cells) if absolute else cells).mean(0)
+        per_dataset[name] = dict(zip(("r2", "srcc", "krcc"), map(float, means), strict=True))
+    values = np.array([value for row in per_dataset.values() for value in row.values()])
+    return CorrelationSummary(
+        per_dataset=per_dataset,
+        average=float(values.mean()),
+        sem=float(values.std() / math.sqrt(len(values))),
+    )
+
+
+def ratio_ablation(
+    scores: Sequence[EdgeScores],
+    performance: Values,
+    *,
+    targets: str = "output",
+    ratios: Sequence[float] = RATIOS,
+    include_input: bool = False,
+    sets: str = "symmetric",
+) -> dict[float, TaskCorrelation]:
+    """How the choice of ratio tau changes what the dependency depth bias predicts.
+
+    Args:
+        scores: Circuit of each model of a zoo on the target data, found in one way.
+        performance: True performance of each model.
+        targets: As in `dependency_depth_bias`.
+        ratios: The ratios tried.
+        include_input: As in `dependency_depth_bias`.
+        sets: As in `dependency_depth_bias`.
+
+    Returns:
+        Ratio -> correlation of the bias with performance.
+
+    Raises:
+        GraphMismatchError, InputError: For circuits that cannot be compared, or not one performance each.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Tables 2, 12 and 13.
+    """
+    for each in scores[1:]:
+        check_comparable(scores[0], each, same_model=False)
+    matrices = [dependency_matrix(each) for each in scores]
+    return {
+        ratio: correlate(
+            [
+                dependency_depth_bias(
+                    matrix, targets=targets, ratio=ratio, include_input=include_input, sets=sets
+                )
+                for matrix in matrices
+            ],
+            performance,
+        )
+        for ratio in ratios
+    }
+
+
+# ------------------------------------------------------------------------------------------- alarms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """Where the alarm goes off.
+
+    Attributes:
+        value: delta': the score of the domain below.
+        domain: The calibration domain whose performance is closest to the target.
+        target: delta: performance below it should raise the alarm.
+        performance: Performance of that domain.
+        higher_is_shift: True where a score above `value` is the alarm.
+    """
+
+    value: float
+    domain: str
+    target: float
+    performance: float
+    higher_is_shift: bool = True
+
+    def alarm(self, score: float) -> bool:
+        """Whether a score raises the alarm; one that equals the threshold does not."""
+        return score > self.value if self.higher_is_shift else score < self.value
+
+
+def calibrate_threshold(
+    scores_by_domain: Mapping[str, float],
+    performance_by_domain: Mapping[str, float],
+    target: float,
+    *,
+    higher_is_shift: bool = True,
+) -> Threshold:
+    """The threshold of a score that stands for a performance, read off domains where both are known.
+
+    j = argmin |performance_j - target|, the first of equals; the threshold is the score of domain j.
+
+    Args:
+        scores_by_domain: Calibration domain -> score, such as the circuit shift on it.
+        performance_by_domain: The same domains -> performance.
+        target: delta: performance below it should raise the alarm.
+        higher_is_shift: True for shifts; False for scores that fall with performance, such as confidence.
+
+    Raises:
+        InputError: For no domain, domains that only one side has, or a target that is not finite.
+        NonFiniteError: For NaN or infinite numbers; the message names the domain.
+
+    Notes:
+        If no domain comes near the target, the threshold stands for the performance it has: compare
+        `Threshold.performance` with `target`.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Eqs. 5 and 6.
+
+    Example:
+        >>> calibrate_threshold({"fog": 0.2, "snow": 0.5}, {"fog": 0.9, "snow": 0.6}, 0.7).domain
+        'snow'
+    """
+    if set(scores_by_domain) != set(performance_by_domain) or not scores_by_domain:
+        odd = sorted(set(scores_by_domain) ^ set(performance_by_domain))
+        raise InputError(
+            "every domain needs a score and a performance; one of them is missing for: "
+            f"{', '.join(odd) or 'no domain at all'}"
+        )
+    if not math.isfinite(target):
+        raise InputError(f"target is {target}; give the performance below which to raise the alarm")
+    for name, numbers in (("score", scores_by_domain), ("performance", performance_by_domain)):
+        for domain, number in numbers.items():
+            if not math.isfinite(number):
+                raise NonFiniteError(f"the {name} of domain {domain!r} is {number}; leave the domain out")
+    domains = list(scores_by_domain)
+    nearest = min(domains, key=lambda domain: abs(performance_by_domain[domain] - target))
+    return Threshold(
+        value=float(scores_by_domain[nearest]),
+        domain=nearest,
+        target=target,
+        performance=float(performance_by_domain[nearest]),
+        higher_is_shift=higher_is_shift,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlarmCounts:
+    """Alarms against what should have raised them, over test domains."""
+
+    tp: int
+    fp: int
+    fn: int
+    tn: int
+
+    @property
+    def f1(self) -> float:
+        """2 TP / (2 TP + FP + FN), in [0, 1]; NaN where no alarm was due and none was raised."""
+        return _f1(self.tp, self.fp, self.fn)
+
+
+def alarm_counts(scores: Values, performance: Values, threshold: Threshold) -> AlarmCounts:
+    """Confusion counts of an alarm.
+
+    Args:
+        scores: Score of each test domain.
+        performance: True performance of each; below `threshold.target` the alarm is due.
+        threshold: Of the same score, from other domains.
+
+    Raises:
+        InputError: For lists of different lengths or no domain.
+        NonFiniteError: For NaN or infinite numbers.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Eqs. 5 and 6.
+    """
+    x, y = _pair(scores, performance)
+    raised = x > threshold.value if threshold.higher_is_shift else x < threshold.value
+    due = y < threshold.target
+    return AlarmCounts(
+        tp=int((raised & due).sum()),
+        fp=int((raised & ~due).sum()),
+        fn=int((~raised & due).sum()),
+        tn=int((~raised & ~due).sum()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AlarmCurve:
+    """F1 of an alarm over performance thresholds.
+
+    Attributes:
+        deltas: Performance thresholds, `[n_deltas]`.
+        f1: `[n_deltas, n_subsets]`; NaN where no alarm was due and none was raised.
+        mean: Over the subsets, NaN ones left out; NaN where all are.
+        std: Population standard deviation, likewise.
+        low: 2.5 % quantile, likewise.
+        high: 97.5 % quantile, likewise.
+    """
+
+    deltas: Float64[np.ndarray, " n_deltas"]
+    f1: Float64[np.ndarray, "n_deltas n_subsets"]
+    mean: Float64[np.ndarray, " n_deltas"]
+    std: Float64[np.ndarray, " n_deltas"]
+    low: Float64[np.ndarray, " n_deltas"]
+    high: Float64[np.ndarray, " n_deltas"]
+
+
+def alarm_curve(
+    calibration_scores: Values,
+    calibration_performance: Values,
+    scores: Sequence[float] | Real[np.ndarray, " m"],
+    performance: Sequence[float] | Real[np.ndarray, " m"],
+    *,
+    deltas: Sequence[float] = DELTAS,
+    n_subsets: int = 100,
+    subset_size: int = 20,
+    higher_is_shift: bool = True,
+    seed: int = 0,
+) -> AlarmCurve:
+    """F1 of the alarm for each performance threshold, calibrated on random subsets of the known domains.
+
+    Args:
+        calibration_scores: Score of each calibration domain, `[n]`.
+        calibration_performance: Performance of each.
+        scores: Score of each test domain, `[m]`.
+        performance: True performance of each.
+        deltas: Performance thresholds.
+        n_subsets: Subsets drawn for each of them, without replacement inside a subset.
+        subset_size: Domains of a subset, 1 to n.
+        higher_is_shift: True for shifts; False for scores that fall with performance.
+        seed: Of the draws; those of one delta do not depend on the other deltas.
+
+    Returns:
+        The F1 values and their mean, spread and quantiles; higher is better.
+
+    Raises:
+        InputError: For lists of different lengths, no domain, or subsets larger than the number of domains.
+        NonFiniteError: For NaN or infinite numbers.
+
+    Notes:
+        The paper states neither grid nor numbers; the defaults here are this package's.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, section 5.
+    """
+    known, known_performance = _pair(calibration_scores, calibration_performance)
+    new, new_performance = _pair(scores, performance)
+    if not 1 <= subset_size <= len(known) or n_subsets < 1 or not len(deltas):
+        raise InputError(
+            f"subset_size is {subset_size}, n_subsets {n_subsets}, with {len(deltas)} deltas and "
+            f"{len(known)} calibration domains; give a subset_size of 1 to the number of domains, and at "
+            "least one of the others"
+        )
+    rows = []
+    for delta in deltas:
+        draws = stream(seed, f"alarm-subsets/{delta:.9g}").random((n_subsets, len(known)))
+        # Ascending inside a subset, so that the first of equally near domains wins.
+        subsets = np.sort(draws.argsort(1)[:, :subset_size], axis=1)
+        nearest = np.abs(known_performance[subsets] - delta).argmin(1)
+        thresholds = known[subsets[np.arange(n_subsets), nearest]]
+        rows.append(
+            _f1_of_thresholds(thresholds, new, new_performance < delta, higher_is_shift=higher_is_shift)
+        )
+    f1 = np.stack(rows)
+    defined = np.isfinite(f1)
+    statistics = np.full((4, len(f1)), np.nan)
+    for index, (row, keep) in enumerate(zip(f1, defined, strict=True)):
+        if keep.any():
+            kept = row[keep]
+            statistics[:, index] = kept.mean(), kept.std(), *np.quantile(kept, [0.025, 0.975])
+    mean, std, low, high = statistics
+    return AlarmCurve(
+        deltas=np.array(deltas, dtype=np.float64), f1=f1, mean=mean, std=std, low=low, high=high
+    )
+
+
+def _f1_of_thresholds(
+    thresholds: Float64[np.ndarray, " n_subsets"],
+    scores: Float64[np.ndarray, " m"],
+    due: Bool[np.ndarray, " m"],
+    *,
+    higher_is_shift: bool,
+) -> Float64[np.ndarray, " n_subsets"]:
+    raised = scores > thresholds[:, None] if higher_is_shift else scores < thresholds[:, None]
+    tp = (raised & due).sum(1)
+    wrong = (raised ^ due).sum(1)
+    total = 2 * tp + wrong
+    return np.asarray(np.divide(2.0 * tp, total, out=np.full(len(thresholds), np.nan), where=total > 0))
+
+
+def _f1(tp: int, fp: int, fn: int) -> float:
+    total = 2 * tp + fp + fn
+    return 2 * tp / total if total else math.nan
+
+
+def _pair(x: Values, y: Values) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if a.ndim != 1 or a.shape != b.shape or not len(a):
+        raise InputError(
+            f"scores have shape {a.shape} and performance {b.shape}; give one of each per model or domain"
+        )
+    for name, array in (("score", a), ("performance", b)):
+        bad = np.flatnonzero(~np.isfinite(array))
+        if len(bad):
+            raise NonFiniteError(
+                f"{name} {bad[0]} is {array[bad[0]]}; leave that model or domain out of both"
+            )
+    return a, b

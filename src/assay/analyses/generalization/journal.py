@@ -1,0 +1,86 @@
+"""Readings on disk: one JSON line each, appended and forced to the disk before anyone relies on it."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from assay.core.errors import FileFormatError, OutputError
+from assay.core.record import plain
+from assay.core.untrusted import parse_json
+
+
+class Journal:
+    """A file of JSON lines that only grows.
+
+    A line counts once it ends in a line break. What an interrupted write left after the last one is cut off
+    before the next is written, so a kill costs at most the line that was being written.
+
+    Args:
+        path: The file; its folder is made when the first line is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Write one line and force it to the disk.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        line = json.dumps({"kind": kind, **plain(content)}, allow_nan=False) + "\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b") as file:
+                _cut_torn_line(file)
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OutputError(
+                f"cannot add to {self.path}: {error.strerror}; the readings so far are kept, choose a "
+                "writable place"
+            ) from error
+
+    def read(self) -> list[tuple[str, dict[str, Any]]]:
+        """All complete lines as (kind, content), in order; empty where there is no file.
+
+        Raises:
+            FileFormatError: If a complete line is no JSON object with a kind.
+        """
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise FileFormatError(f"cannot read {self.path}: {error.strerror}") from error
+        found = []
+        for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+            try:
+                content = parse_json(line)
+                kind = content.pop("kind")
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                raise FileFormatError(
+                    f"line {number} of {self.path} is no record of a monitor; restore the file or choose "
+                    "another"
+                ) from error
+            found.append((str(kind), content))
+        return found
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    """Drop what stands after the last line break."""
+    size = file.seek(0, os.SEEK_END)
+    end = size
+    while end:
+        start = max(0, end - 4096)
+        file.seek(start)
+        place = file.read(end - start).rfind(b"\n")
+        if place >= 0:
+            end = start + place + 1
+            break
+        end = start
+    if end < size:
+        file.truncate(end)

@@ -1,0 +1,542 @@
+"""After deployment: batches of images in, shift of the circuit out, with an interval and an alarm."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.analyses.generalization.alarms import (
+    ConformalAlarm,
+    SequentialTest,
+    batches_for,
+    check_alpha,
+)
+from assay.analyses.generalization.batches import (
+    Images,
+    check_reference,
+    circuit_like,
+    image_task,
+    label_free,
+    labelled_outputs,
+)
+from assay.analyses.generalization.evaluation import Threshold
+from assay.analyses.generalization.journal import Journal
+from assay.analyses.generalization.shift import DISTANCES, circuit_shift, rank_shift_map
+from assay.analyses.generalization.shift_interval import shift_interval
+from assay.circuits import EdgeScores
+from assay.core.errors import InputError, NonFiniteError, unknown_name
+from assay.core.measurement import Interval
+from assay.core.random import stream
+from assay.core.record import Record, library_version, plain, record_id
+from assay.execution import run_model
+from assay.models import Model
+from assay.stats import clopper_pearson
+from assay.tasks import EvalTransform, ImageSet, ImageTask
+
+
+SCHEMA = "assay-monitor/1"
+RULES = ("threshold", "conformal", "sequential")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Record):
+    """What a monitor saw in one batch.
+
+    Attributes:
+        index: Number of the batch, from 0.
+        time: When it was observed, ISO 8601 in UTC.
+        n: Images.
+        shift: Distance of the batch's circuit from the reference's; larger means more shift.
+        interval: Of the mean shift of batches of n images from this source, see `shift_interval`.
+        alarm: What the monitor's rule says; None where it has no rule.
+        alarms: The same for every rule that could be applied.
+        p_value: Conformal p-value against the known batches; None without them.
+        e_value: Capital of the sequential test, at most 1 on average while nothing changes; None without it.
+        baselines: `ac`, `ane` and, with labelled known images, `atc` and `doc`; they fall as the model is
+            less sure.
+        layers: Rank-shift map, `[L + 1][L + 1]`, rows write and columns read.
+        domain: What the batch says of its origin.
+        data_hash: Of the images.
+        sources: Names of the files, where known.
+        skipped: Files of the batch that could not be read.
+        seconds: Discovery took so long.
+    """
+
+    index: int
+    time: str
+    n: int
+    shift: float
+    interval: Interval
+    alarm: bool | None
+    alarms: Mapping[str, bool] = field(default_factory=dict)
+    p_value: float | None = None
+    e_value: float | None = None
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    layers: Sequence[Sequence[float]] = ()
+    domain: str = ""
+    data_hash: str = ""
+    sources: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Shifts of batches in distribution, each of `n` images that no other batch and no reference holds.
+
+    Attributes:
+        shifts: One per batch.
+        n: Images of a batch.
+        domain: Where they come from.
+    """
+
+    shifts: tuple[float, ...]
+    n: int
+    domain: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee(Record):
+    """How often an alarm goes off although nothing has changed.
+
+    Attributes:
+        rule: Of the alarm; None where there is none.
+        rate: The bound, or for a threshold the share found; NaN where unknown.
+        over: `"batch"`: each batch; `"ever"`: all batches together, however many.
+        interval: Of the rate; None where `rate` is a bound.
+        statement: The same in words, with what it rests on.
+    """
+
+    rule: str | None
+    rate: float
+    over: str
+    interval: Interval | None
+    statement: str
+
+
+class Monitor:
+    """Watches a deployed model: how far its circuit on new images is from its circuit on known ones.
+
+    Every batch costs one discovery with the settings of the reference, and one forward pass more for the
+    baselines. Three rules can raise the alarm; all that apply are in each reading, one decides:
+
+    - `"threshold"`: the shift exceeds a threshold, from `calibrate_threshold` on domains with known
+      performance: it stands for a performance. After `calibrate` its rate of false alarms is known, too.
+    - `"conformal"`: the shift is larger than those of known batches, at most `alpha` false alarms per batch.
+    - `"sequential"`: a bet on all batches together, at most `alpha` for a false alarm ever; it says nothing
+      about performance, and stays on once raised.
+
+    Args:
+        model: In evaluation mode.
+        reference_scores: Its circuit on known images, from `discover`; this is what gives the settings.
+        threshold: From `calibrate_threshold`, or a shift.
+        distance: Key of a distance, see `assay.list("distances")`.
+        rule: One of the three. Default: the threshold if there is one, else conformal once calibrated.
+        alpha: Level of the conformal and the sequential rule, in (0, 1).
+        level: Coverage of the intervals.
+        labelled: Labelled images in distribution, which ATC and DoC learn from (one more run at the start).
+        baselines: Run the model once per batch for the label-free baselines.
+        transform: For 8-bit images; default: the model's own.
+        batch_size: Images per pass; results do not depend on it.
+        log: File of readings, JSON lines. If it exists, the monitor goes on where it ended.
+        seed: Of the order of known images and of the draws that break ties.
+
+    Raises:
+        GraphMismatchError: If the reference belongs to another model.
+        InputError: If the reference does not say how it was found, the threshold is of a score that falls
+            with shift, or the log belongs to another monitor.
+        UnknownNameError: For another distance or rule.
+        FileFormatError: If the log cannot be read.
+
+    Notes:
+        Rates hold for batches of the size of the known ones: a batch has a shift by sampling alone, which
+        falls with its size. They need exchangeability: known batches that share no image with the reference
+        or with each other, were not trained on, and are mixed as the watched ones are. Batches that hold one
+        class each, or one day each, differ from mixed ones without any change of the source.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, section 5.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        reference_scores: EdgeScores,
+        threshold: Threshold | float | None = None,
+        *,
+        distance: str = "spearman",
+        rule: str | None = None,
+        alpha: float = 0.05,
+        level: float = 0.95,
+        labelled: ImageTask | ImageSet | None = None,
+        baselines: bool = True,
+        transform: EvalTransform | None = None,
+        batch_size: int | None = None,
+        log: str | Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        check_alpha(alpha)
+        check_alpha(level, "level")
+        entry = DISTANCES[distance]
+        if rule is not None and rule not in RULES:
+            raise unknown_name("rule of an alarm", rule, RULES)
+        if rule == "threshold" and threshold is None:
+            raise InputError("the rule is 'threshold' and there is none; give one, or take another rule")
+        if isinstance(threshold, float | int):
+            threshold = _plain_threshold(float(threshold))
+        if threshold is not None and not threshold.higher_is_shift:
+            raise InputError(
+                f"the threshold {threshold.value:g} is of a score that falls with shift, such as confidence; "
+                "a monitor compares circuit shifts: calibrate it on those"
+            )
+        settings = check_reference(model, reference_scores)
+        self.model, self.reference_scores, self.threshold = model, reference_scores, threshold
+        self.distance, self.alpha, self.level = distance, alpha, level
+        self.calibration: Calibration | None = None
+        self.readings: list[Reading] = []
+        self._rule, self._baselines, self._seed = rule, baselines, seed
+        self._transform, self._batch_size = transform, batch_size
+        self._conformal: ConformalAlarm | None = None
+        self._sequential = SequentialTest.start(())
+        self._known = None
+        if labelled is not None and baselines:
+            self._known = labelled_outputs(
+                model, image_task(model, labelled, transform), batch_size=batch_size
+            )
+        self._header: dict[str, Any] = {
+            "schema": SCHEMA,
+            "library": library_version(),
+            "model": model.describe(),
+            "graph": model.graph.describe(),
+            "reference": plain(dict(reference_scores.provenance)),
+            "settings": dict(settings),
+            "distance": {"key": entry.key, "summary": entry.summary, "published": entry.published},
+            "rule": rule,
+            "alpha": alpha,
+            "level": level,
+            "threshold": plain(vars(threshold)) if threshold is not None else None,
+            "seed": seed,
+        }
+        if transform is not None:  # else the model's own, which its record stands for
+            self._header["transform"] = transform.to_dict()
+        self._journal = None if log is None else Journal(Path(log))
+        self._logged = False
+        if self._journal is not None:
+            self._resume(self._journal)
+
+    def __repr__(self) -> str:
+        return f"Monitor({self.model.id!r}, {self.distance}, {len(self.readings)} readings)"
+
+    @property
+    def rule(self) -> str | None:
+        """The rule that decides; None where there is nothing to decide by."""
+        if self._rule is not None:
+            return self._rule
+        if self.threshold is not None:
+            return "threshold"
+        return None if self._conformal is None else "conformal"
+
+    @property
+    def id(self) -> str:
+        """Identity of what is watched and how, 16 hex digits."""
+        return record_id("monitor", {name: each for name, each in self._header.items() if name != "library"})
+
+    # ------------------------------------------------------------------------------------- calibration
+
+    def calibrate(
+        self, id_images: ImageTask | ImageSet, *, batch_size: int, n_batches: int | None = None
+    ) -> Calibration:
+        """Learn from known images how large the shift of a batch is by sampling alone.
+
+        The images are put into random order and cut into disjoint batches; each costs one discovery.
+
+        Args:
+            id_images: Images in distribution that are neither in the reference nor in the training data.
+            batch_size: Images of a batch, 2 or more: the size of those to watch.
+            n_batches: Batches, at most what the images give. Default: as many as they give, no more than 100.
+
+        Returns:
+            The shifts; also kept in the monitor and its log.
+
+        Raises:
+            InputError: If the images do not give the batches that the rule needs at this `alpha`, are those
+                of the reference, or batches were observed before.
+        """
+        if self.readings or self.calibration is not None:
+            raise InputError(
+                f"this monitor has {'been calibrated' if self.calibration else 'observed batches'}; "
+                "calibrate a new one, so that earlier readings keep their meaning"
+            )
+        if batch_size < 2:
+            raise InputError(f"batch_size is {batch_size}; a batch needs at least 2 images")
+        most = id_images.n // batch_size
+        m = min(most, 100) if n_batches is None else n_batches
+        conformal = self._rule == "conformal" or (self._rule is None and self.threshold is None)
+        needed = batches_for(self.alpha) if conformal else 1
+        if not needed <= m <= most:
+            asked = "" if n_batches is None else f", {n_batches} asked for"
+            why = f"alpha {self.alpha:g} needs" if conformal else "calibration needs"
+            raise InputError(
+                f"{id_images.n} images in distribution give {most} batches of {batch_size}{asked}; {why} at "
+                f"least {needed}: give {max(needed, m) * batch_size} images or more, smaller batches, or "
+                f"{'a larger alpha' if conformal else 'fewer of them'}"
+            )
+        order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
+        shifts = []
+        for rows in np.array_split(order[: m * batch_size], m):
+            part: ImageTask | ImageSet = id_images.subset(rows.tolist())
+            task = image_task(self.model, part, self._transform)
+            self._check_new(task)
+            shifts.append(
+                self._shift(
+                    circuit_like(self.model, task, self.reference_scores, batch_size=self._batch_size), task
+                )
+            )
+        found = Calibration(shifts=tuple(shifts), n=batch_size, domain=id_images.domain)
+        self._record("calibration", vars(found))
+        self._take(found)
+        return found
+
+    def _take(self, found: Calibration) -> None:
+        self.calibration = found
+        if len(found.shifts) >= batches_for(self.alpha):
+            self._conformal = ConformalAlarm(known=found.shifts, alpha=self.alpha)
+        self._sequential = SequentialTest.start(found.shifts)
+
+    # ------------------------------------------------------------------------------------- observation
+
+    def observe(
+        self, images: Images, *, sources: Sequence[str] = (), skipped: Sequence[str] = (), domain: str = ""
+    ) -> Reading:
+        """The shift of one batch, with its interval and the alarm.
+
+        Args:
+            images: An image task, an image set, or normalised images `[N, 3, H, W]`; 2 or more.
+            sources: Names of their files, kept in the reading.
+            skipped: Files of this batch that could not be read, kept too.
+            domain: Name of the origin; default: that of the images.
+
+        Raises:
+            InputError: If the batch has not the size of the known ones, holds one image, or is that of the
+                reference.
+            ShapeError, NonFiniteError: For images that the model cannot read, or a shift that is undefined.
+        """
+        task = image_task(self.model, images, self._transform)
+        if task.n < 2:
+            raise InputError("the batch holds 1 image; a circuit and its interval need 2 or more")
+        if self.calibration is not None and task.n != self.calibration.n:
+            raise InputError(
+                f"the batch holds {task.n} images and the known ones {self.calibration.n}; shifts by "
+                "sampling alone fall with the size: give batches of the same size"
+            )
+        self._check_new(task)
+        found = circuit_like(
+            self.model, task, self.reference_scores, per_example=True, batch_size=self._batch_size
+        )
+        shift = self._shift(found, task)
+        logits = run_model(self.model, task, batch_size=self._batch_size) if self._baselines else None
+        index = len(self.readings)
+        # In (0, 1]: a draw of exactly 0 would make a p-value of 0.
+        test = self._sequential.observe(shift, 1 - float(stream(self._seed, f"monitor/tie/{index}").random()))
+        alarms, p_value = self._verdicts(shift, test)
+        reading = Reading(
+            index=index,
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            n=task.n,
+            shift=shift,
+            interval=shift_interval(self.reference_scores, found, distance=self.distance, level=self.level),
+            alarm=None if self.rule is None else alarms[self.rule],
+            alarms=alarms,
+            p_value=p_value,
+            e_value=math.exp(min(test.log_capital, 700.0)) if self._tests_sequentially else None,
+            baselines={} if logits is None else label_free(logits, self._known),
+            layers=rank_shift_map(self.reference_scores, found).numpy().round(6).tolist(),
+            domain=domain or task.domain,
+            data_hash=task.data_hash,
+            sources=tuple(sources),
+            skipped=tuple(skipped),
+            seconds=float(found.details.get("seconds", 0.0)),
+        )
+        self._record("reading", reading.to_dict())
+        self.readings.append(reading)
+        self._sequential = test
+        return reading
+
+    @property
+    def _tests_sequentially(self) -> bool:
+        return self.calibration is not None or self._rule == "sequential"
+
+    def _verdicts(self, shift: float, test: SequentialTest) -> tuple[dict[str, bool], float | None]:
+        alarms = {}
+        if self.threshold is not None:
+            alarms["threshold"] = self.threshold.alarm(shift)
+        if self._conformal is not None:
+            alarms["conformal"] = self._conformal.alarm(shift)
+        elif self._rule == "conformal":
+            raise InputError("the conformal rule needs known batches; call calibrate() first")
+        if self._tests_sequentially:
+            alarms["sequential"] = test.alarm(self.alpha)
+        return alarms, None if self._conformal is None else self._conformal.p_value(shift)
+
+    def _shift(self, found: EdgeScores, task: ImageTask) -> float:
+        shift = circuit_shift(self.reference_scores, found, distance=self.distance)
+        if not math.isfinite(shift):
+            raise NonFiniteError(
+                f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}: the scores do not "
+                "vary; check the model, or take another distance"
+            )
+        return shift
+
+    def _check_new(self, task: ImageTask) -> None:
+        known = (self.reference_scores.provenance.get("task") or {}).get("data_hash")
+        if task.data_hash == known:
+            raise InputError(
+                "these are the images of the reference circuit, whose shift is 0 by construction; give others"
+            )
+
+    # ------------------------------------------------------------------------------------- what it says
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """How often the rule in force raises a false alarm, and what that rests on."""
+        return guarantee(self.rule, self.threshold, self.calibration, self.alpha)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of a report: what is watched and how, the known batches, the readings; plain JSON."""
+        return {
+            **self._header,
+            "kind": "monitor",
+            "id": self.id,
+            "rule": self.rule,
+            "calibration": plain(vars(self.calibration)) if self.calibration else None,
+            "conformal": None
+            if self._conformal is None
+            else {
+                "limit": self._conformal.limit,
+                "smallest_alpha": self._conformal.smallest_alpha,
+                "rate_bound": self._conformal.rate_bound(),
+            },
+            "guarantee": self.guarantee.to_dict(),
+            "readings": [each.to_dict() for each in self.readings],
+        }
+
+    # ------------------------------------------------------------------------------------------- resume
+
+    def _record(self, kind: str, content: dict[str, Any]) -> None:
+        """Add a line to the log; what is watched comes before the first, so a failed start leaves no log."""
+        if self._journal is None:
+            return
+        if not self._logged:
+            self._journal.append("monitor", {**self._header, "id": self.id})
+            self._logged = True
+        self._journal.append(kind, content)
+
+    def _resume(self, journal: Journal) -> None:
+        """Take over what the log holds."""
+        entries = journal.read()
+        if not entries:
+            return
+        kind, first = entries[0]
+        if kind != "monitor" or first.get("id") != self.id:
+            differs = [
+                name
+                for name, each in self._header.items()
+                if name != "library" and first.get(name) != plain(each)
+            ]
+            raise InputError(
+                f"the readings in {journal.path} belong to another monitor (different: "
+                f"{', '.join(differs) or 'its record'}); choose another place for those of this one"
+            )
+        self._logged = True
+        for kind, content in entries[1:]:
+            if kind == "calibration":
+                self._take(Calibration(**{**content, "shifts": tuple(content["shifts"])}))
+            elif kind == "reading":
+                reading = Reading.from_dict(content)
+                self._sequential = self._sequential.observe(
+                    reading.shift, 1 - float(stream(self._seed, f"monitor/tie/{reading.index}").random())
+                )
+                self.readings.append(reading)
+
+
+def _plain_threshold(value: float) -> Threshold:
+    if not math.isfinite(value):
+        raise InputError(f"threshold is {value}; give a shift, or what calibrate_threshold returns")
+    return Threshold(value=value, domain="", target=math.nan, performance=math.nan)
+
+
+def guarantee(
+    rule: str | None, threshold: Threshold | None, calibration: Calibration | None, alpha: float
+) -> Guarantee:
+    """What is known about the false alarms of a rule.
+
+    Args:
+        rule: One of `RULES`, or None.
+        threshold: Of the threshold rule.
+        calibration: Known batches, if any.
+        alpha: Level of the other two.
+    """
+    if rule is None:
+        return Guarantee(
+            rule=None,
+            rate=math.nan,
+            over="batch",
+            interval=None,
+            statement="No alarm is set: give a threshold, or calibrate on batches in distribution.",
+        )
+    if rule == "sequential":
+        m = len(calibration.shifts) if calibration else 0
+        return Guarantee(
+            rule=rule,
+            rate=alpha,
+            over="ever",
+            interval=None,
+            statement=f"A false alarm ever, over all batches together, has probability at most {alpha:g}, "
+            f"if the {m} known batches and the watched ones are exchangeable until something changes.",
+        )
+    if rule == "conformal":
+        if calibration is None:
+            return Guarantee(
+                rule=rule,
+                rate=math.nan,
+                over="batch",
+                interval=None,
+                statement="Not calibrated yet: the conformal rule needs batches in distribution.",
+            )
+        alarm = ConformalAlarm(known=calibration.shifts, alpha=alpha)
+        return Guarantee(
+            rule=rule,
+            rate=alpha,
+            over="batch",
+            interval=None,
+            statement=f"A batch of {calibration.n} images raises a false alarm with probability at most "
+            f"{alpha:g}, if it is exchangeable with the {len(calibration.shifts)} known batches; for these "
+            f"known batches as they are, the rate is below {alarm.rate_bound():.2g} with 95 % confidence.",
+        )
+    assert threshold is not None
+    if calibration is None:
+        given = math.isnan(threshold.performance)
+        return Guarantee(
+            rule=rule,
+            rate=math.nan,
+            over="batch",
+            interval=None,
+            statement="The rate of false alarms is not known: no batches in distribution were measured. The "
+            f"threshold was {'given as a number' if given else 'read off domains with known performance'}.",
+        )
+    m = len(calibration.shifts)
+    raised = sum(threshold.alarm(each) for each in calibration.shifts)
+    found = clopper_pearson(raised, m)
+    return Guarantee(
+        rule=rule,
+        rate=raised / m,
+        over="batch",
+        interval=found,
+        statement=f"{raised} of {m} batches of {calibration.n} images in distribution exceed the threshold: "
+        f"false alarms at a rate of {raised / m:.2g} per batch, 95 % interval {found.low:.2g} to "
+        f"{found.high:.2g}.",
+    )

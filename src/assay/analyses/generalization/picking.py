@@ -1,0 +1,238 @@
+"""What picking a model by a metric is worth: ranks, chances of being the best, regret, correlation."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import special
+from scipy import stats as scipy_stats
+
+from assay.analyses.generalization.evaluation import TaskCorrelation
+from assay.core.measurement import Interval, undefined_interval
+from assay.core.random import stream
+from assay.core.record import Record, plain
+from assay.stats import kendall_tau_rows
+
+
+Values = Float64[np.ndarray, " models"]
+Replicates = Float64[np.ndarray, "draws models"]
+
+UNDEFINED_SHARE = 0.05  # replicates that may be undefined before the interval is
+FEWEST_MODELS = 5  # below that, resampled models say nothing about a correlation
+_PAIR_BLOCK = 1 << 24  # pairs of models compared at a time
+
+
+def bias_corrected_interval(
+    value: float, draws: Float64[np.ndarray, " draws"] | None, *, level: float, reason: str | None = None
+) -> Interval:
+    """Percentiles of the replicates, moved by how many of them lie below the value (BC).
+
+    Magnitudes of noisy sums, as in the depth bias, grow when they are resampled; plain percentiles would be
+    off by as much.
+
+    Args:
+        value: The estimate.
+        draws: Its replicates; None where there are none.
+        level: Two-sided coverage.
+        reason: Why there are none.
+
+    Returns:
+        NaN ends for an undefined value, no replicates, or more than 5 % undefined ones. Percentiles without
+        correction, reason `bc_undefined`, where every replicate lies on one side of the value.
+
+    References:
+        Efron (1981), "Nonparametric standard errors and confidence intervals", Canadian J. of Statistics.
+    """
+    if draws is None or math.isnan(value):
+        return undefined_interval(level, "bc", reason or "no_replicates")
+    defined = draws[np.isfinite(draws)]
+    if len(defined) < (1 - UNDEFINED_SHARE) * len(draws) or not len(defined):
+        return undefined_interval(level, "bc", "undefined_replicates")
+    tails = np.array([(1 - level) / 2, (1 + level) / 2])
+    below = ((defined < value).sum() + (defined <= value).sum()) / (2 * len(defined))
+    method, why = "bc", None
+    if 0 < below < 1:
+        tails = special.ndtr(2 * special.ndtri(below) + special.ndtri(tails))
+    else:
+        method, why = "percentile", "bc_undefined"
+    low, high = np.quantile(defined, tails)
+    return Interval(low=float(low), high=float(high), level=level, method=method, reason=why)
+
+
+def ranks(oriented: Values) -> Float64[np.ndarray, " models"]:
+    """1 for the model predicted best; ties share the smaller rank; NaN where the metric is."""
+    found = np.full(len(oriented), np.nan)
+    defined = np.isfinite(oriented)
+    found[defined] = scipy_stats.rankdata(-oriented[defined], method="min")
+    return found
+
+
+def best_chances(oriented: Replicates) -> Values:
+    """Share of the resamples in which each model is the best by a metric; ties share it equally."""
+    return np.asarray(_shares_of_best(oriented).mean(0))
+
+
+def _shares_of_best(oriented: Replicates) -> Replicates:
+    """Of each resample: 1 / ties for each model at the top; all equal where no model has a value."""
+    filled = np.where(np.isfinite(oriented), oriented, -np.inf)
+    top = filled == filled.max(1, keepdims=True)
+    return np.asarray(top / top.sum(1, keepdims=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regret(Record):
+    """What is lost by picking a model by a metric instead of by true performance.
+
+    Attributes:
+        observed: Best performance - performance of the picked model, on the images at hand; ties among the
+            picked count as a random choice.
+        expected: Mean of the same over the resamples, metric and performance drawn together.
+        interval: Percentiles of the same.
+        random: Mean over the resamples for a model picked blindly.
+    """
+
+    observed: float
+    expected: float
+    interval: Interval
+    random: float
+
+
+def regret_of_picking(
+    oriented: Values,
+    oriented_draws: Replicates,
+    performance: Values,
+    performance_draws: Replicates,
+    *,
+    level: float = 0.95,
+) -> Regret:
+    """Regret of picking the model of the highest metric.
+
+    E_b[ max_m perf_b(m) - perf_b(argmax_m metric_b(m)) ], b a resample of the images.
+
+    Args:
+        oriented: The metric of each model, higher predicted better; NaN is never picked.
+        oriented_draws: Its replicates.
+        performance: True performance of each model.
+        performance_draws: Its replicates, of the same resamples.
+        level: Coverage of the interval.
+
+    Returns:
+        In the unit of performance, >= 0; lower is better. The maximum over resampled performances is a little
+        too good, for every metric alike: `random` is the yardstick, not 0.
+    """
+    regret = performance_draws.max(1) - (_shares_of_best(oriented_draws) * performance_draws).sum(1)
+    picked = _shares_of_best(oriented[None])[0]
+    low, high = np.quantile(regret, [(1 - level) / 2, (1 + level) / 2])
+    return Regret(
+        observed=float(performance.max() - picked @ performance),
+        expected=float(regret.mean()),
+        interval=Interval(low=float(low), high=float(high), level=level, method="percentile"),
+        random=float((performance_draws.max(1) - performance_draws.mean(1)).mean()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricCorrelation:
+    """How a metric goes with true performance over the models, with intervals.
+
+    Attributes:
+        point: The three correlations, signed.
+        intervals: `r2`, `srcc`, `krcc` -> percentiles over resampled models and images.
+    """
+
+    point: TaskCorrelation
+    intervals: dict[str, Interval]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON; undefined numbers are null."""
+        record: dict[str, Any] = {"n": self.point.n}
+        for name, interval in self.intervals.items():
+            record[name] = plain({"value": getattr(self.point, name), "interval": interval.to_dict()})
+        return record
+
+
+def correlation_with_intervals(
+    point: TaskCorrelation,
+    metric_draws: Replicates | None,
+    performance_draws: Replicates,
+    *,
+    level: float = 0.95,
+    seed: int = 0,
+) -> MetricCorrelation:
+    """Intervals of the correlations from resamples of models and images together.
+
+    Args:
+        point: The correlations themselves.
+        metric_draws: Replicates of the metric; None: the metric does not vary with the images.
+        performance_draws: Replicates of performance.
+        level: Two-sided coverage.
+        seed: Of the resamples of the models.
+
+    Returns:
+        NaN ends for fewer than 5 models, without replicates, or where more than 5 % of the resamples have no
+        correlation.
+    """
+    n_draws, n_models = performance_draws.shape
+    names = ("r2", "srcc", "krcc")
+    if metric_draws is None or n_models < FEWEST_MODELS:
+        why = "no_replicates" if metric_draws is None else "too_few"
+        return MetricCorrelation(
+            point=point, intervals={name: undefined_interval(level, "percentile", why) for name in names}
+        )
+    chosen = stream(seed, "rank/models").integers(0, n_models, (n_draws, n_models))
+    x, y = (np.take_along_axis(each, chosen, axis=1) for each in (metric_draws, performance_draws))
+    intervals = {}
+    for name, of in zip(names, (_r2, _srcc, _krcc), strict=True):
+        found = of(x, y)
+        defined = found[np.isfinite(found)]
+        if len(defined) < (1 - UNDEFINED_SHARE) * len(found):
+            intervals[name] = undefined_interval(level, "percentile", "undefined_replicates")
+            continue
+        low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+        intervals[name] = Interval(low=float(low), high=float(high), level=level, method="percentile")
+    return MetricCorrelation(point=point, intervals=intervals)
+
+
+def _pearson(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
+    x, y = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
+    size = np.sqrt((x * x).sum(1) * (y * y).sum(1))
+    varies = (np.ptp(x, axis=1) > 0) & (np.ptp(y, axis=1) > 0)
+    return np.asarray(np.divide((x * y).sum(1), size, out=np.full(len(x), np.nan), where=varies & (size > 0)))
+
+
+def _r2(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
+    return np.asarray(_pearson(x, y) ** 2)
+
+
+def _srcc(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
+    return _with_defined(
+        x, y, lambda a, b: _pearson(*(scipy_stats.rankdata(each, axis=1) for each in (a, b)))
+    )
+
+
+def _krcc(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
+    return _with_defined(x, y, _tau_b)
+
+
+def _with_defined(
+    x: Replicates,
+    y: Replicates,
+    of: Callable[[Replicates, Replicates], Float64[np.ndarray, " draws"]],
+) -> Float64[np.ndarray, " draws"]:
+    """A correlation of the rows that are finite throughout; NaN for the others."""
+    found = np.full(len(x), np.nan)
+    rows = np.isfinite(x).all(1) & np.isfinite(y).all(1)
+    if rows.any():
+        found[rows] = of(x[rows], y[rows])
+    return found
+
+
+def _tau_b(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
+    """Kendall's tau-b, some rows at a time: all pairs of models of all rows would be too many."""
+    n = x.shape[1]
+    block = max(1, _PAIR_BLOCK // max(1, n * (n - 1) // 2))
+    starts = range(0, len(x), block)
+    return np.concatenate([kendall_tau_rows(x[at : at + block], y[at : at + block]) for at in starts])

@@ -1,0 +1,222 @@
+"""What a metric that predicts performance is: its value for a model, and its bootstrap replicates.
+
+A replicate is the metric of a resample of the images. The resamples are the same for every model, so
+replicates of two models can be compared one by one. Held fixed are the models, and the ablation's means.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64
+from scipy.special import log_softmax
+
+from assay.analyses.generalization import baselines
+from assay.analyses.generalization.inspection import Inspection
+from assay.core.errors import DegenerateDataWarning, InputError
+from assay.core.random import stream
+from assay.core.registry import Registry
+
+
+Draws = Float64[np.ndarray, " draws"]
+Counts = Float64[np.ndarray, "draws n"]
+
+GROUPS = 20  # of images left out in turn, for metrics that are too slow or too skewed to resample
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """What one model showed, and the resamples under which it is judged.
+
+    Attributes:
+        target: On the images it is to be chosen for.
+        known: On labelled images of the domain it was trained for; None if there are none.
+        counts: How often each target image is drawn in each resample.
+        known_counts: The same for the known images.
+        ratio: tau of the depth bias.
+        measure: `"accuracy"` or `"macro-f1"`.
+        seed: Of the groups left out in turn.
+        asked: Keys of metrics named by the user, who then waits as long as they take.
+    """
+
+    target: Inspection
+    known: Inspection | None
+    counts: Counts
+    known_counts: Float64[np.ndarray, "draws m"] | None
+    ratio: float = 0.3
+    measure: str = "accuracy"
+    seed: int = 0
+    asked: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimate:
+    """A metric of one model.
+
+    Attributes:
+        value: NaN where undefined.
+        draws: Replicates; None where the metric cannot be resampled.
+        reason: Why the value or the replicates are missing.
+    """
+
+    value: float
+    draws: Draws | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """A metric that may predict performance.
+
+    Attributes:
+        key: What `rank_models` calls it.
+        name: For tables and pictures.
+        summary: One line.
+        direction: 1: rises with performance; -1: falls; 0: neither.
+        best_at: The value that predicts best, for a metric of direction 0. None: its source does not say, so
+            nothing is ranked by it.
+        needs: Parts of the inspection of the target (`"features"`, `"output-scores"`, `"edge-scores"`), and
+            `"known"`: labelled images of the models' own domain; `"sharpness"` of these.
+        resampled: What is drawn for its replicates: `"images"`, `"batches"`, or `"groups"`: the metric is
+            linearised, from leaving out 20 groups of images in turn.
+        of: The estimates of models, in order.
+        together: Whether it looks at all models at once rather than at one after the other.
+    """
+
+    key: str
+    name: str
+    summary: str
+    direction: int
+    needs: frozenset[str]
+    resampled: str
+    of: Callable[[Sequence[Evidence]], list[Estimate]]
+    best_at: float | None = None
+    together: bool = False
+
+    @property
+    def ranks(self) -> bool:
+        """Whether models can be put in order by it."""
+        return self.direction != 0 or self.best_at is not None
+
+    def oriented(self, values: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"] | None:
+        """The values such that higher predicts better; None where the source states no direction."""
+        if self.best_at is not None:
+            return np.asarray(-np.abs(values - self.best_at))
+        return None if self.direction == 0 else np.asarray(self.direction * values)
+
+
+PREDICTORS: Registry[Predictor] = Registry("ranking metric")
+
+
+def predictor(
+    key: str,
+    name: str,
+    summary: str,
+    *,
+    direction: int = 1,
+    best_at: float | None = None,
+    needs: str = "",
+    resampled: str = "images",
+) -> Callable[[Callable[[Evidence], Estimate]], Callable[[Evidence], Estimate]]:
+    """Register a metric that looks at one model at a time; an error over its data becomes its reason."""
+
+    def register(one: Callable[[Evidence], Estimate]) -> Callable[[Evidence], Estimate]:
+        def of(all_of_them: Sequence[Evidence]) -> list[Estimate]:
+            return [_attempt(one, each) for each in all_of_them]
+
+        PREDICTORS.add(
+            key,
+            Predictor(
+                key=key,
+                name=name,
+                summary=summary,
+                direction=direction,
+                needs=frozenset(needs.split()),
+                resampled=resampled,
+                of=of,
+                best_at=best_at,
+            ),
+        )
+        return one
+
+    return register
+
+
+def _attempt(one: Callable[[Evidence], Estimate], evidence: Evidence) -> Estimate:
+    """The estimate; NaN with the reason where the metric is not defined on these data."""
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always", DegenerateDataWarning)
+        try:
+            found = one(evidence)
+        except InputError as error:
+            return Estimate(value=math.nan, reason=str(error))
+    if math.isnan(found.value) and found.reason is None:
+        said = [str(each.message) for each in raised if issubclass(each.category, DegenerateDataWarning)]
+        return Estimate(value=math.nan, reason=said[0] if said else "undefined on these images")
+    return found
+
+
+# ------------------------------------------------------------------------------------- performance
+
+
+def performance(
+    inspection: Inspection, labels: Int64[np.ndarray, " n"], counts: Counts, measure: str
+) -> Estimate:
+    """Accuracy, or the mean F1 of the classes that occur in the labels, with its replicates."""
+    value = baselines.id_accuracy(inspection.logits, labels, measure=measure)
+    predicted = inspection.predictions
+    if measure == "accuracy":
+        return Estimate(value=value, draws=counts @ (predicted == labels) / len(labels))
+    classes = np.arange(inspection.logits.shape[1])
+    true, said = ((each[:, None] == classes).astype(np.float64) for each in (labels, predicted))
+    present, named, hits = counts @ true, counts @ said, counts @ (true * said)
+    f1 = np.divide(2 * hits, present + named, out=np.zeros_like(hits), where=present + named > 0)
+    occurs = present > 0
+    return Estimate(value=value, draws=(f1 * occurs).sum(1) / occurs.sum(1))
+
+
+def largest_probability(logits: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
+    """Of each row."""
+    return np.asarray(np.exp(log_softmax(logits, axis=1)).max(1))
+
+
+def mean_of(values: Float64[np.ndarray, " n"], counts: Counts) -> Estimate:
+    """The mean of a number per image."""
+    return Estimate(value=float(values.mean()), draws=counts @ values / len(values))
+
+
+def known_of(evidence: Evidence) -> tuple[Inspection, Counts]:
+    """What a metric that needs the known images reads."""
+    assert evidence.known is not None  # `needs` was checked
+    assert evidence.known_counts is not None
+    return evidence.known, evidence.known_counts
+
+
+# ---------------------------------------------------------------------------------------- jackknife
+
+
+def _groups(n: int, seed: int) -> list[Int64[np.ndarray, " k"]]:
+    """Random disjoint groups of rows, of equal sizes up to one."""
+    shuffled = stream(seed, "rank/groups").permutation(n)
+    return [np.asarray(each) for each in np.array_split(shuffled, min(GROUPS, n))]
+
+
+def left_out(
+    metric: Callable[[Int64[np.ndarray, " k"]], float], n: int, seed: int
+) -> tuple[float, Float64[np.ndarray, " groups"]]:
+    """The metric of all rows, and how each of K groups of them pulls at it.
+
+    The pull is (K - 1) / K (mean of the metrics without a group - the metric without this one).
+    """
+    value = metric(np.arange(n))
+    groups = _groups(n, seed)
+    without = np.array([metric(np.setdiff1d(np.arange(n), group)) for group in groups])
+    return value, (len(groups) - 1) * (without.mean() - without) / len(groups)
+
+
+def group_shifts(counts: Counts, seed: int) -> Float64[np.ndarray, "groups draws"]:
+    """How far each group is over-drawn in each resample, with the variance that drawing whole groups has."""
+    groups = _groups(counts.shape[1], seed)
+    return np.stack([(counts[:, group].mean(1) - 1) * math.sqrt(len(group)) for group in groups])

@@ -1,0 +1,302 @@
+"""The metrics by which models are ranked: depth biases, and the baselines they are compared with."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from scipy.special import log_softmax, logsumexp
+
+from assay.analyses.generalization import baselines
+from assay.analyses.generalization.dependency import dependency_depth_bias, layer_sets, output_depth_bias
+from assay.analyses.generalization.depth_interval import log_ratios
+from assay.analyses.generalization.inspection import Inspection
+from assay.analyses.generalization.predictor import (
+    PREDICTORS,
+    Draws,
+    Estimate,
+    Evidence,
+    Predictor,
+    group_shifts,
+    known_of,
+    largest_probability,
+    left_out,
+    mean_of,
+    performance,
+    predictor,
+)
+from assay.core.errors import InputError
+from assay.core.random import stream
+
+
+COT_LIMIT = 200_000  # unknowns of the linear programme that is solved without being asked for by name
+
+# ----------------------------------------------------------------------------------------- circuits
+
+
+@predictor(
+    "ddb-output",
+    "DDB output",
+    "depth bias of the edges into the logits",
+    needs="output-scores",
+)
+def _ddb_output(evidence: Evidence) -> Estimate:
+    target = evidence.target
+    assert target.output_scores is not None
+    scores = target.output_scores.astype(np.float64)
+    value = output_depth_bias(target.graph, torch.from_numpy(scores.mean(0)), ratio=evidence.ratio)
+    return Estimate(value=value, draws=_output_draws(target, scores, evidence))
+
+
+def _output_draws(
+    target: Inspection, scores: Float64[np.ndarray, "n n_sources"], evidence: Evidence
+) -> Draws:
+    layers = target.graph.source_layer.numpy()
+    written = np.zeros((len(evidence.counts), target.graph.n_layers + 2))
+    means = np.abs(evidence.counts @ scores / len(scores))
+    for layer in range(target.graph.n_layers + 1):
+        written[:, layer] = means[:, layers == layer].sum(1)
+    return _depth_biases(written, target.graph.n_layers, evidence.ratio)
+
+
+def _depth_biases(
+    written: Float64[np.ndarray, "draws layers"], n_layers: int, ratio: float
+) -> Float64[np.ndarray, " draws"]:
+    """The depth bias from what each source layer writes to the targets, for many sums at once."""
+    low, high = layer_sets(n_layers, ratio)
+    return log_ratios(np.stack([written[:, first : last + 1].sum(1) for first, last in (high, low)], axis=1))
+
+
+def _ddb_of_matrix(evidence: Evidence, targets: str) -> Estimate:
+    target = evidence.target
+    assert target.dependency is not None
+    assert target.dependency_draws is not None
+    n_layers = target.graph.n_layers
+    first = {"deep": layer_sets(n_layers, evidence.ratio).high[0], "global": 1}[targets]
+    return Estimate(
+        value=dependency_depth_bias(
+            torch.from_numpy(target.dependency), targets=targets, ratio=evidence.ratio
+        ),
+        draws=_depth_biases(
+            target.dependency_draws[:, :, first:].astype(np.float64).sum(2), n_layers, evidence.ratio
+        ),
+    )
+
+
+@predictor("ddb-deep", "DDB deep", "depth bias of the edges into deep layers and logits", needs="edge-scores")
+def _ddb_deep(evidence: Evidence) -> Estimate:
+    return _ddb_of_matrix(evidence, "deep")
+
+
+@predictor("ddb-global", "DDB global", "depth bias of all edges", needs="edge-scores")
+def _ddb_global(evidence: Evidence) -> Estimate:
+    return _ddb_of_matrix(evidence, "global")
+
+
+# ------------------------------------------------------------------------------------- in-distribution
+
+
+@predictor("id-accuracy", "ID accuracy", "performance on the models' own domain", needs="known")
+def _id_accuracy(evidence: Evidence) -> Estimate:
+    known, counts = known_of(evidence)
+    assert known.labels is not None
+    return performance(known, known.labels, counts, evidence.measure)
+
+
+@predictor(
+    "sharpness",
+    "Sharpness",
+    "rise of the loss when every weight moves a little",
+    direction=-1,
+    needs="known sharpness",
+    resampled="batches",
+)
+def _sharpness(evidence: Evidence) -> Estimate:
+    known, _ = known_of(evidence)
+    assert known.sharpness is not None
+    batches = known.sharpness
+    if len(batches) < 2:
+        return Estimate(
+            value=float(batches.mean()),
+            reason="one batch has no interval; give more images or smaller batches",
+        )
+    draws = stream(evidence.seed, "rank/batches").integers(
+        0, len(batches), (len(evidence.counts), len(batches))
+    )
+    return Estimate(value=float(batches.mean()), draws=batches[draws].mean(1))
+
+
+# ------------------------------------------------------------------------------------ outputs alone
+
+
+@predictor("average-confidence", "AC", "mean largest probability")
+def _confidence(evidence: Evidence) -> Estimate:
+    return mean_of(largest_probability(evidence.target.logits), evidence.counts)
+
+
+@predictor("negative-entropy", "ANE", "mean of sum p log p")
+def _negative_entropy(evidence: Evidence) -> Estimate:
+    log_p = log_softmax(evidence.target.logits, axis=1)
+    return mean_of((np.exp(log_p) * np.maximum(log_p, math.log(1e-12))).sum(1), evidence.counts)
+
+
+@predictor("energy", "MDE", "spread of the energies of the images", direction=0)
+def _energy(evidence: Evidence) -> Estimate:
+    energies = -logsumexp(evidence.target.logits, axis=1)
+    counts, n = evidence.counts, len(energies)
+    top = energies.max()
+    inner = np.log(counts @ np.exp(energies - top)) + top - counts @ energies / n
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal energies have no logarithm
+        draws = np.where(inner > 1e-15, np.log(inner), np.nan)
+    return Estimate(value=baselines.energy(evidence.target.logits), draws=draws)
+
+
+@predictor("rankme", "RankMe", "effective rank of the features", needs="features", resampled="groups")
+def _rankme(evidence: Evidence) -> Estimate:
+    return _of_features(evidence, baselines.rankme)
+
+
+@predictor(
+    "alpha-req",
+    "alpha-ReQ",
+    "decay of the spectrum of the features; closest to 1 is best",
+    direction=0,
+    best_at=1.0,
+    needs="features",
+    resampled="groups",
+)
+def _alpha_req(evidence: Evidence) -> Estimate:
+    return _of_features(evidence, baselines.alpha_req)
+
+
+def _of_features(evidence: Evidence, metric: Callable[..., float]) -> Estimate:
+    features = evidence.target.features
+    assert features is not None
+    # Resampled features repeat rows, which alone lowers their rank: groups are left out instead.
+    value, pulls = left_out(
+        lambda rows: metric(features[rows].astype(np.float64)), len(features), evidence.seed
+    )
+    return Estimate(value=value, draws=value + pulls @ group_shifts(evidence.counts, evidence.seed))
+
+
+# ------------------------------------------------------------------------------ estimates of accuracy
+
+
+@predictor(
+    "atc", "ATC", "share of images above a confidence threshold learned in-distribution", needs="known"
+)
+def _atc(evidence: Evidence) -> Estimate:
+    known, known_counts = known_of(evidence)
+    assert known.labels is not None
+    value = baselines.atc(known.logits, known.labels, evidence.target.logits)
+    before = largest_probability(known.logits)
+    order = np.argsort(before, kind="stable")
+    wrong = known_counts @ (known.predictions != known.labels).astype(np.float64)
+    passed = np.cumsum(known_counts[:, order], axis=1)
+    place = (passed < wrong[:, None]).sum(1)
+    thresholds = np.where(wrong > 0, before[order][np.minimum(place, len(before) - 1)], -np.inf)
+    scores = largest_probability(evidence.target.logits)
+    ranked = np.argsort(scores, kind="stable")
+    below = np.searchsorted(scores[ranked], thresholds, side="left")
+    left = np.concatenate([np.zeros((len(below), 1)), np.cumsum(evidence.counts[:, ranked], axis=1)], axis=1)
+    return Estimate(value=value, draws=1 - left[np.arange(len(below)), below] / len(scores))
+
+
+@predictor("doc", "DoC", "in-distribution accuracy less the drop of mean confidence", needs="known")
+def _doc(evidence: Evidence) -> Estimate:
+    known, known_counts = known_of(evidence)
+    assert known.labels is not None
+    value = baselines.doc(known.logits, known.labels, evidence.target.logits)
+    correct = mean_of((known.predictions == known.labels).astype(np.float64), known_counts)
+    before = mean_of(largest_probability(known.logits), known_counts)
+    after = mean_of(largest_probability(evidence.target.logits), evidence.counts)
+    assert correct.draws is not None
+    assert before.draws is not None
+    assert after.draws is not None
+    return Estimate(value=value, draws=np.clip(correct.draws - before.draws + after.draws, 0.0, 1.0))
+
+
+@predictor(
+    "cot", "COT", "cost of matching the predictions to known label shares", needs="known", resampled="groups"
+)
+def _cot(evidence: Evidence) -> Estimate:
+    known, known_counts = known_of(evidence)
+    labels, logits = known.labels, evidence.target.logits
+    assert labels is not None
+    if logits.size > COT_LIMIT and "cot" not in evidence.asked:
+        raise InputError(
+            f"its linear programme would have {logits.size:,} unknowns; name the metric to wait for it, or "
+            "give fewer images"
+        )
+    value, pulls = left_out(lambda rows: baselines.cot(labels, logits[rows]), len(logits), evidence.seed)
+    _, known_pulls = left_out(lambda rows: baselines.cot(labels[rows], logits), len(labels), evidence.seed)
+    moved = pulls @ group_shifts(evidence.counts, evidence.seed)
+    moved = moved + known_pulls @ group_shifts(known_counts, evidence.seed)
+    return Estimate(value=value, draws=np.clip(value + moved, 0.0, 1.0))
+
+
+def _agreement(everyone: Sequence[Evidence]) -> list[Estimate]:
+    """Of all models together: a line through the agreements of their pairs."""
+    known = [each.known for each in everyone]
+    counts, known_counts = everyone[0].counts, everyone[0].known_counts
+    assert known_counts is not None  # `needs` was checked
+    before = np.stack([each.predictions for each in known if each is not None])
+    after = np.stack([each.target.predictions for each in everyone])
+    labels = known[0].labels if known[0] is not None else None
+    assert labels is not None
+
+    def estimates(rows: Int64[np.ndarray, " k"], known_rows: Int64[np.ndarray, " m"]) -> np.ndarray:
+        line = baselines.agreement_on_the_line(before[:, known_rows], labels[known_rows], after[:, rows])
+        return np.asarray(line.estimates)
+
+    try:
+        values = estimates(np.arange(after.shape[1]), np.arange(before.shape[1]))
+    except InputError as error:
+        return [Estimate(value=math.nan, reason=str(error)) for _ in everyone]
+    draws = np.full((len(counts), len(everyone)), np.nan)
+    for draw, (row, known_row) in enumerate(zip(counts, known_counts, strict=True)):
+        drawn, known_drawn = (
+            np.repeat(np.arange(len(each)), each.astype(np.int64)) for each in (row, known_row)
+        )
+        try:
+            draws[draw] = estimates(drawn, known_drawn)
+        except InputError:  # no line through these resampled agreements: undefined, and counted as such
+            continue
+    return [Estimate(value=float(value), draws=draws[:, place]) for place, value in enumerate(values)]
+
+
+PREDICTORS.add(
+    "agreement-line",
+    Predictor(
+        key="agreement-line",
+        name="ALine-D",
+        summary="accuracy read off the line of the models' agreements",
+        direction=1,
+        needs=frozenset({"known"}),
+        resampled="images",
+        of=_agreement,
+        together=True,
+    ),
+)
+
+# In the order of tables: circuits, then what needs labels of the own domain, then outputs alone.
+ORDER = (
+    "ddb-output",
+    "ddb-deep",
+    "ddb-global",
+    "id-accuracy",
+    "sharpness",
+    "average-confidence",
+    "negative-entropy",
+    "energy",
+    "rankme",
+    "alpha-req",
+    "atc",
+    "doc",
+    "cot",
+    "agreement-line",
+)
+# Sharpness takes 61 passes per image, 20 of them backward, so it runs only where it is asked for by name.
+AFFORDABLE = tuple(key for key in ORDER if key != "sharpness")
+DEFAULT_METRICS = tuple(key for key in AFFORDABLE if key not in ("ddb-deep", "ddb-global"))

@@ -1,0 +1,124 @@
+"""OODSelect: find where better in-distribution accuracy means worse accuracy, and whether it is real."""
+
+from assay.analyses.subsets.archive import load_correctness, save_correctness
+from assay.analyses.subsets.baselines import (
+    BaselineRow,
+    RandomBaseline,
+    baseline_rows,
+    distance_indices,
+    hard_indices,
+    marginal_indices,
+    random_baseline,
+)
+from assay.analyses.subsets.composition import (
+    ClassComposition,
+    ClassCorrelation,
+    class_composition,
+    class_correlations,
+)
+from assay.analyses.subsets.consistency import SelectionConsistency, selection_consistency
+from assay.analyses.subsets.data import CorrectnessData, Quality
+from assay.analyses.subsets.describe import SubsetDescription, describe_selection, describe_subset
+from assay.analyses.subsets.digits import digits_data
+from assay.analyses.subsets.distance import distance_scores
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.line import Correlation, Line, correlate, fit_line, line_correlation, probit
+from assay.analyses.subsets.model_curve import ModelsNeeded, models_needed
+from assay.analyses.subsets.path import LargestSubset, SelectionPath, default_sizes, selection_path
+from assay.analyses.subsets.permutation import (
+    PermutationNull,
+    aotl_null,
+    correct_over_sets,
+    permutation_null,
+    permute_accuracy,
+)
+from assay.analyses.subsets.predictions import load_predictions
+from assay.analyses.subsets.prevalence import PrevalenceRow, PrevalenceShift, prevalence_shift
+from assay.analyses.subsets.proposals import text_proposer
+from assay.analyses.subsets.published import PublishedSelections, load_published
+from assay.analyses.subsets.replication import (
+    ExampleHoldout,
+    ExampleReplication,
+    HalfReplication,
+    example_holdout,
+    replicate_examples,
+    replicate_halves,
+)
+from assay.analyses.subsets.selection import Evaluation, Settings, Subset, load_subset, oodselect
+from assay.analyses.subsets.sources import from_estimators, from_frame, from_zoo
+from assay.analyses.subsets.splits import ModelSplit, folds, split_models
+from assay.analyses.subsets.swap import Found
+from assay.analyses.subsets.verdict import CrossFit, SubsetVerdict, cross_fit, judge_sizes
+
+
+__all__ = [
+    "BaselineRow",
+    "ClassComposition",
+    "ClassCorrelation",
+    "CorrectnessData",
+    "Correlation",
+    "CrossFit",
+    "Evaluation",
+    "ExampleHoldout",
+    "ExampleReplication",
+    "Found",
+    "HalfReplication",
+    "LargestSubset",
+    "Line",
+    "ModelSplit",
+    "ModelsNeeded",
+    "PackedMatrix",
+    "PermutationNull",
+    "PrevalenceRow",
+    "PrevalenceShift",
+    "PublishedSelections",
+    "Quality",
+    "RandomBaseline",
+    "SelectionConsistency",
+    "SelectionPath",
+    "Settings",
+    "Subset",
+    "SubsetDescription",
+    "SubsetVerdict",
+    "aotl_null",
+    "baseline_rows",
+    "class_composition",
+    "class_correlations",
+    "correct_over_sets",
+    "correlate",
+    "cross_fit",
+    "default_sizes",
+    "describe_selection",
+    "describe_subset",
+    "digits_data",
+    "distance_indices",
+    "distance_scores",
+    "example_holdout",
+    "fit_line",
+    "folds",
+    "from_estimators",
+    "from_frame",
+    "from_zoo",
+    "hard_indices",
+    "judge_sizes",
+    "line_correlation",
+    "load_correctness",
+    "load_predictions",
+    "load_published",
+    "load_subset",
+    "marginal_indices",
+    "models_needed",
+    "oodselect",
+    "permutation_null",
+    "permute_accuracy",
+    "prevalence_shift",
+    "probit",
+    "random_baseline",
+    "replicate_examples",
+    "replicate_halves",
+    "save_correctness",
+    "selection_consistency",
+    "selection_path",
+    "split_models",
+    "text_proposer",
+]

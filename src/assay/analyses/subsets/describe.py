@@ -1,0 +1,338 @@
+"""Words for a subset: phrases that hold more often of the selected images than of others.
+
+Three steps, each by a callable of the user's: a *captioner* puts single images into words, a *proposer* says
+in short phrases how two lists of captions differ, a *ranker* embeds images and phrases in one space, so that
+each phrase has a score. None is part of the package, and none is fetched.
+
+A phrase says what the ranker sees more of in the selected images. It does not say why models fail on them;
+the authors of the method judge this step unreliable, and with good reason.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from assay.analyses.subsets.phrase_scores import PhraseScore, Ranker, score_phrases
+from assay.analyses.subsets.proposals import LONGEST_PHRASE, Captioner, Proposer, caption_prompt
+from assay.core.errors import InputError, ShapeError
+from assay.core.random import stream
+from assay.core.record import Record
+
+
+if TYPE_CHECKING:
+    from assay.analyses.subsets.selection import Subset
+
+N_IMAGES, N_CAPTIONS, N_PHRASES = 200, 25, 25
+
+Images = np.ndarray | Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsetDescription(Record):
+    """Phrases for a subset, those that fit it best first.
+
+    Attributes:
+        scores: One per phrase, by descending AUROC; empty without a ranker.
+        phrases: All phrases, as they were proposed or given.
+        captions_selected: Shown to the proposer, in rank order.
+        captions_comparison: Likewise.
+        n_selected: Selected images that were scored, or sampled where there is no ranker.
+        n_comparison: Comparison images likewise.
+        n_failed: Images of either side without a caption; left out of everything after.
+        prompt: What the captioner was asked.
+        held_out: Whether phrases were scored only on images whose captions the proposer had not seen.
+        level: Coverage of the intervals.
+        seed: Root of sampling and resampling.
+        notes: What to keep in mind.
+    """
+
+    record_kind = "subset-description"
+
+    scores: tuple[PhraseScore, ...]
+    phrases: tuple[str, ...]
+    captions_selected: tuple[str, ...]
+    captions_comparison: tuple[str, ...]
+    n_selected: int
+    n_comparison: int
+    n_failed: int
+    prompt: str
+    held_out: bool
+    level: float
+    seed: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """The phrases that significantly fit the selected images better, best first."""
+        return tuple(each.phrase for each in self.scores if each.significant and each.difference > 0)
+
+
+def describe_subset(
+    images_selected: Images,
+    images_comparison: Images,
+    *,
+    captioner: Captioner | None = None,
+    proposer: Proposer | None = None,
+    ranker: Ranker | None = None,
+    phrases: Sequence[str] | None = None,
+    domains: Sequence[Any] | np.ndarray | None = None,
+    fixed_class: str | None = None,
+    n_images: int = N_IMAGES,
+    n_captions: int = N_CAPTIONS,
+    n_phrases: int = N_PHRASES,
+    held_out: bool = False,
+    level: float = 0.95,
+    q: float = 0.05,
+    n_resamples: int = 1000,
+    seed: int = 0,
+) -> SubsetDescription:
+    """Phrases for what selected images have more of than others, each with a score, an interval and a test.
+
+    score(phrase) = mean cos(image, phrase) over the selected - mean cos(image, phrase) over the comparison.
+
+    Args:
+        images_selected: In rank order, most harmful first; an array `[n, ...]` or a sequence of whatever the
+            callables take (arrays, paths, pictures). The first `n_images` are used.
+        images_comparison: What to compare with, best the images of the same pool that were not selected:
+            against images in distribution, the shift itself is what the phrases would be about.
+        captioner: `(images, prompt) -> captions`, None where an image failed. Not needed with `phrases`.
+        proposer: `(captions_a, captions_b, n) -> phrases` that are more true of b, the selected. See
+            `text_proposer`. Not needed with `phrases`.
+        ranker: Embeds images and phrases, see `Ranker`. None: phrases without scores.
+        phrases: Phrases of one's own, instead of captioner and proposer or beside them.
+        domains: Domain of each comparison image; as equal a number is sampled of each.
+        fixed_class: What all images show, if they do; goes into the prompt of the captioner.
+        n_images: Images of either side at most.
+        n_captions: Captions of either side that the proposer sees at most; no more are asked for.
+        n_phrases: Phrases that the proposer is asked for.
+        held_out: Score only on images whose captions the proposer has not seen. The phrases were made for the
+            others, so that tests on those are a little too favourable.
+        level: Coverage of the intervals.
+        q: Share of false discoveries that is accepted among the significant phrases.
+        n_resamples: Bootstrap resamples of the images of either side.
+        seed: Root seed of sampling and resampling.
+
+    Returns:
+        The phrases by descending AUROC.
+
+    Raises:
+        InputError: No images on a side; neither phrases nor what makes them; no phrase was proposed; a
+            proposal that is no text.
+        ShapeError: Captions or embeddings that are not one per image or text.
+        NonFiniteError: Embeddings with NaN or of norm 0.
+
+    Notes:
+        Interval: percentiles over resamples of the images of either side; phrases and models stay as they
+        are. A phrase whose cosines are all the same has AUROC 1/2 and p = 1. Costs at most
+        2 `n_captions` captions (more where some fail), one proposal, 2 `n_images` image and `n_phrases` text
+        embeddings.
+
+    References:
+        Salaudeen et al. (2025), arXiv:2510.24884, section on describing subsets, whose score is
+        |difference| over the mean of the comparison (`rel_diff`). Mann and Whitney (1947),
+        doi:10.1214/aoms/1177730491.
+    """
+    _check(images_selected, images_comparison, captioner, proposer, phrases)
+    _check_numbers(n_images, n_captions, n_phrases, n_resamples, level, q)
+    prompt = caption_prompt(fixed_class)
+    chosen = _sample(len(images_comparison), n_images, domains, seed)
+    sides = (
+        _Side(_taken(images_selected, np.arange(min(n_images, len(images_selected))))),
+        _Side(_taken(images_comparison, chosen)),
+    )
+    found = list(phrases or ())
+    if captioner is not None:
+        for side in sides:
+            side.caption(captioner, prompt, n_captions)
+    if proposer is not None:
+        selected, comparison = sides
+        if not (selected.captions and comparison.captions):
+            name = "selected" if not selected.captions else "comparison"
+            raise InputError(f"the captioner failed on all {name} images; there is nothing to propose from")
+        found += list(proposer(list(comparison.captions), list(selected.captions), n_phrases))
+    listed = _distinct(found)
+    if not listed and (phrases is not None or proposer is not None):
+        raise InputError(
+            "there are no phrases: the proposer made none that begins with '*' or '-' and has at most "
+            f"{LONGEST_PHRASE} words, and none are given"
+        )
+    kept, others = (side.scored(held_out=held_out) for side in sides)
+    scores: tuple[PhraseScore, ...] = ()
+    if ranker is not None and listed:
+        rng = stream(seed, "describe.bootstrap")
+        scores = score_phrases(
+            listed, kept, others, ranker, level=level, q=q, n_resamples=n_resamples, rng=rng
+        )
+    return SubsetDescription(
+        scores=scores,
+        phrases=tuple(listed),
+        captions_selected=tuple(sides[0].captions),
+        captions_comparison=tuple(sides[1].captions),
+        n_selected=len(kept),
+        n_comparison=len(others),
+        n_failed=sum(side.n_failed for side in sides),
+        prompt=prompt,
+        held_out=held_out,
+        level=level,
+        seed=seed,
+        notes=_notes(proposed=proposer is not None, held_out=held_out, scored=bool(scores)),
+    )
+
+
+def describe_selection(
+    selection: "Subset", images: Images | None = None, **options: Any
+) -> SubsetDescription:
+    """`describe_subset` of a selection against the examples of its pool that were not selected.
+
+    Args:
+        selection: From `assay.oodselect`.
+        images: One per example of the pool, in its order. None: those the data hold.
+        options: Further arguments of `describe_subset`.
+
+    Raises:
+        InputError: No images, or not one per example; nothing is left unselected.
+    """
+    data = selection.data
+    given = images if images is not None or data is None else data.images
+    if given is None:
+        raise InputError("the data hold no images; pass images, one per example of the pool, in its order")
+    n_examples = len(given) if data is None else data.n_examples
+    if len(given) != n_examples:
+        raise InputError(f"there are {len(given)} images for {n_examples} examples; give one per example")
+    rest = np.setdiff1d(np.arange(n_examples), selection.indices)
+    if not len(rest):
+        raise InputError(f"all {n_examples} examples are selected; nothing is left to compare with")
+    return describe_subset(_taken(given, np.asarray(selection.indices)), _taken(given, rest), **options)
+
+
+# ------------------------------------------------------------------------------------------- the parts
+
+
+class _Side:
+    """The images of one side, and which of them have a caption or failed to get one."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+        self.captions: list[str] = []
+        self._captioned: list[int] = []
+        self._failed: list[int] = []
+
+    @property
+    def n_failed(self) -> int:
+        return len(self._failed)
+
+    def caption(self, captioner: Captioner, prompt: str, wanted: int) -> None:
+        """Caption images in order until enough have one; failures are made up for by later images."""
+        done = 0
+        while len(self.captions) < wanted and done < len(self.images):
+            rows = np.arange(done, min(done + wanted - len(self.captions), len(self.images)))
+            answers = list(captioner(_taken(self.images, rows), prompt))
+            if len(answers) != len(rows):
+                raise ShapeError(
+                    f"the captioner gave {len(answers)} captions for {len(rows)} images; one per image is "
+                    "needed, None where it failed"
+                )
+            for row, answer in zip(rows.tolist(), answers, strict=True):
+                text = " ".join(answer.split()) if isinstance(answer, str) else ""
+                if text:
+                    self.captions.append(text)
+                    self._captioned.append(row)
+                else:
+                    self._failed.append(row)
+            done += len(rows)
+
+    def scored(self, *, held_out: bool) -> Images:
+        """The images that phrases are scored on."""
+        left_out = {*self._failed, *(self._captioned if held_out else ())}
+        rows = np.array([row for row in range(len(self.images)) if row not in left_out], dtype=np.int64)
+        if not len(rows):
+            raise InputError(
+                f"no image is left to score on: of {len(self.images)}, {self.n_failed} have no caption"
+                + (f" and {len(self._captioned)} were shown to the proposer" if held_out else "")
+                + "; give more images, or fewer n_captions"
+            )
+        return _taken(self.images, rows)
+
+
+def _taken(images: Images, rows: np.ndarray) -> Images:
+    return images[rows] if isinstance(images, np.ndarray) else [images[row] for row in rows.tolist()]
+
+
+def _check(
+    selected: Images,
+    comparison: Images,
+    captioner: Captioner | None,
+    proposer: Proposer | None,
+    phrases: Sequence[str] | None,
+) -> None:
+    for name, images in (("images_selected", selected), ("images_comparison", comparison)):
+        if not len(images):
+            raise InputError(f"{name} is empty; give at least one image")
+    if proposer is not None and captioner is None:
+        raise InputError("a proposer works on captions; give a captioner too, or phrases instead of both")
+    if captioner is None and phrases is None:
+        raise InputError("nothing makes phrases: give captioner and proposer, or phrases of your own")
+    if isinstance(phrases, str):
+        raise InputError(f"phrases is the text {phrases!r}; give a list of phrases, [{phrases!r}]")
+
+
+def _check_numbers(
+    n_images: int, n_captions: int, n_phrases: int, n_resamples: int, level: float, q: float
+) -> None:
+    counts = {
+        "n_images": n_images,
+        "n_captions": n_captions,
+        "n_phrases": n_phrases,
+        "n_resamples": n_resamples,
+    }
+    for name, count in counts.items():
+        if count < 1:
+            raise InputError(f"{name} is {count}; it must be at least 1")
+    for name, share in (("level", level), ("q", q)):
+        if not 0 < share < 1:
+            raise InputError(f"{name} is {share}; it must lie between 0 and 1")
+
+
+def _sample(
+    n_there: int, wanted: int, domains: Sequence[Any] | np.ndarray | None, seed: int
+) -> Int64[np.ndarray, " n"]:
+    """Rows of the comparison, at random; with domains as many of each as can be."""
+    rng = stream(seed, "describe.comparison")
+    shuffled = rng.permutation(n_there)
+    if domains is None:
+        return shuffled[:wanted].astype(np.int64)
+    if len(domains) != n_there:
+        raise ShapeError(f"domains has {len(domains)} entries for {n_there} comparison images")
+    _, codes = np.unique(np.asarray(domains, dtype=str)[shuffled], return_inverse=True)
+    # Rank within the own domain: all firsts come before all seconds, so that domains stay equal as long as
+    # each has images.
+    turn = np.empty(n_there, dtype=np.int64)
+    for code in range(int(codes.max()) + 1):
+        members = np.flatnonzero(codes == code)
+        turn[members] = np.arange(len(members))
+    return shuffled[np.argsort(turn, kind="stable")[:wanted]].astype(np.int64)
+
+
+def _distinct(phrases: Sequence[str]) -> list[str]:
+    found: dict[str, str] = {}
+    for phrase in phrases:
+        if not isinstance(phrase, str):
+            raise InputError(f"a phrase is {phrase!r} of type {type(phrase).__name__}; phrases are texts")
+        if text := phrase.strip():
+            found.setdefault(text.casefold(), text)
+    return list(found.values())
+
+
+def _notes(*, proposed: bool, held_out: bool, scored: bool) -> tuple[str, ...]:
+    notes = [
+        "A phrase says what the ranker sees more of in the selected images, not why models fail on them."
+    ]
+    if scored and proposed and not held_out:
+        notes.append(
+            "Phrases were proposed from captions of some of the images that they are tested on; "
+            "held_out=True tests them on the others."
+        )
+    return tuple(notes)

@@ -1,0 +1,565 @@
+"""Three ways to hold the correctness of m models on N examples, for the two products that a solver needs.
+
+A solver asks for `weights @ X` over all examples (gradients, screening) and for the number of correct answers
+of every model on a set of examples (the selected accuracy). Both are answered without ever forming the dense
+matrix where it was not given: `PackedMatrix` holds eight models per byte, 32 times less than float32.
+
+The same call on the same matrix gives the same bits. Where the weights are whole numbers whose absolute
+values sum to at most 2**24, every partial sum is exact in float32, so all layouts, devices and thread counts
+agree.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64, Integer, UInt8
+
+from assay.core.errors import InputError, ShapeError
+from assay.core.machine import free_memory
+
+
+if TYPE_CHECKING:
+    import torch
+
+Layout = Literal["auto", "dense", "packed", "accelerator"]
+LAYOUTS: tuple[Layout, ...] = ("auto", "dense", "packed", "accelerator")
+
+EXACT_WEIGHTS = 2**24  # whole weights whose absolute values sum to at most this are summed exactly in float32
+_SMALLEST_WEIGHTS = 1e-290  # sums below this have no finite scale and count as zero
+_DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
+_COLUMNS = 16384  # examples per block of a packed product: index, gathered values and sums stay in cache
+_PAIR_EXAMPLES = 16_000  # from here on a table of 65,536 sums costs less to fill than it saves
+_CHUNK = 4096  # examples unpacked at a time; a multiple of 64
+_DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
+
+
+@runtime_checkable
+class Matrix(Protocol):
+    """Correctness of models on examples: X[i, j] = 1 iff model i answers example j correctly."""
+
+    name: str
+    n_models: int
+    n_examples: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix as held, in memory or on the device."""
+        ...
+
+    def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
+        """One pass over the matrix, `weights @ X`, summed in float32; the module says when that is exact."""
+        ...
+
+    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
+        """Correct answers of every model on `examples`, exact; an example given twice counts twice."""
+        ...
+
+    def take(self, models: Int64[np.ndarray, " k"]) -> "Matrix":
+        """The rows of `models`, in that order, in the same layout."""
+        ...
+
+    def column_sums(self) -> Int64[np.ndarray, " n"]:
+        """Models that answer each example correctly."""
+        ...
+
+    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
+        """The columns of `examples` (default: all) as a new 0/1 array."""
+        ...
+
+
+class _ExampleBits:
+    """The matrix packed along examples, 64 per word: counts on a set of examples by AND and population count.
+
+    Words lie in rows of m, one row per 64 examples, so that a small set touches few rows.
+    """
+
+    def __init__(self, n_models: int, n_examples: int, chunks: Iterator[UInt8[np.ndarray, "m _"]]):
+        self.n_examples = n_examples
+        self.words = np.empty((-(-n_examples // 64), n_models), dtype=np.uint64)
+        row = 0
+        for chunk in chunks:  # every chunk but the last holds a multiple of 64 examples
+            rows = -(-chunk.shape[1] // 64)
+            packed = np.zeros((n_models, 8 * rows), dtype=np.uint8)
+            part = np.packbits(chunk, axis=1, bitorder="little")
+            packed[:, : part.shape[1]] = part
+            self.words[row : row + rows] = packed.view("<u8").T
+            row += rows
+
+    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
+        repeats = np.bincount(examples, minlength=self.n_examples)
+        total = np.zeros(self.words.shape[1], dtype=np.int64)
+        for times in range(1, int(repeats.max(initial=0)) + 1):
+            total += self._count(repeats >= times)
+        return total
+
+    def _count(self, chosen: np.ndarray) -> Int64[np.ndarray, " m"]:
+        packed = np.zeros(8 * len(self.words), dtype=np.uint8)
+        part = np.packbits(chosen, bitorder="little")
+        packed[: len(part)] = part
+        mask = packed.view("<u8")
+        touched = np.flatnonzero(mask)
+        total = np.zeros(self.words.shape[1], dtype=np.int64)
+        step = max(1, 2**16 // max(1, len(total)))  # words at a time, in cache; at most 64 * step fits uint32
+        for start in range(0, len(touched), step):
+            rows = touched[start : start + step]
+            if rows[-1] - rows[0] + 1 == len(rows):  # adjacent rows need no copy
+                words = self.words[rows[0] : rows[-1] + 1] & mask[rows, None]
+            else:
+                words = self.words[rows]
+                words &= mask[rows, None]
+            total += np.add.reduce(np.bitwise_count(words), axis=0, dtype=np.uint32)
+        return total
+
+
+def _checked_examples(examples: np.ndarray, n_examples: int) -> np.ndarray:
+    if examples.size and not (examples.min() >= 0 and examples.max() < n_examples):
+        raise InputError(
+            f"examples holds indices from {examples.min()} to {examples.max()}; "
+            f"the matrix has examples 0 to {n_examples - 1}"
+        )
+    return examples
+
+
+def _checked_weights(weights: np.ndarray, n_models: int) -> np.ndarray:
+    if weights.shape != (n_models,):
+        raise ShapeError(
+            f"weights has shape {weights.shape}; one number for each of {n_models} models is needed"
+        )
+    return weights
+
+
+def _checked_models(models: np.ndarray, n_models: int) -> np.ndarray:
+    if models.size and not (models.min() >= 0 and models.max() < n_models):
+        raise InputError(
+            f"models holds indices from {models.min()} to {models.max()}; "
+            f"the matrix has models 0 to {n_models - 1}"
+        )
+    return models
+
+
+def _checked_correct(correct: np.ndarray) -> np.ndarray:
+    if correct.ndim != 2 or correct.dtype != np.uint8:
+        raise ShapeError(
+            f"correct is {correct.dtype} of shape {correct.shape}; uint8 of shape (models, examples) is due"
+        )
+    return correct
+
+
+class DenseMatrix:
+    """Float32, for BLAS: the fastest for small matrices and the largest.
+
+    Args:
+        correct: 0/1, shape (m, N).
+    """
+
+    name = "dense"
+
+    def __init__(self, correct: UInt8[np.ndarray, "m n"]):
+        self.n_models, self.n_examples = _checked_correct(correct).shape
+        _require_memory(4 * correct.size, f"a dense matrix of {self.n_models} x {self.n_examples}")
+        self.values = correct.astype(np.float32, order="C")
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    @cached_property
+    def _example_bits(self) -> _ExampleBits:
+        chunks = (
+            self.values[:, start : start + _CHUNK].astype(np.uint8)
+            for start in range(0, self.n_examples, _CHUNK)
+        )
+        return _ExampleBits(self.n_models, self.n_examples, chunks)
+
+    def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
+        return _checked_weights(weights, self.n_models).astype(np.float32) @ self.values
+
+    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
+        return self._example_bits.count(_checked_examples(examples, self.n_examples))
+
+    def take(self, models: Int64[np.ndarray, " k"]) -> "DenseMatrix":
+        return DenseMatrix(self.values[_checked_models(models, self.n_models)].astype(np.uint8))
+
+    def column_sums(self) -> Int64[np.ndarray, " n"]:
+        # Exact: the sums are whole and below 2**24.
+        return (np.ones(self.n_models, dtype=np.float32) @ self.values).astype(np.int64)
+
+    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
+        if examples is None:
+            return self.values.astype(np.uint8)
+        return self.values[:, _checked_examples(examples, self.n_examples)].astype(np.uint8)
+
+
+_BITS_OF_BYTE = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.float64)  # [byte, bit], LSB first
+
+
+class PackedMatrix:
+    """Bit-packed along models: bit b of `bits[r, j]` is X[8 r + b, j], the least significant bit first.
+
+    A product adds, for each row of bytes and each example, one of the 256 partial sums of the row's eight
+    weights; with many examples, one of the 65,536 of two rows, a table that still fits the second-level
+    cache. Counts use a second packing, along examples. Both second forms are made on first use, each as large
+    as `bits`.
+
+    Args:
+        bits: Shape (ceil(m/8), N); bits beyond the last model are 0.
+        n_models: m.
+
+    Raises:
+        ShapeError: If `bits` is not uint8 with ceil(m/8) rows.
+        InputError: If a bit beyond the last model is set.
+    """
+
+    name = "packed"
+
+    def __init__(self, bits: UInt8[np.ndarray, "rows n"], n_models: int):
+        if bits.ndim != 2 or bits.dtype != np.uint8 or bits.shape[0] != -(-n_models // 8) or n_models < 1:
+            raise ShapeError(
+                f"bits is {bits.dtype} of shape {bits.shape}; uint8 with ceil(models / 8) rows is needed, "
+                f"{-(-n_models // 8)} for {n_models} models"
+            )
+        if n_models % 8 and bits[-1].max(initial=0) >> (n_models % 8):
+            raise InputError(
+                f"the last row of bits has bits set beyond model {n_models - 1}; pack with PackedMatrix.pack "
+                "or numpy.packbits(correct, axis=0, bitorder='little')"
+            )
+        self.bits = np.ascontiguousarray(bits)
+        self.n_models = n_models
+        self.n_examples = bits.shape[1]
+
+    @classmethod
+    def pack(cls, correct: UInt8[np.ndarray, "m n"]) -> "PackedMatrix":
+        """Packs a 0/1 array, a chunk of examples at a time; a memory map is read once."""
+        n_models, n_examples = _checked_correct(correct).shape
+        bits = np.empty((-(-n_models // 8), n_examples), dtype=np.uint8)
+        for start in range(0, n_examples, _CHUNK):
+            part = np.asarray(correct[:, start : start + _CHUNK])
+            bits[:, start : start + _CHUNK] = np.packbits(part, axis=0, bitorder="little")
+        return cls(bits, n_models)
+
+    @property
+    def nbytes(self) -> int:
+        return self.bits.nbytes
+
+    @cached_property
+    def _example_bits(self) -> _ExampleBits:
+        chunks = (
+            _unpacked(self.bits[:, start : start + _CHUNK], self.n_models) for start in self._starts(_CHUNK)
+        )
+        return _ExampleBits(self.n_models, self.n_examples, chunks)
+
+    def _starts(self, step: int) -> range:
+        return range(0, self.n_examples, step)
+
+    @cached_property
+    def _words(self) -> np.ndarray:
+        """Pairs of rows of bytes as uint16, the lower row in the lower byte."""
+        words = np.zeros((-(-len(self.bits) // 2), self.n_examples), dtype=np.uint16)
+        for row, bits in enumerate(self.bits):
+            words[row // 2] |= bits.astype(np.uint16) << 8 * (row % 2)
+        return words
+
+    def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
+        padded = np.zeros(16 * -(-self.n_models // 16))
+        padded[: self.n_models] = _checked_weights(weights, self.n_models)
+        by_byte = (padded.reshape(-1, 8) @ _BITS_OF_BYTE.T).astype(np.float32)
+        total = np.zeros(self.n_examples, dtype=np.float32)
+        index = np.empty(min(_COLUMNS, self.n_examples), dtype=np.intp)
+        gathered = np.empty(len(index), dtype=np.float32)
+
+        def add(table: np.ndarray, codes: np.ndarray) -> None:
+            for start in self._starts(_COLUMNS):
+                stop = min(start + _COLUMNS, self.n_examples)
+                at, values = index[: stop - start], gathered[: stop - start]
+                at[...] = codes[start:stop]
+                table.take(at, out=values, mode="wrap")  # never out of range; "raise" would buffer the output
+                total[start:stop] += values
+
+        if self.n_examples < _PAIR_EXAMPLES:
+            for table, codes in zip(by_byte, self.bits, strict=False):
+                add(table, codes)
+            return total
+        # Sums of every high with every low entry: as a product of rank two, a third of the time of a
+        # broadcast sum.
+        pair = np.empty((256, 256), dtype=np.float32)
+        high, low = np.ones((256, 2), dtype=np.float32), np.ones((2, 256), dtype=np.float32)
+        for row, codes in enumerate(self._words):
+            low[1], high[:, 0] = by_byte[2 * row], by_byte[2 * row + 1]
+            add(np.matmul(high, low, out=pair).reshape(-1), codes)
+        return total
+
+    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
+        return self._example_bits.count(_checked_examples(examples, self.n_examples))
+
+    def take(self, models: Int64[np.ndarray, " k"]) -> "PackedMatrix":
+        _checked_models(models, self.n_models)
+        bits = np.zeros((-(-len(models) // 8), self.n_examples), dtype=np.uint8)
+        for position, model in enumerate(models.tolist()):
+            row = self.bits[model >> 3] >> (model & 7)
+            row &= 1
+            row <<= position & 7
+            bits[position >> 3] |= row
+        return PackedMatrix(bits, len(models))
+
+    def column_sums(self) -> Int64[np.ndarray, " n"]:
+        total = np.zeros(self.n_examples, dtype=np.int64)
+        for start in self._starts(_COLUMNS):
+            counts = np.bitwise_count(self.bits[:, start : start + _COLUMNS])
+            np.add.reduce(counts, axis=0, dtype=np.int64, out=total[start : start + _COLUMNS])
+        return total
+
+    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
+        if examples is None:
+            return _unpacked(self.bits, self.n_models)
+        return _unpacked(self.bits[:, _checked_examples(examples, self.n_examples)], self.n_models)
+
+
+def _unpacked(bits: UInt8[np.ndarray, "rows k"], n_models: int) -> UInt8[np.ndarray, "m k"]:
+    """0/1 from bytes; shifting whole rows is many times faster than `numpy.unpackbits` on the first axis."""
+    out = np.empty((n_models, bits.shape[1]), dtype=np.uint8)
+    for bit in range(8):
+        part = out[bit::8]
+        np.right_shift(bits[: len(part)], bit, out=part)
+        part &= 1
+    return out
+
+
+class DeviceMatrix:
+    """Int8 on a torch device, multiplied in chunks of examples.
+
+    Weights are rounded to whole numbers on a grid of 2**-24 of the sum of their absolute values and cut into
+    three digits of eight bits; products of digits with 0/1 are exact in float32, with or without TF32, so the
+    result is the exact sum of the rounded weights on any device.
+
+    Args:
+        correct: 0/1, shape (m, N).
+        device: Torch device; default the accelerator that torch finds, else the CPU.
+
+    Raises:
+        InputError: If the matrix does not fit the memory of the device.
+    """
+
+    name = "accelerator"
+
+    def __init__(
+        self,
+        correct: "UInt8[np.ndarray, 'm n'] | PackedMatrix",
+        *,
+        device: "str | torch.device | None" = None,
+    ):
+        import torch
+
+        source = correct if isinstance(correct, PackedMatrix) else _checked_correct(correct)
+        if isinstance(source, PackedMatrix):
+            self.n_models, self.n_examples = source.n_models, source.n_examples
+        else:
+            self.n_models, self.n_examples = source.shape
+        self.device = torch.device(device) if device is not None else _default_device()
+        _require_memory(
+            self.n_models * self.n_examples,
+            f"the int8 matrix of {self.n_models} x {self.n_examples} on {self.device}",
+            free=_device_memory(self.device),
+        )
+        # Rows are examples: a chunk of them is contiguous, and a set of them is gathered whole.
+        self._rows = torch.empty((self.n_examples, self.n_models), dtype=torch.int8, device=self.device)
+        for start in range(0, self.n_examples, _CHUNK):
+            stop = min(start + _CHUNK, self.n_examples)
+            if isinstance(source, PackedMatrix):
+                part = _unpacked(source.bits[:, start:stop], self.n_models)
+            else:
+                part = np.asarray(source[:, start:stop]).astype(np.uint8)
+            rows = np.ascontiguousarray(part.T).view(np.int8)
+            self._rows[start:stop] = torch.from_numpy(rows).to(self.device)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._rows.nbytes)
+
+    @property
+    def _step(self) -> int:
+        return max(1, _DEVICE_ENTRIES // self.n_models)
+
+    def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
+        import torch
+
+        whole, scale = whole_weights(_checked_weights(weights, self.n_models))
+        digits = torch.from_numpy(_digits(whole)).to(self.device)  # [m, 3]
+        parts = [
+            (self._rows[start : start + self._step].to(torch.float32) @ digits).cpu()
+            for start in range(0, self.n_examples, self._step)
+        ]
+        sums: np.ndarray = torch.cat(parts).double().numpy() @ _DIGIT_VALUES
+        return sums / scale
+
+    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
+        import torch
+
+        _checked_examples(examples, self.n_examples)
+        total = torch.zeros(self.n_models, dtype=torch.int64, device=self.device)
+        for start in range(0, len(examples), self._step):
+            part = torch.from_numpy(examples[start : start + self._step]).to(self.device)
+            total += self._rows.index_select(0, part).sum(dim=0, dtype=torch.int64)
+        return total.cpu().numpy()
+
+    def take(self, models: Int64[np.ndarray, " k"]) -> "DeviceMatrix":
+        import torch
+
+        at = torch.from_numpy(_checked_models(models, self.n_models)).to(self.device)
+        taken = object.__new__(DeviceMatrix)
+        taken.device, taken.n_models, taken.n_examples = self.device, len(models), self.n_examples
+        taken._rows = self._rows.index_select(1, at)
+        return taken
+
+    def column_sums(self) -> Int64[np.ndarray, " n"]:
+        import torch
+
+        return self._rows.sum(dim=1, dtype=torch.int64).cpu().numpy()
+
+    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
+        import torch
+
+        rows = self._rows
+        if examples is not None:
+            at = torch.from_numpy(_checked_examples(examples, self.n_examples))
+            rows = rows.index_select(0, at.to(self.device))
+        return np.ascontiguousarray(rows.cpu().numpy().T).view(np.uint8)
+
+
+def whole_weights(weights: Float64[np.ndarray, " m"]) -> tuple[Float64[np.ndarray, " m"], float]:
+    """Weights rounded to whole numbers that every layout sums exactly, and the scale that was applied.
+
+    round(weights * scale), with absolute values that sum to at most `EXACT_WEIGHTS`. Examples with equal
+    columns then have equal sums in every layout, on every machine, and ties are ties. The rounding error of a
+    sum over m models, about sqrt(m/24) units, is some 1e-4 of the spread of the sums for thousands of models.
+
+    Returns:
+        Whole numbers as float64, and the scale; weights that are whole already come back unchanged, scale 1.
+    """
+    total = float(np.abs(weights).sum())
+    if total <= EXACT_WEIGHTS and np.array_equal(weights, np.rint(weights)):
+        return weights, 1.0
+    if total < _SMALLEST_WEIGHTS:
+        return np.zeros_like(weights), 1.0
+    scale = (EXACT_WEIGHTS - len(weights)) / total
+    return np.rint(weights * scale), scale
+
+
+_DIGIT_VALUES = np.array([1.0, 256.0, 65536.0])
+
+
+def _digits(whole: Float64[np.ndarray, " m"]) -> np.ndarray:
+    """Whole numbers up to 2**24 as three digits to the base 256 with the number's sign, float32 [m, 3]."""
+    size = np.abs(whole).astype(np.int64)
+    digits = np.stack([size & 255, (size >> 8) & 255, size >> 16], axis=1)
+    return np.asarray(digits * np.sign(whole)[:, None], dtype=np.float32)
+
+
+def as_matrix(
+    correct: np.ndarray | PackedMatrix,
+    models: Integer[np.ndarray, " k"] | None = None,
+    *,
+    layout: str = "auto",
+    device: "str | torch.device | None" = None,
+) -> Matrix:
+    """The rows of some models in the layout that suits their size.
+
+    Args:
+        correct: 0/1 uint8 of shape (models, examples), or packed.
+        models: Row indices, in the order wanted; default all.
+        layout: `dense` (float32), `packed` (bits), `accelerator` (int8 on a device), or `auto`: dense up
+            to 64 million entries, packed beyond, the accelerator only when `device` names one that is not the
+            CPU.
+        device: Torch device of the accelerator layout.
+
+    Raises:
+        InputError: If the layout is unknown or does not fit the memory.
+    """
+    if layout not in LAYOUTS:
+        raise InputError(f"layout is {layout!r}; choose one of {', '.join(LAYOUTS)}")
+    rows = None if models is None else np.asarray(models, dtype=np.int64)
+    if isinstance(correct, PackedMatrix):
+        n_models, n_examples = correct.n_models, correct.n_examples
+    else:
+        n_models, n_examples = _checked_correct(correct).shape
+    if rows is not None:
+        _checked_models(rows, n_models)
+        n_models = len(rows)
+    check_device(device, layout)
+    if layout == "auto":
+        if device is not None and str(device) != "cpu":
+            layout = "accelerator"
+        else:
+            layout = "dense" if n_models * n_examples <= _DENSE_ENTRIES else "packed"
+    if layout == "accelerator":
+        return DeviceMatrix(_rows_of(correct, rows), device=device)
+    if layout == "dense":
+        _require_memory(5 * n_models * n_examples, f"a dense matrix of {n_models} x {n_examples}")
+        taken = _rows_of(correct, rows)
+        return DenseMatrix(taken.dense() if isinstance(taken, PackedMatrix) else taken)
+    if isinstance(correct, PackedMatrix):
+        return correct if rows is None else correct.take(rows)
+    return _packed_rows(correct, rows)
+
+
+def _rows_of(correct: Any, rows: Int64[np.ndarray, " k"] | None) -> Any:
+    if rows is None:
+        return correct
+    return correct.take(rows) if isinstance(correct, PackedMatrix) else correct[rows]
+
+
+def _packed_rows(correct: np.ndarray, rows: Int64[np.ndarray, " k"] | None) -> PackedMatrix:
+    """Packs some rows of a dense array, eight at a time, so that no copy of all of them is made."""
+    if rows is None:
+        return PackedMatrix.pack(correct)
+    bits = np.empty((-(-len(rows) // 8), correct.shape[1]), dtype=np.uint8)
+    for row in range(len(bits)):
+        bits[row] = np.packbits(correct[rows[8 * row : 8 * row + 8]], axis=0, bitorder="little")[0]
+    return PackedMatrix(bits, len(rows))
+
+
+def _require_memory(needed: int, what: str, *, free: int | None = None) -> None:
+    free = free_memory() if free is None else free
+    if needed > free:
+        raise InputError(
+            f"{what} needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+            'use layout="packed", which holds eight models per byte'
+        )
+
+
+def check_device(device: "str | torch.device | None", layout: str = "auto") -> None:
+    """Refuse a device that PyTorch cannot use, or that a layout of main memory would leave idle.
+
+    Raises:
+        InputError: Naming the device.
+    """
+    if device is None or str(device) == "cpu":
+        return
+    if layout in ("dense", "packed"):
+        raise InputError(
+            f"device is {str(device)!r} and layout {layout!r} lies in main memory; leave one of them out"
+        )
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, no driver, or a build without it
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device is {str(device)!r}, which PyTorch cannot use here: {reason}") from error
+
+
+def _default_device() -> "torch.device":
+    import torch
+
+    if torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        if found is not None:
+            return found
+    return torch.device("cpu")
+
+
+def _device_memory(device: "torch.device") -> int | None:
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None

@@ -1,0 +1,351 @@
+"""Accuracy on the line: the correlation over models of in- and out-of-distribution accuracy in probits."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float64, Int64, Real
+from scipy import special
+
+from assay.core.errors import InputError, ShapeError
+from assay.core.random import stream
+from assay.core.record import Record
+from assay.stats import fisher_z_interval, spearman
+
+
+EPS = 1e-6  # accuracies are clipped to [EPS, 1 - EPS] before the probit
+AOTIL = -0.3  # at most this correlation is called accuracy on the inverse line (Cohen's weak effect)
+N_RESAMPLES = 1000
+MIN_MODELS = 4  # in any part: below that the Fisher interval does not exist
+RELIABLE_UNITS = 8
+_DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
+_ROUNDING = 1e-12  # of a replicate's sum of squares, relative to that of all models
+_CERTAIN = 1 - 1e-9  # |R| of a replicate beyond which atanh says nothing
+
+
+def probit(p: Real[np.ndarray, "*shape"] | float | int, *, eps: float | int = EPS) -> Any:
+    """Standard normal quantile of clipped shares, Phi^-1(clip(p, eps, 1 - eps)).
+
+    Args:
+        p: Shares in [0, 1], any shape.
+        eps: Clip, in (0, 0.5).
+
+    Returns:
+        Float64 of the shape of `p`; in [-4.753, 4.753] for the default clip.
+
+    Example:
+        >>> float(probit(0.5))
+        0.0
+    """
+    if not 0 < eps < 0.5:
+        raise InputError(f"eps is {eps}; a clip between 0 and 0.5 is needed, {EPS} by default")
+    return special.ndtri(np.clip(np.asarray(p, dtype=np.float64), eps, 1 - eps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlation(Record):
+    """Pearson correlation of two accuracies over models in probit axes, with what it rests on.
+
+    Attributes:
+        r: Eq. 4, in [-1, 1]; NaN where a side is constant (`degenerate`).
+        low: Lower end of the cluster bootstrap over units; NaN where undefined.
+        high: Its upper end.
+        level: Two-sided coverage of all intervals.
+        fisher_low: Lower end of the interval through atanh, which takes models as independent.
+        fisher_high: Its upper end.
+        spearman: Rank correlation of the accuracies.
+        spearman_low: Lower end, standard error of Bonett and Wright.
+        spearman_high: Its upper end.
+        n: Models.
+        n_units: Training runs or families among them; models, where neither is known.
+        n_eff: Independent models that would spread as much as the resamples do, 3 + 1 / var(atanh R_b).
+        n_degenerate: Resamples without a correlation; left out.
+        frac_clipped: Share of models whose accuracy is exactly 0 or 1.
+        degenerate: Whether the correlation is undefined.
+        caution: What makes the interval unreliable, in words, else None.
+    """
+
+    r: float
+    low: float
+    high: float
+    level: float
+    fisher_low: float
+    fisher_high: float
+    spearman: float
+    spearman_low: float
+    spearman_high: float
+    n: int
+    n_units: int
+    n_eff: float
+    n_degenerate: int
+    frac_clipped: float
+    degenerate: bool
+    caution: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line(Record):
+    """Least squares of probit out-of-distribution accuracy on probit in-distribution accuracy.
+
+    Attributes:
+        slope: Above 0 on the line, below 0 on the inverse line.
+        intercept: In probits.
+        r: Correlation; R^2 = 1 - (residual_sd / sd)^2 with population standard deviations.
+        residual_sd: Population standard deviation around the line, in probits.
+        max_residual: Largest distance from the line: eta of the correlation property, in probits.
+    """
+
+    slope: float
+    intercept: float
+    r: float
+    residual_sd: float
+    max_residual: float
+
+
+def clip_of(clip: str, size: int | None, eps: float | int = EPS) -> float:
+    """The clip of out-of-distribution accuracies: `eps`, or half an example of the subset (`half`).
+
+    Raises:
+        InputError: For another `clip`, or `half` without a size.
+    """
+    if clip not in ("eps", "half"):
+        raise InputError(f"clip is {clip!r}; choose 'eps' (a fixed clip) or 'half' (half an example)")
+    if clip == "eps":
+        return float(eps)
+    if size is None or size < 2:
+        raise InputError(f"clip='half' clips at 0.5 / size and needs a size of at least 2, got {size}")
+    return 0.5 / size
+
+
+def line_correlation(
+    id_accuracy: Float64[np.ndarray, " m"],
+    accuracy: Float64[np.ndarray, " m"],
+    *,
+    eps: float | int = EPS,
+    id_eps: float | int = EPS,
+) -> float:
+    """R(s) of Eq. 4: Pearson correlation over models of probit accuracies.
+
+    Args:
+        id_accuracy: In-distribution accuracy per model, in [0, 1].
+        accuracy: Out-of-distribution accuracy per model, in [0, 1].
+        eps: Clip of `accuracy`.
+        id_eps: Clip of `id_accuracy`.
+
+    Returns:
+        In [-1, 1]; NaN where either side is constant over the models.
+
+    References:
+        Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4; Miller et al. (2021), arXiv:2107.04649.
+    """
+    x, y = np.asarray(id_accuracy, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ShapeError(f"id_accuracy {x.shape} and accuracy {y.shape}: two vectors over the same models")
+    return float(line_correlations(x, y[None], eps=eps, id_eps=id_eps)[0])
+
+
+def line_correlations(
+    id_accuracy: Float64[np.ndarray, " m"],
+    accuracy: Float64[np.ndarray, "k m"],
+    *,
+    eps: float | int = EPS,
+    id_eps: float | int = EPS,
+) -> Float64[np.ndarray, " k"]:
+    """`line_correlation` with each row of `accuracy`."""
+    x = probit(id_accuracy, eps=id_eps)
+    y = probit(accuracy, eps=eps)
+    x = x - x.mean()
+    y = y - y.mean(axis=1, keepdims=True)
+    sxx, syy = x @ x, (y * y).sum(axis=1)
+    found = np.full(len(y), np.nan)
+    defined = (syy >= _DEGENERATE) & (sxx >= _DEGENERATE)
+    np.divide(y @ x, np.sqrt(syy * sxx), out=found, where=defined)
+    return np.asarray(np.clip(found, -1.0, 1.0))
+
+
+def cluster_replicates(
+    id_accuracy: Float64[np.ndarray, " m"],
+    accuracy: Float64[np.ndarray, " m"],
+    draws: Int64[np.ndarray, "n_resamples n_drawn"],
+    units: Int64[np.ndarray, " m"],
+    *,
+    eps: float | int = EPS,
+    id_eps: float | int = EPS,
+) -> Float64[np.ndarray, " n_resamples"]:
+    """Correlation over the models of drawn units, for each row of draws.
+
+    Args:
+        id_accuracy: In-distribution accuracy per model.
+        accuracy: Out-of-distribution accuracy per model.
+        draws: Units drawn with replacement: codes that occur in `units`.
+        units: Unit of each model.
+        eps: Clip of `accuracy`.
+        id_eps: Clip of `id_accuracy`.
+
+    Returns:
+        NaN for a resample in which a side is constant.
+    """
+    x, y = probit(id_accuracy, eps=id_eps), probit(accuracy, eps=eps)
+    x, y = x - x.mean(), y - y.mean()
+    names, place = np.unique(units, return_inverse=True)
+    sums = np.stack(
+        [np.bincount(place, weights=each) for each in (np.ones_like(x), x, y, x * x, y * y, x * y)]
+    )
+    code = np.searchsorted(names, draws) + len(names) * np.arange(len(draws))[:, None]
+    counts = np.bincount(code.ravel(), minlength=len(draws) * len(names)).reshape(len(draws), -1)
+    n, sx, sy, sxx, syy, sxy = sums @ counts.T
+    sxx, syy, sxy = sxx - sx * sx / n, syy - sy * sy / n, sxy - sx * sy / n
+    floor_x, floor_y = (max(_DEGENERATE, _ROUNDING * float(side @ side)) for side in (x, y))
+    found = np.full(len(draws), np.nan)
+    defined = (sxx >= floor_x) & (syy >= floor_y)
+    np.divide(sxy, np.sqrt(sxx * syy, where=defined, out=np.ones_like(sxx)), out=found, where=defined)
+    return np.asarray(np.clip(found, -1.0, 1.0))
+
+
+def correlate(
+    id_accuracy: Float64[np.ndarray, " m"],
+    accuracy: Float64[np.ndarray, " m"],
+    *,
+    units: Int64[np.ndarray, " m"] | None = None,
+    size: int | None = None,
+    eps: float | int = EPS,
+    clip: str = "eps",
+    on_degenerate: Literal["nan", "zero"] = "nan",
+    n_resamples: int = N_RESAMPLES,
+    level: float = 0.95,
+    se: Literal["bonett-wright", "fisher"] = "bonett-wright",
+    seed: int = 0,
+) -> Correlation:
+    """The correlation of Eq. 4 with its intervals.
+
+    Args:
+        id_accuracy: In-distribution accuracy per model, in [0, 1].
+        accuracy: Out-of-distribution accuracy per model, in [0, 1].
+        units: Training run or family of each model, as codes. Default: each model by itself.
+        size: Examples behind `accuracy`; needed by `clip="half"`.
+        eps: Clip of both accuracies.
+        clip: `eps`, or `half`: clip `accuracy` at half an example.
+        on_degenerate: What an undefined correlation is: NaN, or 0 as the authors print it.
+        n_resamples: Resamples of the units.
+        level: Two-sided coverage.
+        se: Standard error behind the interval of the rank correlation.
+        seed: Root seed of the resamples.
+
+    Raises:
+        InputError: If an option is out of range or an accuracy outside [0, 1].
+        ShapeError: If the vectors are of different lengths.
+
+    References:
+        Fisher (1921); Bonett and Wright (2000), doi:10.1007/BF02294183.
+    """
+    if on_degenerate not in ("nan", "zero"):
+        raise InputError(f"on_degenerate is {on_degenerate!r}; choose 'nan' or 'zero'")
+    if se not in ("bonett-wright", "fisher"):
+        raise InputError(f"se is {se!r}; choose 'bonett-wright' or 'fisher'")
+    if n_resamples < 1:
+        raise InputError(f"n_resamples is {n_resamples}; at least 1 is needed, {N_RESAMPLES} by default")
+    x, y = np.asarray(id_accuracy, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
+    for name, side in (("id_accuracy", x), ("accuracy", y)):
+        if not ((side >= 0) & (side <= 1)).all():
+            bad = side[~((side >= 0) & (side <= 1))][0]
+            raise InputError(f"{name} holds {bad}; accuracies are shares in [0, 1]")
+    units = np.arange(len(x)) if units is None else np.asarray(units, dtype=np.int64)
+    if units.shape != x.shape:
+        raise ShapeError(f"units has shape {units.shape}, id_accuracy {x.shape}: one unit per model")
+    ood_eps = clip_of(clip, size, eps)
+    r = line_correlation(x, y, eps=ood_eps, id_eps=eps)
+    names = np.unique(units)
+    frac_clipped = float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan
+    common: dict[str, Any] = {
+        "level": level,
+        "n": len(x),
+        "n_units": len(names),
+        "frac_clipped": frac_clipped,
+    }
+    if math.isnan(r):
+        value = 0.0 if on_degenerate == "zero" else math.nan
+        undefined: dict[str, Any] = dict.fromkeys(
+            ("low", "high", "fisher_low", "fisher_high", "spearman_low", "spearman_high", "n_eff"), math.nan
+        )
+        return Correlation(
+            r=value,
+            spearman=value,
+            n_degenerate=n_resamples,
+            degenerate=True,
+            caution="the accuracies do not vary over the models: no correlation is defined",
+            **undefined,
+            **common,
+        )
+    rho = spearman(x, y) if np.ptp(x) > 0 and np.ptp(y) > 0 else math.nan
+    fisher = fisher_z_interval(r, len(x), level=level)
+    ranks = fisher_z_interval(rho, len(x), level=level, kind="pearson" if se == "fisher" else "spearman")
+    draws = names[stream(seed, "cluster-bootstrap").integers(0, len(names), (n_resamples, len(names)))]
+    replicates = cluster_replicates(x, y, draws, units, eps=ood_eps, id_eps=eps)
+    kept = replicates[np.isfinite(replicates)]
+    low, high, n_eff = math.nan, math.nan, math.nan
+    if len(names) > 1 and len(kept) > 1:
+        low, high = (float(end) for end in np.quantile(kept, [(1 - level) / 2, (1 + level) / 2]))
+        spread = float(np.arctanh(np.clip(kept, -_CERTAIN, _CERTAIN)).var(ddof=1))
+        n_eff = 3 + 1 / spread if spread > 0 else math.inf
+    caution = None
+    if len(names) < RELIABLE_UNITS:
+        caution = (
+            f"{len(names)} independent unit{'s' if len(names) != 1 else ''}: with fewer than "
+            f"{RELIABLE_UNITS} the interval is unreliable"
+        )
+    return Correlation(
+        r=r,
+        low=low,
+        high=high,
+        fisher_low=fisher.low,
+        fisher_high=fisher.high,
+        spearman=rho,
+        spearman_low=ranks.low,
+        spearman_high=ranks.high,
+        n_eff=n_eff,
+        n_degenerate=n_resamples - len(kept),
+        degenerate=False,
+        caution=caution,
+        **common,
+    )
+
+
+def fit_line(
+    id_accuracy: Float64[np.ndarray, " m"],
+    accuracy: Float64[np.ndarray, " m"],
+    *,
+    eps: float | int = EPS,
+    id_eps: float | int = EPS,
+) -> Line:
+    """Least-squares line in probit axes, out-of-distribution on in-distribution accuracy.
+
+    Args:
+        id_accuracy: In-distribution accuracy per model, in [0, 1].
+        accuracy: Out-of-distribution accuracy per model, in [0, 1].
+        eps: Clip of `accuracy`.
+        id_eps: Clip of `id_accuracy`.
+
+    Returns:
+        All NaN where the in-distribution accuracies are constant; `r` NaN where the others are.
+
+    References:
+        Miller et al. (2021), arXiv:2107.04649, Def. 1; Salaudeen et al. (2025), arXiv:2510.24884, Eq. 2.
+    """
+    x, y = probit(id_accuracy, eps=id_eps), probit(accuracy, eps=eps)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ShapeError(f"id_accuracy {x.shape} and accuracy {y.shape}: two vectors over the same models")
+    dx, dy = x - x.mean(), y - y.mean()
+    if dx @ dx < _DEGENERATE:
+        return Line(
+            slope=math.nan, intercept=math.nan, r=math.nan, residual_sd=math.nan, max_residual=math.nan
+        )
+    slope = float(dx @ dy / (dx @ dx))
+    residual = dy - slope * dx
+    return Line(
+        slope=slope,
+        intercept=float(y.mean() - slope * x.mean()),
+        r=line_correlation(np.asarray(id_accuracy), np.asarray(accuracy), eps=eps, id_eps=id_eps),
+        residual_sd=float(np.sqrt(np.mean(residual**2))),
+        max_residual=float(np.abs(residual).max()),
+    )

@@ -1,0 +1,359 @@
+"""Prediction files of OODSelect's authors: one CSV per checkpoint, `domain,label,p_0,...,p_{C-1}`.
+
+Rows carry no id, so files can only be aligned by position. The reader never reorders rows, and refuses files
+whose out-of-distribution rows do not name the same labels and domains in the same order.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64, UInt8
+
+from assay.analyses.subsets.archive import gather_rows, must_pack
+from assay.analyses.subsets.data import CorrectnessData
+from assay.core.errors import AlignmentError, FileFormatError, InputError
+
+
+Progress = Callable[[str, int, int], None]
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+PATTERN = "global_step_*_predictions.csv"
+_STEP = re.compile(r"global_step_(\d+)_predictions\.csv")
+_DOMAIN = re.compile(r"env(\d+)_(in|out)")
+_SCORE = re.compile(r"p_(\d+)")
+_ROWS = 8  # files whose answers wait to be packed together
+
+
+def load_predictions(
+    paths: Paths,
+    *,
+    ood_env: int | Sequence[int],
+    id_envs: Sequence[int] | None = None,
+    run_of: Callable[[Path], object] | None = None,
+    family_of: Callable[[Path], object] | None = None,
+    checkpoints: str | Sequence[int] = "last",
+    example_ids: Sequence[object] | np.ndarray | None = None,
+    label_names: Sequence[object] | None = None,
+    progress: Progress | None = None,
+) -> CorrectnessData:
+    """Read prediction CSVs, one at a time, as one row of answers each.
+
+    y_i is the share of right answers over all rows of `env<e>_out`, e in `id_envs`, pooled. Row i of the
+    matrix says for each row of `env<t>_in` and `env<t>_out`, t the out-of-distribution environment, whether
+    the largest score (the first of equals) is that of the label; several such environments are put side by
+    side.
+
+    Args:
+        paths: A folder, searched for `global_step_<k>_predictions.csv` at any depth; or files and folders.
+        ood_env: Environment that no model was trained on, or several, in the order of the examples.
+        id_envs: Environments whose held-out part gives y. Default: all others in the first file.
+        run_of: Training run of a file. Default: its folder.
+        family_of: Architecture family of a file. Default: not known.
+        checkpoints: `last` (one row per run, its highest step), `all`, or the steps to keep.
+        example_ids: Unique names of the out-of-distribution rows in order. Default: `row_0`, ...
+        label_names: Names of the classes.
+        progress: Called with `read`, the files done and all files.
+
+    Returns:
+        Models in the order of their sorted paths, named by path and step below the common folder; the domain
+        of each row as the column `domain`.
+
+    Raises:
+        FileFormatError: If a file is missing, cut off, or no such table; with the file and the row.
+        AlignmentError: If the out-of-distribution rows of two files differ in number, label or domain.
+        InputError: If no file is found, a score is NaN, or an environment is missing.
+
+    Notes:
+        The authors' loader shuffles the rows of every file the same way before it selects; published indices
+        count those shuffled rows.
+    """
+    outside = tuple([int(ood_env)] if isinstance(ood_env, int | np.integer) else ood_env)
+    files = _files(paths)
+    root = Path(os.path.commonpath([file.parent for file in files]))
+    runs = [str(run_of(file)) if run_of else _name(file.parent, root) for file in files]
+    kept = _checkpoints(files, runs, checkpoints)
+    files, runs = [files[place] for place in kept], [runs[place] for place in kept]
+    if len(set(runs)) == 1 and run_of is None and checkpoints == "last":
+        raise InputError(
+            f"all files lie in {files[0].parent}, so they count as checkpoints of one run, and a single row "
+            "is left; give run_of, a function from the path of a file to its run, or checkpoints='all'"
+        )
+    first = _read(files[0], outside, _id_environments(files[0], outside, id_envs))
+    accuracies, counts = np.empty(len(files)), np.empty(len(files), dtype=np.int64)
+
+    def blocks() -> Iterator[UInt8[np.ndarray, "rows n"]]:
+        waiting: list[np.ndarray] = []
+        for place, file in enumerate(files):
+            found = first if place == 0 else _read(file, outside, first.inside)
+            _check_alignment(found, file, first, files[0])
+            accuracies[place], counts[place] = found.id_accuracy, found.n_id
+            waiting.append(found.correct)
+            if progress is not None:
+                progress("read", place + 1, len(files))
+            if len(waiting) == _ROWS or place == len(files) - 1:
+                yield np.stack(waiting)
+                waiting.clear()
+
+    n = len(first.labels)
+    matrix = gather_rows(
+        blocks(),
+        len(files),
+        n,
+        pack=must_pack(len(files), n, what="the matrix"),
+        named=lambda row, column: f"row {column} of {files[row]}",
+    )
+    return CorrectnessData.of(
+        matrix,
+        accuracies,
+        groups=runs,
+        families=None if family_of is None else [str(family_of(file)) for file in files],
+        model_ids=[_name(file.parent, root, _step(file) or file.stem) for file in files],
+        example_ids=example_ids,
+        n_id=counts,
+        labels=first.labels,
+        label_names=label_names,
+        meta={"domain": first.domains},
+        source={
+            "kind": "predictions",
+            "n_files": len(files),
+            "id_envs": list(first.inside),
+            "ood_env": list(outside),
+            "checkpoints": checkpoints if isinstance(checkpoints, str) else list(checkpoints),
+        },
+    )
+
+
+# ----------------------------------------------------------------------------------------------- files
+
+
+def _files(paths: Paths) -> list[Path]:
+    """Files in the order of their sorted paths."""
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found: list[Path] = []
+    for each in map(Path, given):
+        if each.is_dir():
+            inside = list(each.rglob(PATTERN))
+            if not inside:
+                raise InputError(f"{each} holds no file named {PATTERN}, at any depth")
+            found += inside
+        elif each.is_file():
+            found.append(each)
+        else:
+            raise FileFormatError(f"{each} is neither a file nor a folder; give prediction files")
+    if not found:
+        raise InputError("no prediction file is given")
+    found.sort(key=lambda path: path.as_posix())
+    for one, after in itertools.pairwise(found):
+        if one == after:
+            raise InputError(f"{one} is given twice; every file is one model")
+    return found
+
+
+def _step(file: Path) -> str | None:
+    match = _STEP.fullmatch(file.name)
+    return match.group(1) if match else None
+
+
+def _name(folder: Path, root: Path, *more: str) -> str:
+    return "/".join([*folder.relative_to(root).parts, *more]) or folder.name
+
+
+def _checkpoints(files: list[Path], runs: list[str], wanted: str | Sequence[int]) -> list[int]:
+    """Places of the files to read."""
+    if wanted == "all":
+        return list(range(len(files)))
+    if isinstance(wanted, str) and wanted != "last":
+        raise InputError(f"checkpoints is {wanted!r}; allowed are 'last', 'all', or the steps to keep")
+    steps: list[int] = []
+    for file in files:
+        step = _step(file)
+        if step is None and (wanted != "last" or runs.count(runs[len(steps)]) > 1):
+            raise InputError(
+                f"{file} is not named {PATTERN}, so its training step is not known; rename it, or use "
+                "checkpoints='all'"
+            )
+        steps.append(int(step or 0))
+    if wanted == "last":
+        last: dict[str, int] = {}
+        for place, run in enumerate(runs):
+            if run not in last or steps[place] > steps[last[run]]:
+                last[run] = place
+        return sorted(last.values())
+    kept = [place for place, step in enumerate(steps) if step in set(wanted)]
+    if missing := sorted(set(map(int, wanted)) - set(steps)):
+        raise InputError(f"no file is of step {missing[0]}; there are the steps {sorted(set(steps))[:20]}")
+    return kept
+
+
+# ----------------------------------------------------------------------------------------------- one file
+
+
+class _Table(NamedTuple):
+    """One file: environments and parts of its rows, labels, and whether the answer is right."""
+
+    environments: Int64[np.ndarray, " rows"]
+    held_out: np.ndarray
+    domains: np.ndarray
+    labels: Int64[np.ndarray, " rows"]
+    correct: np.ndarray
+
+
+class _Answers(NamedTuple):
+    """What is kept of a file."""
+
+    inside: tuple[int, ...]
+    id_accuracy: float
+    n_id: int
+    labels: Int64[np.ndarray, " n"]
+    domains: np.ndarray
+    correct: UInt8[np.ndarray, " n"]
+
+
+def _id_environments(file: Path, outside: tuple[int, ...], given: Sequence[int] | None) -> tuple[int, ...]:
+    if not outside:
+        raise InputError("ood_env is empty; name the environment that no model was trained on")
+    if len(set(outside)) < len(outside):
+        raise InputError(f"ood_env is {list(outside)}; an environment is listed twice")
+    if given is not None:
+        if shared := sorted(set(given) & set(outside)):
+            raise InputError(
+                f"environment {shared[0]} is among id_envs and ood_env; it is either in or out of "
+                "distribution"
+            )
+        if not given:
+            raise InputError("id_envs is empty; name the environments whose held-out part gives the accuracy")
+        return tuple(dict.fromkeys(given))
+    found = sorted(set(_table(file).environments.tolist()) - set(outside))
+    if not found:
+        raise InputError(f"{file} holds no environment besides {list(outside)}; none is in distribution")
+    return tuple(found)
+
+
+def _read(file: Path, outside: tuple[int, ...], inside: tuple[int, ...]) -> _Answers:
+    table = _table(file)
+    within = np.isin(table.environments, inside) & table.held_out
+    for environment in inside:
+        if not (within & (table.environments == environment)).any():
+            raise InputError(
+                f"{file} has no row of env{environment}_out, though {environment} is among id_envs; it has "
+                f"{_listed(table.domains)}"
+            )
+    parts = [np.flatnonzero(table.environments == environment) for environment in outside]
+    for environment, part in zip(outside, parts, strict=True):
+        if not len(part):
+            raise InputError(
+                f"{file} has no row of env{environment}_in or env{environment}_out, though ood_env is "
+                f"{environment}; it has {_listed(table.domains)}"
+            )
+    chosen = np.concatenate(parts)
+    return _Answers(
+        inside=inside,
+        id_accuracy=float(table.correct[within].mean()),
+        n_id=int(within.sum()),
+        labels=table.labels[chosen],
+        domains=table.domains[chosen],
+        correct=table.correct[chosen].astype(np.uint8),
+    )
+
+
+def _listed(domains: np.ndarray) -> str:
+    return ", ".join(np.unique(domains).tolist())
+
+
+def _table(file: Path) -> _Table:
+    import pandas as pd
+
+    try:
+        header = pd.read_csv(file, nrows=0, index_col=False).columns.tolist()
+        classes = _classes(file, header)
+        frame = pd.read_csv(file, usecols=["domain", "label", *classes], index_col=False)
+    except FileFormatError:
+        raise
+    except (OSError, ValueError) as error:  # pandas' parser errors are of these kinds
+        raise FileFormatError(f"{file} cannot be read as a table of predictions: {error}") from error
+    if not len(frame):
+        raise FileFormatError(f"{file} has no row")
+    domains = frame["domain"].astype(object).fillna("").to_numpy().astype(str)
+    environments, held_out = _domains(file, domains)
+    labels = _numbers(file, frame["label"])
+    bad = np.flatnonzero((labels != np.floor(labels)) | (labels < 0) | (labels >= len(classes)))
+    if len(bad):
+        raise FileFormatError(
+            f"{file}, row {bad[0] + 1}: the label is {labels[bad[0]]:g}; with columns p_0 to "
+            f"p_{len(classes) - 1} it is a whole number from 0 to {len(classes) - 1}"
+        )
+    scores = np.stack([_numbers(file, frame[name]) for name in classes], axis=1)
+    codes = labels.astype(np.int64)
+    return _Table(environments, held_out, domains, codes, scores.argmax(axis=1) == codes)
+
+
+def _classes(file: Path, header: list[str]) -> list[str]:
+    """The score columns in the order of their classes."""
+    classes = sorted((name for name in header if _SCORE.fullmatch(name)), key=lambda name: int(name[2:]))
+    missing = [name for name in ("domain", "label") if name not in header]
+    if not missing and classes != [f"p_{place}" for place in range(len(classes))]:
+        missing = [next(f"p_{place}" for place in range(len(classes)) if f"p_{place}" not in classes)]
+    if missing or len(classes) < 2:
+        wanted = missing[0] if missing else f"p_{len(classes)}"
+        raise FileFormatError(
+            f"{file} has no column {wanted!r}; domain, label, p_0, p_1, ... are needed, and it has "
+            f"{', '.join(map(str, header[:20]))}"
+        )
+    return classes
+
+
+def _domains(file: Path, domains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Environment of each row, and whether it is of the held-out part."""
+    names, codes = np.unique(domains, return_inverse=True)
+    matches = [_DOMAIN.fullmatch(name) for name in names.tolist()]
+    for place, match in enumerate(matches):
+        if match is None:
+            row = int(np.flatnonzero(codes == place)[0]) + 1
+            raise FileFormatError(
+                f"{file}, row {row}: the domain is {str(names[place])!r}; env<number>_in or env<number>_out "
+                "is needed"
+            )
+    environments = np.array([int(match.group(1)) for match in matches if match], dtype=np.int64)
+    held_out = np.array([match.group(2) == "out" for match in matches if match])
+    return environments[codes], held_out[codes]
+
+
+def _numbers(file: Path, column: Any) -> Float64[np.ndarray, " rows"]:
+    """A column as numbers; row 1 is the first below the header."""
+    import pandas as pd
+
+    found: np.ndarray = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    bad = np.flatnonzero(np.isnan(found))
+    if len(bad):
+        held = column.iloc[int(bad[0])]
+        shown = repr(held) if isinstance(held, str) else str(held)
+        raise FileFormatError(
+            f"{file}, row {bad[0] + 1}: {column.name} is {shown}, no number ({len(bad)} such rows); a score "
+            "that is missing or NaN has no largest class: repair the file or leave it out"
+        )
+    return found
+
+
+def _check_alignment(found: _Answers, file: Path, first: _Answers, first_file: Path) -> None:
+    if len(found.labels) != len(first.labels):
+        raise AlignmentError(
+            f"{file} has {len(found.labels)} rows out of distribution, {first_file} has {len(first.labels)}; "
+            "rows have no id, so every file must hold the same examples in the same order"
+        )
+    held: Mapping[str, tuple[np.ndarray, np.ndarray]] = {
+        "label": (found.labels, first.labels),
+        "domain": (found.domains, first.domains),
+    }
+    for name, (one, other) in held.items():
+        if len(different := np.flatnonzero(one != other)):
+            row = int(different[0])
+            raise AlignmentError(
+                f"row {row + 1} out of distribution of {file} has the {name} {one[row]}, in {first_file} it "
+                f"is {other[row]} ({len(different)} rows differ); rows have no id, so every file must hold "
+                "the same examples in the same order: leave the file out, or sort its rows as the others are"
+            )

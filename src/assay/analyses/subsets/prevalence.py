@@ -1,0 +1,536 @@
+"""What kind of example a selection holds more of than its pool: shares and means, tested."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64, Shaped
+from scipy import stats as scipy_stats
+
+from assay.analyses.subsets.composition import class_composition, coded_labels
+from assay.analyses.subsets.consistency import positions
+from assay.analyses.subsets.selection import Subset
+from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.random import stream
+from assay.core.record import Record, plain
+from assay.stats import benjamini_hochberg
+
+
+N_RESAMPLES = 1000
+LABEL = "label"  # name of the class among the attributes
+MISSING = "missing"
+FEW_VALUES = 20  # whole numbers of no more different values are compared as categories
+MOST_VALUES = 1000  # of an attribute, beyond which it names examples rather than describing them
+_BLOCK = 1 << 22  # draws held at a time
+_UNDEFINED_AS_NULL = ("selected", "pool", "difference", "ratio", "low", "high", "p_value", "q_value")
+
+Draws = tuple[Int64[np.ndarray, "n_resamples s"], Int64[np.ndarray, "n_resamples n"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrevalenceRow(Record):
+    """One value of an attribute, by its share, or one numeric attribute, by its mean: selection against pool.
+
+    Attributes:
+        attribute: Name; `label` for the class, `a x b` for crossed attributes.
+        value: The value, `missing` where there is none; None for the mean of a numeric attribute.
+        n_selected: Selected examples with the value; with any, for a mean.
+        n_pool: The same in the pool, the selection among it.
+        selected: Share or mean in the selection; NaN for the mean of nothing.
+        pool: Share or mean in the pool.
+        difference: selected - pool: in [-1, 1], or in the attribute's unit.
+        ratio: selected / pool of shares; NaN for means.
+        low: Lower end of the bootstrap interval of the difference, selection and pool resampled.
+        high: Its upper end.
+        p_value: Shares: exact two-sided hypergeometric test against a uniform draw from the pool. Means:
+            Mann-Whitney, selection against the rest; NaN where either has no value.
+        q_value: Adjusted over everything tested (Benjamini-Hochberg).
+        significant: Whether `q_value` is at most the false discovery rate asked for.
+    """
+
+    derived = ("numeric", "excludes_zero")
+
+    attribute: str
+    value: str | None
+    n_selected: int
+    n_pool: int
+    selected: float
+    pool: float
+    difference: float
+    ratio: float
+    low: float
+    high: float
+    p_value: float
+    q_value: float = math.nan
+    significant: bool = False
+
+    @property
+    def numeric(self) -> bool:
+        """Whether means are compared."""
+        return self.value is None
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether 0 lies outside the interval: the paper's rule, which counts no comparisons."""
+        return bool(self.low > 0 or self.high < 0)
+
+
+_SETTINGS = ("n_selected", "n_pool", "level", "q", "n_resamples", "seed", "largest_class_ratio", "notice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrevalenceShift:
+    """How a selection differs from its pool in what is known of the examples.
+
+    Attributes:
+        n_selected: S.
+        n_pool: N.
+        rows: A row per value of each attribute, the classes first, and per numeric attribute.
+        level: Coverage of the intervals.
+        q: False discovery rate that `significant` goes by.
+        n_resamples: Of the intervals.
+        seed: Root of the resamples; None where they were given.
+        left_out: Attributes with more than 1,000 values, which name examples rather than describing them.
+        largest_class_ratio: Largest share of a class relative to the pool; NaN without labels.
+        notice: What to know before reading anything into the selection; None unless the ratio exceeds 2.
+    """
+
+    n_selected: int
+    n_pool: int
+    rows: tuple[PrevalenceRow, ...]
+    level: float
+    q: float
+    n_resamples: int
+    seed: int | None
+    left_out: tuple[str, ...] = ()
+    largest_class_ratio: float = math.nan
+    notice: str | None = None
+
+    @property
+    def significant(self) -> tuple[PrevalenceRow, ...]:
+        """Rows that differ at the false discovery rate `q`, most certain first."""
+        return tuple(sorted((row for row in self.rows if row.significant), key=lambda row: row.p_value))
+
+    def of(self, attribute: str) -> tuple[PrevalenceRow, ...]:
+        """The rows of one attribute.
+
+        Raises:
+            UnknownNameError: For an attribute that was not compared.
+        """
+        found = tuple(row for row in self.rows if row.attribute == attribute)
+        if not found:
+            raise unknown_name("attribute", attribute, {row.attribute for row in self.rows})
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON; undefined numbers are null."""
+        settings: dict[str, Any] = plain({name: getattr(self, name) for name in _SETTINGS})
+        rows = [row.to_dict() for row in self.rows]
+        return settings | {"left_out": list(self.left_out), "rows": rows}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> "PrevalenceShift":
+        """The inverse of `to_dict`."""
+        settings = {name: record[name] for name in _SETTINGS}
+        if settings["largest_class_ratio"] is None:
+            settings["largest_class_ratio"] = math.nan
+        return cls(
+            rows=tuple(PrevalenceRow.from_dict(row) for row in record["rows"]),
+            left_out=tuple(record["left_out"]),
+            **settings,
+        )
+
+
+def hypergeometric_p(n_selected_with: int, n_selected: int, n_pool_with: int, n_pool: int) -> float:
+    """Two-sided p-value of the overlap of a uniform draw with a part of its pool.
+
+    The sum of the probabilities, under Hypergeometric(N, K, S), that are not larger than that of the observed
+    overlap.
+
+    Args:
+        n_selected_with: Overlap observed.
+        n_selected: S, size of the draw.
+        n_pool_with: K, size of the part.
+        n_pool: N, size of the pool.
+
+    Returns:
+        In (0, 1]; 1 where only one overlap is possible.
+
+    References:
+        Fisher (1935), The design of experiments; `scipy.stats.fisher_exact`.
+    """
+    rest = n_pool_with - n_selected_with
+    table = [
+        [n_selected_with, n_selected - n_selected_with],
+        [rest, n_pool - n_selected - rest],
+    ]
+    if min(min(row) for row in table) < 0:
+        raise InputError(
+            f"an overlap of {n_selected_with} is impossible for {n_selected} and {n_pool_with} of {n_pool}"
+        )
+    return float(scipy_stats.fisher_exact(np.array(table)).pvalue)
+
+
+def prevalence_shift(
+    indices: Any,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    labels: Any = None,
+    label_names: Sequence[str] | None = None,
+    crossed: Sequence[Sequence[str]] = (),
+    numeric: Sequence[str] | None = None,
+    n_resamples: int = N_RESAMPLES,
+    level: float = 0.95,
+    q: float = 0.05,
+    draws: Draws | None = None,
+    seed: int = 0,
+) -> PrevalenceShift:
+    """Compare a selection with the whole pool in every attribute known of the examples.
+
+    Categorical attributes give a row per value: share in the selection, share in the pool, their difference
+    with a percentile interval over resamples of the selection (size S) and of the pool (size N), and an exact
+    two-sided hypergeometric p-value, the selection being part of the pool. Numeric attributes give the
+    difference of means and a Mann-Whitney test against the rest. All p-values are adjusted together.
+
+    The selection was found on these examples, so a shift says what it consists of, not what causes it.
+
+    Args:
+        indices: Positions of the selection in the pool, distinct; or a `Subset`, whose data then give the
+            labels, and the attributes where none are given.
+        attributes: Columns over the pool, `[N]`. None, NaN and empty text make a value of their own,
+            `missing`.
+        labels: Class of each example, `[N]`; always compared where given, as `label`.
+        label_names: Name of each class, for integer labels.
+        crossed: Groups of categorical attributes (or `label`) whose combinations are compared too.
+        numeric: Attributes compared by their mean. Default: those of floating type, and whole numbers of more
+            than 20 different values.
+        n_resamples: Of the intervals, at least 1.
+        level: Coverage of the intervals.
+        q: False discovery rate that `significant` goes by.
+        draws: Given resamples instead of random ones: positions in the selection `[n_resamples, S]`, and in
+            the pool `[n_resamples, N]`.
+        seed: Root of the resamples; each attribute has a stream of its own, named after it.
+
+    Raises:
+        InputError: Repeated or impossible positions, nothing to compare, or a name that is not among the
+            attributes.
+        ShapeError: Columns of different lengths.
+
+    Notes:
+        Counts in resamples are multinomial and drawn as such, O(values) a resample; means take O(N).
+
+    References:
+        Salaudeen et al. (2025), arXiv:2510.24884, Figure 3; Mann and Whitney (1947),
+        doi:10.1214/aoms/1177730491.
+    """
+    if not 0 < level < 1 or not 0 < q < 1 or n_resamples < 1:
+        raise InputError(
+            f"level={level}, q={q}, n_resamples={n_resamples}; shares between 0 and 1 and at least one "
+            "resample are needed"
+        )
+    if isinstance(indices, Subset):
+        if labels is not None:
+            raise InputError("labels= goes with positions; a selection has those of its data")
+        data, chosen_from = indices.require_data("a comparison with the pool"), indices.settings.allowed
+        attributes = data.meta if attributes is None else attributes
+        indices, labels, label_names = indices.indices, data.labels, data.label_names
+        if chosen_from is not None:  # the pool is what could have been selected
+            attributes = {name: np.asarray(column)[chosen_from] for name, column in attributes.items()}
+            labels = None if labels is None else labels[chosen_from]
+            indices = np.searchsorted(np.flatnonzero(chosen_from), indices)
+    columns = {str(name): _plain(np.asarray(column)) for name, column in (attributes or {}).items()}
+    if LABEL in columns:
+        raise InputError(f"attributes holds {LABEL!r}, the name under which labels= stand; rename it")
+    n = _n_examples(columns, labels)
+    chosen = positions(indices, n)
+    if draws is not None:
+        draws = _checked_draws(draws, len(chosen), n)
+        n_resamples = len(draws[0])
+    means = _numeric(columns, numeric)
+    coded = {} if labels is None else {LABEL: _Coded(*coded_labels(labels, label_names))}
+    coded |= {name: _coded(columns[name]) for name in columns if name not in means}
+    left_out = tuple(name for name, each in coded.items() if name != LABEL and len(each.names) > MOST_VALUES)
+    coded = {name: each for name, each in coded.items() if name not in left_out}
+    for names in crossed:
+        coded[" x ".join(names)] = _crossed(names, coded)
+    compare = _Comparison(chosen, n, n_resamples, level, draws, seed)
+    rows = [row for name, each in coded.items() for row in compare.shares(name, each)]
+    for name in means:
+        rows.append(compare.mean(name, columns[name].astype(np.float64)))
+        rows += compare.missing(name, columns[name].astype(np.float64))
+    if not rows:
+        raise InputError(
+            f"nothing to compare: {', '.join(left_out)} have more than {MOST_VALUES} values each"
+        )
+    adjusted = benjamini_hochberg(np.array([row.p_value for row in rows]))
+    mix = None if labels is None else class_composition([chosen], labels, label_names)
+    return PrevalenceShift(
+        n_selected=len(chosen),
+        n_pool=n,
+        rows=tuple(
+            replace(row, q_value=float(each), significant=bool(each <= q))
+            for row, each in zip(rows, adjusted, strict=True)
+        ),
+        level=level,
+        q=q,
+        n_resamples=n_resamples,
+        seed=seed if draws is None else None,
+        left_out=left_out,
+        largest_class_ratio=math.nan if mix is None else float(mix.largest_ratio[0]),
+        notice=None if mix is None else mix.notice(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Coded:
+    """A categorical column: the values that occur, and the place of each example among them."""
+
+    names: tuple[str, ...]
+    codes: Int64[np.ndarray, " n"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Comparison:
+    """A selection and its pool, ready to be compared in one attribute after the other."""
+
+    chosen: Int64[np.ndarray, " s"]
+    n: int
+    n_resamples: int
+    level: float
+    draws: Draws | None
+    seed: int
+
+    def shares(self, name: str, column: _Coded) -> list[PrevalenceRow]:
+        """A row for each value."""
+        size = len(self.chosen)
+        selected = np.bincount(column.codes[self.chosen], minlength=len(column.names))
+        pool = np.bincount(column.codes, minlength=len(column.names))
+        low, high = self._bounds(self._share_differences(name, column.codes, selected, pool))
+        return [
+            PrevalenceRow(
+                attribute=name,
+                value=value,
+                n_selected=int(inside),
+                n_pool=int(total),
+                selected=float(inside / size),
+                pool=float(total / self.n),
+                difference=float(inside / size - total / self.n),
+                ratio=float((inside / size) / (total / self.n)),
+                low=float(low[place]),
+                high=float(high[place]),
+                p_value=hypergeometric_p(int(inside), size, int(total), self.n),
+            )
+            for place, (value, inside, total) in enumerate(zip(column.names, selected, pool, strict=True))
+        ]
+
+    def _share_differences(
+        self,
+        name: str,
+        codes: Int64[np.ndarray, " n"],
+        selected: Int64[np.ndarray, " v"],
+        pool: Int64[np.ndarray, " v"],
+    ) -> Float64[np.ndarray, "n_resamples v"]:
+        size = len(self.chosen)
+        if self.draws is None:
+            rng = stream(self.seed, f"prevalence/{name}")
+            inside = rng.multinomial(size, selected / size, self.n_resamples)
+            total = rng.multinomial(self.n, pool / self.n, self.n_resamples)
+        else:
+            inside, total = (
+                np.stack([np.bincount(side[row], minlength=len(pool)) for row in draws])
+                for side, draws in zip((codes[self.chosen], codes), self.draws, strict=True)
+            )
+        return np.asarray(inside / size - total / self.n)
+
+    def mean(self, name: str, values: Float64[np.ndarray, " n"]) -> PrevalenceRow:
+        """The row of a numeric attribute, over the examples that have a value."""
+        is_chosen = np.zeros(self.n, dtype=bool)
+        is_chosen[self.chosen] = True
+        present = np.isfinite(values)
+        inside, rest = values[is_chosen & present], values[~is_chosen & present]
+        selected, pool = _mean(inside), _mean(values[present])
+        low, high = self._bounds(self._mean_differences(name, values)[:, None])
+        return PrevalenceRow(
+            attribute=name,
+            value=None,
+            n_selected=len(inside),
+            n_pool=int(present.sum()),
+            selected=selected,
+            pool=pool,
+            difference=selected - pool,
+            ratio=math.nan,
+            low=float(low[0]),
+            high=float(high[0]),
+            p_value=_mann_whitney(inside, rest),
+        )
+
+    def missing(self, name: str, values: Float64[np.ndarray, " n"]) -> list[PrevalenceRow]:
+        """The share of examples without a value; no row where all have one."""
+        absent = ~np.isfinite(values)
+        if not absent.any():
+            return []
+        column = _Coded(("present", MISSING), absent.astype(np.int64)) if not absent.all() else None
+        rows = self.shares(name, column or _Coded((MISSING,), np.zeros(self.n, dtype=np.int64)))
+        return rows[-1:]
+
+    def _mean_differences(
+        self, name: str, values: Float64[np.ndarray, " n"]
+    ) -> Float64[np.ndarray, " n_resamples"]:
+        """Of each resample; NaN where one holds no value."""
+        rng = stream(self.seed, f"prevalence/{name}/mean")
+        of_selection, of_pool = (None, None) if self.draws is None else self.draws
+        selected = _resampled_means(values[self.chosen], self.n_resamples, rng, of_selection)
+        return np.asarray(selected - _resampled_means(values, self.n_resamples, rng, of_pool))
+
+    def _bounds(self, differences: Float64[np.ndarray, "n_resamples v"]) -> Float64[np.ndarray, "2 v"]:
+        """Percentiles over the resamples in which the difference is defined; NaN where it is in none."""
+        bounds = np.full((2, differences.shape[1]), np.nan)
+        tails = [(1 - self.level) / 2, (1 + self.level) / 2]
+        for place, column in enumerate(differences.T):
+            defined = column[np.isfinite(column)]
+            if len(defined):
+                bounds[:, place] = np.quantile(defined, tails)
+        return bounds
+
+
+def _resampled_means(
+    values: Float64[np.ndarray, " n"],
+    n_resamples: int,
+    rng: np.random.Generator,
+    draws: Int64[np.ndarray, "n_resamples n"] | None,
+) -> Float64[np.ndarray, " n_resamples"]:
+    """Mean of each resample over the values that are there."""
+    n = len(values)
+    present = np.isfinite(values)
+    filled = np.where(present, values, 0.0)
+    found = np.full(n_resamples, np.nan)
+    rows = max(1, _BLOCK // n)
+    for start in range(0, n_resamples, rows):
+        stop = min(start + rows, n_resamples)
+        block = rng.integers(0, n, (stop - start, n)) if draws is None else draws[start:stop]
+        count = present[block].sum(axis=1)
+        np.divide(filled[block].sum(axis=1), count, out=found[start:stop], where=count > 0)
+    return found
+
+
+def _mean(values: Float64[np.ndarray, " n"]) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _mann_whitney(first: Float64[np.ndarray, " a"], second: Float64[np.ndarray, " b"]) -> float:
+    if not len(first) or not len(second):
+        return math.nan
+    if np.ptp(np.concatenate([first, second])) == 0:
+        return 1.0
+    return float(scipy_stats.mannwhitneyu(first, second, alternative="two-sided").pvalue)
+
+
+# ----------------------------------------------------------------------------------------------- columns
+
+
+def _n_examples(columns: Mapping[str, np.ndarray], labels: Any) -> int:
+    """Size of the pool, on which every column agrees."""
+    lengths = {name: column.shape for name, column in columns.items()}
+    if labels is not None:
+        lengths = {"labels": np.shape(labels)} | lengths
+    if not lengths:
+        raise InputError("nothing to compare: give labels=, attributes=, or both")
+    shape = next(iter(lengths.values()))
+    for name, other in lengths.items():
+        if len(other) != 1 or other != shape:
+            raise ShapeError(
+                f"{name} has shape {other}; a vector with one value per example ({shape[0]}) fits"
+            )
+    return int(shape[0])
+
+
+def _numeric(columns: Mapping[str, np.ndarray], numeric: Sequence[str] | None) -> tuple[str, ...]:
+    """Names of the attributes that are compared by their mean."""
+    if numeric is None:
+        return tuple(name for name, column in columns.items() if _is_numeric(column))
+    for name in numeric:
+        if name not in columns:
+            raise unknown_name("attribute", name, columns)
+        if columns[name].dtype.kind not in "biuf":
+            raise InputError(f"attribute {name!r} holds {columns[name].dtype}; a numeric one holds numbers")
+    return tuple(numeric)
+
+
+def _is_numeric(column: Shaped[np.ndarray, " n"]) -> bool:
+    """Whether values are compared by their mean unless the caller says: a code has few, an age many."""
+    kind = column.dtype.kind
+    return kind == "f" or (kind in "iu" and len(np.unique(column)) > FEW_VALUES)
+
+
+def _plain(column: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    """A column of objects that are all numbers, or missing, as the numbers that they are."""
+    if column.dtype.kind != "O":
+        return column
+    values = [value.item() if isinstance(value, np.generic) else value for value in column.tolist()]
+    present = [value for value in values if not _is_missing(value)]
+    if not present or not all(type(value) in (int, float) for value in present):
+        return np.array(values, dtype=object)
+    if len(present) == len(values):
+        return np.array(values)
+    numbers = np.array([math.nan if _is_missing(value) else value for value in values], dtype=np.float64)
+    codes = all(type(value) is int for value in present) and len(set(present)) <= FEW_VALUES
+    return np.array(values, dtype=object) if codes else numbers
+
+
+def _coded(column: Shaped[np.ndarray, " n"]) -> _Coded:
+    """Values in ascending order, numbers by size and the rest as text; `missing` where there is none."""
+    values = column
+    if column.dtype.kind not in "iu":
+        values = np.array([MISSING if _is_missing(value) else str(value) for value in column.tolist()])
+    names, codes = np.unique(values, return_inverse=True)
+    return _Coded(tuple(str(name) for name in names), codes.astype(np.int64))
+
+
+def _is_missing(value: Any) -> bool:
+    # NaN does not equal itself, and of what pandas holds as not available nobody can tell.
+    same = value == value
+    return value is None or not isinstance(same, bool) or not same or value == ""
+
+
+def _crossed(names: Sequence[str], coded: Mapping[str, _Coded]) -> _Coded:
+    """The combinations that occur of some categorical attributes."""
+    for name in names:
+        if name not in coded:
+            raise unknown_name("categorical attribute", name, coded)
+    if len(set(names)) < 2:
+        raise InputError(
+            f"crossed holds {tuple(names)!r}; two or more different attributes make a combination"
+        )
+    found, codes = np.unique(np.stack([coded[name].codes for name in names]), axis=1, return_inverse=True)
+    together = tuple(
+        " x ".join(coded[name].names[code] for name, code in zip(names, column, strict=True))
+        for column in found.T.tolist()
+    )
+    if len(together) > MOST_VALUES:
+        raise InputError(
+            f"{' x '.join(names)} has {len(together)} combinations; at most {MOST_VALUES} are compared, so "
+            "cross attributes with fewer values"
+        )
+    return _Coded(together, codes.reshape(-1).astype(np.int64))
+
+
+def _checked_draws(draws: Draws, size: int, n: int) -> Draws:
+    of_selection, of_pool = (np.asarray(each, dtype=np.int64) for each in draws)
+    if (
+        of_selection.ndim != 2
+        or of_selection.shape[1] != size
+        or of_pool.shape != (len(of_selection), n)
+        or not len(of_selection)
+    ):
+        raise ShapeError(
+            f"draws have shapes {of_selection.shape} and {of_pool.shape}; resamples by {size} positions in "
+            f"the selection, and as many by {n} positions in the pool, are needed"
+        )
+    for each, limit in ((of_selection, size), (of_pool, n)):
+        if each.min() < 0 or each.max() >= limit:
+            raise InputError(
+                f"draws run from {each.min()} to {each.max()}; positions lie in [0, {limit - 1}]"
+            )
+    return of_selection, of_pool

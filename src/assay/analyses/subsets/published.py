@@ -1,0 +1,162 @@
+"""The authors' released selections as data: rankings, example ids, classes, and whose ids can be trusted."""
+
+import warnings
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from assay.analyses.subsets.consistency import SelectionConsistency, selection_consistency
+from assay.core.errors import AssayWarning, FileFormatError, InputError
+from assay.core.untrusted import load_npz, malformed
+
+
+_LARGEST = 100_000_000  # examples of a pool
+_NEEDED = ("ids", "index", "labels", "offsets", "score", "sizes", "universe")
+_CORRECTION = "corrected_of_published"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublishedSelections:
+    """The released rankings of one data set, one for each size.
+
+    Attributes:
+        name: Of the data set, from the file name.
+        sizes: Ascending.
+        rankings: For each size, positions in `ids`, most harmful first.
+        scores: For each size, the solver's relaxed membership of these examples, in (0, 1).
+        ids: `class/file` of each example that is listed.
+        labels: Class of each, as a code.
+        label_names: Class names, by code.
+        n_examples: Size of the pool; more than `len(ids)` where only examples of some selection are listed.
+        corrected: Whether the positions were mapped back to the selected examples. Where not, `ids` and
+            `labels` belong to other examples than the selected ones, and only set algebra on the positions
+            means anything.
+    """
+
+    name: str
+    sizes: Int64[np.ndarray, " k"]
+    rankings: tuple[Int64[np.ndarray, " _"], ...]
+    scores: tuple[Float32[np.ndarray, " _"], ...]
+    ids: np.ndarray
+    labels: Int64[np.ndarray, " n"]
+    label_names: tuple[str, ...]
+    n_examples: int
+    corrected: bool
+
+    def ranking(self, size: int) -> Int64[np.ndarray, " size"]:
+        """The selection of one published size.
+
+        Raises:
+            InputError: A size that was not published.
+        """
+        found = np.flatnonzero(self.sizes == size)
+        if not len(found):
+            sizes = ", ".join(map(str, self.sizes.tolist()))
+            raise InputError(f"no selection of {size} examples was published for {self.name}; sizes: {sizes}")
+        return self.rankings[int(found[0])]
+
+    def consistency(self) -> SelectionConsistency:
+        """Overlap of the selections over their sizes (Eq. 6), whether or not they were corrected."""
+        return selection_consistency(self.rankings, self.n_examples)
+
+
+def load_published(path: str | PathLike[str], *, corrected: bool = True) -> PublishedSelections:
+    """Read a file of the authors' released selections.
+
+    The released file names do not belong to the selected examples: rows were shuffled on loading and not put
+    back on export. Where the file holds the correction (`corrected_of_published`, PACS), positions are mapped
+    to the selected examples.
+
+    Args:
+        path: `.npz` with ids, labels, sizes, index, offsets, score and universe.
+        corrected: Apply the correction; False keeps the positions as published.
+
+    Raises:
+        FileFormatError: Not such a file, or one whose parts contradict each other.
+
+    Warns:
+        AssayWarning: The file holds no correction, or it was not asked for: ids and labels belong to other
+            examples than the selected ones.
+
+    References:
+        Salaudeen et al. (2025), arXiv:2510.24884; repository olawalesalaudeen/OODSELECT.
+    """
+    file = Path(path)
+    arrays = load_npz(file)
+    missing = [name for name in _NEEDED if name not in arrays]
+    if missing:
+        raise FileFormatError(
+            f"{file} lacks {', '.join(missing)}; published selections hold {', '.join(_NEEDED)}"
+        )
+    with malformed(file, "an archive of published selections"):
+        return _selections(file, arrays, corrected=corrected)
+
+
+def _selections(file: Path, arrays: dict[str, np.ndarray], *, corrected: bool) -> PublishedSelections:
+    sizes, offsets = arrays["sizes"].astype(np.int64), arrays["offsets"].astype(np.int64)
+    ids, index = arrays["ids"], arrays["index"].astype(np.int64)
+    correction = arrays.get(_CORRECTION)
+    if correction is not None and not np.array_equal(np.sort(correction), np.arange(len(ids))):
+        raise FileFormatError(f"{file}: {_CORRECTION} is no permutation of the {len(ids)} ids")
+    _check(file, sizes, offsets, index, arrays)
+    if corrected and correction is not None:
+        index = correction.astype(np.int64)[index]
+    else:
+        why = f"{file.name} holds no {_CORRECTION}" if correction is None else "corrected=False"
+        warnings.warn(
+            f"{why}: the published ids and labels belong to other examples than the selected ones; use the "
+            "positions for set algebra only",
+            AssayWarning,
+            stacklevel=3,
+        )
+    labels = arrays["labels"].astype(np.int64)
+    return PublishedSelections(
+        name=file.stem,
+        sizes=sizes,
+        rankings=tuple(np.split(index, offsets[1:-1])),
+        scores=tuple(np.split(arrays["score"].astype(np.float32), offsets[1:-1])),
+        ids=ids,
+        labels=labels,
+        label_names=_names(file, ids, labels),
+        n_examples=int(arrays["universe"]),
+        corrected=bool(corrected and correction is not None),
+    )
+
+
+def _check(
+    file: Path,
+    sizes: Int64[np.ndarray, " k"],
+    offsets: Int64[np.ndarray, " _"],
+    index: Int64[np.ndarray, " total"],
+    arrays: dict[str, np.ndarray],
+) -> None:
+    """That the parts fit together."""
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    if not np.array_equal(offsets, ends) or len(index) != ends[-1] or len(arrays["score"]) != len(index):
+        raise FileFormatError(
+            f"{file}: sizes, offsets, index and score disagree: sizes add up to {ends[-1]}, index holds "
+            f"{len(index)}, score {len(arrays['score'])}"
+        )
+    n = len(arrays["ids"])
+    if len(arrays["labels"]) != n or not n <= int(arrays["universe"]) <= _LARGEST:
+        raise FileFormatError(
+            f"{file}: {n} ids, {len(arrays['labels'])} labels, a universe of {int(arrays['universe'])}; one "
+            "label for each id and a universe of at least as many, and at most {_LARGEST:,}, are needed"
+        )
+    if len(index) and not 0 <= index.min() <= index.max() < n:
+        raise FileFormatError(
+            f"{file}: index runs from {index.min()} to {index.max()}; it points into {n} ids"
+        )
+
+
+def _names(file: Path, ids: np.ndarray, labels: Int64[np.ndarray, " n"]) -> tuple[str, ...]:
+    """Class names by code, from the folder in the ids."""
+    folders = np.array([str(each).partition("/")[0] for each in ids])
+    codes, first = np.unique(labels, return_index=True)
+    names = dict(zip(codes.tolist(), folders[first].tolist(), strict=True))
+    if any(names[code] != folder for code, folder in zip(labels.tolist(), folders.tolist(), strict=True)):
+        raise FileFormatError(f"{file}: a class code stands with more than one folder in ids")
+    return tuple(names.get(code, f"class {code}") for code in range(int(labels.max()) + 1))

@@ -1,0 +1,267 @@
+"""Parts of the models: train to select on, validation to stop by, test to report, touched once."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from assay.analyses.subsets.line import MIN_MODELS
+from assay.core.errors import AssayWarning, InputError, ShapeError, unknown_name
+from assay.core.random import stream
+from assay.core.record import Record
+
+
+PARTS = ("train", "validation", "test")
+KINDS = ("family", "group", "random")
+TEST_SHARE = VALIDATION_SHARE = 0.2
+MIN_UNITS = 2  # in any part
+COMPAT_SEED = 42
+FEW_MODELS = 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelSplit(Record):
+    """Which models are selected on, validated on and reported on.
+
+    Attributes:
+        train: Places of the models, int64.
+        validation: Places of the models, int64.
+        test: Places of the models, int64.
+        kind: `group`, `family`, `random`, `given`, or `fold` of a cross-fit.
+        seed: Behind the shuffle.
+        compat: Whether it follows the authors' code.
+    """
+
+    train: Int64[np.ndarray, " n_train"]
+    validation: Int64[np.ndarray, " n_validation"]
+    test: Int64[np.ndarray, " n_test"]
+    kind: str
+    seed: int = 0
+    compat: bool = False
+
+    def part(self, name: str) -> Int64[np.ndarray, " n"]:
+        """Places of the models of `train`, `validation` or `test`."""
+        if name not in PARTS:
+            raise unknown_name("part of the models", name, PARTS)
+        places: Int64[np.ndarray, " n"] = getattr(self, name)
+        return places
+
+    def n_units(self, name: str, units: Int64[np.ndarray, " m"]) -> int:
+        """How many units the models of a part come from."""
+        return len(np.unique(units[self.part(name)]))
+
+    def straddling(self, units: Int64[np.ndarray, " m"]) -> int:
+        """How many units have models in more than one part."""
+        found = [set(units[self.part(name)].tolist()) for name in PARTS]
+        return len((found[0] & found[1]) | (found[0] & found[2]) | (found[1] & found[2]))
+
+
+def unit_codes(names: Sequence[object] | np.ndarray) -> Int64[np.ndarray, " m"]:
+    """Units as codes 0, 1, ... in the sorted order of their names."""
+    return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int64)
+
+
+def split_models(
+    n_models: int,
+    *,
+    split: str | ModelSplit | Mapping[str, Any] | Sequence[Any] | None = None,
+    seed: int = 0,
+    compat: bool = False,
+    groups: Sequence[object] | np.ndarray | None = None,
+    families: Sequence[object] | np.ndarray | None = None,
+) -> ModelSplit:
+    """Train, validation and test models, 60 : 20 : 20.
+
+    `group` and `family` keep the checkpoints of a training run, or all models of a family, in one part: units
+    are shuffled by `numpy.random.default_rng(seed)` and fill test until it holds a fifth of the models, then
+    validation, then train.
+
+    Args:
+        n_models: Number of models M: enough for 4 in each part.
+        split: `group`, `family`, `random`, a `ModelSplit`, or the places of the models: a mapping of `train`,
+            `validation` (or `val`) and `test`, or three sequences in that order. Default: `random` with
+            `compat`, else `group` where groups are given, else `family` where families are, else every model
+            as a run of its own.
+        seed: Of the shuffle.
+        compat: The indices of the authors' code, whose seed is 42 whatever `seed` is; needs `random`.
+        groups: Training run of each model.
+        families: Architecture family of each model.
+
+    Raises:
+        InputError: If a part would hold fewer than 4 models or 2 units, models of a given split overlap or do
+            not exist, or what `split` asks for is not known.
+
+    Warns:
+        AssayWarning: With fewer than 20 models.
+    """
+    if n_models < FEW_MODELS:
+        warnings.warn(
+            f"{n_models} models: with fewer than {FEW_MODELS} a correlation over models says little",
+            AssayWarning,
+            stacklevel=3,
+        )
+    if split is not None and not isinstance(split, str):
+        return _given(split, n_models)
+    if split is None:
+        split = "random" if compat else "family" if families is not None and groups is None else "group"
+    if split not in KINDS:
+        raise unknown_name("split of the models", split, KINDS)
+    if compat and split != "random":
+        raise InputError(f"compat=True follows the authors' random split; got split={split!r}")
+    if split == "random":
+        return _checked(_random(n_models, seed, compat=compat))
+    names: Sequence[object] | np.ndarray | None = families if split == "family" else groups
+    if split == "family" and names is None:
+        raise InputError("split='family' needs families=, one name per model; give them, or split='group'")
+    names = np.arange(n_models) if names is None else np.asarray(names)
+    if len(names) != n_models:
+        raise ShapeError(f"{split} names {len(names)} models, there are {n_models}; give one per model")
+    return _by_units(unit_codes(names), seed, kind=split)
+
+
+def _given(split: ModelSplit | Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSplit:
+    if isinstance(split, ModelSplit):
+        found = split
+    else:
+        if isinstance(split, Mapping):
+            named = {"validation" if name == "val" else str(name): part for name, part in split.items()}
+        elif len(split) == len(PARTS):
+            named = dict(zip(PARTS, split, strict=True))
+        else:
+            raise InputError(f"split holds {len(split)} parts; give train, validation and test")
+        if sorted(named) != sorted(PARTS):
+            raise InputError(f"split has the parts {', '.join(sorted(named))}; give {', '.join(PARTS)}")
+        places = {name: np.asarray(part) for name, part in named.items()}
+        for name, part in places.items():
+            if part.dtype == bool and part.shape == (n_models,):
+                places[name] = np.flatnonzero(part)
+            elif part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
+                raise InputError(f"split[{name!r}] is no list of places of models: {part.dtype} {part.shape}")
+        train, validation, test = (places[name].astype(np.int64) for name in PARTS)
+        found = ModelSplit(train=train, validation=validation, test=test, kind="given")
+    every = np.concatenate([found.part(name) for name in PARTS])
+    outside = every[(every < 0) | (every >= n_models)]
+    if len(outside):
+        raise InputError(f"split names model {outside[0]}; there are {n_models}, counted from 0")
+    if len(np.unique(every)) < len(every):
+        values, counts = np.unique(every, return_counts=True)
+        raise InputError(f"split names model {values[counts > 1][0]} more than once; parts must not overlap")
+    return _checked(found)
+
+
+def _random(n_models: int, seed: int, *, compat: bool) -> ModelSplit:
+    n_test = math.ceil(TEST_SHARE * n_models)
+    n_validation = math.ceil(0.25 * (n_models - n_test))
+    rng = stream(seed, "model-split")
+
+    def permuted(n: int) -> np.ndarray:
+        # The legacy generator, seeded anew for each permutation, is what the authors' code draws from.
+        return np.asarray((np.random.RandomState(COMPAT_SEED) if compat else rng).permutation(n))
+
+    shuffled = permuted(n_models)
+    rest = shuffled[n_test:]
+    order = permuted(len(rest))
+    return ModelSplit(
+        train=rest[order[n_validation:]].astype(np.int64),
+        validation=rest[order[:n_validation]].astype(np.int64),
+        test=shuffled[:n_test].astype(np.int64),
+        kind="random",
+        seed=COMPAT_SEED if compat else seed,
+        compat=compat,
+    )
+
+
+def _by_units(units: Int64[np.ndarray, " m"], seed: int, *, kind: str) -> ModelSplit:
+    names, counts = np.unique(units, return_counts=True)
+    wanted = TEST_SHARE * len(units)
+    parts: dict[str, list[int]] = {name: [] for name in PARTS}
+    held = dict.fromkeys(PARTS, 0)
+    for unit in np.random.default_rng(seed).permutation(names):
+        part = next((name for name in ("test", "validation") if held[name] < wanted), "train")
+        parts[part].append(int(unit))
+        held[part] += int(counts[np.searchsorted(names, unit)])
+    if min(map(len, parts.values())) < MIN_UNITS:
+        word = {"family": "families", "group": "groups"}[kind]
+        got = ", ".join(f"{name} {len(found)}" for name, found in parts.items())
+        raise InputError(
+            f"split={kind!r} leaves too few {word} in a part ({got} of {len(names)}; at least {MIN_UNITS} "
+            "are needed in each); give more of them, or another split"
+        )
+    train, validation, test = (np.flatnonzero(np.isin(units, parts[name])) for name in PARTS)
+    return _checked(ModelSplit(train=train, validation=validation, test=test, kind=kind, seed=seed))
+
+
+def _checked(split: ModelSplit) -> ModelSplit:
+    for name in PARTS:
+        if len(split.part(name)) < MIN_MODELS:
+            raise InputError(
+                f"the {name} part holds {len(split.part(name))} models; at least {MIN_MODELS} are needed in "
+                "each part: give more models, or another split"
+            )
+    return split
+
+
+def folds(units: Int64[np.ndarray, " m"], k: int = 5) -> list[ModelSplit]:
+    """Splits for cross-fitting: every model is tested once, units stay whole.
+
+    Units go to `k` folds, the largest first, each to the fold with fewest models so far (ties: lower unit,
+    lower fold). Split j tests on fold j, validates on fold j + 1 and trains on the rest.
+
+    Raises:
+        InputError: If there are fewer units than folds, fewer than 3 folds, or fewer than 4 models in a fold.
+    """
+    names, counts = np.unique(units, return_counts=True)
+    if k < len(PARTS):
+        raise InputError(f"{k} folds cannot train, validate and test; at least {len(PARTS)} are needed")
+    if len(names) < k:
+        raise InputError(f"{len(names)} units cannot fill {k} folds; at least one unit per fold is needed")
+    fold_of = np.empty(len(names), dtype=np.int64)
+    held = np.zeros(k, dtype=np.int64)
+    for place in np.argsort(-counts, kind="stable"):
+        fold_of[place] = int(np.argmin(held))
+        held[fold_of[place]] += counts[place]
+    of_model = fold_of[np.searchsorted(names, units)]
+    found = []
+    for fold in range(k):
+        test, validation = of_model == fold, of_model == (fold + 1) % k
+        found.append(
+            _checked(
+                ModelSplit(
+                    train=np.flatnonzero(~(test | validation)),
+                    validation=np.flatnonzero(validation),
+                    test=np.flatnonzero(test),
+                    kind="fold",
+                )
+            )
+        )
+    return found
+
+
+def halves(
+    models: Int64[np.ndarray, " n"], units: Int64[np.ndarray, " m"], *, seed: int = 0
+) -> tuple[Int64[np.ndarray, " a"], Int64[np.ndarray, " b"]]:
+    """The models in two halves that share no unit.
+
+    Args:
+        models: Places of the models to halve.
+        units: Unit of every model, not only of those.
+        seed: Of the shuffle of the units; they go to the first half until it holds half of the models.
+
+    Raises:
+        InputError: If a half would hold fewer than 4 models.
+    """
+    names, counts = np.unique(units[models], return_counts=True)
+    order = stream(seed, "model-halves").permutation(len(names))
+    before = np.cumsum(counts[order]) - counts[order]
+    first = np.isin(units[models], names[order[before < len(models) / 2]])
+    found = models[first], models[~first]
+    if min(map(len, found)) < MIN_MODELS:
+        raise InputError(
+            f"halves of {len(models)} models in {len(names)} units hold {len(found[0])} and {len(found[1])}; "
+            f"at least {MIN_MODELS} are needed in each"
+        )
+    return found

@@ -1,0 +1,458 @@
+"""The default solver: exchange examples along the gradient, from covariance to correlation, in whole counts.
+
+The objective of a set of S examples over the training models, with c_i the correct answers of model i on it,
+is
+
+    F_rho = u.z / sqrt(u.u + rho),   t_i = Phi^-1(clip(c_i / S, e, 1 - e)),   u = t - mean(t),
+
+with z the centred, unit-norm probit of in-distribution accuracy. At rho = 0 this is the correlation R; a
+large rho turns it into covariance screening, which hardly overfits. The solver follows rho from large to 0,
+exchanges blocks of members for outsiders at every step, and keeps the set with the lowest R on the validation
+models.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64, Integer
+
+from assay.analyses.subsets._exchange import Pairs, Pool, stratum_quota
+from assay.analyses.subsets.layouts import Matrix, whole_weights
+from assay.analyses.subsets.line import EPS, probit
+from assay.core.errors import AssayWarning, InputError, ShapeError
+
+
+__all__ = ["KAPPAS", "Found", "LineGradient", "line_gradient", "marginal_scores", "stratum_quota", "swap"]
+
+KAPPAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)  # rho in units of ||u||^2 at the start
+LAST_KAPPA_WITHOUT_VALIDATION = 0.1
+MAX_ITERATIONS = 200  # gradients per kappa
+PATIENCE = 40  # accepted steps without a lower validation R before the next kappa
+MIN_GAIN = 1e-9
+FLOOR = 0.25  # the objective clips accuracies at this share of an example
+_FEW = 1 / 64  # share of the examples up to which two counts of the exchanged beat one of all members
+_DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """What a solver returns.
+
+    Attributes:
+        indices: The S examples in rank order, most harmful first.
+        scores: One per example, ascending. For `swap`: the derivative of the objective with respect to the
+            weight of the example; negative ones lower R.
+        r_train: R of the set on the models it was selected on: optimistic, no result to report.
+        r_validation: R on the validation models, NaN without any; slightly optimistic, being the stopping
+        rule.
+        trace: One entry per stage of the solver.
+        extras: Further output, such as `path`.
+    """
+
+    indices: Int64[np.ndarray, " size"]
+    scores: Float64[np.ndarray, " size"]
+    r_train: float
+    r_validation: float
+    trace: tuple[dict[str, Any], ...] = ()
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+class LineGradient(NamedTuple):
+    """The objective, and the weights of a model's correctness in its derivative.
+
+    Attributes:
+        value: F_rho, in [-1, 1].
+        weights: q [m]. The derivative with respect to the weight of example j is sum_i q_i (X_ij - a_i) / S.
+    """
+
+    value: float
+    weights: Float64[np.ndarray, " m"]
+
+
+def line_gradient(
+    accuracy: Float64[np.ndarray, " m"],
+    z: Float64[np.ndarray, " m"],
+    *,
+    ridge: float | int = 0.0,
+    clip: float | int = EPS,
+) -> LineGradient:
+    """F_rho and q_i = (z_i - F u_i / d) / d * sqrt(2 pi) exp(t_i^2 / 2), with d = sqrt(u.u + rho).
+
+    Args:
+        accuracy: Selected accuracy a of every model, in [0, 1].
+        z: Centred, unit-norm probit of in-distribution accuracy (`unit_probit`).
+        ridge: rho >= 0.
+        clip: Accuracies are clipped to [clip, 1 - clip]; a clipped model has the slope at the clip
+            (straight-through), so that it can be moved.
+
+    Notes:
+        Where d = 0 the correlation is undefined; value 0 and the direction of the covariance (d = 1) come
+        back, so that a solver can leave such a set.
+
+    References:
+        Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4; the ridge is not in it.
+    """
+    t = probit(accuracy, eps=clip)
+    value, u, norm = _correlate(t, z, ridge)
+    return LineGradient(value, (z - value * u / norm) / norm * np.sqrt(2 * np.pi) * np.exp(t * t / 2))
+
+
+class _Correlated(NamedTuple):
+    """F_rho, u and d; F = 0 and d = 1 where undefined."""
+
+    value: float
+    centred: Float64[np.ndarray, " m"]
+    norm: float
+
+
+def _correlate(t: np.ndarray, z: np.ndarray, ridge: float | int) -> _Correlated:
+    u = t - t.mean()
+    squares = float(u @ u)
+    if squares <= _DEGENERATE:
+        squares = 0.0
+    norm = float(np.sqrt(squares + ridge))
+    return _Correlated(float(u @ z) / norm, u, norm) if norm else _Correlated(0.0, u, 1.0)
+
+
+def unit_probit(
+    id_accuracy: Float64[np.ndarray, " m"], *, eps: float | int = EPS, name: str = "id_accuracy"
+) -> Float64[np.ndarray, " m"]:
+    """Centred probit accuracies of unit Euclidean norm.
+
+    Raises:
+        InputError: If all are the same; the message calls them `name`.
+    """
+    z = probit(id_accuracy, eps=eps)
+    z = z - z.mean()
+    squares = float(z @ z)
+    if not squares > _DEGENERATE:
+        raise InputError(
+            f"{name} holds no two different accuracies; a correlation over models needs models that differ"
+        )
+    return np.asarray(z / np.sqrt(squares))
+
+
+def marginal_scores(
+    train: Matrix, id_train: Float64[np.ndarray, " m"], *, eps: float | int = EPS
+) -> Float64[np.ndarray, " n"]:
+    """Covariance over models of each example's correctness with in-distribution accuracy: sum_i z_i X_ij.
+
+    z is the centred probit of in-distribution accuracy, of unit norm. The S lowest are the start of `swap`
+    and the baseline "marginal". An example that every model gets right, or none, scores 0.
+
+    Args:
+        train: Correctness of the training models.
+        id_train: Their in-distribution accuracy, in [0, 1].
+        eps: Clip of accuracies before the probit.
+
+    Raises:
+        InputError: If all models have the same accuracy.
+    """
+    z = unit_probit(_per_model(id_train, train, "id_train"), eps=eps, name="id_train")
+    # Two exact passes, the rounding of the first being the weights of the second: about 14 digits in any
+    # layout.
+    coarse, scale = whole_weights(z)
+    fine, fine_scale = whole_weights(z - coarse / scale)
+    return train.weigh(coarse).astype(np.float64) / scale + train.weigh(fine).astype(np.float64) / fine_scale
+
+
+def swap(
+    train: Matrix,
+    id_train: Float64[np.ndarray, " m"],
+    size: int,
+    *,
+    validation: Matrix | None = None,
+    id_validation: Float64[np.ndarray, " v"] | None = None,
+    strata: Integer[np.ndarray, " strata"] | None = None,
+    allowed: Bool[np.ndarray, " mask"] | None = None,
+    must_include: Integer[np.ndarray, " k"] | None = None,
+    objective: str = "r",
+    eps: float | int = EPS,
+    start: Integer[np.ndarray, " s"] | None = None,
+    fixed: Integer[np.ndarray, " f"] | None = None,
+    keep_path: bool = False,
+) -> Found:
+    """The S examples on which the correlation of out- with in-distribution accuracy is lowest.
+
+    For every kappa of `KAPPAS`, each from where the last one ended: take the gradient at rho = kappa
+    ||u_start||^2, pair the members of largest with the outsiders of smallest gradient, exchange a block of
+    pairs if the objective falls, else halve the block. Deterministic: no learning rate, no restarts. Ties go
+    to the lower index, and gradients are sums of whole numbers (`whole_weights`), so that the set does not
+    depend on the layout of the matrices, on threads or on the device.
+
+    Args:
+        train: Correctness of the training models, m models x N examples.
+        id_train: Their held-out in-distribution accuracy, in [0, 1].
+        size: S, examples to select.
+        validation: Correctness of the validation models on the same examples. The set of lowest validation R
+            on the whole way is kept, the start included.
+        id_validation: Their in-distribution accuracy.
+        strata: Stratum code (>= 0) of every example. The set has every stratum's share of the allowed
+            examples (`stratum_quota`), and exchanges stay inside strata.
+        allowed: Which examples may be selected; default all.
+        must_include: Examples that are always selected.
+        objective: `r` minimises R; `r2` minimises R^2, for sets on which the two accuracies are unrelated,
+            and starts from the examples whose marginal score is nearest 0.
+        eps: Clip of accuracies before the probit; the objective clips at max(eps, 0.25 / S).
+        start: Members to start from instead of the lowest marginal scores. Fewer than S are extended by
+            the lowest entries of the gradient of R at that set.
+        fixed: Members of a smaller set that may not leave, for nested sets.
+        keep_path: Give the start and the set after every accepted step in `extras["path"]`, a tuple of dicts
+            with `kappa` (None at the start), `r_train`, `r_validation` and ascending `indices`.
+
+    Returns:
+        The best set by validation. Its trace has per kappa: `iterations` (gradients), `accepted` (steps),
+        `block` (at the end), `r_train`, `r_validation` (at the end) and `best_r_validation` (so far).
+
+    Raises:
+        InputError: If size, strata and constraints cannot all be met, or the accuracies of a side do not
+        vary.
+        ShapeError: If an argument does not match the matrices.
+
+    Notes:
+        One pass over the matrix per iteration, 30 to 600 of them. Without validation models the last kappa is
+        0.1, where overfitting is still mild; the last set is kept, with a warning.
+
+    References:
+        Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4 for the objective; the solver is not in it.
+    """
+    if objective not in ("r", "r2"):
+        raise InputError(f'objective is {objective!r}; choose "r" (lowest R) or "r2" (lowest R squared)')
+    pool = Pool(
+        train.n_examples,
+        size,
+        strata=strata,
+        allowed=allowed,
+        locked={"must_include": must_include, "fixed": fixed},
+    )
+    run = _Run(
+        training=_Side(train, id_train, size, eps, "id_train"),
+        held_out=_held_out(train, validation, id_validation, size, eps),
+        pool=pool,
+        square=objective == "r2",
+        keep_path=keep_path,
+    )
+    run.begin(start)
+    for kappa in KAPPAS:
+        if validation is not None or kappa >= LAST_KAPPA_WITHOUT_VALIDATION:
+            run.descend(kappa)
+    if validation is None:
+        warnings.warn(
+            f"no validation models: swap stopped after kappa = {LAST_KAPPA_WITHOUT_VALIDATION} and kept the "
+            "last set; give validation= and id_validation=, which choose how far to go",
+            AssayWarning,
+            stacklevel=2,
+        )
+    return run.found()
+
+
+def _per_model(id_accuracy: np.ndarray, matrix: Matrix, name: str) -> np.ndarray:
+    if id_accuracy.shape != (matrix.n_models,):
+        raise ShapeError(
+            f"{name} has shape {id_accuracy.shape}; one accuracy for each of {matrix.n_models} models is due"
+        )
+    return id_accuracy
+
+
+class _Side:
+    """One part of the models, with its counts on the current set."""
+
+    def __init__(self, matrix: Matrix, id_accuracy: np.ndarray, size: int, eps: float | int, name: str):
+        self.matrix, self.size, self.eps = matrix, size, eps
+        self.id_accuracy = _per_model(id_accuracy, matrix, name)
+        self.z = unit_probit(id_accuracy, eps=eps, name=name)
+        self.counts = np.zeros(matrix.n_models, dtype=np.int64)
+
+    def after(self, pairs: Pairs, inside: Bool[np.ndarray, " n"]) -> Int64[np.ndarray, " m"]:
+        """Counts once the pairs are exchanged."""
+        if len(pairs.leaving) > _FEW * self.matrix.n_examples:
+            members = inside.copy()
+            members[pairs.leaving], members[pairs.entering] = False, True
+            return self.matrix.count(np.flatnonzero(members))
+        return np.asarray(self.counts - self.matrix.count(pairs.leaving) + self.matrix.count(pairs.entering))
+
+    def r(self, counts: np.ndarray | None = None) -> float:
+        """R as it is reported: no ridge, clipped at eps; NaN where undefined."""
+        counts = self.counts if counts is None else counts
+        value, u, _ = _correlate(probit(counts / self.size, eps=self.eps), self.z, 0.0)
+        return value if float(u @ u) > _DEGENERATE else float("nan")
+
+
+def _held_out(
+    train: Matrix, validation: Matrix | None, id_validation: np.ndarray | None, size: int, eps: float | int
+) -> _Side | None:
+    if validation is None:
+        return None
+    if id_validation is None:
+        raise InputError("validation came without id_validation, the in-distribution accuracy of its models")
+    if validation.n_examples != train.n_examples:
+        raise ShapeError(
+            f"validation has {validation.n_examples} examples, train {train.n_examples}; both need the same"
+        )
+    return _Side(validation, id_validation, size, eps, "id_validation")
+
+
+@dataclass(kw_only=True)
+class _Best:
+    """The set kept so far, with what is needed to order its members."""
+
+    inside: np.ndarray
+    counts: np.ndarray
+    ridge: float
+    r_validation: float
+
+
+class _Linearised(NamedTuple):
+    """The objective at a set and its gradient, without the parts that are the same for every example.
+
+    The derivative with respect to the weight of example j is (gradient_j / scale - weights.a) / S.
+    """
+
+    value: float
+    gradient: Float[np.ndarray, " n"]  # whole numbers
+    scale: float
+    weights: Float64[np.ndarray, " m"]
+
+
+class _Run:
+    """State of one solve: the set, the counts of both sides, the best set and the trace."""
+
+    def __init__(self, *, training: _Side, held_out: _Side | None, pool: Pool, square: bool, keep_path: bool):
+        self.training, self.held_out, self.pool, self.square = training, held_out, pool, square
+        self.clip = max(training.eps, FLOOR / pool.size)
+        self.trace: list[dict[str, Any]] = []
+        self.path: list[dict[str, Any]] | None = [] if keep_path else None
+
+    def begin(self, start: np.ndarray | None) -> None:
+        """Takes the start; its spread is the unit of the ridge."""
+        training, size = self.training, self.pool.size
+        scores = marginal_scores(training.matrix, training.id_accuracy, eps=training.eps)
+        if self.square:
+            scores = np.abs(scores)
+        if start is not None:
+            start = self.pool.checked(start, "start")
+            if len(start) < size:
+                accuracy = training.matrix.count(start) / max(1, len(start))
+                scores = self.linearised(accuracy, 0.0).gradient.astype(np.float64)
+            scores[start] = -np.inf
+        self.inside = self.pool.lowest(scores)
+        members = np.flatnonzero(self.inside)
+        for side in (training, self.held_out):
+            if side is not None:
+                side.counts = side.matrix.count(members)
+        t = probit(training.counts / size, eps=self.clip)
+        spread = float(np.sum((t - t.mean()) ** 2))
+        # A start without spread sets no unit; then it is that of models one standard deviation apart.
+        self.spread = spread if spread > _DEGENERATE else float(len(t))
+        self.keep(KAPPAS[0] * self.spread)
+        self.record(None)
+
+    def linearised(self, accuracy: np.ndarray, ridge: float) -> _Linearised:
+        """One pass over the training matrix."""
+        value, weights = line_gradient(accuracy, self.training.z, ridge=ridge, clip=self.clip)
+        if self.square:
+            value, weights = value * value, 2 * value * weights
+        whole, scale = whole_weights(weights)
+        return _Linearised(value, self.training.matrix.weigh(whole), scale, weights)
+
+    def objective(self, counts: np.ndarray, ridge: float) -> float:
+        value = _correlate(probit(counts / self.pool.size, eps=self.clip), self.training.z, ridge).value
+        return value * value if self.square else value
+
+    def judged(self) -> float:
+        """What is kept low on the validation models; an undefined R is never better."""
+        assert self.held_out is not None
+        r = self.held_out.r()
+        return float("inf") if np.isnan(r) else r * r if self.square else r
+
+    def descend(self, kappa: float) -> None:
+        """One stage: exchanges at a fixed ridge until none helps, or validation has not improved for long."""
+        ridge = kappa * self.spread
+        block = max(1, self.pool.size // 2)
+        iterations = accepted = stale = 0
+        lowest = self.judged() if self.held_out is not None else float("nan")
+        while block and iterations < MAX_ITERATIONS and stale < PATIENCE:
+            here = self.linearised(self.training.counts / self.pool.size, ridge)
+            iterations += 1
+            # A smaller block takes the first of these pairs, so that a rejected step costs no pass and no
+            # sort.
+            pairs = self.pool.pairs(here.gradient, self.inside, block)
+            if not len(pairs.leaving):
+                break
+            while block:
+                step = Pairs(pairs.leaving[:block], pairs.entering[:block])
+                counts = self.training.after(step, self.inside)
+                if self.objective(counts, ridge) < here.value - MIN_GAIN:
+                    break
+                block = len(step.leaving) // 2
+            if not block:
+                break
+            accepted += 1
+            self.exchange(step, counts)
+            if self.held_out is None:
+                self.keep(ridge)
+            else:
+                now = self.judged()
+                stale = 0 if now < lowest else stale + 1
+                lowest = min(now, lowest)
+                if now < self.lowest:
+                    self.keep(ridge)
+            self.record(kappa)
+        self.trace.append(
+            {
+                "kappa": kappa,
+                "iterations": iterations,
+                "accepted": accepted,
+                "block": block,
+                "r_train": self.training.r(),
+                "r_validation": self.held_out.r() if self.held_out is not None else float("nan"),
+                "best_r_validation": self.best.r_validation,
+            }
+        )
+
+    def exchange(self, pairs: Pairs, counts: np.ndarray) -> None:
+        if self.held_out is not None:
+            self.held_out.counts = self.held_out.after(pairs, self.inside)
+        self.training.counts = counts
+        self.inside[pairs.leaving], self.inside[pairs.entering] = False, True
+
+    def keep(self, ridge: float) -> None:
+        """Makes the current set the best one."""
+        r_validation, self.lowest = float("nan"), float("nan")
+        if self.held_out is not None:
+            r_validation, self.lowest = self.held_out.r(), self.judged()
+        self.best = _Best(
+            inside=self.inside.copy(), counts=self.training.counts, ridge=ridge, r_validation=r_validation
+        )
+
+    def record(self, kappa: float | None) -> None:
+        if self.path is not None:
+            self.path.append(
+                {
+                    "kappa": kappa,
+                    "r_train": self.training.r(),
+                    "r_validation": self.held_out.r() if self.held_out is not None else float("nan"),
+                    "indices": np.flatnonzero(self.inside),
+                }
+            )
+
+    def found(self) -> Found:
+        """The best set, its members ordered by the gradient at it."""
+        best, size = self.best, self.pool.size
+        accuracy = best.counts / size
+        there = self.linearised(accuracy, best.ridge)
+        members = np.flatnonzero(best.inside)
+        members = members[np.argsort(there.gradient[members], kind="stable")]
+        gradient = there.gradient[members].astype(np.float64) / there.scale
+        scores = (gradient - float(there.weights @ accuracy)) / size
+        return Found(
+            indices=members,
+            scores=scores,
+            r_train=self.training.r(best.counts),
+            r_validation=best.r_validation,
+            trace=tuple(self.trace),
+            extras={} if self.path is None else {"path": tuple(self.path)},
+        )

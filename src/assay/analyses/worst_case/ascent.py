@@ -1,0 +1,246 @@
+"""Climbing over a grammar: one slot of one prompt at a time, always to the filler that diverges most."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.core.random import stream
+from assay.tasks import Grammar, Prompt
+
+
+Pair = tuple[Prompt, Prompt]  # clean, corrupted
+EvaluatePrompts = Callable[[Sequence[Prompt], Sequence[Prompt]], Float[np.ndarray, " pairs"]]
+RankFillers = Callable[[Pair, str, Sequence[Prompt]], Float[np.ndarray, " fillers"]]
+
+SIDES = ("clean", "corrupted")
+LARGE_SLOT = 128  # more fillers than this are ranked beforehand
+TRIED = 16  # of which so many are evaluated
+DRAWS = 100  # attempts to draw two prompts of one length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ascent:
+    """One climb.
+
+    Attributes:
+        clean: Clean prompt at its end.
+        corrupted: Corrupted prompt at its end.
+        value: Divergence there.
+        start: Divergence of the random pair it began with.
+        sweeps: Passes over the slots, the last of which changed nothing unless the climb was cut short.
+        finished: Whether no single slot leads further up, as far as its fillers were evaluated.
+    """
+
+    clean: Prompt
+    corrupted: Prompt
+    value: float
+    start: float
+    sweeps: int
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Climbs:
+    """Several climbs with everything they evaluated.
+
+    Attributes:
+        ascents: In the order of their restarts.
+        pairs: Every pair evaluated, once, in order of evaluation.
+        values: Their divergences.
+    """
+
+    ascents: tuple[Ascent, ...]
+    pairs: tuple[Pair, ...]
+    values: Float64[np.ndarray, " n_evaluations"]
+
+    @property
+    def n_evaluations(self) -> int:
+        """Pairs evaluated."""
+        return len(self.pairs)
+
+
+def grammar_ascent(
+    evaluate_prompts: EvaluatePrompts,
+    grammar: Grammar,
+    *,
+    restarts: int = 16,
+    budget: int | None = None,
+    seed: int = 0,
+    rank_fillers: RankFillers | None = None,
+    large: int = LARGE_SLOT,
+    tried: int = TRIED,
+) -> Climbs:
+    """Look for pairs of large divergence among all that a grammar can produce, by coordinate ascent.
+
+    From a random pair: take every slot of either prompt in random order, evaluate all its fillers in one
+    batch, keep the best; stop when a sweep over the slots changes nothing. Every prompt on the way is one
+    that the grammar can draw, on its own side.
+
+    Args:
+        evaluate_prompts: `(clean prompts, corrupted prompts) -> [pairs]`, row by row.
+        grammar: What the prompts are drawn from; it must describe its slots.
+        restarts: Random pairs to begin with.
+        budget: Most evaluations over all restarts, shared out among those still to come. Default: no limit.
+        seed: Root seed; restart r draws from the stream `ascent:r`.
+        rank_fillers: `(pair, side, variants of that side) -> [variants]`, larger is more promising: which
+            fillers of a large slot are evaluated. Default: a random choice.
+        large: Most fillers of a slot that are all evaluated.
+        tried: Fillers evaluated of a larger one.
+
+    Returns:
+        The climbs and every value met.
+
+    Raises:
+        InputError: If a count is below 1, the grammar describes no slots, or its prompts agree in no length.
+        NonFiniteError: If a divergence is NaN or infinite.
+
+    Notes:
+        A pair met again costs nothing. Of equal fillers the first is kept, and only a larger divergence leads
+        on, so climbs end.
+    """
+    limits = {
+        "restarts": restarts,
+        "large": large,
+        "tried": tried,
+        "budget": restarts if budget is None else budget,
+    }
+    for name, value in limits.items():
+        least = restarts if name == "budget" else 1
+        if value < least:
+            raise InputError(f"{name} is {value}; give at least {least}")
+    known = _Evaluated(evaluate_prompts)
+    climbs = []
+    for restart in range(restarts):
+        if budget is not None:
+            known.limit = known.n + (budget - known.n) // (restarts - restart)
+        draws = stream(seed, f"ascent:{restart}")
+        climb = _Climb(grammar, known, draws, rank_fillers, large, tried)
+        climbs.append(climb.run())
+    return Climbs(
+        ascents=tuple(climbs), pairs=tuple(known.pairs.values()), values=np.array(list(known.values.values()))
+    )
+
+
+def prompt_key(prompt: Prompt) -> tuple[str, tuple[int, ...] | None]:
+    """What a model sees of a prompt."""
+    return prompt.text, prompt.ids
+
+
+@dataclass
+class _Evaluated:
+    """Values of pairs, each evaluated once, until a limit is reached."""
+
+    evaluate: EvaluatePrompts
+    limit: int | None = None
+    pairs: dict[object, Pair] = field(default_factory=dict)
+    values: dict[object, float] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def exhausted(self) -> bool:
+        return self.limit is not None and self.n >= self.limit
+
+    def of(self, pairs: Sequence[Pair]) -> Float64[np.ndarray, " pairs"]:
+        """Divergences; -infinity for pairs beyond the limit."""
+        keys = [tuple(map(prompt_key, pair)) for pair in pairs]
+        new = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self.values}
+        if self.limit is not None:
+            new = dict(list(new.items())[: max(0, self.limit - self.n)])
+        if new:
+            clean, corrupted = zip(*new.values(), strict=True)
+            found = np.asarray(self.evaluate(clean, corrupted), dtype=np.float64)
+            if found.shape != (len(new),):
+                raise ShapeError(f"the evaluation of {len(new)} pairs returned shape {found.shape}")
+            for (key, pair), value in zip(new.items(), found.tolist(), strict=True):
+                if not np.isfinite(value):
+                    raise NonFiniteError(
+                        f"the divergence of clean {pair[0]} and corrupted {pair[1]} is {value}"
+                    )
+                self.pairs[key], self.values[key] = pair, value
+        return np.array([self.values.get(key, -np.inf) for key in keys])
+
+
+@dataclass
+class _Climb:
+    """One restart on its way up."""
+
+    grammar: Grammar
+    known: _Evaluated
+    draws: np.random.Generator
+    rank_fillers: RankFillers | None
+    large: int
+    tried: int
+
+    def run(self) -> Ascent:
+        pair = self.random_pair()
+        value = start = float(self.known.of([pair])[0])
+        sweeps, moved = 0, True
+        while moved and not self.known.exhausted:
+            moved, sweeps = False, sweeps + 1
+            for side, slot in self.shuffled_slots(pair):
+                options = self.options(pair, side, slot)
+                if not options:
+                    continue
+                found = self.known.of(options)
+                best = int(found.argmax())
+                if found[best] > value:
+                    pair, value, moved = options[best], float(found[best]), True
+        clean, corrupted = pair
+        return Ascent(
+            clean=clean, corrupted=corrupted, value=value, start=start, sweeps=sweeps, finished=not moved
+        )
+
+    def random_pair(self) -> Pair:
+        """Two independent prompts of one length."""
+        grammar, draws = self.grammar, self.draws
+        lengths = set()
+        for _ in range(DRAWS):
+            clean, other = grammar.draw(2, draws)
+            corrupted = grammar.corrupt([other], draws)[0]
+            pair = (clean, corrupted)
+            if not any(self.slots(pair, side) for side in SIDES):
+                raise InputError(f"the grammar of {grammar.key} describes no slots to vary")
+            n_tokens = [self.n_tokens(prompt) for prompt in pair]
+            if n_tokens[0] == n_tokens[1]:
+                return pair
+            lengths.update(n_tokens)
+        raise InputError(
+            f"{DRAWS} draws of {grammar.key} gave no clean and corrupted prompt of equal length (token "
+            f"counts {', '.join(map(str, sorted(lengths)))}); choose one template"
+        )
+
+    def n_tokens(self, prompt: Prompt) -> int:
+        return len(self.grammar.tokens.ids(prompt.text) if prompt.ids is None else prompt.ids)
+
+    def slots(self, pair: Pair, side: str) -> tuple[str, ...]:
+        values = dict(pair[SIDES.index(side)].values)
+        return self.grammar.slots(values, corrupted=side == "corrupted")
+
+    def shuffled_slots(self, pair: Pair) -> list[tuple[str, str]]:
+        named = [(side, slot) for side in SIDES for slot in self.slots(pair, side)]
+        return [named[i] for i in self.draws.permutation(len(named))]
+
+    def options(self, pair: Pair, side: str, slot: str) -> list[Pair]:
+        """The pairs with another filler in one slot; of a large slot the most promising ones."""
+        if slot not in self.slots(pair, side):  # two names that were apart now stand together
+            return []
+        at = SIDES.index(side)
+        values = dict(pair[at].values)
+        found = [
+            self.grammar.render(each)
+            for each in self.grammar.variants(values, slot, corrupted=side == "corrupted")
+        ]
+        if len(found) > self.large:
+            if self.rank_fillers is None:
+                chosen = self.draws.choice(len(found), size=self.tried, replace=False)
+            else:
+                promise = self.rank_fillers(pair, side, found)
+                chosen = np.argsort(-promise, kind="stable")[: self.tried]
+            found = [found[int(i)] for i in np.sort(chosen)]
+        return [(each, pair[1]) if side == "clean" else (pair[0], each) for each in found]

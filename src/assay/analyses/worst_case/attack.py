@@ -1,0 +1,330 @@
+"""The run: every pair of a sample, streamed, resumable, checked."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.analyses.worst_case.blocks import (
+    BlockShelf,
+    DistinctPairs,
+    Progress,
+    Shelf,
+    distinct_pairs,
+    n_blocks,
+    run_blocks,
+    run_some_blocks,
+)
+from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence
+from assay.analyses.worst_case.evaluation import PairEvaluator
+from assay.analyses.worst_case.inputs import PairSample
+from assay.analyses.worst_case.result import WorstCase
+from assay.analyses.worst_case.sampling import MAX_PAIRS, sample_pairs, usual_protocol
+from assay.analyses.worst_case.sanity import check_known_runs, make_rerun
+from assay.circuits import Circuit
+from assay.circuits.given import takes_text
+from assay.core.errors import InputError
+from assay.core.record import library_version
+from assay.execution.forward import check_circuit
+from assay.models import Model
+from assay.tasks import PairTask, load_task
+
+
+# Streams of what is certified: prompts drawn to discover or repair a circuit come from others.
+PREFIX = "certificate:"
+DEFAULT_N = 1000  # inputs of either side, or pairs
+
+
+@takes_text(untouched=("task",))
+def worst_case(
+    circuit: Circuit,
+    model: Model,
+    task: PairTask | str | os.PathLike[str],
+    protocol: str | None = None,
+    n_clean: int | None = None,
+    n_corrupted: int | None = None,
+    *,
+    seed: int = 0,
+    divergence: str | Divergence | Kernel = "kl",
+    thresholds: Sequence[float] = (),
+    reuse_clean: bool = False,
+    independent: bool | None = None,
+    enumerate: bool = False,  # noqa: A002 - the name users know
+    max_pairs: int = MAX_PAIRS,
+    directory: str | os.PathLike[str] | None = None,
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> WorstCase:
+    """How far a circuit departs from its model in the worst case, on which inputs, and what that proves.
+
+    K(x, x~) = KL(M(x) || C(x, x~)) at the read position, for every pair of a sample: M the model, C the
+    circuit with every edge outside it carrying what it carries in the model's run on x~.
+
+    Args:
+        circuit: Edges to keep.
+        model: The model.
+        task: What inputs are drawn from: a task, the key of a registered one, or a JSONL file.
+        protocol: `all`: `n_clean` x `n_corrupted` inputs, every combination. `matched`: `n_clean` pairs of a
+            prompt and its own corruption. `iid`: `n_clean` pairs of independent inputs. `file`: the task's
+            own pairs. Under `all`, both counts equal to the number of rows of the task take all of these in
+            order. Default: `file` for a JSONL file, and for a task without a grammar if no count is given;
+            else `all`.
+        n_clean: Clean inputs, or pairs; default: 1,000.
+        n_corrupted: Corrupted inputs of `all`; default: 1,000.
+        seed: Root seed of the draws, whose streams are `certificate:clean`, `certificate:corrupted`, ...
+        divergence: `kl`, `reverse-kl`, `js`, `tv`, `logit-diff-gap`, or a callable `(model logits, circuit
+            logits) -> [pairs]`.
+        thresholds: Report the share of pairs above each.
+        reuse_clean: `all` only: corrupt the clean prompts of the sample, as the published runs did.
+        independent: Whether a task's own rows are independent draws that the circuit was not found on; no
+            certificate without that word. False withholds certificates from drawn prompts too.
+        enumerate: Run every distinct input once, with its probability, instead of a sample.
+        max_pairs: Most pairs an enumeration may have.
+        directory: Keep finished blocks here; the same call then goes on where it was interrupted.
+        memory: Bytes to spend on prepared inputs and on passes, half each. Default: 60 % of what is free.
+        progress: Told of `attack`, pairs done, pairs in all.
+
+    Returns:
+        The result; warnings stand in `.warnings`.
+
+    Raises:
+        InputError: A bad count or protocol, prompts of unequal length, or a directory of another job.
+        GraphMismatchError: A circuit of another graph.
+        NonFiniteError: NaN or infinite logits, with the pair.
+        InconsistentRunError: If a run whose result is known comes out otherwise.
+        OutputError: If a block cannot be written; those before it stay usable.
+
+    Notes:
+        Equal inputs are run once and counted as often as they were drawn. Divergences are kept in float32, in
+        float64 for a float64 model; logits of no more than one block of pairs exist at a time.
+
+    References:
+        uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166.
+
+    Example:
+        >>> model = load_model("mini")
+        >>> circuit = Circuit.full(model.graph)
+        >>> worst = worst_case(circuit, model, "ioi", n_clean=4, n_corrupted=3)
+        >>> worst.divergence.shape, bool(worst.divergence.max() < 1e-6)
+        ((4, 3), True)
+    """
+    model.check_text("worst_case")
+    check_circuit(model, circuit)
+    counted = n_clean is not None or n_corrupted is not None
+    n_clean, n_corrupted = (DEFAULT_N if count is None else count for count in (n_clean, n_corrupted))
+    if not isinstance(task, PairTask):
+        named = Path(task).suffix != ".jsonl"
+        # Of a named task only the grammar counts; a size equal to the sample's would stand for its rows.
+        rows = (1 if n_clean != 1 else 2) if named else None
+        if not named and protocol is None and (counted or enumerate):
+            raise InputError(
+                f"{os.fspath(task)} is a file, whose own pairs are run as they stand. Give protocol='all' to "
+                "combine its prompts, or leave n_clean, n_corrupted and enumerate out"
+            )
+        task = load_task(os.fspath(task), model, n=rows)
+    if protocol is None:
+        protocol = "all" if counted or enumerate else usual_protocol(task)
+    task.validate(model.n_vocab, model.n_positions)
+    sample = sample_pairs(
+        task,
+        protocol,
+        n_clean,
+        n_corrupted,
+        seed=seed,
+        reuse_clean=reuse_clean,
+        independent=bool(independent),
+        enumerate=enumerate,
+        max_pairs=max_pairs,
+        prefix=PREFIX,
+    )
+    if independent is False:
+        sample = replace(sample, independent=False)
+    return run_sample(
+        circuit,
+        model,
+        sample,
+        divergence=divergence,
+        thresholds=thresholds,
+        directory=directory,
+        memory=memory,
+        progress=progress,
+    )
+
+
+def run_sample(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    *,
+    divergence: str | Divergence | Kernel = "kl",
+    thresholds: Sequence[float] = (),
+    directory: str | os.PathLike[str] | None = None,
+    shelf: BlockShelf | None = None,
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> WorstCase:
+    """`worst_case` on a sample that exists already; arguments as there, and a `shelf` beside `directory`."""
+    started = time.perf_counter()
+    if directory is not None and not isinstance(divergence, str | Divergence):
+        raise InputError(
+            "finished blocks are kept under the name of the divergence, and a bare callable's name does not "
+            "tell it from others; give Divergence(key=..., kernel=...), or leave directory out"
+        )
+    measured = get_divergence(divergence)
+    facts = facts_of(circuit, model, sample, measured, thresholds)
+    kept = shelf
+    if directory is not None:
+        kept = Shelf(Path(directory), block_record(facts))
+    check_known_runs(model, circuit, sample)
+    distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
+    values = run_blocks(
+        _evaluator(circuit, model, sample, distinct, measured, memory),
+        sample,
+        distinct,
+        shelf=kept,
+        precise=model.result_dtype == torch.float64,
+        progress=progress or (lambda stage, done, total: None),
+    )
+    return WorstCase(
+        divergence=values.divergence,
+        empty=values.empty,
+        argmax_differs=values.argmax_differs,
+        sample=sample,
+        facts=facts,
+        thresholds=tuple(float(threshold) for threshold in thresholds),
+        notes=notes_on(circuit, sample),
+        seconds=time.perf_counter() - started,
+        rerun=make_rerun(model, circuit, sample, measured),
+    )
+
+
+def run_part(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    part: tuple[int, int],
+    *,
+    shelf: BlockShelf,
+    divergence: str | Divergence = "kl",
+    progress: Progress | None = None,
+) -> None:
+    """Run every k-th block of a sample from the i-th on, `part` = (i, k), and put it on the shelf.
+
+    When all parts are done, `run_sample` with the same shelf and divergence finds every block there and gives
+    the bytes of a run in one piece, if the same memory was free: a block is computed in the same way whoever
+    computes it.
+    """
+    measured = get_divergence(divergence)
+    distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
+    first, step = part
+    run_some_blocks(
+        _evaluator(circuit, model, sample, distinct, measured, None),
+        sample,
+        distinct,
+        range(first, n_blocks(distinct), step),
+        shelf=shelf,
+        precise=model.result_dtype == torch.float64,
+        progress=progress or (lambda stage, done, total: None),
+    )
+
+
+def block_record(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What blocks of a run are a function of, out of its `facts_of`."""
+    record = facts["provenance"]
+    return {name: record[name] for name in record if name not in ("machine", "thresholds")}
+
+
+def _evaluator(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    distinct: DistinctPairs,
+    divergence: Divergence,
+    memory: int | None,
+) -> PairEvaluator:
+    """An evaluator over the distinct inputs of a sample."""
+    return PairEvaluator(
+        model,
+        circuit,
+        sample.clean.subset(distinct.clean_rows),
+        sample.corrupted.subset(distinct.corrupted_rows),
+        divergence=divergence,
+        memory=memory,
+    )
+
+
+def facts_of(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    divergence: str | Divergence | Kernel,
+    thresholds: Sequence[float],
+) -> dict[str, Any]:
+    """What the document says of model, task and circuit, and the record behind the result."""
+    measured = get_divergence(divergence)
+    provenance = {
+        "library": library_version(),
+        "model": model.describe(),
+        "sample": sample.describe(),
+        "circuit": circuit.hash,
+        "graph": circuit.graph.fingerprint,
+        "ablation": "resample",
+        "divergence": measured.key,
+        "thresholds": [float(threshold) for threshold in thresholds],
+        "machine": {
+            "device": str(model.device),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+        },
+    }
+    return {
+        "model": {**model.describe(), "n_parameters": model.n_parameters},
+        "task": {"data_hash": sample.data_hash, **sample.task},
+        "circuit": {
+            "hash": circuit.hash,
+            "name": _name(circuit),
+            "n_edges": circuit.n_edges,
+            "n_graph_edges": circuit.graph.n_edges,
+        },
+        "ablation": "resample",
+        "divergence": measured.key,
+        "unit": measured.unit,
+        "provenance": provenance,
+    }
+
+
+def _name(circuit: Circuit) -> str:
+    """What a reader may call the circuit."""
+    for key in ("published", "method"):
+        value = circuit.provenance.get(key)
+        if isinstance(value, str):
+            return value
+    return "circuit"
+
+
+def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
+    """Named warnings about a circuit and a sample."""
+    notes = {}
+    if circuit.connected(warn=False).n_edges == 0:
+        notes["disconnected_circuit"] = (
+            "no kept path leads from the input to the logits: the circuit's output is the model's on the "
+            "corrupted input, whatever the clean one"
+        )
+    for name in ("clean", "corrupted"):
+        exist, drawn = sample.population[name], getattr(sample, name).n
+        if exist is not None and drawn > exist:
+            notes[f"repeated_{name}_inputs"] = (
+                f"{drawn:,} {name} inputs were drawn and {exist:,} distinct ones exist; enumerate=True runs "
+                "each once with its exact weight"
+            )
+    if sample.own_rows and sample.protocol == "all" and sample.paired and not sample.reuse_clean:
+        notes["own_rows"] = (
+            f"the task's own {sample.clean.n:,} rows were taken in order, so a certificate rests on half as "
+            "many independent pairs; other counts draw fresh inputs"
+        )
+    return notes

@@ -1,0 +1,130 @@
+"""What a sample of pairs guarantees about percentiles, by how it was drawn."""
+
+import math
+
+import numpy as np
+from jaxtyping import Float64
+
+from assay.analyses.worst_case.inputs import PairSample
+from assay.core.errors import InputError, unknown_name
+from assay.stats import (
+    Certificate,
+    all_pairs_order_failure,
+    best_all_pairs_order,
+    certificate,
+    percentile_sample_size,
+    weighted_quantiles,
+)
+from assay.stats.percentile_bounds import order_of, share
+
+
+EXACT = "exact"
+_OF_ROWS = ("ustat", "published")  # methods for a task's own rows, crossed
+
+
+def not_certified(sample: PairSample) -> str | None:
+    """Why a sample supports no certificate; None where it supports one or needs none."""
+    if sample.reuse_clean:
+        return (
+            "its corrupted inputs were made from its clean ones (reuse_clean), so the two sides are not "
+            "independent; sample again without reuse_clean"
+        )
+    if not sample.independent and not sample.enumerated:
+        return (
+            "its inputs are rows of the task that nobody has declared to be independent draws, that were "
+            "drawn more than once, or on which the circuit was found; run the rows as they stand (protocol "
+            "'file') with independent=True if they are independent and new to the circuit"
+        )
+    return None
+
+
+def sample_certificate(
+    values: Float64[np.ndarray, "..."],
+    sample: PairSample,
+    percentile: float,
+    *,
+    delta: float = 0.95,
+    epsilon: float | None = None,
+    method: str | None = None,
+) -> Certificate:
+    """The certificate of `assay.stats.certificate` that fits the sample.
+
+    Notes:
+        A population that was enumerated needs none: its percentile is returned, with failure 0. Of a task's
+        own n rows, crossed in order, corrupted input i is the counterpart of clean input i; the n (n - 1)
+        values off the diagonal are then a U-statistic of degree 2 of n independent rows, which is as good as
+        floor(n / 2) independent values (Hoeffding 1963, section 5b).
+
+    Raises:
+        InputError: The sample supports no certificate, or an argument is out of range.
+    """
+    reason = not_certified(sample)
+    if reason is not None:
+        raise InputError(f"this sample supports no certificate: {reason}")
+    if sample.weights is not None:
+        if method not in (None, EXACT):
+            raise InputError(
+                f"every distinct pair was run, so the percentile is exact; leave method {method!r} out"
+            )
+        if epsilon is not None:
+            raise InputError("every distinct pair was run, so the percentile is exact; leave epsilon out")
+        share(percentile, "percentile")
+        share(delta, "delta")
+        return Certificate(
+            bound=float(weighted_quantiles(values, sample.weights, [percentile])[0]),
+            percentile=percentile,
+            failure=0.0,
+            delta=delta,
+            n=values.size,
+            n_values=values.size,
+            order=None,
+            method=EXACT,
+            rigorous=True,
+        )
+    if sample.paired and method != "published":
+        if method not in (None, *_OF_ROWS):
+            if method not in ("disjoint", "asymptotic", "order-statistic"):
+                raise unknown_name("certificate method", method, _OF_ROWS)
+            raise InputError(
+                f"method {method!r} needs clean and corrupted inputs that are independent of each other; the "
+                "task's own rows are not, choose 'ustat'"
+            )
+        return _of_rows(values, percentile, delta, epsilon)
+    return certificate(values, percentile, delta=delta, epsilon=epsilon, method=method, seed=sample.seed)
+
+
+def _of_rows(
+    values: Float64[np.ndarray, "n n"], p: float, delta: float, epsilon: float | None
+) -> Certificate:
+    """`ustat` over the pairs of different rows."""
+    n = len(values)
+    m, n_values = n // 2, n * (n - 1)
+    failure, order = math.nan, None
+    best = best_all_pairs_order(max(m, 1), max(m, 1), p, delta)
+    n_needed = 2 * best.n_needed
+    if epsilon is not None and m:
+        n_needed = 2 * percentile_sample_size(p, delta, epsilon, "chernoff")
+        order = order_of(n_values, p, epsilon)
+        # Rounded down to a rank among m^2, whose failure is the larger.
+        failure = all_pairs_order_failure(m, m, p, max(order * m * m // n_values, 1))
+    elif best.order is not None and m:
+        # Rounded up to a rank among the values there are: the failure is at most the one stated.
+        order, failure = math.ceil(best.order * n_values / (m * m)), best.failure
+    bound = None
+    if order is not None:
+        off_diagonal = values[~np.eye(n, dtype=bool)]
+        bound = float(np.partition(off_diagonal, order - 1)[order - 1])
+    short = bound is None or failure > 1 - delta + 1e-12
+    return Certificate(
+        bound=bound,
+        percentile=p,
+        failure=failure,
+        delta=delta,
+        n=m,
+        n_values=n_values,
+        order=order,
+        method="ustat",
+        rigorous=True,
+        reason=None if not short else "too_few" if bound is None else "below_delta",
+        n_needed=n_needed if short else None,
+    )

@@ -1,0 +1,207 @@
+"""Worst-case results on disk: one safetensors file of arrays, one JSON document beside it, hashes in both."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from assay.analyses.worst_case.inputs import PairSample, PromptSet
+from assay.analyses.worst_case.result import WorstCase
+from assay.circuits import Circuit, write_atomically
+from assay.core.errors import FileFormatError, GraphMismatchError, InputError
+from assay.core.record import canonical_json
+from assay.core.untrusted import MALFORMED, malformed, parse_json
+from assay.models import Model
+
+
+FORMAT = 1
+_SIDES = ("clean", "corrupted")
+_IDS = ("tokens", "lengths", "positions", "answers", "wrong")
+
+
+def save_result(result: WorstCase, path: Path) -> Path:
+    """Write both files; each appears only once it is complete, the document last."""
+    if path.suffix != ".safetensors":
+        raise InputError(f"a worst-case result is saved as NAME.safetensors; got {path.name!r}")
+    sample = result.sample
+    arrays: dict[str, Tensor] = {
+        name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in result.arrays().items()
+    }
+    if sample.pairs is not None:
+        arrays["pairs"] = torch.from_numpy(sample.pairs)
+    if sample.weights is not None:
+        arrays["weights"] = torch.from_numpy(sample.weights)
+    inputs = {}
+    for name in _SIDES:
+        side: PromptSet = getattr(sample, name)
+        arrays |= {f"{name}.{key}": value for key in _IDS if (value := getattr(side, key)) is not None}
+        # A list, since the text of the record sorts keys and fields have an order.
+        inputs[name] = {"texts": side.texts, "fields": list(side.fields.items())}
+    content = save({key: value.contiguous() for key, value in arrays.items()})
+    record = {
+        "format": FORMAT,
+        "kind": "worst_case",
+        "arrays": path.name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "document": result.to_dict(),
+        "sample": {
+            **sample.describe(),
+            "heatmap_fields": sample.heatmap_fields,
+        },
+        "thresholds": result.thresholds,
+        "notes": dict(result.notes),
+        "inputs": inputs,
+    }
+    text = canonical_json(record)
+    whole = {"record_sha256": hashlib.sha256(text.encode()).hexdigest(), **json.loads(text)}
+    write_atomically(path, content)
+    write_atomically(path.with_suffix(".json"), json.dumps(whole, indent=1, ensure_ascii=False).encode())
+    return path
+
+
+def load_result(path: Path, *, model: Model | None, circuit: Circuit | None) -> WorstCase:
+    """Read both files and verify them against each other."""
+    if (model is None) != (circuit is None):
+        raise InputError("give both model and circuit to run pairs again, or neither")
+    record = _read_record(path.with_suffix(".json"))
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != record.get("sha256"):
+        raise FileFormatError(
+            f"{path} is not what its document describes (hash mismatch): one of the two was changed or "
+            "truncated; restore them or run again"
+        )
+    try:
+        arrays = load(content)
+    except (SafetensorError, *MALFORMED) as error:
+        raise FileFormatError(f"{path} is not a readable safetensors file ({error})") from error
+    with malformed(path, "a worst-case result"):
+        return _restored(path, record, arrays, model, circuit)
+
+
+def _restored(
+    path: Path,
+    record: dict[str, Any],
+    arrays: dict[str, Tensor],
+    model: Model | None,
+    circuit: Circuit | None,
+) -> WorstCase:
+    document = record["document"]
+    sample = _sample(record, arrays)
+    shape = (sample.clean.n, sample.corrupted.n) if sample.pairs is None else (len(sample.pairs),)
+    for name in ("divergence", "empty", "argmax_differs"):
+        if tuple(arrays[name].shape) != shape or arrays[name].is_complex():
+            raise ValueError(f"{name} has shape {tuple(arrays[name].shape)}; {shape} is that of the pairs")
+    if sample.pairs is not None:
+        _check_ids(arrays["pairs"], len(sample.pairs), 2)
+    if not isinstance(document.get("worst", []), list):
+        raise ValueError("its worst pairs are no list")
+    if sample.data_hash != record["sample"]["data_hash"]:
+        raise FileFormatError(f"{path}: the inputs have another hash than the document says; run again")
+    rerun = None
+    if model is not None and circuit is not None:
+        _check_origin(document, model, circuit)
+        from assay.analyses.worst_case.sanity import make_rerun
+
+        sample = replace(sample, tokenizer=model.tokenizer)
+        rerun = make_rerun(model, circuit, sample, document["divergence"])
+    names = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
+    return WorstCase(
+        divergence=arrays["divergence"].double().numpy(),
+        empty=arrays["empty"].double().numpy(),
+        argmax_differs=arrays["argmax_differs"].bool().numpy(),
+        sample=sample,
+        facts={name: document[name] for name in names},
+        thresholds=tuple(record["thresholds"]),
+        notes=dict(record["notes"]),
+        seconds=document["seconds"],
+        rerun=rerun,
+        document=document,
+        search=document["search"],
+        outside=document["outside"],
+        explanation=document["explanation"],
+    )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        given = record.pop("record_sha256")
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}, the document of a result: {error.strerror}") from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise FileFormatError(f"{path} is not the document of a worst-case result: {error!r}") from error
+    if hashlib.sha256(canonical_json(record).encode()).hexdigest() != given:
+        raise FileFormatError(f"{path} was changed after it was written (hash mismatch); restore it")
+    if not isinstance(number := record.get("format"), int) or number > FORMAT:
+        raise FileFormatError(
+            f"{path} has format {number!r}, this version reads up to {FORMAT}; update assay"
+        )
+    return record
+
+
+def _check_ids(array: Tensor, n: int, axes: int) -> None:
+    if array.dtype != torch.int64 or array.ndim != axes or len(array) != n:
+        raise ValueError(
+            f"inputs are {array.dtype} of shape {tuple(array.shape)}; whole numbers of {n} are due"
+        )
+
+
+def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
+    facts = record["sample"]
+    sides = {}
+    for name in _SIDES:
+        inputs = record["inputs"][name]
+        for key in ("tokens", "lengths", "positions"):
+            _check_ids(arrays[f"{name}.{key}"], len(arrays[f"{name}.tokens"]), 2 if key == "tokens" else 1)
+        for key in ("answers", "wrong"):
+            if f"{name}.{key}" in arrays:
+                _check_ids(arrays[f"{name}.{key}"], len(arrays[f"{name}.tokens"]), 2)
+        sides[name] = PromptSet(
+            # An absent array is None, which answers may be; the hash of the file vouches for the others.
+            **{key: arrays.get(f"{name}.{key}") for key in _IDS},  # type: ignore[arg-type]
+            texts=None if inputs["texts"] is None else tuple(map(str, inputs["texts"])),
+            fields={str(field): list(values) for field, values in inputs["fields"]},
+        )
+        side = sides[name]
+        listed = [*side.fields.values(), *([] if side.texts is None else [side.texts])]
+        if any(len(values) != side.n for values in listed):
+            raise ValueError(f"texts or fields of the {name} inputs are not those of {side.n} inputs")
+        if bool(((side.lengths < 1) | (side.lengths > side.tokens.shape[1])).any()):
+            raise ValueError(f"a length of the {name} inputs is not that of their tokens")
+    return PairSample(
+        protocol=facts["protocol"],
+        clean=sides["clean"],
+        corrupted=sides["corrupted"],
+        pairs=arrays["pairs"].numpy() if "pairs" in arrays else None,
+        weights=arrays["weights"].numpy() if "weights" in arrays else None,
+        heatmap_fields=tuple((first, second) for first, second in facts["heatmap_fields"]),
+        **{
+            name: facts[name]
+            for name in (
+                *("independent", "paired", "reuse_clean", "own_rows"),
+                *("population", "seed", "streams", "task"),
+            )
+        },
+    )
+
+
+def _check_origin(document: dict[str, Any], model: Model, circuit: Circuit) -> None:
+    for what, stored, given in (
+        ("model", document["model"]["weight_hash"], model.weight_hash),
+        ("circuit", document["circuit"]["hash"], circuit.hash),
+    ):
+        if stored != given:
+            raise GraphMismatchError(
+                f"the result belongs to the {what} {stored}, and {given} was given; give the {what} it was "
+                "made with"
+            )

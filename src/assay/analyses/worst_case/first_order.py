@@ -1,0 +1,117 @@
+"""Which fillers of a slot are worth evaluating: the gradient of the divergence at the inputs' embeddings."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor, nn
+
+from assay.analyses.worst_case.ascent import SIDES, Pair, prompt_key
+from assay.circuits import Circuit
+from assay.execution.ablation import Baseline
+from assay.execution.soft import SoftPairs, SoftRunner
+from assay.models import Model, Trace
+from assay.models.tracing import BlockCall
+from assay.tasks import Grammar, Prompt, encode_prompts
+
+
+class FirstOrder:
+    """Ranks variants of a prompt by the first-order change of KL(model || circuit).
+
+    With e the stream entering block 0, a variant e' of either prompt scores the sum over positions of
+    (e' - e) . dK/de, the gradient taken through model, circuit and corrupted run at the present pair.
+
+    Args:
+        model: The model.
+        circuit: The edges to keep.
+        grammar: Tokenises the prompts.
+
+    Notes:
+        A pair costs a run of all edges forth and back, once for all of its slots; a variant costs its
+        embedding. A word's embedding lies far from another's, so the order of scores is a hint, no more.
+    """
+
+    def __init__(self, model: Model, circuit: Circuit, grammar: Grammar) -> None:
+        self.model, self.grammar = model, grammar
+        self.runner = SoftRunner(model)
+        self.mask = circuit.mask.to(model.device, self.runner.dtype)
+        self._last: tuple[object, dict[str, Tensor]] | None = None
+
+    def __call__(self, pair: Pair, side: str, variants: Sequence[Prompt]) -> Float64[np.ndarray, " variants"]:
+        key = tuple(map(prompt_key, pair))
+        if self._last is None or self._last[0] != key:
+            _, gradients = self.gradients(self.tokens(pair[:1]), self.tokens(pair[1:]))
+            self._last = key, gradients
+        now = self.embedded(self.tokens([pair[SIDES.index(side)]]))
+        change = self.embedded(self.tokens(variants)) - now
+        scores = (change.double() * self._last[1][side].double()).sum((1, 2))
+        return np.asarray(scores.cpu().numpy())
+
+    def tokens(self, prompts: Sequence[Prompt]) -> Int[Tensor, "prompts pos"]:
+        return encode_prompts(prompts, self.grammar.tokens).ids.to(self.model.device)
+
+    def embedded(self, tokens: Int[Tensor, "prompts pos"]) -> Float[Tensor, "prompts pos d_model"]:
+        """The streams entering block 0."""
+        with torch.no_grad(), self.model.tracing(until=0) as trace:
+            self.model.forward(tokens)
+        return trace.input
+
+    def gradients(
+        self, clean: Int[Tensor, "pairs pos"], corrupted: Int[Tensor, "pairs pos"]
+    ) -> tuple[Float[Tensor, " pairs"], dict[str, Float[Tensor, "pairs pos d_model"]]]:
+        """KL of each pair, read at the last position, and its gradient at the streams entering block 0."""
+        read = torch.full((len(clean),), clean.shape[1] - 1, device=clean.device)
+        with torch.enable_grad(), self.model.frozen():
+            of_clean, hidden = _attached_pass(self.model, clean)
+            of_corrupted, _ = _attached_pass(self.model, corrupted)
+            leaves = [of_clean.leaf, of_corrupted.leaf]
+            assert leaves[0] is not None
+            assert leaves[1] is not None
+            pairs = SoftPairs(
+                embedded=(leaves[0] - leaves[1]).to(self.runner.dtype),
+                baseline=Baseline(
+                    model=self.model,
+                    input=leaves[1],
+                    z=of_corrupted.z,
+                    mlp=of_corrupted.mlp,
+                    trace=of_corrupted,
+                ),
+                calls=of_corrupted.calls,
+                read=read,
+                model_logits=self.model.read(hidden, read).to(self.runner.dtype),
+            )
+            log_p = pairs.model_logits.log_softmax(-1)
+            log_c = self.runner.logits(pairs, self.mask).log_softmax(-1)
+            values = (log_p.exp() * (log_p - log_c)).sum(-1)
+            found = torch.autograd.grad(values.sum(), [leaves[0], leaves[1]])
+        return values.detach(), dict(zip(SIDES, found, strict=True))
+
+
+def _attached_pass(model: Model, tokens: Int[Tensor, "pairs pos"]) -> tuple[Trace, Tensor]:
+    """A pass whose trace keeps its graph back to the stream entering block 0, and its last hidden state."""
+    trace = Trace()
+    with ExitStack() as hooks:
+
+        def before(module: nn.Module, keep: Callable[..., Any]) -> None:
+            hooks.callback(module.register_forward_pre_hook(keep, with_kwargs=True).remove)
+
+        def reads(into: list[Tensor]) -> Callable[..., None]:
+            return lambda module, args, kwargs: into.append(args[0])
+
+        for layer, block in enumerate(model.blocks):
+            before(block.module, BlockCall(trace, layer, leaf=layer == 0))
+            before(block.out, reads(trace.z))
+            before(block.attention_norm.module, reads(trace.attention_in))
+            before(block.mlp_norm.module, reads(trace.mlp_in))
+            keep_mlp = block.mlp_out.register_forward_hook(
+                lambda module, args, output: trace.mlp.append(output)
+            )
+            hooks.callback(keep_mlp.remove)
+        final: list[Tensor] = []
+        before(model.final_norm.module, reads(final))
+        hidden = model.forward(tokens)
+    trace.final_in = final[0]
+    return trace, hidden

@@ -1,0 +1,325 @@
+"""Which clean and corrupted inputs are run, and in which pairs: the four protocols.
+
+Draws come from named streams under one root seed, a prompt at a time, so the first k inputs of a longer
+sample are the sample of k, and samples under different prefixes are independent.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from assay.analyses.worst_case.inputs import PairSample, PromptSet, shown, sides_of
+from assay.analyses.worst_case.support import distinct_matched, distinct_product
+from assay.core.errors import InputError, TokenizationError, unknown_name
+from assay.core.random import stream
+from assay.tasks import PairTask, Prompt, encode_prompts
+
+
+PROTOCOLS = ("all", "matched", "iid", "file")
+MAX_PAIRS = 1_000_000  # pairs that an enumeration runs unless told otherwise
+KEPT_PROMPTS = 100_000  # of larger samples only ids, texts and fields are kept
+PIECE = 10_000  # prompts drawn and encoded at a time
+
+
+def sample_pairs(
+    task: PairTask,
+    protocol: str = "all",
+    n_clean: int = 1000,
+    n_corrupted: int = 1000,
+    *,
+    seed: int = 0,
+    reuse_clean: bool = False,
+    independent: bool = True,
+    enumerate: bool = False,  # noqa: A002 - the name users know
+    max_pairs: int = MAX_PAIRS,
+    prefix: str = "",
+) -> PairSample:
+    """Draw clean and corrupted inputs of a task and pair them.
+
+    Args:
+        task: Inputs come from its grammar; where it has none, they are drawn from its rows.
+        protocol: `all`: every combination of `n_clean` clean and `n_corrupted` corrupted inputs, the latter
+            made from clean prompts drawn for them alone. `matched`: `n_clean` pairs of a clean prompt and its
+            own corruption. `iid`: `n_clean` pairs with both inputs drawn anew and independently. `file`: the
+            task's own pairs in order.
+        n_clean: Clean inputs, or pairs under `matched` and `iid`.
+        n_corrupted: Corrupted inputs of `all`; the other protocols have as many as pairs.
+        seed: Root seed.
+        reuse_clean: `all` only: corrupt the clean prompts of the sample instead of fresh ones, as the
+            published runs did. Such a sample supports no certificate.
+        independent: Whether rows of a task without a grammar are independent draws of what they stand for.
+        enumerate: Take every distinct input once, with its probability, instead of drawing.
+        max_pairs: Most pairs that an enumeration may have.
+        prefix: Put before the names of the streams; samples under different prefixes are independent.
+
+    Returns:
+        The sample. Under `all` with both counts equal to the number of rows of the task, all of its rows in
+        order, not a draw.
+
+    Raises:
+        InputError: If a count is below 1, the prompts of `all` or the two of a pair differ in length, or an
+            enumeration is impossible or too large; distinct prompts are counted in the message.
+        UnknownNameError: If there is no such protocol.
+
+    References:
+        uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166, section 3.
+    """
+    if protocol not in PROTOCOLS:
+        raise unknown_name("protocol", protocol, PROTOCOLS)
+    for name, count in (("n_clean", n_clean), ("n_corrupted", n_corrupted), ("max_pairs", max_pairs)):
+        _check_count(name, count)
+    if reuse_clean and (protocol != "all" or enumerate):
+        other = "an enumeration" if enumerate else f"protocol {protocol!r}"
+        raise InputError(f"reuse_clean belongs to samples of protocol 'all'; {other} has no use for it")
+    draw = _Draw(task, protocol, n_clean, n_corrupted, seed, prefix)
+    if enumerate:
+        sample = draw.enumerated(max_pairs)
+    elif protocol == "file":
+        sample = draw.rows(independent=independent)
+    elif protocol == "all" and n_clean == n_corrupted == task.n and not reuse_clean:
+        sample = draw.rows(independent=independent, paired=True)
+    elif task.grammar is None:
+        sample = draw.resampled(reuse_clean=reuse_clean)
+    else:
+        sample = draw.drawn(reuse_clean=reuse_clean)
+    _check_lengths(sample)
+    return sample
+
+
+def usual_protocol(task: PairTask) -> str:
+    """The protocol of a worst case that names none: a task without a grammar has its own pairs alone."""
+    return "file" if task.grammar is None else "all"
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What the protocols have in common: the task, the counts, the streams."""
+
+    task: PairTask
+    protocol: str
+    n_clean: int
+    n_corrupted: int
+    seed: int
+    prefix: str
+
+    def stream(self, name: str) -> np.random.Generator:
+        return stream(self.seed, self.prefix + name)
+
+    def sample(
+        self, clean: PromptSet, corrupted: PromptSet, streams: Sequence[str] = (), **facts: Any
+    ) -> PairSample:
+        grammar, task = self.task.grammar, self.task
+        if grammar is None:
+            counts: dict[str, int | None] = {
+                name: len(side.distinct.first_index) for name, side in sides_of(task).items()
+            }
+        else:
+            counts = {"clean": grammar.population, "corrupted": grammar.corrupted_population}
+        if self.protocol != "all" and "pairs" not in facts:
+            facts["pairs"] = np.stack([np.arange(clean.n)] * 2, axis=1)
+        return PairSample(
+            protocol=self.protocol,
+            clean=clean,
+            corrupted=corrupted,
+            population=counts,
+            seed=self.seed,
+            streams={name: self.prefix + name for name in streams},
+            tokenizer=task.tokenizer,
+            task=task.describe() if grammar is None or facts.get("own_rows") else _drawn_from(task),
+            heatmap_fields=() if grammar is None else grammar.heatmap_fields,
+            **facts,
+        )
+
+    def rows(self, *, independent: bool, paired: bool = False) -> PairSample:
+        """The task as it is."""
+        sides = sides_of(self.task)
+        return self.sample(
+            sides["clean"], sides["corrupted"], own_rows=True, independent=independent, paired=paired
+        )
+
+    def resampled(self, *, reuse_clean: bool) -> PairSample:
+        """Rows of a task without a grammar, drawn with replacement."""
+        sides = sides_of(self.task)
+        chosen = self.stream("clean").integers(self.task.n, size=self.n_clean)
+        self._check_reuse(reuse_clean)
+        if self.protocol == "matched" or reuse_clean:
+            others, streams = chosen, ["clean"]
+        else:
+            count = self.n_clean if self.protocol == "iid" else self.n_corrupted
+            others = self.stream("corrupted").integers(self.task.n, size=count)
+            streams = ["clean", "corrupted"]
+        return self.sample(
+            sides["clean"].subset(chosen),
+            sides["corrupted"].subset(others),
+            streams,
+            own_rows=True,
+            independent=False,  # draws from the rows at hand, not from what the rows stand for
+            paired=reuse_clean,
+            reuse_clean=reuse_clean,
+        )
+
+    def drawn(self, *, reuse_clean: bool) -> PairSample:
+        """Fresh prompts of the task's grammar."""
+        grammar = self.task.grammar
+        assert grammar is not None
+        self._check_reuse(reuse_clean)
+        counterparts = self.protocol == "matched" or reuse_clean
+        # Piece by piece: prompts are large, and of a million of them only the ids and fields are kept.
+        sides: tuple[list[PromptSet], list[PromptSet]] = ([], [])
+        rng, changes = self.stream("clean"), self.stream("corrupted")
+        for count in _pieces(self.n_clean):
+            prompts = grammar.draw(count, rng)
+            sides[0].append(self.encoded(prompts, keep=self.n_clean <= KEPT_PROMPTS))
+            if counterparts:
+                changed = grammar.corrupt(prompts, changes)
+                sides[1].append(self.encoded(changed, keep=self.n_clean <= KEPT_PROMPTS))
+        if not counterparts:
+            rng = self.stream("corrupted:clean")
+            total = self.n_clean if self.protocol == "iid" else self.n_corrupted
+            for count in _pieces(total):
+                changed = grammar.corrupt(grammar.draw(count, rng), changes)
+                sides[1].append(self.encoded(changed, keep=total <= KEPT_PROMPTS))
+        clean, corrupted = (PromptSet.concatenate(parts, pad_id=grammar.tokens.pad_id) for parts in sides)
+        return self.sample(
+            clean,
+            corrupted,
+            ["clean", "corrupted", *([] if counterparts else ["corrupted:clean"])],
+            paired=reuse_clean,
+            reuse_clean=reuse_clean,
+        )
+
+    def _check_reuse(self, reuse_clean: bool) -> None:
+        if reuse_clean and self.n_corrupted != self.n_clean:
+            raise InputError(
+                f"reuse_clean corrupts each of the {self.n_clean} clean prompts, and n_corrupted is "
+                f"{self.n_corrupted}; make the two equal"
+            )
+
+    def enumerated(self, max_pairs: int) -> PairSample:
+        """Every distinct input, or pair of inputs, with its probability."""
+        if self.protocol == "file":
+            raise InputError("protocol 'file' runs every pair of the task as it is; leave enumerate out")
+        if self.task.grammar is None:
+            return self._enumerated_rows(max_pairs)
+        if self.protocol == "matched":
+            found = distinct_matched(self.task.grammar, max_pairs)
+            sides = self.encoded(found.clean), self.encoded(found.corrupted)
+            return self.sample(*sides, weights=found.clean_weights)
+        found = distinct_product(self.task.grammar, max_pairs)
+        sides = self.encoded(found.clean), self.encoded(found.corrupted)
+        return self._crossed(*sides, found.clean_weights, found.corrupted_weights)
+
+    def _enumerated_rows(self, max_pairs: int) -> PairSample:
+        clean, corrupted = sides_of(self.task).values()
+        n = self.task.n
+        if self.protocol == "matched":
+            both = np.stack([clean.distinct.inverse, corrupted.distinct.inverse], axis=1)
+            _, first, counts = np.unique(both, axis=0, return_index=True, return_counts=True)
+            _check_size(len(first), max_pairs, f"{len(first):,} distinct pairs")
+            order = np.argsort(first)
+            rows = first[order]
+            sides = clean.subset(rows), corrupted.subset(rows)
+            return self.sample(*sides, own_rows=True, weights=counts[order] / n)
+        kept = [
+            (side.subset(side.distinct.first_index), side.distinct.inverse) for side in (clean, corrupted)
+        ]
+        sizes = [side.n for side, _ in kept]
+        _check_size(
+            sizes[0] * sizes[1], max_pairs, f"{sizes[0]:,} distinct clean and {sizes[1]:,} corrupted inputs"
+        )
+        weights = [np.bincount(inverse, minlength=side.n) / n for side, inverse in kept]
+        return self._crossed(kept[0][0], kept[1][0], *weights, own_rows=True)
+
+    def _crossed(
+        self,
+        clean: PromptSet,
+        corrupted: PromptSet,
+        clean_weights: Float64[np.ndarray, " n_clean"],
+        corrupted_weights: Float64[np.ndarray, " n_corrupted"],
+        **facts: Any,
+    ) -> PairSample:
+        """Every combination of two enumerated sides: the population of `all` and of `iid` alike."""
+        return self.sample(
+            clean,
+            corrupted,
+            pairs=None,
+            weights=np.outer(clean_weights, corrupted_weights),
+            **facts,
+        )
+
+    def encoded(self, prompts: Sequence[Prompt], *, keep: bool = True) -> PromptSet:
+        """Prompts of the grammar as token ids; `keep` them too."""
+        assert self.task.grammar is not None
+        found = encode_prompts(prompts, self.task.grammar.tokens)
+        return PromptSet(
+            tokens=found.ids,
+            lengths=found.lengths,
+            positions=found.positions,
+            answers=found.answers,
+            wrong=found.wrong,
+            texts=found.texts,
+            fields=dict(found.fields),
+            prompts=tuple(prompts) if keep else None,
+        )
+
+
+def _drawn_from(task: PairTask) -> dict[str, Any]:
+    """What a fresh draw depends on: how the task draws, not which prompts it holds."""
+    config = {name: value for name, value in task.config.items() if name not in ("n", "seed")}
+    return {"name": task.name, "config": config}
+
+
+def _pieces(total: int) -> Iterator[int]:
+    """Sizes of the pieces of a draw."""
+    for start in range(0, total, PIECE):
+        yield min(PIECE, total - start)
+
+
+def _check_count(name: str, count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise InputError(f"{name} is {count!r}; give a whole number from 1 on")
+
+
+def _check_size(n_pairs: int, max_pairs: int, what: str) -> None:
+    if n_pairs > max_pairs:
+        raise InputError(
+            f"there are {what}: {n_pairs:,} pairs, more than max_pairs = {max_pairs:,}; raise max_pairs, or "
+            "sample instead of enumerating"
+        )
+
+
+def _check_lengths(sample: PairSample) -> None:
+    """All inputs of a product, or the two of each pair, have one length and are read at one position."""
+    clean, corrupted = sample.clean, sample.corrupted
+    if sample.pairs is not None:
+        rows = torch.from_numpy(sample.pairs)
+        for name in ("lengths", "positions"):
+            left, right = getattr(clean, name)[rows[:, 0]], getattr(corrupted, name)[rows[:, 1]]
+            if not torch.equal(left, right):
+                pair = int((left != right).nonzero()[0])
+                first, second = sample.pairs[pair].tolist()
+                raise TokenizationError(
+                    f"pair {pair}: clean prompt {shown(clean, first, sample.tokenizer)} has "
+                    f"{name} {int(left[pair])} and corrupted prompt "
+                    f"{shown(corrupted, second, sample.tokenizer)} {int(right[pair])}; the two must "
+                    "agree; restrict the task to one template and fillers of one token"
+                )
+        return
+    for name, what in (("lengths", "tokens"), ("positions", "as read position")):
+        values = torch.cat([getattr(clean, name), getattr(corrupted, name)])
+        found = torch.unique(values).tolist()
+        if len(found) > 1:
+            examples = []
+            for value in found[:4]:
+                row = int((values == value).nonzero()[0])
+                side, at = (clean, row) if row < clean.n else (corrupted, row - clean.n)
+                examples.append(f"{value} {what}: {shown(side, at, sample.tokenizer)}")
+            raise TokenizationError(
+                "every combination of prompts needs one token count, and these differ: "
+                + "; ".join(examples)
+                + ". Restrict the task to one template, or take protocol 'matched'"
+            )

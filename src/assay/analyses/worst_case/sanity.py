@@ -1,0 +1,160 @@
+"""Checks that never go without saying: runs whose result is known, and pairs run by another engine."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence, table_divergences
+from assay.analyses.worst_case.evaluation import rerun
+from assay.analyses.worst_case.inputs import PairSample, PromptSet, shown
+from assay.analyses.worst_case.result import RERUN_ABSOLUTE, RERUN_RELATIVE, Logits, Rerun
+from assay.circuits import Circuit
+from assay.core.errors import InconsistentRunError
+from assay.execution import PairRunner
+from assay.execution.soft import SoftPairs, SoftRunner
+from assay.models import Model
+
+
+N_PAIRS = 4
+TOLERANCE = 1e-3  # of logits, relative to the largest one where that exceeds 1
+# Below float32, in units of what the model's own clean run is off: two engines that both add up in float32,
+# and one of them against the model, which rounds the stream after every block.
+ROUNDINGS, ROUNDINGS_OF_MODEL = 4, 8
+_HALF = 8  # units in the last place that divergences of number types below float32 are allowed
+
+
+def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None:
+    """Run some pairs of the sample by the engine of pairs and by the dense one, which compiles no plan.
+
+    The dense run multiplies every edge by its entry of the circuit's mask. It is itself checked by two runs
+    whose logits are known: with every edge kept M(x), with none M(x~).
+
+    Raises:
+        InconsistentRunError: If logits differ by more than 1e-3 of the largest one (below float32: by more
+            than 4 times what the model's own run on x is off the same run in float32, 8 times against the
+            model). The pair and the run are named.
+    """
+    pairs = _some_pairs(sample)
+    read_at = (sample.clean.positions[pairs[:, 0]], sample.corrupted.positions[pairs[:, 1]])
+    pairs = pairs[np.asarray(read_at[0] == read_at[1])]  # the run proper refuses the others by name
+    if not len(pairs):
+        return
+    clean, corrupted = sample.clean.subset(pairs[:, 0]), sample.corrupted.subset(pairs[:, 1])
+    engine, dense = PairRunner(model, circuit), SoftRunner(model)
+    full, empty = Circuit.full(circuit.graph).mask, Circuit.empty(circuit.graph).mask
+    one = torch.zeros(1, dtype=torch.long)
+    rounding = _rounding(model, _read_tokens(clean, 0))
+    engines, known = (max(TOLERANCE, times * rounding) for times in (ROUNDINGS, ROUNDINGS_OF_MODEL))
+    for row in range(len(pairs)):
+        x, other = (_read_tokens(side, row) for side in (clean, corrupted))
+        prepared = dense.prepare(x, other)
+        kept, all_, none = (
+            _dense_logits(dense, prepared, mask.to(model.device)) for mask in (circuit.mask, full, empty)
+        )
+        found = engine.pairs(engine.prepare_clean(x), engine.prepare_corrupted(other), one, one)
+        runs = {
+            "full circuit": (all_, _model_logits(model, x), known, "the model's"),
+            "empty circuit": (none, _model_logits(model, other), known, "the model's on the corrupted input"),
+            "circuit": (found, kept, engines, "those of a run without a plan"),
+        }
+        prompt = shown(clean, row, sample.tokenizer)
+        for name, (got, expected, tolerance, of) in runs.items():
+            _compare(name, got, expected, tolerance, f"{of}, clean input {prompt}")
+
+
+def _compare(name: str, got: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    got, expected = got.double().cpu(), expected.double().cpu()
+    allowed = tolerance * max(1.0, float(expected.abs().max()))
+    difference = float((got - expected).abs().max())
+    # Where the model itself gives NaN, the run proper names the pair.
+    if bool(torch.isfinite(expected).all()) and not difference <= allowed:
+        raise InconsistentRunError(
+            f"sanity run: the {name} gives logits that are {difference:.3g} off {what} (allowed "
+            f"{allowed:.3g}); circuits cannot be run on this model, please report it"
+        )
+
+
+@torch.no_grad()
+def _dense_logits(dense: SoftRunner, pairs: SoftPairs, mask: Tensor) -> Tensor:
+    return dense.logits(pairs, mask.to(dense.dtype))
+
+
+@torch.no_grad()
+def _rounding(model: Model, tokens: Tensor) -> float:
+    """What the model's logits are off the same run in float32, relative to the largest; 0 from float32 on."""
+    if torch.finfo(model.dtype).eps <= torch.finfo(torch.float32).eps:
+        return 0.0
+    with model.tracing() as trace:
+        hidden = model.forward(tokens.to(model.device))
+    wide = trace.input.float()
+    for block, (args, kwargs) in zip(model.blocks, trace.calls, strict=True):
+        output = _in_float32(block.module, wide, *args, **kwargs)
+        wide = output[0] if isinstance(output, tuple) else output
+    exact = _in_float32(model.unembed_module, _in_float32(model.final_norm.module, wide)[:, -1])
+    largest = max(1.0, float(exact.abs().max()))
+    found = float((model.unembed(hidden[:, -1]).float() - exact).abs().max()) / largest
+    return found if math.isfinite(found) else 0.0
+
+
+def _in_float32(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """One module on float32 copies of its weights and arguments; the module keeps its own."""
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    weights = {name: wide(each) for name, each in (*module.named_parameters(), *module.named_buffers())}
+    args, kwargs = tree_map(wide, (args, kwargs))
+    return functional_call(module, weights, args, kwargs)
+
+
+def _some_pairs(sample: PairSample) -> Int64[np.ndarray, "n 2"]:
+    """A few pairs spread over the sample."""
+    places = np.unique(np.linspace(0, sample.n_pairs - 1, N_PAIRS).astype(np.int64))
+    if sample.pairs is not None:
+        return sample.pairs[places]
+    return np.stack(np.unravel_index(places, sample.shape), axis=1).astype(np.int64)
+
+
+def _read_tokens(side: PromptSet, row: int) -> Tensor:
+    """One input up to the position that is read, `[1, pos]`."""
+    return side.tokens[row : row + 1, : int(side.positions[row]) + 1]
+
+
+@torch.no_grad()
+def _model_logits(model: Model, tokens: Tensor) -> Float[Tensor, "1 d_vocab"]:
+    """By the native modules alone."""
+    tokens = tokens.to(model.device)
+    last = torch.tensor([tokens.shape[1] - 1], device=model.device)
+    return model.read(model.forward(tokens), last)
+
+
+def make_rerun(
+    model: Model, circuit: Circuit, sample: PairSample, divergence: str | Divergence | Kernel
+) -> Rerun:
+    """Runs pairs of a sample again by the one-pair engine, which shares nothing with the factored one."""
+    found = get_divergence(divergence)
+
+    def logits(
+        clean_index: Int64[np.ndarray, " k"], corrupted_index: Int64[np.ndarray, " k"], exact: bool
+    ) -> Logits:
+        clean, corrupted = sample.clean.subset(clean_index), sample.corrupted.subset(corrupted_index)
+        # Of the edges alone: where a circuit was found is no matter of a float64 copy of the model.
+        edges = Circuit(graph=circuit.graph, mask=circuit.mask)
+        runs = rerun(model, edges, clean, corrupted, exact=exact)
+        return Logits(*(each.detach().cpu() for each in runs))
+
+    def divergences(logits: Logits, clean_index: Int64[np.ndarray, " k"]) -> Float64[np.ndarray, " k"]:
+        side = sample.clean.subset(clean_index)
+        answers = {"answers": side.answers, "wrong": side.wrong} if found.needs_answers else {}
+        table = table_divergences(found, logits.model, logits.circuit[:, None], **answers)
+        return np.asarray(table[:, 0])
+
+    eps = torch.finfo(model.dtype).eps
+    tolerance = (max(RERUN_ABSOLUTE, _HALF * eps), max(RERUN_RELATIVE, 2 * eps))
+    return Rerun(logits=logits, divergence=divergences, tolerance=tolerance)

@@ -1,0 +1,329 @@
+"""Looking for the worst pairs: climbs over the grammar, then a matrix search over the inputs they met.
+
+What a search finds bounds the maximum from below and can be read. It says nothing about percentiles, and no
+certificate is made of it.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from assay.analyses.worst_case.ascent import Ascent, Climbs, grammar_ascent, prompt_key
+from assay.analyses.worst_case.attack import run_sample
+from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence
+from assay.analyses.worst_case.evaluation import PairEvaluator
+from assay.analyses.worst_case.first_order import FirstOrder
+from assay.analyses.worst_case.inputs import PairSample, PromptSet
+from assay.analyses.worst_case.matrix import MatrixSearch, matrix_search
+from assay.analyses.worst_case.rows import WorstPair
+from assay.analyses.worst_case.sampling import sample_pairs
+from assay.circuits import Circuit
+from assay.circuits.given import takes_text
+from assay.core.errors import InputError
+from assay.execution import PairRunner
+from assay.execution.forward import check_circuit
+from assay.models import Model
+from assay.tasks import Grammar, PairTask, Prompt, encode_prompts, load_task
+
+
+BUDGET = 20_000
+RESTARTS = 16
+CLIMBING = 0.7  # share of the budget that the climbs may use
+NOTE = (
+    "found by search, not drawn: the maximum over the grammar is at least this large; neither percentiles "
+    "nor certificates follow from these pairs"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SearchResult:
+    """The worst pairs that a search has found.
+
+    Attributes:
+        worst: Worst first, with texts and the likeliest tokens of model and circuit; run once more by the
+            one-pair engine.
+        n_evaluations: Pairs evaluated in all.
+        ascents: Where each climb began and ended; empty for a task without a grammar.
+        climbing_evaluations: Pairs that the climbs evaluated.
+        matrix_shape: Clean and corrupted inputs that the matrix search combined.
+        unit: Of the divergences.
+        seed: Root seed.
+        budget: Most evaluations allowed.
+        seconds: Time taken.
+    """
+
+    worst: tuple[WorstPair, ...]
+    n_evaluations: int
+    ascents: tuple[Ascent, ...]
+    climbing_evaluations: int
+    matrix_shape: tuple[int, int]
+    unit: str
+    seed: int
+    budget: int
+    seconds: float = field(compare=False)
+
+    @property
+    def max(self) -> float:
+        """Largest divergence found: a lower bound on the maximum."""
+        return self.worst[0].divergence
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a worst-case document holds under `search`: plain JSON."""
+        return {
+            "max": self.max,
+            "n_evaluations": self.n_evaluations,
+            "pairs": [pair.to_dict() for pair in self.worst],
+            "note": f"max K >= {self.max:.4g} {self.unit}: {NOTE}",
+            "budget": self.budget,
+            "seed": self.seed,
+            "ascents": [
+                {
+                    "start": climb.start,
+                    "value": climb.value,
+                    "sweeps": climb.sweeps,
+                    "finished": climb.finished,
+                }
+                for climb in self.ascents
+            ],
+            "climbing_evaluations": self.climbing_evaluations,
+            "matrix_shape": list(self.matrix_shape),
+            "seconds": round(self.seconds, 1),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"max K >= {self.max:.4g} {self.unit}, by search ({self.n_evaluations:,} evaluations)"]
+        for pair in self.worst:
+            answers = " and ".join(
+                f"{who} {tokens[0].token!r}"
+                for who, tokens in (("model", pair.model), ("circuit", pair.circuit))
+            )
+            lines += [
+                f"{pair.rank:3}. {pair.divergence:.4g} (empty circuit {pair.empty:.4g}; {answers})",
+                f"     clean      {pair.clean}",
+                f"     corrupted  {pair.corrupted}",
+            ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"SearchResult(max={self.max:.4g} {self.unit}, {self.n_evaluations:,} evaluations)"
+
+
+@takes_text(untouched=("task",))
+def search_worst(
+    circuit: Circuit,
+    model: Model,
+    task: PairTask | str | os.PathLike[str],
+    *,
+    budget: int = BUDGET,
+    restarts: int = RESTARTS,
+    k: int = 10,
+    seed: int = 0,
+    divergence: str | Divergence | Kernel = "kl",
+) -> SearchResult:
+    """Look for the pairs on which a circuit departs furthest from its model.
+
+    `restarts` climbs over the grammar from random pairs (`grammar_ascent`), then one `matrix_search` over the
+    inputs that stood in the worst pairs met. A task without a grammar gets the matrix search alone, over its
+    own rows.
+
+    Args:
+        circuit: Edges to keep.
+        model: The model.
+        task: A task, the key of a registered one, or a JSONL file.
+        budget: Most pairs to evaluate; at least 4 per restart. The climbs use at most 70 % of it.
+        restarts: Climbs.
+        k: Pairs to return.
+        seed: Root seed; the draws share no stream with those of a certificate.
+        divergence: As for `worst_case`.
+
+    Returns:
+        The pairs, readable. The largest is a lower bound on the maximum over the grammar.
+
+    Raises:
+        InputError: If a count is out of range, or prompts differ in length.
+        GraphMismatchError: If the circuit belongs to another graph.
+        NonFiniteError: NaN or infinite logits, with the pair.
+
+    Notes:
+        In slots of more than 128 fillers the 16 of largest first-order change of KL are evaluated, whatever
+        the divergence. The published repository follows gradients through convex combinations of
+        embeddings; the result is no prompt, so that is not offered.
+
+    References:
+        uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166.
+
+    Example:
+        >>> model = load_model("mini")
+        >>> circuit = Circuit.empty(model.graph)
+        >>> found = search_worst(circuit, model, "greater-than", budget=300, restarts=2, k=3)
+        >>> found.n_evaluations <= 300, len(found.worst), found.worst[0].divergence == found.max
+        (True, 3, True)
+    """
+    began = time.perf_counter()
+    _check_counts(budget, restarts, k)
+    check_circuit(model, circuit)
+    if not isinstance(task, PairTask):
+        task = load_task(os.fspath(task), model)
+    task.validate(model.n_vocab, model.n_positions)
+    search = _Search(model, circuit, task, get_divergence(divergence), seed)
+    climbs = search.climb(budget, restarts)
+    done = 0 if climbs is None else climbs.n_evaluations
+    table = search.gather(climbs, budget - done)
+    found = search.combine(table, budget - done)
+    known = 0 if table.start is None else table.start.n_evaluations
+    return SearchResult(
+        worst=search.describe(table, found, k),
+        n_evaluations=done + found.n_evaluations - known,
+        ascents=() if climbs is None else climbs.ascents,
+        climbing_evaluations=done,
+        matrix_shape=found.shape,
+        unit=search.divergence.unit,
+        seed=seed,
+        budget=budget,
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Search:
+    """The model and circuit of a search, its inputs as the stages need them."""
+
+    def __init__(
+        self, model: Model, circuit: Circuit, task: PairTask, divergence: Divergence, seed: int
+    ) -> None:
+        self.model, self.circuit, self.task = model, circuit, task
+        self.divergence, self.seed = divergence, seed
+        self.runner = PairRunner(model, circuit)
+        grammar = task.grammar
+        example = None if grammar is None else grammar.choose(np.random.default_rng(seed))
+        self.grammar = grammar if example is not None and grammar and grammar.slots(example) else None
+
+    def evaluator(self, clean: PromptSet, corrupted: PromptSet) -> PairEvaluator:
+        return PairEvaluator(
+            self.model, self.circuit, clean, corrupted, divergence=self.divergence, runner=self.runner
+        )
+
+    def climb(self, budget: int, restarts: int) -> Climbs | None:
+        """Climbs over the grammar; None without one."""
+        if self.grammar is None:
+            return None
+        grammar = self.grammar
+
+        def evaluate(clean: Sequence[Prompt], corrupted: Sequence[Prompt]) -> Float64[np.ndarray, " pairs"]:
+            sides = [encoded(prompts, grammar) for prompts in (clean, corrupted)]
+            rows = np.arange(len(clean))
+            return self.evaluator(*sides).pairs(rows, rows).divergence
+
+        return grammar_ascent(
+            evaluate,
+            grammar,
+            restarts=restarts,
+            budget=int(CLIMBING * budget),
+            seed=self.seed,
+            rank_fillers=FirstOrder(self.model, self.circuit, grammar),
+        )
+
+    def gather(self, climbs: Climbs | None, budget: int) -> "_Table":
+        """The inputs to combine, as many as the budget supports, those of the worst pairs first."""
+        # Eight evaluations per input of either side: twice what the effects need.
+        most = max(1, budget // 8)
+        if climbs is None:
+            sample = sample_pairs(self.task, "all", self.task.n, self.task.n, seed=self.seed)
+            sides = [
+                side.subset(side.distinct.first_index[:most]) for side in (sample.clean, sample.corrupted)
+            ]
+            return _Table(clean=sides[0], corrupted=sides[1], start=None)
+        assert self.grammar is not None
+        order = np.argsort(-climbs.values, kind="stable")
+        length = n_tokens(climbs.pairs[order[0]][0], self.grammar)
+        rows: tuple[dict[object, int], ...] = ({}, {})
+        prompts: tuple[list[Prompt], ...] = ([], [])
+        known = []
+        for at in order.tolist():
+            keys = tuple(map(prompt_key, climbs.pairs[at]))
+            for key, prompt, row, kept in zip(keys, climbs.pairs[at], rows, prompts, strict=True):
+                if key not in row and len(kept) < most and n_tokens(prompt, self.grammar) == length:
+                    row[key] = len(kept)
+                    kept.append(prompt)
+            if keys[0] in rows[0] and keys[1] in rows[1]:
+                known.append((rows[0][keys[0]], rows[1][keys[1]], at))
+        places = np.array(known, dtype=np.int64)
+        return _Table(
+            clean=encoded(prompts[0], self.grammar),
+            corrupted=encoded(prompts[1], self.grammar),
+            start=MatrixSearch(
+                shape=(len(prompts[0]), len(prompts[1])),
+                pairs=places[:, :2],
+                values=climbs.values[places[:, 2]],
+                seed=self.seed,
+            ),
+        )
+
+    def combine(self, table: "_Table", budget: int) -> MatrixSearch:
+        """Matrix search over the inputs; what the climbs know of them is known from the start."""
+        evaluator = self.evaluator(table.clean, table.corrupted)
+
+        def evaluate(
+            rows: Int64[np.ndarray, " pairs"], columns: Int64[np.ndarray, " pairs"]
+        ) -> Float64[np.ndarray, " pairs"]:
+            return evaluator.pairs(rows, columns).divergence
+
+        sizes = table.clean.n, table.corrupted.n
+        return matrix_search(evaluate, *sizes, budget, start=table.start, seed=self.seed)
+
+    def describe(self, table: "_Table", found: MatrixSearch, k: int) -> tuple[WorstPair, ...]:
+        """The k worst pairs, run once more."""
+        best = found.best(k)
+        sample = PairSample(
+            protocol="file",
+            clean=table.clean.subset([pair.clean_index for pair in best]),
+            corrupted=table.corrupted.subset([pair.corrupted_index for pair in best]),
+            pairs=np.stack([np.arange(len(best))] * 2, axis=1),
+            independent=False,
+            own_rows=True,
+            population={"clean": None, "corrupted": None},
+            seed=self.seed,
+            streams={},
+            tokenizer=self.task.tokenizer,
+            task=self.task.describe(),
+        )
+        return run_sample(self.circuit, self.model, sample, divergence=self.divergence).worst(len(best))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Table:
+    """Inputs whose combinations are searched, and what is known of them."""
+
+    clean: PromptSet
+    corrupted: PromptSet
+    start: MatrixSearch | None
+
+
+def n_tokens(prompt: Prompt, grammar: Grammar) -> int:
+    """Tokens of a prompt, a beginning-of-sequence token not counted."""
+    return len(grammar.tokens.ids(prompt.text) if prompt.ids is None else prompt.ids)
+
+
+def encoded(prompts: Sequence[Prompt], grammar: Grammar) -> PromptSet:
+    """Prompts of a grammar as the inputs of one side."""
+    found = encode_prompts(prompts, grammar.tokens)
+    return PromptSet(
+        tokens=found.ids,
+        lengths=found.lengths,
+        positions=found.positions,
+        answers=found.answers,
+        wrong=found.wrong,
+        texts=found.texts,
+        fields=dict(found.fields),
+        prompts=tuple(prompts),
+    )
+
+
+def _check_counts(budget: int, restarts: int, k: int) -> None:
+    for name, value, least in (("restarts", restarts, 1), ("k", k, 1), ("budget", budget, 4 * restarts)):
+        if value < least:
+            raise InputError(f"{name} is {value}; give at least {least}")

@@ -1,0 +1,1 @@
+"""What people run: the command line, monitors, the site of a store."""

@@ -1,0 +1,6 @@
+"""`python -m assay.app.cli`."""
+
+from assay.app.cli import main
+
+
+main()

@@ -1,0 +1,279 @@
+"""`assay sweep`: a plan of many jobs on local processes or on Ray."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from assay.app.cli.border import check_outputs, command, echo, open_store, print_json, print_table, say
+from assay.app.cli.commands import app
+from assay.app.cli.options import (
+    DEFAULT_STORE,
+    ConfigOption,
+    DeviceOption,
+    DryRunOption,
+    JsonOption,
+    QuietOption,
+    StoreOption,
+    TracebackOption,
+    option,
+)
+
+
+if TYPE_CHECKING:
+    from assay.pipeline.estimate import SweepCost
+    from assay.pipeline.jobs import Job
+    from assay.pipeline.plan import Plan
+    from assay.pipeline.progress import Report, SweepProgress
+    from assay.pipeline.schedule import SweepOutcome
+    from assay.store import ResultSummary, Store
+
+LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
+
+
+@app.command()
+@command
+def sweep(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="TOML file of the plan.")],
+    workers: Annotated[
+        int | None,
+        option("--workers", "Jobs at a time.  [default: the plan's, else one per core]", min=1),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        option(
+            "--ray",
+            "Run on Ray: local (this machine), auto or HOST:PORT (a cluster).  [default: processes]",
+            metavar="ADDRESS",
+        ),
+    ] = None,
+    store: StoreOption = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    dry_run: DryRunOption = False,
+    config: ConfigOption = None,
+    traceback: TracebackOption = False,
+) -> None:
+    """Run a plan of many jobs; the same command goes on after a kill, and two of them share the work."""
+    from assay.pipeline import check_options
+    from assay.pipeline.expand import expand
+    from assay.pipeline.local import LocalWorkers
+    from assay.pipeline.outcome import keep_sweep
+    from assay.pipeline.plan import read_plan
+    from assay.pipeline.schedule import Executor, run_jobs
+
+    read = read_plan(plan)
+    if workers is not None:
+        read = read.model_copy(update={"limits": read.limits.model_copy(update={"workers": workers})})
+    check_options(device=device)
+    executor: Executor = LocalWorkers()
+    if ray is not None:
+        from assay.pipeline.cluster import RayWorkers
+
+        executor = RayWorkers(ray)
+    if not dry_run:
+        check_outputs(store=store)
+    if not quiet:
+        say(f"{read.name}: loading models and tasks ...")
+    jobs = expand(read, device=device)
+    if dry_run:
+        _show_cost(read, jobs, store, as_json=as_json)
+        return
+    kept = open_store(store)
+    with _progress(quiet=quiet) as progress, _interrupted_by_sigterm():
+        outcome = run_jobs(
+            jobs,
+            store or DEFAULT_STORE,
+            executor=executor,
+            limits=read.limits,
+            log=read.name,
+            progress=progress,
+        )
+    identity = keep_sweep(kept, read, jobs) if outcome.ok else None
+    _show_outcome(read, jobs, kept, outcome, identity, as_json=as_json, quiet=quiet)
+    if not outcome.ok:
+        raise typer.Exit(1)
+
+
+# ---- before -------------------------------------------------------------------------------------
+
+
+def _show_cost(plan: "Plan", jobs: "Sequence[Job]", store: str | None, *, as_json: bool) -> None:
+    """What the plan would run, and about how long that takes here."""
+    from assay.core.errors import InputError
+    from assay.pipeline.estimate import sweep_cost
+    from assay.store import Store
+
+    try:
+        held = Store(store or DEFAULT_STORE, create=False)
+    except InputError:  # there is none yet
+        held = None
+    cost = sweep_cost(jobs, held, plan.limits)
+    if as_json:
+        print_json({"plan": plan.name, **cost.to_dict(), "listed": [_listed(job, held) for job in jobs]})
+        return
+    rows = [[kind.kind, f"{kind.jobs:,}", f"{kind.done:,}", f"{kind.passes:,}"] for kind in cost.kinds]
+    done = sum(kind.done for kind in cost.kinds)
+    echo(f"{plan.name}: {len(jobs):,} jobs, {done:,} of them in the store already")
+    print_table(
+        "",
+        ["kind", "jobs", "done", "passes"],
+        [*rows, ["total", f"{len(jobs):,}", f"{done:,}", f"{cost.passes:,}"]],
+        right="jobs done passes",
+    )
+    echo(f"memory of the largest job  about {_bytes(cost.largest)}, beside the worker's own")
+    echo(f"arrays to be stored        about {_bytes(cost.stores)}")
+    echo(f"time                       {_time(cost)}")
+
+
+def _listed(job: "Job", store: "Store | None") -> dict[str, Any]:
+    facts = {"id": job.id, "name": job.name, "kind": job.kind, "needs": list(job.needs)}
+    cost = {"passes": job.passes, "bytes": job.bytes, "stores": job.stores}
+    return {**facts, **cost, "done": store is not None and store.has(job.id)}
+
+
+def _time(cost: "SweepCost") -> str:
+    from assay.pipeline.progress import duration
+
+    if cost.seconds is None:
+        return "not known: no job names a model that could be timed"
+    if not cost.seconds:
+        return "none: everything is done"
+    many = "1 worker" if cost.workers == 1 else f"{cost.workers} workers"
+    return (
+        f"about {duration(cost.seconds)} with {many}: an estimate, from passes timed on this machine just now"
+    )
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+# ---- meanwhile ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> "Iterator[Report | None]":
+    """A bar on a terminal, a line every few seconds elsewhere; on stderr."""
+    if quiet:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        yield _Lines().tell
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("")
+
+        def bar(state: "SweepProgress") -> None:
+            over = state.done + state.failed
+            bars.update(task, total=state.total, completed=over, description=str(state))
+
+        yield bar
+
+
+class _Lines:
+    """Lines where nothing can be drawn over: at once, then every few seconds, and the last."""
+
+    def __init__(self) -> None:
+        self._told = -LINE_SECONDS
+        self._last = ""
+
+    def tell(self, state: "SweepProgress") -> None:
+        line, now = str(state), time.monotonic()
+        over = state.done + state.failed == state.total
+        if line != self._last and (over or now - self._told >= LINE_SECONDS):
+            say(line)
+            self._told, self._last = now, line
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first, claims given back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---- afterwards ---------------------------------------------------------------------------------
+
+
+def _show_outcome(
+    plan: "Plan",
+    jobs: "Sequence[Job]",
+    store: "Store",
+    outcome: "SweepOutcome",
+    identity: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """What became of the jobs, and the numbers they left."""
+    from assay.pipeline.outcome import job_rows, summaries
+    from assay.pipeline.progress import duration
+
+    rows = job_rows(store, jobs, outcome)
+    if as_json:
+        facts = {"seconds": outcome.seconds, "jobs_per_second": outcome.throughput}
+        print_json({"plan": plan.name, "id": identity, "ok": outcome.ok, **facts, "jobs": rows})
+    else:
+        found = summaries(store, rows)
+        if found:
+            columns = ["job", "result", "value", "95 % interval", "n", "verdict", "id"]
+            print_table("", columns, [_row(name, each) for name, each in found], right="value n")
+            echo()
+        counts = [f"{len(outcome.done):,} jobs done", f"{len(outcome.skipped):,} found in the store"]
+        if outcome.failed or outcome.blocked:
+            counts += [f"{len(outcome.failed):,} failed", f"{len(outcome.blocked):,} blocked by them"]
+        echo(f"{', '.join(counts)}; {duration(outcome.seconds)}")
+        if identity is not None:
+            echo(f"sweep  {identity}")
+    if not quiet:
+        for name, notes in outcome.notes.items():
+            for note in notes:
+                say(f"note: {name}: {note}")
+    for each in outcome.failed:
+        times = "1 attempt" if each.attempts == 1 else f"{each.attempts} attempts"
+        say(f"failed: {each.job.name}, {times}: {each.fault.message}")
+    if outcome.failed:
+        log = store.directory / "sweeps" / f"{plan.name}.jsonl"
+        say(f"{log} has every failure; the same command tries the jobs that failed again")
+
+
+def _row(name: str, result: "ResultSummary") -> list[str]:
+    from assay.report import words
+
+    digits = words.precision(result.low, result.high)
+    return [
+        name,
+        result.metric or result.name or result.kind,
+        "" if result.value is None else words.number(result.value, digits),
+        words.interval(result.low, result.high, digits),
+        "" if result.n is None else f"{result.n:,}",
+        result.status or "",
+        result.id,
+    ]

@@ -1,0 +1,1 @@
+"""Monitors that run for weeks: their loop, alarms and metrics."""

@@ -1,0 +1,1 @@
+"""The site of a results store."""

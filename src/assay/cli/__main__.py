@@ -1,6 +1,0 @@
-"""`python -m assay.cli`."""
-
-from assay.cli import main
-
-
-main()

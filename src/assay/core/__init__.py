@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, registries, measurements, random streams, untrusted files."""

@@ -1,0 +1,254 @@
+"""Values that are stored, shown, hashed or exported: frozen dataclasses with one codec.
+
+A `Record` becomes finite JSON with `to_dict` and comes back with `from_dict`. Its fields are the keys of the
+JSON, undefined numbers are null and arrays are lists. Reading answers what is missing, unknown or of another
+type by its place. The hash of how a value came to be, less facts about the machine, is its identity.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from assay.core.errors import FileFormatError, InputError, unknown_name
+
+
+MACHINE = "machine"  # key of a provenance whose content never enters an identity
+MOST_NESTED = 100  # levels of a record; readers of JSON give up at some more
+
+HIDDEN: Mapping[str, Any] = {"record": "hidden"}  # metadata of a field that is never written
+R = TypeVar("R", bound="Record")
+
+BRIEF: Mapping[str, Any] = {"record": "brief"}  # metadata of a field that is left out where it is empty
+
+
+class Record:
+    """Base of frozen dataclasses that have a place in files, stores and pages.
+
+    Attributes:
+        record_kind: What it is, e.g. `calibration`, written as `kind`; empty for parts of other records.
+        record_schema: Name and version of the form it is written in, e.g. `assay-calibration/1`, as `schema`.
+        derived: Names of properties written after the fields. Reading ignores them.
+
+    Notes:
+        `field(metadata=HIDDEN)` is never written and needs a default; `field(metadata=BRIEF)` is written
+        where it is neither None nor empty.
+    """
+
+    record_kind: ClassVar[str] = ""
+    record_schema: ClassVar[str] = ""
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON; undefined numbers are null."""
+        record: dict[str, Any] = _header(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value = getattr(self, field.name)
+            use = field.metadata.get("record")
+            if use != "hidden" and not (use == "brief" and _empty(value)):
+                record[field.name] = value
+        record |= {name: getattr(self, name) for name in self.derived}
+        found: dict[str, Any] = plain(record)
+        return found
+
+    @classmethod
+    def from_dict(cls: type[R], document: object) -> R:
+        """The inverse of `to_dict`.
+
+        Raises:
+            FileFormatError: Naming each place that is missing, unknown or of another type.
+        """
+        import cattrs
+
+        try:
+            found: R = _converter().structure(document, cls)
+        except (cattrs.BaseValidationError, TypeError, ValueError) as error:
+            grouped = isinstance(error, cattrs.BaseValidationError)
+            places = cattrs.transform_error(error, format_exception=_problem) if grouped else [str(error)]
+            name = f"{cls.record_kind or cls.__name__} document"
+            raise FileFormatError(f"this {name} cannot be read: {'; '.join(places[:4])}") from error
+        return found
+
+
+def _empty(value: object) -> bool:
+    return value is None or (isinstance(value, Mapping | tuple | str) and not value)
+
+
+def _empty(value: object) -> bool:
+    return value is None or (isinstance(value, Mapping | tuple | str) and not value)
+
+
+def _header(cls: type[Record]) -> dict[str, str]:
+    """The entries that tell what a document is."""
+    header = {"kind": cls.record_kind, "schema": cls.record_schema}
+    return {name: value for name, value in header.items() if value}
+
+
+def _problem(error: BaseException, expected: type | None) -> str:
+    """One line about a value that does not fit."""
+    if isinstance(error, KeyError):
+        return "required field missing"
+    if isinstance(error, TypeError | ValueError) and str(error):
+        return str(error)
+    from cattrs.errors import ForbiddenExtraKeysError
+    from cattrs.v import format_exception
+
+    if isinstance(error, ForbiddenExtraKeysError):
+        known = [field.name for field in dataclasses.fields(error.cl)]
+        return "; ".join(str(unknown_name("field", name, known)) for name in sorted(error.extra_fields))
+
+    return format_exception(error, expected)
+
+
+@functools.cache
+def _converter() -> Any:
+    """The one converter of all records."""
+    import cattrs
+    from cattrs.strategies import configure_union_passthrough
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    for kind in (bool, int, str):
+        converter.register_structure_hook(kind, _exactly(kind))
+    converter.register_structure_hook(float, _number)
+    configure_union_passthrough(bool | int | float | str | None, converter)
+    converter.register_structure_hook_func(_is_array, _array)
+    converter.register_structure_hook_factory(_is_record, lambda cls: _record_hook(cls, converter))
+    return converter
+
+
+def _exactly(kind: type) -> Callable[[object, type], Any]:
+    def check(value: object, _: type) -> Any:
+        if type(value) is not kind:
+            raise TypeError(f"{value!r} is not {'an' if kind is int else 'a'} {kind.__name__}")
+        return value
+
+    return check
+
+
+def _number(value: object, _: type) -> float:
+    """A float; null is NaN."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _is_array(kind: Any) -> bool:
+    return kind is np.ndarray or getattr(kind, "array_type", None) is np.ndarray
+
+
+def _array(value: object, kind: Any) -> Any:
+    """An array of the annotated dtype; null is NaN."""
+    dtypes = getattr(kind, "dtypes", ("float64",))
+    dtype = dtypes[0] if len(dtypes) == 1 else "float64"
+    try:
+        made = np.array(value, dtype=np.float64 if dtype.startswith("float") else None)
+    except (TypeError, ValueError):
+        raise TypeError("not an array of numbers") from None
+    n_axes = len(getattr(kind, "dims", made.shape))
+    if made.size == 0 and made.ndim < n_axes:
+        made = made.reshape(made.shape + (0,) * (n_axes - made.ndim))
+    if dtype == "bool" and made.size and made.dtype != np.bool_:
+        raise TypeError("not an array of true and false")
+    return made.astype(dtype)
+
+
+def _is_record(kind: Any) -> bool:
+    origin = typing.get_origin(kind) or kind
+    return isinstance(origin, type) and issubclass(origin, Record)
+
+
+def _record_hook(cls: Any, converter: Any) -> Callable[[object, type], Any]:
+    """Reads one class of records: its kind and schema checked, its derived values passed over."""
+
+    @functools.cache
+    def structure() -> Callable[[object, type], Any]:
+        # On first use: a record may hold records of its own class.
+        from cattrs.gen import make_dict_structure_fn, override
+
+        hints = typing.get_type_hints(cls)
+        hidden = {}
+        for field in dataclasses.fields(cls):
+            field.type = hints[field.name]  # names in quotes resolved
+            if field.metadata.get("record") == "hidden":
+                hidden[field.name] = override(omit=True)
+        return make_dict_structure_fn(cls, converter, **hidden)
+
+    def read(document: object, kind: type) -> Any:
+        if not isinstance(document, Mapping):
+            raise TypeError(f"{type(document).__name__} instead of a record")
+        header = _header(cls)
+        for name, wanted in header.items():
+            if document.get(name) != wanted:
+                raise ValueError(f"{name} is {document.get(name)!r}, this version reads {wanted!r}")
+        skipped = {*cls.derived, *header}
+        return structure()({key: value for key, value in document.items() if key not in skipped}, kind)
+
+    return read
+
+
+# ------------------------------------------------------------------------------------------- JSON, identity
+
+
+def plain(value: Any) -> Any:
+    """`value` as what JSON can say: records, arrays and tuples become lists and dicts, NaN becomes None.
+
+    Raises:
+        InputError: If it holds something else, or nests deeper than JSON is read again.
+    """
+    return _plain(value, MOST_NESTED)
+
+
+def _plain(value: Any, levels: int) -> Any:
+    if levels < 0:
+        raise InputError(f"a record is nested more than {MOST_NESTED} levels deep; flatten it")
+    if isinstance(value, Record):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, levels - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [_plain(item, levels - 1) for item in items]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist(), levels)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(
+        f"a record holds {value!r} of type {type(value).__name__}; only JSON values and arrays can be kept"
+    )
+
+
+def canonical_json(record: Any) -> str:
+    """The one text of a record: keys sorted, no white space, undefined numbers null."""
+    return json.dumps(
+        plain(record), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False
+    )
+
+
+def record_id(kind: str, provenance: Mapping[str, Any]) -> str:
+    """Identity of a result: 16 hex digits of the SHA-256 of its kind and provenance.
+
+    Args:
+        kind: What it is, e.g. `measurement`.
+        provenance: How it came to be; facts under `machine` (device, host, timing) do not count.
+    """
+    counted = {key: value for key, value in provenance.items() if key != MACHINE}
+    return hashlib.sha256(canonical_json({"kind": kind, "provenance": counted}).encode()).hexdigest()[:16]
+
+
+def library_version() -> str:
+    """Version of the installed package; `0+unknown` when it runs from a bare source tree."""
+    try:
+        return importlib.metadata.version("assay")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+unknown"

@@ -1,0 +1,122 @@
+"""One registry for every plug-in kind: methods, metrics, tasks, ablations, objectives.
+
+A kind owns one `Registry`; an entry is any object with a kebab-case key. Entries of other
+packages join through the entry-point group `assay.<kinds>` and are loaded when a look-up
+misses or everything is listed. One that cannot be used breaks its own name alone.
+"""
+
+import importlib.metadata
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from assay.core.errors import AssayWarning, InputError, PluginError, unknown_name
+
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Named objects of one kind, in order of registration.
+
+    Args:
+        kind: Singular name used in messages, e.g. `"method"`.
+        plural: Names the entry-point group, `assay.<plural>`; default: `kind` with an s.
+        holds: Class that entries of other packages are objects of; None takes anything.
+        classes: Whether they are subclasses of it instead.
+    """
+
+    def __init__(
+        self, kind: str, *, plural: str | None = None, holds: type | None = None, classes: bool = False
+    ) -> None:
+        self.kind = kind
+        self.plural = plural or f"{kind}s"
+        self._holds, self._classes = holds, classes
+        self._entries: dict[str, T] = {}
+        self._entry_points_loaded = False
+        self._broken: dict[str, PluginError] = {}
+        self._untold: list[str] = []  # what a list leaves out, until one was asked for
+
+    def add(self, key: str, entry: T) -> T:
+        """Register `entry` under `key`; a second entry of that key is an error."""
+        if key in self._entries:
+            raise InputError(f"{self.kind} {key!r} is registered twice; choose another key")
+        self._entries[key] = entry
+        return entry
+
+    def register(self, key: str) -> Callable[[T], T]:
+        """Decorator form of `add`."""
+        return lambda entry: self.add(key, entry)
+
+    def __getitem__(self, key: str) -> T:
+        if key not in self._entries:
+            self._load_entry_points()
+        if key in self._broken:
+            raise self._broken[key]
+        if key not in self._entries:
+            raise unknown_name(self.kind, key, self._entries)
+        return self._entries[key]
+
+    def __contains__(self, key: object) -> bool:
+        if key not in self._entries:
+            self._load_entry_points()
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_all()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        self._load_all()
+        return len(self._entries)
+
+    def items(self) -> list[tuple[str, T]]:
+        """All `(key, entry)` pairs in order of registration."""
+        self._load_all()
+        return list(self._entries.items())
+
+    def values(self) -> list[T]:
+        """All entries in order of registration."""
+        self._load_all()
+        return list(self._entries.values())
+
+    def _load_all(self) -> None:
+        self._load_entry_points()
+        while self._untold:
+            warnings.warn(self._untold.pop(0), AssayWarning, stacklevel=3)
+
+    def _load_entry_points(self) -> None:
+        if self._entry_points_loaded:
+            return
+        self._entry_points_loaded = True
+        for point in importlib.metadata.entry_points(group=f"assay.{self.plural}"):
+            origin = "unknown" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+            name = f"{self.kind} {point.name!r} of the package {origin}"
+            if point.name in self._entries:
+                self._untold.append(f"{name} is left out: the key is taken; it needs another")
+                continue
+            try:
+                self._entries[point.name] = self._checked(point.name, point.load())
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - code of other people may raise anything
+                problem = f"{type(error).__name__}: {error}".removeprefix("PluginError: ")
+                self._broken[point.name] = PluginError(
+                    f"{name} ({point.value}) cannot be used: {problem}; repair or uninstall the package"
+                )
+                self._broken[point.name].__cause__ = error
+                self._untold.append(str(self._broken[point.name]))
+
+    def _checked(self, name: str, entry: T) -> T:
+        """An entry of another package, if it is one."""
+        wanted = self._holds
+        if wanted is not None:
+            right = (
+                isinstance(entry, type) and issubclass(entry, wanted)
+                if self._classes
+                else isinstance(entry, wanted)
+            )
+            if not right:
+                a = "a subclass of" if self._classes else "an object of"
+                raise PluginError(f"it is {entry!r}, not {a} {wanted.__module__}.{wanted.__qualname__}")
+        if (key := getattr(entry, "key", name)) != name:
+            raise PluginError(f"its key is {key!r}; the entry point must have the same name")
+        return entry

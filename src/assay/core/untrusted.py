@@ -1,0 +1,350 @@
+"""Files and text that somebody else wrote: parsed, unpacked and shown without trusting them.
+
+Every failure is an error with a name: nesting too deep for the parser, arrays that a file declares and does
+not hold, pickles, text that a terminal would obey.
+"""
+
+import importlib
+import json
+import math
+import re
+import tokenize
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.core.errors import AssayError, FileFormatError, UnsafeFileError
+from assay.core.machine import free_memory
+
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# What content of the wrong shape makes ordinary code fail with. MemoryError is not among them: sizes are
+# compared with what a file holds before anything is allocated.
+MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,  # of NumPy's headers
+)
+
+_LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_ZIP_RATIO = 1100  # deflate cannot do better than 1032 : 1
+_CELL = 64  # bytes of a cell of a table in memory, at least
+_LEAST_BOMB = 1 << 30  # bytes; what is smaller is unpacked without a look at the memory
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value of Parquet; of the others 8
+_ROWS = 1 << 16  # of Parquet, decoded at a time
+# Controls but tab and line break, and the marks that turn the direction of text around.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_BREAKS = {"\t": "\\t", "\n": "\\n"}
+
+
+def parse_json(text: str | bytes, *, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """A JSON document.
+
+    Args:
+        text: As a file holds it.
+        pairs: Makes an object of its keys and values; default: a `dict`, in which the last of equal keys
+            counts.
+
+    Raises:
+        ValueError: For everything that is none: text that is cut off, bytes that are no UTF-8, nesting too
+            deep for the parser, half of a surrogate pair, which no file could be written with again.
+    """
+    try:
+        content = text if isinstance(text, str) else text.decode("utf-8-sig")
+        found = json.loads(content, object_pairs_hook=pairs)
+        if _LONE_SURROGATE.search(content):
+            json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return found
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """A TOML document.
+
+    Raises:
+        ValueError: For everything that is none, nesting too deep for the parser included.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+@contextmanager
+def malformed(path: object, what: str) -> Iterator[None]:
+    """Failures of ordinary code over the content of a file become one error that names the file.
+
+    Args:
+        path: The file.
+        what: What it should have been, with its article.
+
+    Raises:
+        FileFormatError: For anything of `MALFORMED` that is no error of this package already.
+    """
+    try:
+        yield
+    except AssayError:
+        raise
+    except MALFORMED as error:
+        raise FileFormatError(
+            f"{path} is not {what} ({type(error).__name__}: {printable(str(error))[:300]}); restore it or "
+            "make it again"
+        ) from error
+
+
+def refuse_pickle(path: Path, start: bytes | None = None) -> None:
+    """Refuse a pickle, or a PyTorch file, that stands where safetensors are expected.
+
+    Args:
+        path: The file.
+        start: Its first nine bytes, where they were read already.
+
+    Raises:
+        UnsafeFileError: If it begins as one; it is not opened further.
+    """
+    if start is None:
+        with path.open("rb") as file:
+            start = file.read(9)
+    # Safetensors begin with the length of a JSON object: eight bytes, any first one, then a brace.
+    if start[8:9] != b"{" and (start[:1] == b"\x80" or start[:2] == b"PK"):
+        raise UnsafeFileError(
+            f"{path} is a pickle or a PyTorch file under another name; it is not opened, since it could run "
+            "code; convert it to safetensors"
+        )
+
+
+def load_npz(path: str | Path) -> "dict[str, np.ndarray]":
+    """The arrays of an `.npz` archive, by name.
+
+    Each array is compared with the size of its part of the archive, and all of them with the free memory,
+    before anything is unpacked.
+
+    Raises:
+        FileFormatError: If the file is no such archive, is cut off, or declares other arrays than it holds.
+        UnsafeFileError: If it is a pickle or an array of it holds pickled objects; they are not read.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            start = file.read(6)
+        if start[:1] == b"\x80":
+            raise UnsafeFileError(
+                f"{path} is a pickle; it is not read, since it could run code; write an .npz"
+            )
+        if start == b"\x93NUMPY":
+            raise FileFormatError(f"{path} is a single array; an .npz archive is needed")
+        with zipfile.ZipFile(path) as archive:
+            check_unpacked(archive, path)
+            return {
+                member.filename.removesuffix(".npy"): _member(archive, member, path)
+                for member in archive.infolist()
+            }
+    except AssayError:
+        raise
+    # Damaged members, foreign compression (NotImplementedError is a RuntimeError), passwords, broken headers.
+    except (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED) as error:
+        raise FileFormatError(
+            f"{path} is no archive of arrays (.npz), or is cut off or damaged: {error}"
+        ) from error
+
+
+def check_unpacked(archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse an archive that is much larger unpacked than it can be, or than the free memory.
+
+    Raises:
+        FileFormatError: For such an archive, and for one that names a member twice.
+    """
+    members = archive.infolist()
+    names = [member.filename for member in members]
+    if len(set(names)) < len(names):
+        raise FileFormatError(f"{path} holds {max(names, key=names.count)!r} twice; write it again")
+    packed, unpacked = (sum(getattr(each, key) for each in members) for key in ("compress_size", "file_size"))
+    if unpacked > _ZIP_RATIO * max(1, packed):
+        raise FileFormatError(
+            f"{path} declares {unpacked:,} bytes in {packed:,}, more than its compression can reach; it is "
+            "damaged, or made to fill the memory"
+        )
+    if unpacked > _LEAST_BOMB:
+        free = free_memory()
+        if unpacked > free:
+            raise FileFormatError(
+                f"{path} takes {unpacked / 1e9:.1f} GB unpacked and {free / 1e9:.1f} GB of memory are free; "
+                "split it over several files"
+            )
+
+
+def check_rows(n_rows: int, n_columns: int, path: Path) -> None:
+    """Refuse a table that a few bytes on disk make too long for the memory.
+
+    Args:
+        n_rows: As the file declares.
+        n_columns: Likewise.
+        path: The file, for the message.
+
+    Raises:
+        FileFormatError: If its cells would not fit.
+    """
+    needed = _CELL * n_rows * n_columns
+    if needed > _LEAST_BOMB // 8 and needed > (free := free_memory()):
+        raise FileFormatError(
+            f"{path} declares {n_rows:,} rows of {n_columns} columns, about {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB of memory are free; split it over several files"
+        )
+
+
+def parquet_table(file: Any, path: Path, columns: list[str] | None = None) -> Any:
+    """A table of an open `pyarrow.parquet.ParquetFile`, decoded, if that fits into the free memory.
+
+    A file holds a text that many cells repeat once, so its size and the sizes it declares say little. What is
+    decoded is counted, some rows at a time.
+
+    Args:
+        file: The open file.
+        path: The file, for messages.
+        columns: Names of those to read; default: all.
+
+    Returns:
+        A `pyarrow.Table` without dictionaries.
+
+    Raises:
+        FileFormatError: If it takes more than half of the free memory, or pyarrow finds none.
+    """
+    pa = importlib.import_module("pyarrow")
+
+    free, largest, declared = free_memory(), 1, 0
+    for group in range(file.metadata.num_row_groups):
+        described = file.metadata.row_group(group)
+        for place in range(described.num_columns):
+            chunk = described.column(place)
+            if columns is None or chunk.path_in_schema.split(".")[0] in columns:
+                width = _WIDTHS.get(chunk.physical_type, 8) + (file.schema.column(place).length or 0)
+                declared += max(chunk.total_uncompressed_size, width * chunk.num_values)
+                largest = max(largest, chunk.total_uncompressed_size)
+    _check_decoded(declared, free, path)
+    # No text is longer than its part of the file, so this many rows take at most an eighth of the memory.
+    rows = min(_ROWS, max(1, free // 8 // largest))
+    decoded, batches = 0, []
+    schema = pa.schema(
+        [field.with_type(_decoded_type(field.type)) for field in file.schema_arrow],
+        metadata=file.schema_arrow.metadata,
+    )
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
+    try:
+        for batch in file.iter_batches(batch_size=rows, columns=columns):
+            batches.append(batch.select(schema.names).cast(schema))
+            decoded += batches[-1].nbytes
+            _check_decoded(decoded, free, path)
+        return pa.Table.from_batches(batches, schema=schema)
+    except MemoryError as error:
+        raise FileFormatError(
+            f"{path} takes more memory decoded than there is ({free / 1e9:.1f} GB are free); split it over "
+            "several files"
+        ) from error
+
+
+def _check_decoded(size: int, free: int, path: Path) -> None:
+    if size > _LEAST_BOMB // 8 and 2 * size > free:
+        raise FileFormatError(
+            f"{path} takes {size / 1e9:.1f} GB or more decoded, twice that while it is read, and "
+            f"{free / 1e9:.1f} GB of memory are free; split it over several files"
+        )
+
+
+def _decoded_type(kind: Any) -> Any:
+    """The Arrow type that holds every value itself: no dictionaries or views, at any depth."""
+    pa = importlib.import_module("pyarrow")
+
+    if pa.types.is_dictionary(kind):
+        return _decoded_type(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_decoded_type(each.type)) for each in kind])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_decoded_type(kind.value_type)), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_decoded_type(kind.value_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_decoded_type(kind.value_type)))
+    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return views.get(kind, kind)
+
+
+def check_declared(
+    shape: tuple[int, ...], dtype: "np.dtype[Any]", size: int, *, key: str, path: Path
+) -> None:
+    """Refuse an array whose header declares other bytes than its member of the archive has.
+
+    Args:
+        shape: As declared.
+        dtype: As declared.
+        size: Bytes of the member, header included.
+        key: Name of the array, for the message.
+        path: The archive, for the message.
+
+    Raises:
+        UnsafeFileError: For pickled objects.
+        FileFormatError: For a size that does not fit.
+    """
+    if dtype.hasobject:
+        raise UnsafeFileError(
+            f"{path}: the array {key!r} holds pickled objects, which are not read, since that could run "
+            "code; save text as an array of strings (dtype 'U')"
+        )
+    # Of a type without width any number of elements takes no byte.
+    needed = math.prod(shape) * max(1, dtype.itemsize)
+    if min(shape, default=0) < 0 or needed > size:
+        raise FileFormatError(
+            f"{path}: the array {key!r} declares {dtype} of shape {shape}, {needed:,} bytes, and {size:,} "
+            "are there; it is cut off or damaged"
+        )
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> "np.ndarray":
+    import numpy as np  # not above: commands show their help without it
+
+    key = member.filename.removesuffix(".npy")
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise FileFormatError(
+                f"{path}: the array {key!r} has the format {version}; plain arrays are read"
+            )
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(stream)
+        check_declared(shape, dtype, member.file_size, key=key, path=path)
+    with archive.open(member) as stream:
+        found: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+        stream.read()  # at its end the checksum is compared
+    return found
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    r"""Text as a terminal may be given it: escape sequences and the like are spelled out.
+
+    Args:
+        text: Any text; names, prompts and labels of files hold what their authors wished.
+        lines: Keep line breaks and tabs; False spells them out too, for a cell of a table.
+
+    Example:
+        >>> printable("a\x1b[2Jb\r")
+        'a\\x1b[2Jb\\r'
+    """
+    shown = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return shown if lines else re.sub(r"[\t\n]", lambda found: _BREAKS[found[0]], shown)

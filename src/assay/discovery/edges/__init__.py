@@ -1,0 +1,59 @@
+"""Edge-level circuit discovery."""
+
+from assay.discovery.edges.acdc import Acdc
+from assay.discovery.edges.agreement import consensus
+from assay.discovery.edges.attribution import CleanCorrupted, Eap, EapIgActivations, EapIgInputs
+from assay.discovery.edges.ifr import Ifr
+from assay.discovery.edges.masks import HardConcrete, LearnedMask, MaskSettings, learn_mask
+from assay.discovery.edges.method import (
+    METHODS,
+    BatchMethod,
+    BatchScores,
+    EdgeMethod,
+    Settings,
+    Sweep,
+    completeness_gap,
+    discover,
+    get_method,
+)
+from assay.discovery.edges.outputs import OutputScores, output_scores
+from assay.discovery.edges.patching import Exact, Random
+from assay.discovery.edges.positions import discover_positions
+from assay.discovery.edges.pruning import EdgePruning
+from assay.discovery.edges.quadrature import Node, quadrature_nodes
+from assay.discovery.edges.relp import Relp
+from assay.discovery.edges.ugs import Ugs
+
+
+__all__ = [
+    "METHODS",
+    "Acdc",
+    "BatchMethod",
+    "BatchScores",
+    "CleanCorrupted",
+    "Eap",
+    "EapIgActivations",
+    "EapIgInputs",
+    "EdgeMethod",
+    "EdgePruning",
+    "Exact",
+    "HardConcrete",
+    "Ifr",
+    "LearnedMask",
+    "MaskSettings",
+    "Node",
+    "OutputScores",
+    "Random",
+    "Relp",
+    "Settings",
+    "Sweep",
+    "Ugs",
+    "completeness_gap",
+    "consensus",
+    "discover",
+    "discover_positions",
+    "get_method",
+    "learn_mask",
+    "output_scores",
+    "quadrature_nodes",
+]

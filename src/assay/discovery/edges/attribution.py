@@ -1,0 +1,348 @@
+"""Gradient methods: EAP, EAP-IG on inputs and on activations, clean-corrupted."""
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from assay.core.errors import InputError, unknown_name
+from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
+from assay.discovery.edges.method import (
+    METHODS,
+    BatchMethod,
+    BatchScores,
+    Settings,
+    Sweep,
+    check_differentiable,
+    check_steps,
+)
+from assay.discovery.edges.quadrature import Node, quadrature_nodes
+from assay.discovery.edges.spsa import check_spsa, spsa_sweep
+from assay.execution import Baseline, Prepared
+from assay.execution.forward import check_finite
+from assay.models import Model, Trace
+from assay.tasks import Batch, Task
+
+
+ESTIMATORS = ("gradient", "spsa")
+
+
+class Passes:
+    """Native passes over one batch: clean, ablated, and whatever lies between them.
+
+    Args:
+        alphas: Where gradients will be wanted. The clean (1) and the resampled (0) run are made anyway,
+            so a gradient there costs a backward pass only.
+    """
+
+    def __init__(
+        self, model: Model, batch: Batch, prepared: Prepared, settings: Settings, alphas: set[float]
+    ) -> None:
+        self.model, self.batch, self.settings = model, batch, settings
+        self.forward, self.backward = 0.0, 0
+        self.traces: dict[float, Trace] = {}
+        self.losses: dict[float, Tensor] = {}
+        self.clean_logits: Tensor | None = None
+        kept = None if prepared.kept is None or 1.0 in alphas else prepared.kept.take(batch)
+        if kept is None:
+            self.clean = self._native(batch.clean, 1.0, gradients=1.0 in alphas)
+        else:  # the pass that measured the means
+            self.clean, logits = kept
+            self.traces[1.0], self.losses[1.0] = self.clean, self.loss(logits)
+        trace = None
+        if settings.ablation.paired:
+            trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas)
+        self.baseline: Baseline = prepared.baseline(batch, trace)
+        ablated = self.baseline.input.to(self.clean.input.dtype).expand_as(self.clean.input)
+        self.ablated_input, self.clean_input = ablated, self.clean.input
+
+    def _native(self, tokens: Tensor, alpha: float, *, gradients: bool) -> Trace:
+        with torch.set_grad_enabled(gradients), self.model.tracing(gradients=gradients) as trace:
+            hidden = self.model.forward(tokens)
+            self._finish(trace, hidden, alpha, trace.leaf)
+        return trace
+
+    def between(self, alpha: float, *, gradients: bool = True) -> Trace:
+        """The run whose input source is a~ + alpha (a - a~)."""
+        if alpha not in self.traces:
+            start = (self.ablated_input + alpha * (self.clean_input - self.ablated_input)).requires_grad_(
+                gradients
+            )
+            self.resume(start, alpha, gradients=gradients)
+        return self.traces[alpha]
+
+    def resume(self, start: Tensor, alpha: float, *, gradients: bool) -> Trace:
+        """The native blocks from a given input source on."""
+        with (
+            torch.set_grad_enabled(gradients),
+            self.model.tracing(sources=False, gradients=gradients) as trace,
+        ):
+            hidden = self.model.resume(start, self.clean)
+            self._finish(trace, hidden, alpha, start if gradients else None)
+        return trace
+
+    def _finish(self, trace: Trace, hidden: Tensor, alpha: float, leaf: Tensor | None) -> None:
+        """Read the logits, take the loss, and run backward to `leaf` if there is one."""
+        loss = self.loss(self.model.read(hidden, self.batch.positions))
+        self.losses[alpha] = loss.detach()
+        self.traces[alpha] = trace
+        self.forward += 1
+        if leaf is not None:
+            self.backward += 1
+            check_differentiable(loss, self.settings)
+            torch.autograd.grad(loss.sum(), leaf)  # the hooks of the trace keep what passes by
+
+    def loss(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, " batch"]:
+        """Objective per example, in float32 or better."""
+        logits = logits.to(self.model.result_dtype)
+        if self.clean_logits is None:
+            check_finite(logits.detach(), f"{self.model.id} on the clean input", self.batch.indices)
+            self.clean_logits = logits.detach()
+        return self.settings.objective(logits, self.clean_logits, self.batch)
+
+    def differences(self) -> ActivationDifferences:
+        """Ablated minus clean activations of all sources."""
+        return ActivationDifferences.between(self.model, self.clean, self.baseline, self.batch.lengths)
+
+    def input_effect(self) -> float:
+        """Sum over the batch of J(run with the input source ablated) - J(clean)."""
+        if 0.0 not in self.losses and self.baseline.rows == 1 and not self.model.causal:
+            # All images share the ablated input, and one run of it serves them all.
+            with torch.no_grad():
+                hidden = self.model.resume(self.ablated_input[:1], self.clean)
+                logits = self.model.read(hidden, self.batch.positions[:1])
+                self.losses[0.0] = self.loss(logits.expand(len(self.batch.indices), -1))
+            self.forward += 1 / len(self.batch.indices)
+        elif 0.0 not in self.losses:
+            self.between(0.0, gradients=False)
+        return float((self.losses[0.0].double() - self.losses[1.0].double()).sum())
+
+
+class _PathGradient(BatchMethod):
+    """Abstract: gradients at points between the ablated and the clean input."""
+
+    needs_gradients = True
+
+    @abc.abstractmethod
+    def nodes(self, settings: Settings) -> Sequence[Node]:
+        """Where gradients are taken, and their weights."""
+
+    def check(self, settings: Settings) -> None:
+        if self.integrates:
+            check_steps(settings.steps, settings.quadrature)
+        if settings.objective.stationary and all(node.alpha == 1 for node in self.nodes(settings)):
+            raise InputError(
+                f"{self.key} takes the gradient at the clean run only, where objective "
+                f"{settings.objective.key!r} has zero gradient, so all scores would vanish; use "
+                "objective='logit_diff' or 'ce', or method='eap-ig-inputs' with more steps"
+            )
+
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+        nodes = self.nodes(settings)
+        middle = [node for node in nodes if node.alpha == 0.5] if settings.steps == "auto" else []
+        sums, centre = GradientSums(model), GradientSums(model)
+        with model.frozen():
+            passes = Passes(model, batch, prepared, settings, {node.alpha for node in nodes})
+            for node in nodes:
+                trace = passes.between(node.alpha)
+                sums.add(trace, batch.positions, node.weight)
+                if node in middle:
+                    centre.add(trace, batch.positions, 1.0)
+                trace.release()
+            effect = passes.input_effect() if self.measures_completeness else None
+        differences = passes.differences()
+        return BatchScores(
+            scores=sums.contract(differences, batch.positions, per_example=settings.per_example),
+            coarse=centre.contract(differences, batch.positions, per_example=False) if middle else None,
+            forward=passes.forward,
+            backward=passes.backward,
+            input_effect=effect,
+        )
+
+    measures_completeness = False
+
+    def most_passes(self, model: Model, nodes: int) -> int:
+        # clean, ablated, the measuring pass of means, the completeness run; forward and backward per node
+        return 4 + 2 * (nodes if self.integrates else 2)
+
+    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+        per_step = 2 * model.n_layers
+        steps = len(self.nodes(settings))
+        floats = (30 * model.n_layers + per_step * steps) * model.d_model * length
+        scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
+        return 4 * (floats + scores)
+
+
+class Eap(_PathGradient):
+    """Edge attribution patching: the gradient at the clean run."""
+
+    key = "eap"
+    source = "Syed et al. 2023, arXiv:2310.10348"
+
+    def nodes(self, settings: Settings) -> Sequence[Node]:
+        return (Node(alpha=1.0, weight=1.0),)
+
+
+class CleanCorrupted(_PathGradient):
+    """The mean of the gradients at the clean and at the corrupted run."""
+
+    key = "clean-corrupted"
+    source = "Hanna et al. 2024, arXiv:2403.17806"
+
+    def check(self, settings: Settings) -> None:
+        if not settings.ablation.paired:
+            raise InputError(
+                "clean-corrupted needs the run on the corrupted input, but ablation is "
+                f"{settings.ablation.key!r}; use "
+                "ablation='resample', or method='eap-ig-inputs', which serves every ablation"
+            )
+
+    def nodes(self, settings: Settings) -> Sequence[Node]:
+        return (Node(alpha=1.0, weight=0.5), Node(alpha=0.0, weight=0.5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EapIgInputs(_PathGradient):
+    """EAP with the gradient averaged while the input source moves from its ablated to its clean value.
+
+    Attributes:
+        estimator: `gradient`, or the experimental `spsa`: slopes along random directions, from forward passes
+            alone. Unbiased for the same scores, but every edge is noise to all others.
+        draws: Of `spsa`: pairs of runs per example.
+        epsilon: Of `spsa`: size of a shift, in units of the activation differences.
+    """
+
+    key = "eap-ig-inputs"
+    source = "Hanna et al. 2024, arXiv:2403.17806"
+    measures_completeness = True
+    integrates = True
+
+    estimator: str = "gradient"
+    draws: int = 400
+    epsilon: float = 1e-3
+
+    def check(self, settings: Settings) -> None:
+        super().check(settings)
+        if self.estimator not in ESTIMATORS:
+            raise unknown_name("estimator", self.estimator, ESTIMATORS)
+        if self.estimator == "spsa":
+            check_spsa(settings, self.draws, self.epsilon)
+            if settings.per_example:
+                raise InputError(
+                    "estimator='spsa' gives single examples nothing but noise; leave out per_example, or use "
+                    "estimator='gradient'"
+                )
+
+    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+        if self.estimator == "spsa":
+            return spsa_sweep(model, task, settings, size, self.draws, self.epsilon)
+        return super().sweep(model, task, settings, size)
+
+    def divisible(self) -> bool:
+        return self.estimator == "gradient"
+
+    def most_passes(self, model: Model, nodes: int) -> int:
+        return 3 + 2 * self.draws if self.estimator == "spsa" else super().most_passes(model, nodes)
+
+    def nodes(self, settings: Settings) -> Sequence[Node]:
+        if settings.steps == "auto":
+            return quadrature_nodes(3)
+        if settings.steps == "auto, refined":
+            # The nodes of the 9-point midpoint rule that the 3-point rule has not visited.
+            visited = {round(18 * node.alpha) for node in quadrature_nodes(3)}
+            return tuple(
+                Node(alpha=place / 18, weight=1 / 6) for place in range(1, 18, 2) if place not in visited
+            )
+        return quadrature_nodes(int(settings.steps), settings.quadrature)
+
+
+class EapIgActivations(BatchMethod):
+    """Integrated gradients on activations: each source group moves from its ablated to its clean value.
+
+    Groups are `input`, the heads of one block together, and each MLP; only edges out of the group take
+    the group's gradients. A run differs from the clean one behind its group only, so it starts there.
+    """
+
+    key = "eap-ig-activations"
+    needs_gradients = True
+    integrates = True
+    source = "Marks et al. 2024, arXiv:2403.19647"
+
+    def check(self, settings: Settings) -> None:
+        if settings.steps == "auto":
+            raise InputError(
+                "steps='auto' watches the completeness gap of eap-ig-inputs; give eap-ig-activations "
+                "a number of steps"
+            )
+        check_steps(settings.steps, settings.quadrature)
+
+    def most_passes(self, model: Model, nodes: int) -> int:
+        return 3 + 2 * nodes * (2 * model.n_layers + 1)
+
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+        graph = model.graph
+        with model.frozen():
+            passes = Passes(model, batch, prepared, settings, set())
+            differences = passes.differences()
+            nodes = quadrature_nodes(int(settings.steps), settings.quadrature)
+            scores = self._group(passes, differences, nodes, slice(0, 1), None)
+            for layer in range(model.n_layers):
+                first = graph.head_source(layer)
+                heads, mlp = (
+                    slice(first, first + model.n_heads),
+                    slice(first + model.n_heads, first + model.n_heads + 1),
+                )
+                scores += self._group(passes, differences, nodes, heads, ("heads", layer))
+                if graph.mlps:
+                    scores += self._group(passes, differences, nodes, mlp, ("mlp", layer))
+        return BatchScores(scores=scores, forward=passes.forward, backward=passes.backward)
+
+    def _group(
+        self,
+        passes: Passes,
+        differences: ActivationDifferences,
+        nodes: Sequence[Node],
+        rows: slice,
+        site: tuple[str, int] | None,
+    ) -> Tensor:
+        model, batch = passes.model, passes.batch
+        kind, layer = site or ("input", 0)
+        reads_own_heads = kind == "heads" and not model.graph.parallel
+        first_attention = layer if kind == "input" else layer + 1
+        first_mlp = layer if kind == "input" or reads_own_heads else layer + 1
+        sums = GradientSums(model, first_attention=first_attention, first_mlp=first_mlp)
+        for node in nodes:
+            if kind == "input":
+                trace = passes.between(node.alpha)
+            else:
+                trace = self._from_site(passes, kind, layer, node.alpha)
+            sums.add(trace, batch.positions, node.weight)
+            trace.release()
+        return sums.contract(differences, batch.positions, rows=rows, per_example=passes.settings.per_example)
+
+    @staticmethod
+    def _from_site(passes: Passes, kind: str, layer: int, alpha: float) -> Trace:
+        """The run in which one group of block `layer` is at a~ + alpha (a - a~)."""
+        model = passes.model
+        clean = passes.clean.z[layer] if kind == "heads" else passes.clean.mlp[layer]
+        ablated = (passes.baseline.z if kind == "heads" else passes.baseline.mlp)[layer].expand_as(clean)
+        leaf = (ablated + alpha * (clean - ablated)).requires_grad_()
+        block = model.blocks[layer]
+        with torch.enable_grad(), model.tracing(sources=False, gradients=True) as trace:
+            if kind == "heads":
+                handle = block.out.register_forward_pre_hook(lambda module, args: (leaf, *args[1:]))
+            else:
+                handle = block.mlp_out.register_forward_hook(lambda module, args, output: leaf)
+            try:
+                hidden = model.resume(passes.clean.block_in[layer], passes.clean, layer=layer)
+                passes._finish(trace, hidden, alpha, leaf)
+            finally:
+                handle.remove()
+        return trace
+
+
+for _method in (EapIgInputs(), Eap(), EapIgActivations(), CleanCorrupted()):
+    METHODS.add(_method.key, _method)

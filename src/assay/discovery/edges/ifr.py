@@ -1,0 +1,201 @@
+"""Information-flow routes: how close each source comes to making up what a target reads.
+
+No gradient and no ablation, so one clean forward pass serves every objective and every ablation.
+(Ferrando and Voita 2024, arXiv:2403.00824.)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from assay.circuits import Circuit, EdgeScores
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Settings, Sweep
+from assay.execution import ABLATIONS, Prepared
+from assay.execution.forward import check_finite
+from assay.models import Model, Trace
+from assay.tasks import Batch, Task
+
+
+# Bytes of source outputs held at once: enough for full matrix products, and for one token of any model.
+CHUNK_BYTES = 64 * 2**20
+
+# Bytes of differences taken at once: what stays in the cache of a core; a GPU wants few large kernels.
+SLICE_BYTES = {"cpu": 2**20, "cuda": 256 * 2**20}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ifr(BatchMethod):
+    """Information-flow routes: the share of each source in what its target reads.
+
+    With x the stream that the norm of a target reads at one position (biases included) and o_u what
+    source u wrote to it,
+
+        prox(u) = max(0, ||x||_1 - ||x - o_u||_1),    importance(u) = prox(u) / sum over sources of prox,
+
+    averaged over the real positions and then over the examples. Where no source brings x closer to zero
+    (all proximities 0), the importances of that position are 0. The targets of one norm (q, k and v of
+    a block; in a parallel block its MLP too) read the same stream and get equal values.
+
+    Scores are shares in [0, 1]; those into one target sum to at most 1. They say how much of what is
+    read comes from where, not what ablation would do: `objective` and `ablation` are accepted and
+    ignored, and so is the corrupted input. `scores.details["ignores"]` records that.
+
+    Notes:
+        Cost: one forward pass, and reading every source once for every later norm; 0 backward passes.
+        The published circuits are chosen with `scores.greedy(k)`, from the logits upwards.
+        Departure from the paper: it follows single positions, with the attention weights and the
+        residual connections as edges; this is the edge form of Peng et al. (2026), which keeps the graph
+        that the other methods score.
+
+    References:
+        Ferrando and Voita (2024), arXiv:2403.00824; Peng et al. (2026), arXiv:2604.08192, Appendix G.
+    """
+
+    key = "ifr"
+    needs_gradients = False
+    source = "Ferrando and Voita 2024, arXiv:2403.00824"
+
+    def most_passes(self, model: Model, nodes: int) -> int:
+        return 1
+
+    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+        floats = (8 * model.n_layers + 2) * model.d_model * length
+        table = model.graph.n_sources * (2 * model.n_layers + 1 + model.graph.n_targets)
+        return _item_size(model) * (floats + (table if settings.per_example else 0))
+
+    def select(self, scores: EdgeScores, k: int) -> Circuit:
+        """Grown from `logits`, as published: importances are shares within each target."""
+        return scores.greedy(min(k, scores.graph.n_edges))
+
+    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+        # No edge is cut, so nothing has to be measured for it: zeros cost no pass.
+        sweep = super().sweep(model, task, replace(settings, ablation=ABLATIONS["zero"]), size)
+        sweep.details["ignores"] = ["objective", "ablation"]
+        return sweep
+
+    @torch.no_grad()
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+        with model.tracing(streams=True) as trace:
+            hidden = model.forward(batch.clean)
+        logits = model.read(hidden, batch.positions).to(model.result_dtype)
+        check_finite(logits, f"{model.id} on the clean input", batch.indices)
+        shares = _shares(model, trace, batch.lengths, per_example=settings.per_example)
+        scores = shares[:, :, _reader_of_target(model).to(shares.device)]
+        return BatchScores(scores=scores * model.graph.valid.to(scores.device), forward=1)
+
+
+METHODS.add(Ifr.key, Ifr())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Reader:
+    """A stream that some targets read, and how many sources wrote to it."""
+
+    stream: Float[Tensor, "batch pos d_model"]
+    n_sources: int
+
+
+def _readers(model: Model, trace: Trace) -> list[_Reader]:
+    """Streams in forward order: per block what attention reads and what the MLP reads, then the logits'."""
+    graph = model.graph
+    found = []
+    for layer in range(model.n_layers):
+        found.append(_Reader(stream=trace.attention_in[layer], n_sources=graph.sources_before_block(layer)))
+        if graph.mlps and not graph.parallel:
+            found.append(_Reader(stream=trace.mlp_in[layer], n_sources=graph.sources_before_mlp(layer)))
+    assert trace.final_in is not None
+    return [*found, _Reader(stream=trace.final_in, n_sources=graph.n_sources)]
+
+
+def _reader_of_target(model: Model) -> Int[Tensor, " n_targets"]:
+    """For each target, the number of the stream it reads."""
+    graph = model.graph
+    number = torch.empty(graph.n_targets, dtype=torch.long)
+    per_block = 2 if graph.mlps and not graph.parallel else 1
+    for layer in range(model.n_layers):
+        first, mlp = graph.channel_target(layer, "q"), graph.mlp_target(layer)
+        reader = per_block * layer
+        number[first:mlp] = reader
+        if graph.mlps:
+            number[mlp] = reader + per_block - 1
+    number[-1] = per_block * model.n_layers
+    return number
+
+
+def _shares(
+    model: Model, trace: Trace, lengths: Int[Tensor, " batch"], *, per_example: bool
+) -> Float[Tensor, "rows n_sources n_readers"]:
+    """Importance of every source for every stream: mean over positions, summed over examples or apart."""
+    real = torch.arange(trace.input.shape[1], device=lengths.device) < lengths[:, None]
+    example, position = real.nonzero(as_tuple=True)
+    weight = 1 / lengths[example].to(model.result_dtype)
+    readers = _readers(model, trace)
+    rows = len(lengths) if per_example else 1
+    # Readers before sources: the sum over the tokens of a chunk is then one addition into rows.
+    table = weight.new_zeros(rows, len(readers), model.graph.n_sources)
+    for chunk in _chunks(model, len(example)):
+        places = example[chunk], position[chunk]
+        outputs = _outputs(model, trace, places)
+        row = places[0] if per_example else torch.zeros_like(places[0])
+        for number, reader in enumerate(readers):
+            x = reader.stream[places].to(outputs.dtype)
+            share = _importance(x, outputs[:, : reader.n_sources]) * weight[chunk, None]
+            table[:, number, : reader.n_sources].index_add_(0, row, share)
+    return table.transpose(1, 2)
+
+
+def _chunks(model: Model, n_tokens: int) -> Iterator[slice]:
+    """Runs of tokens whose source outputs fit the budget together."""
+    size = max(1, CHUNK_BYTES // (model.graph.n_sources * model.d_model * _item_size(model)))
+    return (slice(start, min(start + size, n_tokens)) for start in range(0, n_tokens, size))
+
+
+def _item_size(model: Model) -> int:
+    return 8 if model.result_dtype == torch.float64 else 4
+
+
+def _outputs(
+    model: Model, trace: Trace, places: tuple[Tensor, Tensor]
+) -> Float[Tensor, "tokens n_sources d_model"]:
+    """What every source writes at some tokens, in the order of the graph."""
+    wide, graph = model.result_dtype, model.graph
+    first = trace.input[places]
+    outputs = torch.empty(len(first), graph.n_sources, model.d_model, dtype=wide, device=first.device)
+    outputs[:, 0] = first
+    for layer, block in enumerate(model.blocks):
+        row = graph.head_source(layer)
+        z = trace.z[layer][places].to(wide).unflatten(-1, (model.n_heads, model.d_head))
+        heads = torch.bmm(z.transpose(0, 1), block.out_weight().to(wide))
+        outputs[:, row : row + model.n_heads] = heads.transpose(0, 1)
+        if graph.mlps:
+            outputs[:, graph.mlp_source(layer)] = trace.mlp[layer][places]
+    return outputs
+
+
+def _importance(
+    x: Float[Tensor, "tokens d_model"], outputs: Float[Tensor, "tokens sources d_model"]
+) -> Float[Tensor, "tokens sources"]:
+    """Share of each source in the proximity to x, per token."""
+    proximity = (x.abs().sum(-1, keepdim=True) - _distances(x, outputs)).clamp_(min=0)
+    total = proximity.sum(-1, keepdim=True)
+    return proximity / total.masked_fill(total == 0, 1)  # 0 / 1 where no source comes closer than none
+
+
+def _distances(
+    x: Float[Tensor, "tokens d_model"], outputs: Float[Tensor, "tokens sources d_model"]
+) -> Float[Tensor, "tokens sources"]:
+    """||x - o_u||_1 per token and source, through one small buffer."""
+    n, sources, width = outputs.shape
+    budget = SLICE_BYTES.get(x.device.type, SLICE_BYTES["cuda"])
+    step = max(1, min(n, budget // (sources * width * outputs.element_size())))
+    buffer = outputs.new_empty(step, sources, width)
+    distances = outputs.new_empty(n, sources)
+    for start in range(0, n, step):
+        here = slice(start, min(start + step, n))
+        difference = buffer[: here.stop - start]
+        torch.sub(outputs[here], x[here, None], out=difference)
+        torch.sum(difference.abs_(), -1, out=distances[here])
+    return distances

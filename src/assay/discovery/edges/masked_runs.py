@@ -1,0 +1,159 @@
+"""What the learned masks share: runs of drawn examples under masks, warm starts, when it is settled."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from assay.circuits import EdgeScores
+from assay.core.errors import GraphMismatchError
+from assay.core.random import torch_stream
+from assay.discovery.edges.method import EdgeMethod, Settings, check_differentiable, get_method
+from assay.execution.forward import free_memory
+from assay.execution.soft import SoftPairs, SoftRunner
+from assay.models import Model
+from assay.tasks import Batch, Task, map_tensors
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn:
+    """Some examples ready to be run under masks.
+
+    Attributes:
+        runner: Runs the model under real-valued masks.
+        batch: The examples.
+        pairs: What the runs need of them.
+        settings: The objective the runs are judged by.
+    """
+
+    runner: SoftRunner
+    batch: Batch
+    pairs: SoftPairs
+    settings: Settings
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def repeat(self, times: int) -> "Drawn":
+        """Every example `times` times, all examples first."""
+        return replace(
+            self,
+            batch=map_tensors(self.batch, lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1))),
+            pairs=self.pairs.repeat(times),
+        )
+
+    def losses(self, mask: Float[Tensor, "*batch n_sources n_targets"]) -> Float[Tensor, " batch"]:
+        """Objective of each example under a mask, or under its own; differentiable in the mask."""
+        wide = torch.float64 if self.runner.dtype == torch.float64 else torch.float32
+        logits = self.runner.logits(self.pairs, mask).to(wide)
+        loss = self.settings.objective(logits, self.pairs.model_logits.to(wide), self.batch)
+        return check_differentiable(loss, self.settings) if mask.requires_grad else loss
+
+
+class MaskedRuns:
+    """Draws the examples of every step of a training, each example once per round.
+
+    Args:
+        model: The model.
+        task: The examples, bound to the model.
+        settings: Objective, ablation and seed.
+        size: Examples per pass of what the ablation measures.
+        examples: Examples of a step; at most all of them.
+    """
+
+    def __init__(self, model: Model, task: Task, settings: Settings, size: int, *, examples: int) -> None:
+        self.runner = SoftRunner(model)
+        self.task, self.settings = task, settings
+        self.examples = min(examples, task.n)
+        self.prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed)
+        bytes_each = self.runner.bytes_per_pair(task.length)
+        self.most_rows = max(1, free_memory(model.device) // 2 // bytes_each)
+
+    def passes(self, updates: int, *, masks: int) -> dict[str, float]:
+        """Passes per example that some updates cost, with `masks` masked runs of each example drawn."""
+        ablation = self.settings.ablation
+        drawn = updates * self.examples / self.task.n
+        measured = 0 if ablation.paired or ablation.key == "zero" else 1
+        return {
+            "forward": measured + drawn * (1 + ablation.paired + masks),
+            "backward": drawn * masks,
+        }
+
+    @property
+    def repeats_at_once(self) -> int:
+        """How many times the examples of a step fit into one pass."""
+        return max(1, self.most_rows // self.examples)
+
+    def rows_of(self, step: int) -> Tensor:
+        """Row numbers of the examples of a step; rounds are cut from seeded orders of all examples."""
+        first, rows = step * self.examples, []
+        for place in range(first, first + self.examples):
+            around, index = divmod(place, self.task.n)
+            rows.append(int(self._order(around)[index]))
+        return torch.tensor(rows)
+
+    def _order(self, around: int) -> Tensor:
+        generator = torch_stream(self.settings.seed, f"mask-examples/{around}")
+        return torch.randperm(self.task.n, generator=generator)
+
+    def draw(self, step: int) -> Drawn:
+        """The examples of a step."""
+        few: Any = self.task.subset(self.rows_of(step))
+        batch = next(iter(few.batches(few.n))).to(self.runner.model.device)
+        return Drawn(
+            runner=self.runner,
+            batch=batch,
+            pairs=self.runner.prepare_batch(batch, self.prepared),
+            settings=self.settings,
+        )
+
+
+def start_scores(
+    warm_start: str | EdgeMethod | EdgeScores | None, model: Model, task: Task, settings: Settings, size: int
+) -> tuple[EdgeScores | None, dict[str, float]]:
+    """Scores to start a mask from, and the passes that they cost here.
+
+    Raises:
+        GraphMismatchError: For scores of another graph.
+        UnknownNameError: For an unknown method.
+        InputError: If the method cannot serve the objective or ablation.
+    """
+    if warm_start is None:
+        return None, {}
+    if isinstance(warm_start, EdgeScores):
+        if warm_start.graph.fingerprint != model.graph.fingerprint:
+            raise GraphMismatchError(
+                f"warm_start holds scores of another graph, {warm_start.graph.describe()}; the model's is "
+                f"{model.graph.describe()}"
+            )
+        return warm_start, {}
+    method = get_method(warm_start)
+    method.check(settings)
+    sweep = method.sweep(model, task, settings, size)
+    return EdgeScores(model.graph, (sweep.total / task.n).float()), sweep.passes
+
+
+def check_warm_start(warm_start: str | EdgeMethod | EdgeScores | None, settings: Settings) -> None:
+    """Refuse a method to start from that cannot serve the settings, before anything is run."""
+    if isinstance(warm_start, str | EdgeMethod):
+        get_method(warm_start).check(settings)
+
+
+def warm_start_passes(warm_start: str | EdgeMethod | EdgeScores | None, model: Model, nodes: int) -> int:
+    """Passes per example, at most, that a warm start costs."""
+    if isinstance(warm_start, str | EdgeMethod):
+        return get_method(warm_start).most_passes(model, nodes)
+    return 0
+
+
+def uses_steps(warm_start: str | EdgeMethod | EdgeScores | None) -> bool:
+    """Whether the quadrature enters by way of the scores that a mask starts from."""
+    return isinstance(warm_start, str | EdgeMethod) and get_method(warm_start).uses_steps()
+
+
+def agreement(first: Bool[Tensor, "*edges"], second: Bool[Tensor, "*edges"]) -> float:
+    """Jaccard overlap of two sets of edges; 1 where both are empty."""
+    union = int((first | second).sum())
+    return int((first & second).sum()) / union if union else 1.0

@@ -1,0 +1,573 @@
+"""What a discovery method is, and the one loop over the data that all of them share."""
+
+import abc
+import dataclasses
+import hashlib
+import time
+import warnings
+from collections.abc import Collection, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from assay.circuits import Circuit, EdgeScores
+from assay.circuits.given import takes_text
+from assay.core.errors import AssayWarning, InputError, NonFiniteError, UnknownNameError, unknown_name
+from assay.core.record import library_version
+from assay.core.registry import Registry
+from assay.discovery.edges.quadrature import quadrature_nodes
+from assay.execution import Ablation, Prepared, get_ablation
+from assay.execution.ablation import KeptRuns, Mean
+from assay.execution.forward import choose_batch_size, free_memory
+from assay.models import Model
+from assay.objectives import Loss, Objective, get_objective
+from assay.tasks import Batch, Task, map_tensors
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Settings:
+    """What the caller of `discover` chose.
+
+    Attributes:
+        objective: Loss whose increase is attributed.
+        ablation: What a cut edge carries.
+        steps: Nodes of the quadrature, or "auto".
+        quadrature: Rule that places them.
+        per_example: Keep the scores of each example.
+        seed: Root seed.
+    """
+
+    objective: Objective
+    ablation: Ablation
+    steps: int | str
+    quadrature: str
+    per_example: bool
+    seed: int
+
+
+@dataclass(kw_only=True, eq=False)
+class BatchScores:
+    """Scores of one batch.
+
+    Attributes:
+        scores: `[batch, S, R]` if examples are kept apart, else `[1, S, R]`, their sum.
+        coarse: Sum over the batch of the scores of a coarser rule that the same passes gave, if any.
+        forward, backward: Passes over the batch that were spent.
+        input_effect: Sum over the batch of J(run with `input` ablated) - J(clean), where known.
+    """
+
+    scores: Float[Tensor, "rows n_sources n_targets"]
+    coarse: Float[Tensor, "1 n_sources n_targets"] | None = None
+    forward: float | int = 0
+    backward: int = 0
+    input_effect: float | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class BatchPart:
+    """What one batch gives a sweep.
+
+    Attributes:
+        number: Of the batch, from 0.
+        total: Sum over its examples of the scores, float64 `[S, R]`.
+        coarse: The same of a coarser quadrature rule, if any.
+        per_example: Scores of each of its examples, where asked for.
+        forward, backward: Passes per example of the whole task that it cost.
+        input_effect: Its sum of J(run with `input` ablated) - J(clean), where known.
+    """
+
+    number: int
+    total: Float[Tensor, "n_sources n_targets"]
+    coarse: Float[Tensor, "n_sources n_targets"] | None = None
+    per_example: Float[Tensor, "rows n_sources n_targets"] | None = None
+    forward: float = 0.0
+    backward: float = 0.0
+    input_effect: float | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class Sweep:
+    """What one sweep over the data gave.
+
+    Attributes:
+        total: Sum over the examples of the scores, float64 `[S, R]`.
+        per_example: Scores of each example `[N, S, R]`, where asked for.
+        coarse: Sum of the scores of a coarser quadrature rule, if any.
+        passes: Forward and backward passes that were spent per example.
+        input_effect: Sum over the examples of J(run with `input` ablated) - J(clean), where known.
+        details: What the method reports beside: JSON-able values.
+    """
+
+    total: Float[Tensor, "n_sources n_targets"]
+    per_example: Float[Tensor, "n_examples n_sources n_targets"] | None = None
+    coarse: Float[Tensor, "n_sources n_targets"] | None = None
+    passes: dict[str, float] = field(default_factory=dict)
+    input_effect: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeMethod(abc.ABC):
+    """Abstract: scores the edges of a model on a task. Its fields are the method's own options.
+
+    Attributes:
+        key: Registered name.
+        needs_gradients: Whether backward passes are made.
+        integrates: Whether `steps` and `quadrature` are used.
+        source: Author, year, arXiv id.
+        objective: What it attributes unless told otherwise; None: the task's own.
+        keeps_examples: Whether the scores of each example can be kept.
+    """
+
+    key: ClassVar[str]
+    needs_gradients: ClassVar[bool]
+    integrates: ClassVar[bool] = False
+    source: ClassVar[str]
+    objective: ClassVar[str | None] = None
+    keeps_examples: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            value, usual = getattr(self, each.name), each.default
+            kind = next((kind for kind in _KINDS if type(usual) is kind), None)
+            accepted = (float, int) if kind is float else (kind,)
+            if kind is not None and (type(value) not in accepted):
+                raise InputError(
+                    f"option {each.name} of {self.key} is {value!r}; give {_KINDS[kind]}, such as its "
+                    f"default {usual!r}"
+                )
+
+    def configured(self, /, **options: Any) -> "EdgeMethod":
+        """The same method with other options.
+
+        Raises:
+            UnknownNameError: For an option that it does not have; those it has are named.
+            InputError: For a value of another kind, or out of range.
+        """
+        known = [each.name for each in dataclasses.fields(self)]
+        for name in options:
+            if name not in known and not known:
+                raise UnknownNameError(
+                    f"method {self.key!r} has no options, and {name!r} was given; leave it out"
+                )
+            if name not in known:
+                raise unknown_name(f"{self.key} option", name, known)
+        return replace(self, **options)
+
+    def select(self, scores: EdgeScores, k: int) -> Circuit:
+        """The circuit that the method means where nobody says how to choose one: usually the k strongest."""
+        return scores.top(min(k, scores.graph.n_edges))
+
+    def uses_steps(self) -> bool:
+        """Whether `steps` and `quadrature` change its numbers."""
+        return self.integrates
+
+    def options(self) -> dict[str, Any]:
+        """Its options that are not the defaults, as they enter provenance, JSON-able."""
+        chosen = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        usual = {each.name: each.default for each in dataclasses.fields(self)}
+        return {
+            name: plain_option(value)
+            for name, value in chosen.items()
+            if value is not usual[name] and value != usual[name]
+        }
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings the method cannot serve, naming those that it can."""
+        return
+
+    @abc.abstractmethod
+    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+        """Damage of ablating each edge, over all examples; `size` of them fit into a pass."""
+
+    def divisible(self) -> bool:
+        """Whether batches are scored by themselves, so that they can be dealt to several processes."""
+        return False
+
+    def most_passes(self, model: Model, nodes: int) -> int:
+        """Forward and backward passes per example, at most, with `nodes` quadrature nodes."""
+        return 2
+
+    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+        """Memory of one example beyond a plain pass."""
+        return 24 * model.n_layers * model.d_model * length * 4
+
+
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a name"}
+
+
+def plain_option(value: Any) -> Any:
+    """A value of an option as it enters provenance: scores by their record, methods by key and options."""
+    if isinstance(value, EdgeMethod):
+        return {"method": value.key, **value.options()}
+    if isinstance(value, EdgeScores):
+        digest = hashlib.sha256(value.values.contiguous().numpy().tobytes()).hexdigest()[:16]
+        return {"scores": dict(value.provenance), "values": digest}
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]  # an instance
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMethod(EdgeMethod):
+    """Abstract: a method that scores each batch by itself; the sum over batches is its result."""
+
+    @abc.abstractmethod
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+        """Damage of ablating each edge, for the examples of one batch."""
+
+    def parts(
+        self,
+        model: Model,
+        task: Task,
+        settings: Settings,
+        size: int,
+        numbers: Collection[int] | None = None,
+    ) -> Iterator[BatchPart]:
+        """What each batch of `size` examples gives, in order; of all batches or of those numbered."""
+        prepared = _prepared(model, task, settings, size)
+        number = -1
+        for batch in task.batches(size):
+            number += 1
+            if numbers is not None and number not in numbers:
+                continue
+            batch = batch.to(model.device)
+            result = self.score(model, batch, prepared, settings)
+            scores = result.scores.double().cpu()
+            if not bool(torch.isfinite(scores).all()):
+                example = _first_bad(self, model, batch, prepared, settings)
+                raise NonFiniteError(
+                    f"method {self.key!r} gave NaN or infinite scores for example {example}; check the "
+                    "model's weights and number type (float16 gradients overflow)"
+                )
+            share = len(batch.indices) / task.n
+            yield BatchPart(
+                number=number,
+                total=scores.sum(0),
+                coarse=None if result.coarse is None else result.coarse[0].double().cpu(),
+                per_example=result.scores.to(model.result_dtype).cpu() if settings.per_example else None,
+                forward=result.forward * share,
+                backward=result.backward * share,
+                input_effect=result.input_effect,
+            )
+
+    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+        return join_parts(model, settings, self.parts(model, task, settings, size))
+
+    def divisible(self) -> bool:
+        return type(self).sweep is BatchMethod.sweep
+
+
+def join_parts(model: Model, settings: Settings, parts: Iterable[BatchPart]) -> Sweep:
+    """The sweep over all batches, from what each gave, in their order: the sums are those of one run."""
+    shape = (model.graph.n_sources, model.graph.n_targets)
+    # float64 sums: the mean must not depend on how examples fall into batches.
+    sweep = Sweep(total=torch.zeros(shape, dtype=torch.float64), passes={"forward": 0.0, "backward": 0.0})
+    kept = []
+    for part in parts:
+        sweep.total += part.total
+        if part.coarse is not None:
+            sweep.coarse = part.coarse if sweep.coarse is None else sweep.coarse + part.coarse
+        if part.per_example is not None:
+            kept.append(part.per_example)
+        sweep.passes["forward"] += part.forward
+        sweep.passes["backward"] += part.backward
+        if part.input_effect is not None:
+            sweep.input_effect = (sweep.input_effect or 0.0) + part.input_effect
+    if not settings.ablation.paired and settings.ablation.key != "zero":
+        sweep.passes["forward"] += 1  # the pass that measured means or deviations
+    sweep.per_example = torch.cat(kept) if kept else None
+    return sweep
+
+
+METHODS: Registry[EdgeMethod] = Registry("method", holds=EdgeMethod)
+
+KEPT_BYTES = 2**30  # of clean passes that measuring the means made
+
+TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
+
+
+def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:
+    """The method behind a key, or the one given, with some of its options changed.
+
+    Raises:
+        UnknownNameError: For an unknown method or option; near matches are named.
+    """
+    chosen = METHODS[method] if isinstance(method, str) else method
+    return chosen.configured(**options) if options else chosen
+
+
+@takes_text()
+def discover(
+    model: Model,
+    task: Task,
+    method: str | EdgeMethod = "eap-ig-inputs",
+    *,
+    objective: str | Objective | Loss | None = None,
+    ablation: str | Ablation | None = None,
+    steps: int | str = 5,
+    quadrature: str = "midpoint",
+    batch_size: int | None = None,
+    memory: int | None = None,
+    per_example: bool = False,
+    seed: int = 0,
+    **options: Any,
+) -> EdgeScores:
+    """Score every edge by the damage that ablating it would do.
+
+    score(u, v) = E_x [ sum_t (a~_u,t - a_u,t) . g_v,t ], with a~ the ablated activation and g_v what the
+    method takes for the gradient of the loss at the input of v; `exact` measures the damage instead.
+
+    Args:
+        model: The model.
+        task: The examples.
+        method: Key of a registered method (see `assay.list("methods")`), or a method with its options set.
+        objective: Loss to attribute; default: the method's own (`kl` for `acdc` and the learned masks), else
+            the task's.
+        ablation: What a cut edge carries; default: the task's own.
+        steps: Quadrature nodes of the integrated-gradient methods, or "auto": 3 nodes, refined to 9 while
+            the completeness gap exceeds 2 % or the 200 strongest edges move by more than 2 %.
+        quadrature: `midpoint` (default), `left` (the published rule), `right` or `gauss-legendre`.
+        batch_size: Examples per pass; default: by free memory. Results do not depend on it.
+        memory: Bytes that a pass may take; default: 60 % of what is free.
+        per_example: Also keep the scores of each example (same passes).
+        seed: Root seed.
+        **options: Options of the method, such as `threshold` of `acdc`.
+
+    Returns:
+        Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
+        `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a half-precision
+        model `drift`, the relative L2 distance of the scores of some examples from float32 scores.
+
+    Raises:
+        UnknownNameError: For an unknown method, option, objective or ablation; near matches are named.
+        InputError: For settings that the method cannot serve.
+        NonFiniteError: If a logit, gradient or score is NaN or infinite.
+    """
+    asked = resolve(
+        model,
+        task,
+        get_method(method, **options),
+        objective=objective,
+        ablation=ablation,
+        steps=steps,
+        quadrature=quadrature,
+        batch_size=batch_size,
+        memory=memory,
+        per_example=per_example,
+        seed=seed,
+    )
+    started = time.perf_counter()
+    sweep, details = _sweeps(asked.method, model, asked.task, asked.settings, asked.size)
+    return asked.scores(sweep, details | {"seconds": time.perf_counter() - started})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """A call of `discover`, checked and with its defaults filled in.
+
+    Attributes:
+        model: The model.
+        task: The examples, bound to the model.
+        method: The method with its options.
+        settings: What else was chosen.
+        size: Examples per pass.
+    """
+
+    model: Model
+    task: Task
+    method: EdgeMethod
+    settings: Settings
+    size: int
+
+    def scores(self, sweep: Sweep, details: dict[str, Any]) -> EdgeScores:
+        """Mean scores, provenance and details of a sweep over all examples."""
+        passes = {name: round(count, 3) for name, count in sweep.passes.items()}
+        details = details | sweep.details | {"passes": passes, "batch_size": self.size}
+        values = (sweep.total / self.task.n).to(self.model.result_dtype)
+        if sweep.input_effect is not None:
+            details["completeness_gap"] = completeness_gap(values, sweep.input_effect / self.task.n)
+        half = self.model.dtype in (torch.bfloat16, torch.float16)
+        if half and self.method.needs_gradients and isinstance(self.method, BatchMethod):
+            details["drift"] = _drift(self.method, self.model, self.task, self.settings, self.size)
+        return EdgeScores(
+            self.model.graph,
+            values,
+            per_example=sweep.per_example,
+            provenance=provenance_of(self.model, self.task, self.method, self.settings),
+            details=details,
+        )
+
+
+def resolve(
+    model: Model,
+    task: Task,
+    method: EdgeMethod,
+    *,
+    objective: str | Objective | Loss | None = None,
+    ablation: str | Ablation | None = None,
+    steps: int | str = 5,
+    quadrature: str = "midpoint",
+    batch_size: int | None = None,
+    memory: int | None = None,
+    per_example: bool = False,
+    seed: int = 0,
+) -> Asked:
+    """What `discover` runs, given its arguments; raises what it raises."""
+    settings = Settings(
+        objective=get_objective(objective or method.objective or task.objective),
+        ablation=get_ablation(ablation or task.ablation),
+        steps=steps,
+        quadrature=quadrature,
+        per_example=per_example,
+        seed=seed,
+    )
+    if per_example and not method.keeps_examples:
+        able = ", ".join(key for key, known in METHODS.items() if known.keeps_examples)
+        raise InputError(
+            f"{method.key} decides on all examples together and has no scores of single ones; leave out "
+            f"per_example, or use one of {able}"
+        )
+    method.check(settings)
+    task = model.bind(task)
+    extra = method.bytes_per_example(model, task.length, settings)
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
+    return Asked(model=model, task=task, method=method, settings=settings, size=size)
+
+
+def _drift(method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int) -> float:
+    """Relative L2 distance of half-precision scores from those of a float32 copy, on a few examples."""
+    few = task.subset(torch.arange(min(task.n, size, 8)))
+    wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
+    low, high = (method.sweep(each, few, settings, few.n).total for each in (model, wide))
+    return float((low - high).norm() / high.norm())
+
+
+def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect: float) -> float:
+    """|sum of the scores out of `input` - effect of ablating it| / |effect|; NaN where the effect is 0."""
+    return (
+        abs(float(values[0].double().sum()) - input_effect) / abs(input_effect)
+        if input_effect
+        else float("nan")
+    )
+
+
+def _sweeps(
+    method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int
+) -> tuple[Sweep, dict[str, Any]]:
+    """One sweep over the data, or the nested ones of steps="auto".
+
+    The midpoint rules of 1, 3 and 9 nodes are nested. The first sweep visits 3 nodes, and its middle one
+    is the coarser rule to compare with; a second sweep brings the 6 nodes that make 9.
+    """
+    if settings.steps != "auto" or not method.integrates:
+        return method.sweep(model, task, settings, size), {}
+    sweep = method.sweep(model, task, settings, size)
+    assert sweep.coarse is not None
+    moved = _moved(model, sweep.coarse, sweep.total)
+    if _gap(sweep) <= TOLERANCE and moved <= TOLERANCE:
+        return sweep, {"steps": 3, "top_moved": moved}
+    finer = _merge(sweep, method.sweep(model, task, replace(settings, steps="auto, refined"), size))
+    moved = _moved(model, sweep.total, finer.total)
+    if _gap(finer) > TOLERANCE:
+        warnings.warn(
+            f"9 steps leave a completeness gap of {_gap(finer):.1%}; give more steps, e.g. steps=27",
+            AssayWarning,
+            stacklevel=4,
+        )
+    return finer, {"steps": 9, "top_moved": moved}
+
+
+def _gap(sweep: Sweep) -> float:
+    """Completeness gap of a sweep; 0 where the method measures none."""
+    return 0.0 if sweep.input_effect is None else completeness_gap(sweep.total, sweep.input_effect)
+
+
+def _merge(coarse: Sweep, new: Sweep) -> Sweep:
+    """Join a midpoint rule with the nodes that triple it: a third of the old mean, two thirds of the new."""
+    apart = None
+    if coarse.per_example is not None and new.per_example is not None:
+        apart = (coarse.per_example + 2 * new.per_example) / 3
+    passes = {name: coarse.passes[name] + new.passes[name] for name in coarse.passes}
+    return Sweep(
+        total=(coarse.total + 2 * new.total) / 3,
+        per_example=apart,
+        passes=passes,
+        input_effect=coarse.input_effect,
+    )
+
+
+def _moved(model: Model, before: Tensor, after: Tensor) -> float:
+    """Share of the strongest edges (at most 200) that changed."""
+    k = min(200, model.graph.n_edges)
+    first, second = (EdgeScores(model.graph, values.float()).top(k).mask for values in (before, after))
+    return 1 - int((first & second).sum()) / k
+
+
+def _prepared(model: Model, task: Task, settings: Settings, size: int) -> Prepared:
+    """The ablation, with the clean passes that measured its means where these can be used again."""
+    ablation = settings.ablation
+    if isinstance(ablation, Mean):
+        kept = KeptRuns(min(KEPT_BYTES, free_memory(model.device) // 10))
+        return ablation.prepare(model, task, batch_size=size, seed=settings.seed, keep=kept)
+    return ablation.prepare(model, task, batch_size=size, seed=settings.seed)
+
+
+def _first_bad(
+    method: BatchMethod, model: Model, batch: Batch, prepared: Prepared, settings: Settings
+) -> int:
+    """Row of the first example whose own scores are not finite."""
+    for row in range(len(batch.indices)):
+        here = slice(row, row + 1)
+        one = map_tensors(batch, lambda tensor: tensor[here])  # noqa: B023 - called within this round
+        alone = method.score(model, one, prepared, settings).scores
+        if not bool(torch.isfinite(alone).all()):
+            break
+    return int(batch.indices[row])
+
+
+def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Settings) -> dict[str, Any]:
+    """How scores come to be, JSON-able; equal records mean equal numbers."""
+    record = {
+        "library": library_version(),
+        "model": model.describe(),
+        "task": task.describe(),
+        "graph": model.graph.fingerprint,
+        "method": method.key,
+        "objective": settings.objective.key,
+        "ablation": settings.ablation.key,
+        "steps": settings.steps if method.uses_steps() else None,
+        "quadrature": settings.quadrature if method.uses_steps() else None,
+        "seed": settings.seed,
+    }
+    return record | ({"options": method.options()} if method.options() else {})
+
+
+def check_differentiable(loss: Tensor, settings: Settings) -> Tensor:
+    """The loss itself, after checking that a gradient can be taken of it.
+
+    Raises:
+        InputError: For an objective that is flat wherever it is defined, such as an accuracy.
+    """
+    if not loss.requires_grad:
+        raise InputError(
+            f"objective {settings.objective.key!r} has no gradient, so gradient methods and learned masks "
+            "cannot serve it; use method='acdc' or 'exact', or another objective"
+        )
+    return loss
+
+
+def check_steps(steps: int | str, quadrature: str) -> None:
+    """Refuse a step count that is neither a positive integer nor "auto"."""
+    if steps == "auto":
+        if quadrature != "midpoint":
+            raise InputError(
+                f"steps='auto' refines the midpoint rule, but quadrature is {quadrature!r}; give a number of "
+                "steps"
+            )
+    elif not isinstance(steps, int) or isinstance(steps, bool):
+        raise InputError(f"steps is {steps!r}; give a positive integer or 'auto'")
+    else:
+        quadrature_nodes(steps, quadrature)

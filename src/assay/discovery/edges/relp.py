@@ -1,0 +1,292 @@
+"""Relevance patching: attribution patching whose backward pass follows layer-wise relevance propagation.
+
+The rules of relevance propagation are linear maps with coefficients from the forward pass, so they are
+what autograd does once a few native modules are told which of their factors count as constants. Hooks
+do that; no module is replaced, and every value of the forward pass stays what it is, to the bit.
+(Rezaei Jafari et al. 2025, arXiv:2508.21258.)
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from assay.core.errors import InputError, UnsupportedModelError, unknown_name
+from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Settings, check_differentiable
+from assay.execution import Prepared
+from assay.execution.forward import check_finite
+from assay.models import Block, Model, Norm, Trace
+from assay.models.adapter import submodule
+from assay.tasks import Batch
+
+
+Attention = Literal["full", "values"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relp(BatchMethod):
+    """Relevance patching: `eap` with propagation coefficients in the place of the gradient.
+
+    score(u, v) = E_x [ sum_t (a~_u,t - a_u,t) . g_v,t ], with g_v what arrives at the input of v when the
+    derivative of the objective by the logits is sent back through the clean run by these rules:
+
+    | part | rule | coefficient |
+    |---|---|---|
+    | LayerNorm, RMSNorm (those of queries and keys too) | LN | the scale 1 / sigma is a constant |
+    | activation function f | identity | f(x) / x in the place of f'(x) |
+    | linear maps | 0 | the weights, as in the gradient; biases take their share with them |
+    | gated MLP, f(gate) * up | half | half of the gradient to either factor |
+    | attention | none, or AH | see `attention` |
+
+    Attributes:
+        attention: `full` (default) differentiates the attention pattern as a gradient does; queries and
+            keys get scores. `values` applies the AH rule: the pattern is a constant, relevance flows
+            through values alone, and every edge into a query or a key scores exactly 0. The published
+            code offers the AH rule and leaves it out of its demonstrations, as `full` does here.
+
+    Notes:
+        Cost: one clean forward and backward pass and the pass that gives the ablated values; the rules
+        add elementwise work only.
+        With `attention="values"`, `zero` ablation, an objective that is linear in the logits and a model
+        without biases, relevance is conserved from the logits to the input: the scores of the edges into
+        `logits` and of those out of `input` both sum to minus the objective.
+        At x = 0 the identity rule uses the limit f'(0); f must vanish at 0 (GELU, SiLU and ReLU do).
+        Where f is ReLU the rule is the gradient itself.
+
+    References:
+        Rezaei Jafari et al. (2025), arXiv:2508.21258. Rules: Ali et al. (2022), ICML, for LN and AH;
+        Rezaei Jafari et al. (2024), NeurIPS, for identity; Arras et al. (2019) for half; Montavon et al.
+        (2019) for 0.
+    """
+
+    attention: Attention = "full"
+
+    key = "relp"
+    needs_gradients = True
+    source = "Rezaei Jafari et al. 2025, arXiv:2508.21258"
+
+    def check(self, settings: Settings) -> None:
+        _check_attention(self.attention)
+        if settings.objective.stationary:
+            raise InputError(
+                f"relp starts from the derivative of the objective at the clean run, and that of "
+                f"{settings.objective.key!r} has zero gradient there, so all scores would vanish; use "
+                "objective='logit_diff' or 'ce', or method='eap-ig-inputs'"
+            )
+
+    def most_passes(self, model: Model, nodes: int) -> int:
+        return 4  # clean forward and backward, ablated, and the pass that measures means
+
+    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+        # As eap, plus what the identity rule keeps: one coefficient per hidden unit of each MLP.
+        floats = (32 + 4) * model.n_layers * model.d_model * length
+        scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
+        return 4 * (floats + scores)
+
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+        trace = self._propagate(model, batch, settings)
+        sums = GradientSums(model, constant_scale=True)
+        sums.add(trace, batch.positions, 1.0)
+        baseline = prepared.baseline(batch)
+        differences = ActivationDifferences.between(model, trace, baseline, batch.lengths)
+        return BatchScores(
+            scores=sums.contract(differences, batch.positions, per_example=settings.per_example),
+            forward=1 + int(settings.ablation.paired),
+            backward=1,
+        )
+
+    def _propagate(self, model: Model, batch: Batch, settings: Settings) -> Trace:
+        """The clean run and its backward pass under the rules."""
+        # The rules come before the trace, so that its hooks see what they made of a value or gradient.
+        rules = relevance_rules(model, attention=self.attention)
+        with model.frozen(), rules, torch.enable_grad(), model.tracing(gradients=True) as trace:
+            hidden = model.forward(batch.clean)
+            logits = model.read(hidden, batch.positions).to(model.result_dtype)
+            check_finite(logits.detach(), f"{model.id} on the clean input", batch.indices)
+            loss = settings.objective(logits, logits.detach(), batch)
+            assert trace.leaf is not None
+            check_differentiable(loss, settings)
+            torch.autograd.grad(loss.sum(), trace.leaf)
+        return trace
+
+
+METHODS.add(Relp.key, Relp())
+
+
+@contextmanager
+def relevance_rules(model: Model, *, attention: Attention = "full") -> Iterator[None]:
+    """Inside, a backward pass through the native modules propagates relevance coefficients.
+
+    Values of the forward pass do not change. Passes without gradients are left alone.
+
+    Args:
+        model: The model; its hooks are removed at the end, also after an error.
+        attention: `full`, or `values` for a constant attention pattern; see `Relp`.
+
+    Raises:
+        UnknownNameError: If `attention` is neither.
+        UnsupportedModelError: If a norm or an MLP is of a kind without a rule; it is named.
+    """
+    _check_attention(attention)
+    with ExitStack() as hooks:
+
+        def add(module: nn.Module, hook: Callable[..., Tensor | None]) -> None:
+            hooks.callback(module.register_forward_hook(hook).remove)
+
+        for norm in _norms(model):
+            add(norm.module, _constant_scale(norm))
+        shared: set[nn.Module] = set()
+        for block in model.blocks:
+            activation, gated = _mlp_parts(block) if model.graph.mlps else (None, None)
+            if activation is not None and activation not in shared:  # one instance may serve several blocks
+                add(activation, _identity(activation, model))
+                shared.add(activation)
+            if gated is not None:
+                hooks.callback(gated.register_forward_pre_hook(_half).remove)
+            if attention == "values":
+                for projection, constant in zip(block.qkv, _query_key_columns(block), strict=True):
+                    add(projection, _without(constant))
+        yield
+
+
+def _check_attention(attention: str) -> None:
+    if attention not in get_args(Attention):
+        raise unknown_name("attention of relp", attention, get_args(Attention))
+
+
+# ------------------------------------------------------------------------------------------------ the rules
+
+
+def _replace_gradient(value: Tensor, linear: Tensor) -> Tensor:
+    """`value` to the bit, with the gradient of `linear`: what is added to it is exactly zero."""
+    return value.detach() + (linear - linear.detach())
+
+
+def _constant_scale(norm: Norm) -> Callable[..., Tensor | None]:
+    """LN rule: centring and gain are linear, the scale is a constant."""
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        x = args[0]
+        if not x.requires_grad:
+            return None
+        inverse = norm.standardise(x.detach())[1].to(x.dtype)
+        linear = norm.centre(x) * inverse
+        gain = module.weight
+        return _replace_gradient(output, linear * gain if isinstance(gain, Tensor) else linear)
+
+    return hook
+
+
+def _identity(activation: nn.Module, model: Model) -> Callable[..., Tensor | None]:
+    """Identity rule: the activation is multiplication by f(x) / x."""
+    slope = _slope_at_zero(activation, model)
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        x = args[0]
+        if not x.requires_grad:
+            return None
+        zero = x.detach() == 0
+        ratio = torch.where(zero, slope, output.detach() / x.detach().masked_fill(zero, 1))
+        return _replace_gradient(output, x * ratio)
+
+    return hook
+
+
+def _slope_at_zero(activation: nn.Module, model: Model) -> Tensor:
+    """f'(0), which f(x) / x tends to; refuses activations where it tends to nothing."""
+    name = type(activation).__name__
+    if getattr(activation, "inplace", False):
+        raise UnsupportedModelError(
+            f"relp: the activation {name} of {model.id} overwrites its input; build the model with "
+            "inplace=False"
+        )
+    zero = torch.zeros((), dtype=model.dtype, device=model.device, requires_grad=True)
+    with torch.enable_grad():
+        value = activation.forward(zero)  # not a call: hooks on the module are not meant for this
+        (slope,) = torch.autograd.grad(value, zero)
+    if value.item() != 0:
+        raise UnsupportedModelError(
+            f"relp: the activation {name} of {model.id} is {value.item():.3g} at 0, where the identity rule "
+            "divides by its input; the rule serves activations that vanish at 0 (GELU, SiLU, ReLU); use "
+            "method='eap'"
+        )
+    return slope
+
+
+def _half(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    """Half rule: what a product passes on is shared between its two factors."""
+    if args[0].requires_grad:
+        args[0].register_hook(lambda gradient: gradient / 2)
+
+
+def _without(columns: Bool[Tensor, " d_out"]) -> Callable[..., None]:
+    """AH rule: nothing flows back through the columns of a projection that make the pattern."""
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            constant = columns.to(output.device)
+            output.register_hook(lambda gradient: gradient.masked_fill(constant, 0))
+
+    return hook
+
+
+# -------------------------------------------------------------------------------------- where they apply
+
+
+def _norms(model: Model) -> list[Norm]:
+    """Every norm of the module, in blocks and behind them."""
+    found = {}
+    for part in model.module.modules():
+        kind = _norm_kind(part)
+        if kind is not None:
+            found[part] = Norm(module=part, kind=kind)
+    for layer, block in enumerate(model.blocks):
+        for norm in (block.attention_norm, block.mlp_norm)[: 1 + model.graph.mlps]:
+            if norm.module not in found:
+                raise UnsupportedModelError(
+                    f"relp: block {layer} of {model.id} has norm {type(norm.module).__name__}; a rule is "
+                    "known for LayerNorm and RMSNorm; use method='eap'"
+                )
+    return list(found.values())
+
+
+def _norm_kind(part: nn.Module) -> Literal["layer", "rms"] | None:
+    if isinstance(part, nn.LayerNorm):
+        return "layer"
+    # Each architecture of transformers has an RMSNorm class of its own.
+    return "rms" if type(part).__name__.lower().endswith("rmsnorm") else None
+
+
+def _mlp_parts(block: Block) -> tuple[nn.Module, nn.Module | None]:
+    """The activation of a block's MLP, and the module that reads the product of its branches, if gated."""
+    family = block.family
+    if family.activation is None:
+        raise UnsupportedModelError(
+            f"relp needs to know the activation of the MLP, which the description of family {family.key!r} "
+            "does not name; add `activation` to it, or use method='eap'"
+        )
+    path = family.gated(block.module)
+    gated = None if path is None else submodule(block.module, path)
+    return submodule(block.module, family.activation), gated
+
+
+def _query_key_columns(block: Block) -> list[Bool[Tensor, " d_out"]]:
+    """For each projection module, which of its outputs are queries or keys."""
+    sizes = _widths(block)
+    total = sum(sizes)
+    # Output columns numbered through, as the channel layout of the block sorts them; a layout takes floats.
+    numbers = block.channels(list(torch.arange(total, dtype=torch.float64).split(sizes))).long()
+    constant = torch.ones(total, dtype=torch.bool)
+    constant[numbers[block.n_heads + block.n_kv_heads :].flatten()] = False
+    return list(constant.split(sizes))
+
+
+def _widths(block: Block) -> list[int]:
+    if len(block.qkv) == 1:
+        return [block.n_channels * block.d_head]
+    return [heads * block.d_head for heads in (block.n_heads, block.n_kv_heads, block.n_kv_heads)]

@@ -1,0 +1,265 @@
+"""What each head writes straight into the answer, and how large its output is.
+
+A final norm whose scale is frozen at the clean run is linear, so the margin is a sum over everything that
+writes into the stream: the embedding, the heads, the MLPs, the biases. (Elhage et al. 2021, A Mathematical
+Framework for Transformer Circuits.)
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor, nn
+
+from assay.core.errors import InconsistentRunError, InputError, ShapeError
+from assay.core.record import library_version
+from assay.discovery.heads.scores import HeadScores
+from assay.discovery.heads.weights import unembedding_rows
+from assay.execution.forward import choose_batch_size
+from assay.models import Model
+from assay.tasks import Task
+
+
+ADDITIVITY = 1e-4  # largest gap between a margin and the sum of its parts, as a share of their size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadOutputs:
+    """What every part of a model wrote at the read position of each example.
+
+    Attributes:
+        z: `[P, H, d_head]`, outputs of the heads before the output projection.
+        input: `[P, d_model]`, the stream entering block 0.
+        mlp: `[P, L, d_model]`, outputs of the MLPs.
+        final: `[P, d_model]`, the stream entering the final norm.
+        normed: `[P, d_model]`, the model's own final norm of it.
+        provenance: Model and examples.
+    """
+
+    z: Float[Tensor, "P H d_head"]
+    input: Float[Tensor, "P d_model"]
+    mlp: Float[Tensor, "P L d_model"]
+    final: Float[Tensor, "P d_model"]
+    normed: Float[Tensor, "P d_model"]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def head_outputs(
+    model: Model,
+    task: Task,
+    *,
+    positions: Int[Tensor, " P"] | Int[Tensor, "P n_read"] | None = None,
+    batch_size: int | None = None,
+    memory: int | None = None,
+) -> HeadOutputs:
+    """One plain pass per example; keeps what stands at its read position.
+
+    Args:
+        model: The model.
+        task: The clean inputs are run.
+        positions: Where to read, `[P]`; or several positions per example, `[P, n_read]`, whose mean is taken
+            (a classifier that pools patches before its final norm). Default: the task's own.
+        batch_size: Examples per pass; default: by free memory.
+        memory: Bytes that a pass may take; default: 60 % of what is free.
+
+    Returns:
+        Tensors on the CPU, float32 (float64 for a float64 model).
+
+    Raises:
+        ShapeError: If `positions` does not have a row per example.
+        InputError: If a position lies outside its example.
+    """
+    where = _read_positions(task, positions)
+    task = model.bind(task)
+    extra = 12 * model.n_layers * model.d_model * task.length * 4
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
+    parts: dict[str, list[Tensor]] = {name: [] for name in ("z", "input", "mlp", "final", "normed")}
+    for batch in task.batches(size):
+        batch = batch.to(model.device)
+        rows = torch.arange(len(batch.indices), device=model.device)[:, None]
+        at = where[batch.indices.cpu()].to(model.device)
+        final: list[Tensor] = []
+        handle = model.final_norm.module.register_forward_pre_hook(
+            lambda module, args, final=final: final.append(args[0])
+        )
+        try:
+            with torch.no_grad(), model.tracing() as trace:
+                model.forward(batch.clean)
+        finally:
+            handle.remove()
+
+        def read(stream: Tensor, rows: Tensor = rows, at: Tensor = at) -> Tensor:
+            return stream[rows, at].to(model.result_dtype).mean(1)
+
+        z = torch.stack([read(each) for each in trace.z], 1)
+        parts["z"].append(z.unflatten(2, (model.n_heads, model.d_head)).flatten(1, 2).cpu())
+        parts["input"].append(read(trace.input).cpu())
+        parts["mlp"].append(torch.stack([read(each) for each in trace.mlp], 1).cpu())
+        pooled = read(final[0])
+        parts["final"].append(pooled.cpu())
+        with torch.no_grad():
+            normed = model.final_norm.module(pooled.to(model.dtype))
+        parts["normed"].append(normed.to(model.result_dtype).cpu())
+    provenance = {"library": library_version(), "model": model.describe(), "task": task.describe()}
+    if positions is not None:
+        provenance["positions"] = positions.tolist()
+    joined = {name: torch.cat(tensors) for name, tensors in parts.items()}
+    return HeadOutputs(**joined, provenance=provenance)
+
+
+def _read_positions(task: Task, positions: Tensor | None) -> Int[Tensor, "P n_read"]:
+    where = task.positions if positions is None else positions.cpu()
+    where = where[:, None] if where.ndim == 1 else where
+    if where.ndim != 2 or len(where) != task.n or where.shape[1] == 0:
+        shape = () if positions is None else tuple(positions.shape)
+        raise ShapeError(f"positions has shape {shape}; expected [{task.n}] or [{task.n}, n_read]")
+    outside = (where < 0) | (where >= task.lengths[:, None])
+    if bool(outside.any()):
+        row = int(outside.any(1).nonzero()[0])
+        raise InputError(
+            f"positions {where[row].tolist()} of example {row} do not lie in its {int(task.lengths[row])} "
+            "tokens; count from 0"
+        )
+    return where
+
+
+def margin_directions(
+    model: Model, task: Task, kind: Literal["difference", "correct"] = "difference"
+) -> Float64[Tensor, "P d_model"]:
+    """Per example, the direction of the stream after the final norm that the margin reads.
+
+    Args:
+        model: Its unembedding is read.
+        task: Right and wrong outputs of each example.
+        kind: `difference`: mean unembedding vector of the right outputs less that of the wrong ones (u_c -
+            u_w);
+            `correct`: the former alone.
+
+    Raises:
+        InputError: For `difference` on a task without wrong outputs.
+    """
+    direction = _mean_rows(model, task.answers)
+    if kind == "correct":
+        return direction
+    if task.wrong is None:
+        raise InputError(
+            f"task {task.name!r} names no wrong outputs; give it wrong=, or use the direction 'correct'"
+        )
+    return direction - _mean_rows(model, task.wrong)
+
+
+def _mean_rows(model: Model, ids: Int[Tensor, "P n"]) -> Float64[Tensor, "P d_model"]:
+    present = (ids >= 0)[..., None].to(model.device)
+    rows = unembedding_rows(model, ids.clamp(min=0))
+    return (rows * present).sum(1) / present.sum(1)
+
+
+def direct_attribution(
+    model: Model,
+    outputs: HeadOutputs,
+    directions: Float64[Tensor, "P d_model"],
+    *,
+    norm: Literal["frozen", "none"] = "frozen",
+) -> HeadScores:
+    """Direct logit attribution: what each head adds to the margin by its own path to the logits.
+
+    D_ij = o_ij . ((gamma u_i) - mean(gamma u_i)) / s_i, with o_ij = z_ij W_O,j, gamma the gain of the final
+    LayerNorm and s_i = sqrt(var + eps) of the stream it reads, frozen; without the mean for RMSNorm. With
+    `norm="none"` D_ij = o_ij . u_i.
+
+    Args:
+        model: The model the outputs are of.
+        outputs: What `head_outputs` returned.
+        directions: Per example, e.g. `margin_directions(model, task)`.
+        norm: `frozen` or `none` (as published, where the final norm is ignored).
+
+    Returns:
+        Per example and head, logits; positive: the head raises the margin. `details`, under `frozen` only:
+        `rest`, what embedding, MLPs and biases add, and `margin`, both `[P]` and in logits (the bias of the
+        unembedding apart), and `additivity_gap`, the largest |margin - sum of all parts| as a share of their
+        size.
+
+    Raises:
+        ShapeError: If there is not one direction per example.
+        InconsistentRunError: If the parts do not add up to the margin within 1e-4, in a float32 or float64
+            model.
+
+    Notes:
+        No forward pass beyond `head_outputs`. Examples with non-finite activations have NaN rows.
+
+    References:
+        Elhage et al. (2021), A Mathematical Framework for Transformer Circuits.
+    """
+    n = len(outputs.final)
+    if tuple(directions.shape) != (n, model.d_model):
+        raise ShapeError(
+            f"directions has shape {tuple(directions.shape)}; expected [{n}, {model.d_model}], "
+            "one per example"
+        )
+    u = directions.cpu()
+    read = u
+    if norm == "frozen":
+        _, inverse = model.final_norm.standardise(outputs.final.double())
+        read = model.final_norm.centre(u * model.final_norm.gain.double().cpu()) * inverse
+    z = outputs.z.double().unflatten(1, (model.n_layers, model.n_heads))
+    written = []
+    for layer, block in enumerate(model.blocks):
+        through = torch.einsum("pd,hcd->phc", read, block.out_weight().double().cpu())
+        written.append((z[:, layer] * through).sum(2))
+    per_example = torch.cat(written, 1)
+    details = _rest(model, outputs, read, u, per_example) if norm == "frozen" else {}
+    return HeadScores.from_flat(
+        "direct-attribution",
+        model.n_heads,
+        per_example=per_example.numpy(),
+        sign="positive = raises the margin",
+        unit="logits",
+        details=details,
+        provenance={**outputs.provenance, "score": "direct-attribution", "norm": norm},
+    )
+
+
+def _rest(
+    model: Model, outputs: HeadOutputs, read: Tensor, u: Tensor, heads: Tensor
+) -> dict[str, Float64[np.ndarray, " P"] | float]:
+    """Everything but the heads, the margin it all makes up, and how well it does."""
+    stream = outputs.input.double() + outputs.mlp.double().sum(1)
+    for block in model.blocks:
+        bias = block.out_bias()
+        stream = stream if bias is None else stream + bias.double().cpu()
+    rest = (stream * read).sum(1)
+    shift = getattr(model.final_norm.module, "bias", None)
+    if isinstance(shift, nn.Parameter):
+        rest = rest + u @ shift.detach().double().cpu()
+    margin = (outputs.normed.double() * u).sum(1)
+    parts = heads.abs().sum(1) + rest.abs()
+    gap = (margin - heads.sum(1) - rest).abs() / torch.where(parts > 0, parts, 1)
+    gap = gap[gap.isfinite()]
+    largest = float(gap.max()) if len(gap) else math.nan
+    if model.dtype in (torch.float32, torch.float64) and largest > ADDITIVITY:
+        raise InconsistentRunError(
+            f"the parts of the stream miss the margin by {largest:.1e} of their size (allowed: "
+            f"{ADDITIVITY:g}): something besides heads and MLPs writes into the stream of "
+            f"{model.id!r}, or the positions read are not those its classifier reads"
+        )
+    return {"rest": rest.numpy(), "margin": margin.numpy(), "additivity_gap": largest}
+
+
+def activation_magnitude(model: Model, outputs: HeadOutputs) -> HeadScores:
+    """Mean |z| over examples and features at the read position: a baseline that knows nothing of the task.
+
+    Returns:
+        Per example and head, >= 0, in units of the activations.
+    """
+    table = outputs.z.double().abs().mean(2).numpy()
+    return HeadScores.from_flat(
+        "activation-magnitude",
+        model.n_heads,
+        per_example=table,
+        sign="larger = more active",
+        provenance={**outputs.provenance, "score": "activation-magnitude"},
+    )

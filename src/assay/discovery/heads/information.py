@@ -1,0 +1,260 @@
+"""Which heads tell something about the answer that other heads do not: optimal causation entropy.
+
+Heads are observed, not changed: the direct effect of each head is a variable over examples, and so is the
+margin.
+"""
+
+import warnings
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from assay.core.errors import InputError, ShapeError
+from assay.core.random import stream
+from assay.discovery.heads.scores import HeadScores, member_flags
+
+
+_HIGHEST = 0.998  # of a squared correlation, so that a copy of the target has finite information (3.1 nats)
+_CONSTANT = 1e-10  # what is left of a variable below this share of its length is rounding
+_SPARE = 7  # examples needed beyond the parents conditioned on
+_QUANTILE = 0.95
+
+
+def causation_entropy(
+    features: HeadScores,
+    target: Float64[np.ndarray, " P"],
+    *,
+    max_parents: int = 20,
+    permutations: int = 100,
+    seed: int = 42,
+) -> HeadScores:
+    """Information of each head's per-example score about a target, given a set of parents found greedily.
+
+    I(x; y | S) = -1/2 ln(1 - r^2), with r the partial correlation of x and y given S (least squares with
+    intercept) and r^2 clipped at 0.998. Parents join one by one, the most informative given the present ones
+    first, until the best gain is below the 95th percentile of max_j I(x_j; permuted y).
+
+    Args:
+        features: Scores per example, e.g. of `direct_attribution`.
+        target: What they should tell of, e.g. the margins.
+        max_parents: Most parents, >= 0.
+        permutations: Of the target, >= 1; they give the level of chance.
+        seed: Of the permutations.
+
+    Returns:
+        I(x_j; y | S without j) of every head j, S the final parents; nats, in [0, 3.11]; 0 for a constant
+        feature. `details`: `parents` as (layer, head) in the order they joined, their `gains`, the
+        `threshold`.
+        All NaN with a reason: `too_few` examples (below 7), or a `constant_target`.
+
+    Raises:
+        InputError: For scores without examples, or settings out of range.
+        ShapeError: If there is not one target per example.
+
+    Notes:
+        No forward pass. Examples where a score or the target is not finite are left out and counted. At most
+        P - 7 parents; fewer than 200 examples make the choice of parents noisy. Gaussian: it sees linear
+        dependence only. The level of chance is that of single heads, without parents, as defined; with few
+        examples and many parents it is too low.
+
+    References:
+        Sun, Taylor and Bollt (2015), Causal network inference by optimal causation entropy,
+        doi:10.1137/140956166.
+    """
+    if max_parents < 0 or permutations < 1:
+        raise InputError(
+            f"max_parents is {max_parents} and permutations {permutations}; they must be at least 0 and 1"
+        )
+    x, y, n_excluded = _observations(features, target)
+    facts: dict[str, Any] = {"n": len(y), "n_excluded": n_excluded}
+    reason = _undefined(y)
+    if reason:
+        return _result(features, "causation-entropy", np.full(x.shape[1], np.nan), facts, reason=reason)
+    threshold = _chance_level(x, y, permutations, seed)
+    parents: list[int] = []
+    gains: list[float] = []
+    while len(parents) < min(max_parents, len(y) - _SPARE):
+        gain = _information(x, y, parents)
+        gain[parents] = -1.0
+        best = int(gain.argmax())
+        if gain[best] < threshold or gain[best] <= 0:
+            break
+        parents.append(best)
+        gains.append(float(gain[best]))
+    values = _information(x, y, parents)
+    for parent in parents:
+        others = [other for other in parents if other != parent]
+        values[parent] = _information(x[:, [parent]], y, others, x[:, others])[0]
+    facts |= {
+        "parents": [divmod(parent, features.n_heads) for parent in parents],
+        "gains": gains,
+        "threshold": threshold,
+    }
+    settings = {"max_parents": max_parents, "permutations": permutations, "seed": seed}
+    return _result(features, "causation-entropy", values, facts, settings=settings)
+
+
+def parent_flags(scores: HeadScores) -> Bool[np.ndarray, " H"]:
+    """The heads that `causation_entropy` or `stability_selection` chose, one flag per head."""
+    if "parents" not in scores.details:
+        raise InputError(f"{scores.name!r} chose no heads ({scores.reason or 'it is no selection'})")
+    return member_flags(tuple(scores.details["parents"]), scores.n_layers, scores.n_heads)
+
+
+def stability_selection(
+    features: HeadScores,
+    target: Float64[np.ndarray, " P"],
+    *,
+    bootstraps: int = 50,
+    threshold: float = 0.5,
+    seed: int = 42,
+) -> HeadScores:
+    """How often a sparse regression of the target keeps each head, over bootstraps of the examples.
+
+    Each bootstrap standardises its data and fits a lasso whose penalty 5-fold cross-validation chooses.
+
+    Args:
+        features: Scores per example.
+        target: What they should tell of.
+        bootstraps: Resamples of the examples, >= 1.
+        threshold: Frequency above which a head is selected, in [0, 1).
+        seed: Of the resamples.
+
+    Returns:
+        Share of the fits with a non-zero coefficient, in [0, 1]; `details["parents"]` lists the heads above
+        the threshold. NaN with a reason as in `causation_entropy`.
+
+    Raises:
+        InputError: For scores without examples, or settings out of range.
+        ShapeError: If there is not one target per example.
+
+    References:
+        Meinshausen and Bühlmann (2010), Stability selection, doi:10.1111/j.1467-9868.2010.00740.x.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LassoCV
+
+    if bootstraps < 1 or not 0 <= threshold < 1:
+        raise InputError(
+            f"bootstraps is {bootstraps} and threshold {threshold}; give at least 1 and a share in [0, 1)"
+        )
+    x, y, n_excluded = _observations(features, target)
+    facts: dict[str, Any] = {"n": len(y), "n_excluded": n_excluded}
+    reason = _undefined(y)
+    if reason:
+        return _result(features, "stability-selection", np.full(x.shape[1], np.nan), facts, reason=reason)
+    draws = stream(seed, "stability-selection").integers(0, len(y), (bootstraps, len(y)))
+    kept = np.zeros(x.shape[1])
+    for rows in draws:
+        answer = y[rows]
+        if np.ptp(answer) == 0:
+            continue  # a resample of one value keeps no head
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # of penalties that are not chosen
+            fit = LassoCV(cv=5).fit(_standardised(x[rows]), _standardised(answer[:, None])[:, 0])
+        kept += fit.coef_ != 0
+    frequency = kept / bootstraps
+    chosen = np.flatnonzero(frequency > threshold)
+    facts["parents"] = [divmod(int(flat), features.n_heads) for flat in chosen]
+    settings = {"bootstraps": bootstraps, "threshold": threshold, "seed": seed}
+    return _result(features, "stability-selection", frequency, facts, settings=settings, unit="frequency")
+
+
+def _observations(
+    features: HeadScores, target: Float64[np.ndarray, " P"]
+) -> tuple[Float64[np.ndarray, "n H"], Float64[np.ndarray, " n"], int]:
+    """Features and target of the examples where all are finite, and how many are not."""
+    table = features.flat_examples
+    if table is None:
+        raise InputError(f"{features.name!r} has no scores per example; use e.g. those of direct_attribution")
+    if target.shape != (len(table),):
+        raise ShapeError(f"target has shape {target.shape} for {len(table)} examples; give one per example")
+    kept = np.isfinite(table).all(axis=1) & np.isfinite(target)
+    return table[kept], target[kept], int((~kept).sum())
+
+
+def _undefined(y: Float64[np.ndarray, " n"]) -> str | None:
+    if len(y) < _SPARE:
+        return "too_few"
+    return "constant_target" if np.ptp(y) == 0 else None
+
+
+def _residuals(
+    values: Float64[np.ndarray, "n columns"], given: Float64[np.ndarray, "n k"]
+) -> Float64[np.ndarray, "n columns"]:
+    """What an intercept and `given` leave of each column; exactly 0 where they leave rounding only."""
+    basis, _ = np.linalg.qr(np.column_stack([np.ones(len(values)), given]))
+    left: Float64[np.ndarray, "n columns"] = values - basis @ (basis.T @ values)
+    left -= basis @ (basis.T @ left)  # once more: one pass leaves rounding of the size of the values
+    length = np.linalg.norm(values, axis=0)
+    left[:, np.linalg.norm(left, axis=0) <= _CONSTANT * length] = 0.0
+    return left
+
+
+def _information(
+    x: Float64[np.ndarray, "n H"],
+    y: Float64[np.ndarray, " n"],
+    parents: list[int],
+    given: Float64[np.ndarray, "n k"] | None = None,
+) -> Float64[np.ndarray, " H"]:
+    """I(x_j; y | parents) of every column; `given` holds the parents' columns if x does not."""
+    conditioned = x[:, parents] if given is None else given
+    left = _residuals(np.column_stack([x, y]), conditioned)
+    r = _correlations(left[:, :-1], left[:, -1:])
+    return _of_correlation(r[:, 0])
+
+
+def _correlations(x: Float64[np.ndarray, "n H"], y: Float64[np.ndarray, "n m"]) -> Float64[np.ndarray, "H m"]:
+    """Of centred columns; 0 where one is constant."""
+    lengths = np.linalg.norm(x, axis=0)[:, None] * np.linalg.norm(y, axis=0)[None, :]
+    return np.where(lengths > 0, x.T @ y / np.where(lengths > 0, lengths, 1.0), 0.0)
+
+
+def _of_correlation(r: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    return np.asarray(-0.5 * np.log1p(-np.minimum(r**2, _HIGHEST)))
+
+
+def _chance_level(
+    x: Float64[np.ndarray, "n H"], y: Float64[np.ndarray, " n"], permutations: int, seed: int
+) -> float:
+    """95th percentile of the best information that any head has about a permuted target."""
+    draw = stream(seed, "causation-entropy")
+    shuffled: Int64[np.ndarray, "n permutations"] = np.stack(
+        [draw.permutation(len(y)) for _ in range(permutations)], axis=1
+    )
+    none = np.empty((len(y), 0))
+    targets = _residuals(y[:, None], none)[shuffled, 0]
+    best = _of_correlation(_correlations(_residuals(x, none), targets)).max(axis=0)
+    return float(np.quantile(best, _QUANTILE))
+
+
+def _standardised(values: Float64[np.ndarray, "n columns"]) -> Float64[np.ndarray, "n columns"]:
+    """Mean 0, deviation 1; a constant column becomes 0."""
+    left = _residuals(values, np.empty((len(values), 0)))
+    deviation = left.std(axis=0)
+    return left / np.where(deviation > 0, deviation, 1.0)
+
+
+def _result(
+    features: HeadScores,
+    name: str,
+    values: Float64[np.ndarray, " H"],
+    details: dict[str, Any],
+    *,
+    settings: dict[str, Any] | None = None,
+    reason: str | None = None,
+    unit: str = "nats",
+) -> HeadScores:
+    few = ("fewer_than_200_examples",) if reason is None and details["n"] < 200 else ()
+    return HeadScores.from_flat(
+        name,
+        features.n_heads,
+        values,
+        sign="larger = tells more of the target",
+        unit=unit,
+        reason=reason,
+        warnings=few,
+        details=details,
+        provenance={**features.provenance, "features": features.name, "score": name, **(settings or {})},
+    )

@@ -1,0 +1,460 @@
+"""`discover_heads`: one registered score of every head, found by key or published code."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from assay.circuits.given import takes_text
+from assay.core.errors import InputError, unknown_name
+from assay.core.registry import Registry
+from assay.discovery.heads.attribution import attribution_patching
+from assay.discovery.heads.direct import (
+    HeadOutputs,
+    activation_magnitude,
+    direct_attribution,
+    head_outputs,
+    margin_directions,
+)
+from assay.discovery.heads.effects import Heads, activation_patching, drop_effect, mediation
+from assay.discovery.heads.information import causation_entropy
+from assay.discovery.heads.interventions import Intervention
+from assay.discovery.heads.llc import Langevin, fisher_count, learning_coefficients
+from assay.discovery.heads.scores import HeadScores
+from assay.discovery.heads.weights import answer_directions, ov_norm, weight_scores
+from assay.models import Model
+from assay.objectives import Loss, Objective, get_objective
+from assay.tasks import Task
+
+
+Objectives = str | Objective | Loss | None
+Score = Callable[..., HeadScores]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadMethod:
+    """A score of heads and what is known about it.
+
+    Attributes:
+        key: Registered name, unique.
+        id: Published code with the quantity, e.g. `C2.activation_patching`; unique.
+        summary: What it measures, one line.
+        family: A causal, B structural, C information, D behavioural, E representational.
+        criterion: Validity criterion it speaks to.
+        requires: Subset of {weights, forward, backward, pairs, wrong}.
+        unit: Of the score under the default objective.
+        signed: Whether its sign has a meaning; else larger or smaller alone counts.
+        cost: Passes in words, under the default options; P prompts.
+        counts: The same as numbers: kind of pass -> (per prompt, per prompt and head). Kinds are `whole`,
+            `single_head` (from the head's block upwards, half a pass on average), `last_token`, `backward`.
+        most_prompts: Prompts that are used at most; None: all.
+        reference: Where the definition comes from.
+        version: Raised when the same input would give another number.
+        compute: `(model, task, **options) -> HeadScores`.
+    """
+
+    key: str
+    id: str
+    summary: str
+    family: str
+    criterion: str
+    requires: frozenset[str]
+    unit: str = ""
+    signed: bool = True
+    cost: str
+    counts: Mapping[str, tuple[int, int]]
+    most_prompts: int | None = None
+    reference: str
+    version: int = 1
+    compute: Score
+
+    @property
+    def code(self) -> str:
+        """Published code without the quantity, e.g. `C2`."""
+        return self.id.partition(".")[0]
+
+    def passes(self, n: int, n_heads: int) -> dict[str, int]:
+        """Passes over `n` prompts and `n_heads` heads in all, by kind, when none is shared."""
+        used = n if self.most_prompts is None else min(n, self.most_prompts)
+        return {kind: used * (each + by_head * n_heads) for kind, (each, by_head) in self.counts.items()}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option names of `discover_heads` for this method, with their defaults."""
+        parameters = inspect.signature(self.compute).parameters.values()
+        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+HEAD_METHODS: Registry[HeadMethod] = Registry("head method", plural="head_methods", holds=HeadMethod)
+
+
+def head_method(*, key: str, **facts: Any) -> Callable[[Score], Score]:
+    """Register the decorated `(model, task, *, options) -> HeadScores` under `key`, described by `facts`."""
+
+    def register(compute: Score) -> Score:
+        HEAD_METHODS.add(key, HeadMethod(key=key, compute=compute, **facts))
+        return compute
+
+    return register
+
+
+def find_head_method(name: str) -> HeadMethod:
+    """The method of a key (`drop-effect`, `drop_effect`), an id (`C5.mediation`) or a code (`C10`)."""
+    key = name.replace("_", "-").lower()
+    if key in HEAD_METHODS:
+        return HEAD_METHODS[key]
+    known = HEAD_METHODS.values()
+    codes = [spec.code for spec in known]
+    for spec in known:
+        # X and B stand for many scores, so they name none.
+        if name.lower() in (spec.id.lower(), spec.code.lower() if codes.count(spec.code) == 1 else None):
+            return spec
+    raise unknown_name("head method", name, [*HEAD_METHODS, *(spec.id for spec in known)])
+
+
+@takes_text()
+def discover_heads(
+    model: Model, task: Task, method: str = "activation-patching", **options: Any
+) -> HeadScores:
+    """Score every head of a model on a task.
+
+    Args:
+        model: The model.
+        task: The examples; scores of weights read its answers at most.
+        method: Key (`activation-patching`, `mediation`, `drop-effect`, `dla`, `attribution-patching`, `ocse`,
+            `llc`, `ov-norm`, `activation-magnitude`, ...; see `assay.list("head-methods")`) or published code
+            (`C2`).
+        options: Of the method, e.g. `batch_size=`, `objective=`, `ablation=`; those it does not have are
+            refused.
+
+    Returns:
+        `values` `[n_layers, n_heads]`; `per_example` `[N, n_layers, n_heads]` where the score has one value
+        per example. `sign` says what a positive value means.
+
+    Raises:
+        UnknownNameError: For an unknown method or option; near matches are named.
+        InputError: For options that the method cannot serve.
+
+    Example:
+        >>> model = assay.load_model("mini")
+        >>> task = assay.load_task("ioi", model, n=8, seed=0)
+        >>> assay.discover_heads(model, task, "drop-effect").per_example.shape
+        (8, 4, 8)
+    """
+    spec = find_head_method(method)
+    for name in options:
+        if name not in spec.options:
+            raise unknown_name(f"option of head method {spec.key!r}", name, spec.options)
+    found = spec.compute(model, model.bind(task), **options)
+    how = {"key": spec.key, "id": spec.id, "version": spec.version}
+    return replace(found, provenance={**found.provenance, "method": how})
+
+
+# ---- by runs ----------------------------------------------------------------------------------------
+
+
+@head_method(
+    key="activation-patching",
+    id="C2.activation_patching",
+    summary="share of the margin that a head's clean output restores in the corrupted run",
+    family="A",
+    criterion="I1 necessity",
+    requires=frozenset({"forward", "pairs"}),
+    unit="fraction",
+    cost="2 P passes, and P per head from its block upwards",
+    counts={"whole": (2, 0), "single_head": (0, 1)},
+    reference="Heimersheim and Nanda 2024, arXiv:2404.15255",
+)
+def _activation_patching(
+    model: Model,
+    task: Task,
+    *,
+    heads: Heads | None = None,
+    aggregate: str = "ratio_of_sums",
+    objective: Objectives = None,
+    batch_size: int | None = None,
+) -> HeadScores:
+    return activation_patching(
+        model, task, heads=heads, aggregate=aggregate, objective=objective, batch_size=batch_size
+    )
+
+
+@head_method(
+    key="mediation",
+    id="C5.mediation",
+    summary="effect of corrupting the prompt that goes through a head",
+    family="A",
+    criterion="I1 necessity",
+    requires=frozenset({"forward", "pairs"}),
+    unit="logits",
+    cost="2 P passes, and P tokens per head; with positions='all' P per head from its block upwards",
+    counts={"whole": (2, 0), "last_token": (0, 1)},
+    reference="Pearl 2001, arXiv:1301.2300",
+)
+def _mediation(
+    model: Model,
+    task: Task,
+    *,
+    heads: Heads | None = None,
+    positions: str = "last",
+    objective: Objectives = None,
+    batch_size: int | None = None,
+) -> HeadScores:
+    return mediation(
+        model, task, heads=heads, positions=positions, objective=objective, batch_size=batch_size
+    )
+
+
+@head_method(
+    key="drop-effect",
+    id="X.drop_effect",
+    summary="margin that is lost when a head alone is ablated",
+    family="A",
+    criterion="I1 necessity",
+    requires=frozenset({"forward"}),
+    unit="logits",
+    cost="2 P passes, and P per head from its block upwards; more per draw of donors or noise",
+    counts={"whole": (2, 0), "single_head": (0, 1)},
+    reference="mechanistic-validity framework",
+)
+def _drop_effect(
+    model: Model,
+    task: Task,
+    *,
+    heads: Heads | None = None,
+    ablation: str | Intervention = "mean",
+    reference: Task | None = None,
+    draws: int | None = None,
+    objective: Objectives = None,
+    batch_size: int | None = None,
+    seed: int = 42,
+) -> HeadScores:
+    return drop_effect(
+        model,
+        task,
+        heads=heads,
+        ablation=ablation,
+        reference=reference,
+        draws=draws,
+        objective=objective,
+        batch_size=batch_size,
+        seed=seed,
+    )
+
+
+# ---- by one pass ------------------------------------------------------------------------------------
+
+
+@head_method(
+    key="dla",
+    id="X.dla",
+    summary="direct logit attribution: what a head adds to the margin by its own path to the logits",
+    family="D",
+    criterion="C2",
+    requires=frozenset({"forward", "wrong"}),
+    unit="logits",
+    cost="P passes",
+    counts={"whole": (1, 0)},
+    reference="Elhage et al. 2021",
+)
+def _direct(
+    model: Model,
+    task: Task,
+    *,
+    direction: str = "difference",
+    norm: str = "frozen",
+    batch_size: int | None = None,
+) -> HeadScores:
+    if direction not in ("difference", "correct"):
+        raise InputError(f"direction={direction!r} is not offered; choose 'difference' or 'correct'")
+    if norm not in ("frozen", "none"):
+        raise InputError(f"norm={norm!r} is not offered; choose 'frozen' or 'none'")
+    directions = margin_directions(model, task, "correct" if direction == "correct" else "difference")
+    outputs = head_outputs(model, task, batch_size=batch_size)
+    return direct_attribution(model, outputs, directions, norm="none" if norm == "none" else "frozen")
+
+
+@head_method(
+    key="attribution-patching",
+    id="X.attribution_patching",
+    summary="first-order estimate of what corrupting a head does to the margin",
+    family="A",
+    criterion="I1 necessity",
+    requires=frozenset({"forward", "backward", "pairs"}),
+    unit="logits",
+    cost="2 P passes and P backward",
+    counts={"whole": (2, 0), "backward": (1, 0)},
+    reference="Nanda 2023; Syed et al. 2023, arXiv:2310.10348",
+)
+def _attribution(
+    model: Model, task: Task, *, objective: Objectives = None, batch_size: int | None = None
+) -> HeadScores:
+    return attribution_patching(
+        model, task, objective=task.objective if objective is None else objective, batch_size=batch_size
+    )
+
+
+@head_method(
+    key="ocse",
+    id="C7.ocse",
+    summary="causation entropy: what a head's direct effect tells of the margin that other heads do not",
+    family="C",
+    criterion="I4",
+    requires=frozenset({"forward", "wrong"}),
+    unit="nats",
+    signed=False,
+    cost="P passes",
+    counts={"whole": (1, 0)},
+    reference="Sun et al. 2015, doi:10.1137/140956166",
+)
+def _causation(
+    model: Model,
+    task: Task,
+    *,
+    max_parents: int = 20,
+    permutations: int = 100,
+    objective: Objectives = None,
+    batch_size: int | None = None,
+    seed: int = 42,
+) -> HeadScores:
+    directions = margin_directions(model, task)
+    outputs = head_outputs(model, task, batch_size=batch_size)
+    return causation_entropy(
+        direct_attribution(model, outputs, directions),
+        _margins(model, task, outputs, get_objective(objective or task.objective)),
+        max_parents=max_parents,
+        permutations=permutations,
+        seed=seed,
+    )
+
+
+@torch.no_grad()
+def _margins(
+    model: Model, task: Task, outputs: HeadOutputs, objective: Objective
+) -> Float64[np.ndarray, " P"]:
+    """Margins of the pass that the outputs are of."""
+    found = []
+    for batch in task.batches(256):
+        normed = outputs.normed[batch.indices].to(model.device, model.dtype)
+        logits = model.unembed(normed).double().cpu()
+        found.append(-objective(logits, logits, batch))
+    return torch.cat(found).numpy()
+
+
+@head_method(
+    key="activation-magnitude",
+    id="X.activation_magnitude",
+    summary="mean size of a head's output: a baseline that knows nothing of the task",
+    family="E",
+    criterion="baseline",
+    requires=frozenset({"forward"}),
+    signed=False,
+    cost="P passes",
+    counts={"whole": (1, 0)},
+    reference="mechanistic-validity framework, C36",
+)
+def _magnitude(model: Model, task: Task, *, batch_size: int | None = None) -> HeadScores:
+    return activation_magnitude(model, head_outputs(model, task, batch_size=batch_size))
+
+
+# ---- by weights -------------------------------------------------------------------------------------
+
+
+@head_method(
+    key="llc",
+    id="C10.llc",
+    summary="local learning coefficient of a head's weights, or a count of their active directions",
+    family="B",
+    criterion="C4 minimality",
+    requires=frozenset({"forward", "backward"}),
+    signed=False,
+    cost="20 passes and 20 backward; with estimator='sgld' 1,600 n backward per head",
+    counts={"whole": (1, 0), "backward": (1, 0)},
+    most_prompts=20,
+    reference="Lau et al. 2023, arXiv:2308.12108; Wang et al. 2024, arXiv:2410.02984",
+)
+def _learning_coefficient(
+    model: Model,
+    task: Task,
+    *,
+    estimator: str = "fisher_count",
+    n: int = 20,
+    heads: Heads | None = None,
+    sampler: Langevin | None = None,
+    objective: str | Objective = "ce",
+    batch_size: int | None = None,
+) -> HeadScores:
+    if estimator == "sgld":
+        return learning_coefficients(
+            model, task, heads, n=n, sampler=sampler, objective=objective, batch_size=batch_size
+        )
+    if estimator != "fisher_count":
+        raise InputError(f"estimator={estimator!r} is not offered; choose 'fisher_count' or 'sgld'")
+    if heads is not None or sampler is not None:
+        raise InputError("heads= and sampler= belong to the chains; give estimator='sgld' with them")
+    return fisher_count(model, task, n=n, objective=objective, batch_size=batch_size)
+
+
+@head_method(
+    key="ov-norm",
+    id="B.ov_norm",
+    summary="how strongly a head's W_V W_O can write along the answer directions",
+    family="B",
+    criterion="C2",
+    requires=frozenset({"weights", "wrong"}),
+    signed=False,
+    cost="none",
+    counts={},
+    reference="mechanistic-validity framework, F59",
+)
+def _ov_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> HeadScores:
+    if task.wrong is None:
+        raise InputError(
+            f"ov-norm compares right with wrong outputs, and task {task.name!r} names no wrong ones; "
+            "give it wrong="
+        )
+    first = answer_directions(model, task.answers[:, 0], task.wrong[:, 0], max_pairs=max_pairs)
+    return ov_norm(model, first)
+
+
+@head_method(
+    key="spectral-norm",
+    id="B.spectral_norm",
+    summary="largest singular value of a head's W_V W_O",
+    family="B",
+    criterion="C2",
+    requires=frozenset({"weights"}),
+    signed=False,
+    cost="none",
+    counts={},
+    reference="mechanistic-validity framework",
+)
+def _spectral_norm(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
+    return _weight_score(model, matrix, "spectral-norm")
+
+
+@head_method(
+    key="sv-entropy",
+    id="B.sv_entropy",
+    summary="entropy of the singular values of a head's W_V W_O",
+    family="B",
+    criterion="C2",
+    requires=frozenset({"weights"}),
+    unit="nats",
+    signed=False,
+    cost="none",
+    counts={},
+    reference="Roy and Vetterli 2007",
+)
+def _sv_entropy(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
+    return _weight_score(model, matrix, "sv-entropy")
+
+
+def _weight_score(model: Model, matrix: str, quantity: str) -> HeadScores:
+    if matrix not in ("ov", "qk"):
+        raise InputError(f"matrix={matrix!r} is not offered; choose 'ov' or 'qk'")
+    return weight_scores(model)[f"{matrix}-{quantity}"]

@@ -1,0 +1,267 @@
+"""Runs in which the output of one head at a time is replaced: as many as heads, at the price of half as many.
+
+A head of block l writes after everything below it, so a run begins where the head writes, with the stream of
+a finished run (the base) plus the change; blocks above are the model's own. On average that is half a pass.
+Where only the last position changes and nothing earlier can see it, a causal model needs that one token: keys
+and values of the others come from the base run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from assay.core.errors import ShapeError
+from assay.execution.forward import TOKENS_PER_PASS
+from assay.models import Block, Model, Trace
+from assay.models.conformance import rotate
+
+
+# Logits of some runs `[rows, d_vocab]` and which prompts they belong to `[rows]` -> one number per run.
+Reading = Callable[[Tensor, Tensor], Tensor]
+
+
+@torch.no_grad()
+def base_run(model: Model, tokens: Int[Tensor, "n pos"]) -> Trace:
+    """A plain pass with everything that runs of single heads start from."""
+    with model.tracing(streams=True) as trace:
+        model.forward(tokens)
+    return trace
+
+
+def bytes_of_base(model: Model, length: int) -> int:
+    """Memory of one prompt's base run and of a run that begins from it."""
+    return 60 * model.n_layers * model.d_model * length * 4
+
+
+@torch.no_grad()
+def one_head_replaced(
+    model: Model,
+    base: Trace,
+    values: Sequence[Float[Tensor, "rows pos width"]],
+    read: Int[Tensor, " n"],
+    reading: Reading,
+    *,
+    heads: Sequence[tuple[int, int]] | None = None,
+) -> Float64[Tensor, "n heads"]:
+    """What is read off the run in which one head's output is replaced at all positions, for each head.
+
+    Args:
+        model: The model.
+        base: The run to start from (`base_run`), n prompts.
+        values: Per block, the replacement for the outputs of its heads before the output projection,
+            `[n or 1, pos, n_heads d_head]`.
+        read: Position whose logits are read, per prompt.
+        reading: From logits to one number per run.
+        heads: (block, head) pairs; default: all, block by block.
+
+    Returns:
+        `[n, heads]` float64 on the CPU, in the order of `heads`.
+    """
+    heads = _all_heads(model) if heads is None else heads
+    n, length = base.input.shape[:2]
+    result = torch.empty(n, len(heads), dtype=torch.float64)
+    at_once = max(1, TOKENS_PER_PASS // (n * length))
+    for layer, places in _by_layer(heads):
+        block = model.blocks[layer]
+        weight = block.out_weight().to(model.result_dtype)
+        change = _heads_of(model, values[layer], layer) - _heads_of(model, base.z[layer], layer)
+        for some in _portions(places, at_once):
+            index = [heads[place][1] for place in some]
+            # [k, n, pos, d_head] @ [k, 1, d_head, d_model]
+            delta = change[:, :, index].permute(2, 0, 1, 3) @ weight[index][:, None]
+            stream = _after_block(model, base, layer, delta.flatten(0, 1), len(some))
+            if layer + 1 < model.n_layers:
+                calls = [_repeated_call(call, n, len(some)) for call in base.calls]
+                hidden = model.resume(stream, Trace(calls=calls), layer=layer + 1)
+            else:
+                hidden = model.final_norm.module(stream)
+            prompts = torch.arange(n, device=read.device).repeat(len(some))
+            logits = model.read(hidden, read[prompts])
+            result[:, some] = reading(logits, prompts).double().cpu().view(len(some), n).T
+    return result
+
+
+@torch.no_grad()
+def one_head_replaced_at_read(
+    model: Model,
+    base: Trace,
+    values: Sequence[Float[Tensor, "n width"]],
+    read: Int[Tensor, " n"],
+    reading: Reading,
+    *,
+    heads: Sequence[tuple[int, int]] | None = None,
+) -> Float64[Tensor, "n heads"]:
+    """As `one_head_replaced`, the head being replaced at the read position only.
+
+    In a causal model no earlier position sees the change, so one token per run is computed; other models are
+    refused.
+
+    Args:
+        model: The model.
+        base: The run to start from, n prompts.
+        values: Per block, the replacement at the read position, `[n, n_heads d_head]`.
+        read: Position that is changed and read, per prompt.
+        reading: From logits to one number per run.
+        heads: (block, head) pairs; default: all, block by block.
+
+    Raises:
+        UnsupportedModelError: For an image classifier.
+    """
+    model.check_text("replacing a head at the read position only")
+    heads = _all_heads(model) if heads is None else heads
+    n = len(read)
+    index = torch.arange(n, device=read.device)
+    result = torch.empty(n, len(heads), dtype=torch.float64)
+    at_once = max(1, TOKENS_PER_PASS // n)
+    past = _Past(model, base, read)
+    for layer, places in _by_layer(heads):
+        block = model.blocks[layer]
+        weight = block.out_weight().to(model.result_dtype)
+        now = _heads_of(model, base.z[layer], layer)[index, read]
+        change = values[layer].to(now.dtype).unflatten(-1, (block.n_heads, block.d_head)) - now
+        for some in _portions(places, at_once):
+            chosen = [heads[place][1] for place in some]
+            delta = change[:, chosen].transpose(0, 1) @ weight[chosen]
+            rows = index.repeat(len(some))
+            stream = _after_block_at(model, base, layer, delta.flatten(0, 1), rows, read)
+            for above in range(layer + 1, model.n_layers):
+                stream = past.step(above, stream, rows)
+            logits = model.unembed(model.final_norm.module(stream.to(model.dtype)))
+            result[:, some] = reading(logits, rows).double().cpu().view(len(some), n).T
+    return result
+
+
+def _all_heads(model: Model) -> list[tuple[int, int]]:
+    return [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+
+
+def _by_layer(heads: Sequence[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
+    """Each block with the places of its heads in the list."""
+    for layer in sorted({layer for layer, _ in heads}):
+        yield layer, [place for place, (other, _) in enumerate(heads) if other == layer]
+
+
+def _portions(places: list[int], size: int) -> Iterator[list[int]]:
+    return (places[start : start + size] for start in range(0, len(places), size))
+
+
+def _heads_of(model: Model, z: Tensor, layer: int) -> Tensor:
+    block = model.blocks[layer]
+    if z.shape[-1] != block.n_heads * block.d_head:
+        raise ShapeError(
+            f"replacement of block {layer} has width {z.shape[-1]}; expected {block.n_heads} heads of "
+            f"{block.d_head}"
+        )
+    by_head: Tensor = z.to(model.result_dtype).unflatten(-1, (block.n_heads, block.d_head))
+    return by_head
+
+
+def _after_block(model: Model, base: Trace, layer: int, delta: Tensor, copies: int) -> Tensor:
+    """Stream behind a block whose attention wrote `delta` more: `[copies n, pos, d_model]`."""
+    block = model.blocks[layer]
+    assert base.final_in is not None
+    behind = base.block_in[layer + 1] if layer + 1 < model.n_layers else base.final_in
+    if model.graph.parallel:
+        return (behind.repeat(copies, 1, 1) + delta).to(model.dtype)
+    middle = base.mlp_in[layer].repeat(copies, 1, 1) + delta
+    return _through_mlp(model, block, middle)
+
+
+def _after_block_at(
+    model: Model, base: Trace, layer: int, delta: Tensor, rows: Tensor, read: Tensor
+) -> Tensor:
+    """The same at the read position alone: `[rows, d_model]`."""
+    assert base.final_in is not None
+    at = (rows, read[rows])
+    if model.graph.parallel:
+        behind = base.block_in[layer + 1] if layer + 1 < model.n_layers else base.final_in
+        return (behind[at] + delta).to(model.dtype)
+    return _through_mlp(model, model.blocks[layer], base.mlp_in[layer][at] + delta)
+
+
+def _through_mlp(model: Model, block: Block, middle: Tensor) -> Tensor:
+    middle = middle.to(model.dtype)
+    stream: Tensor = middle + block.run_mlp(middle)
+    return stream
+
+
+def _repeated_call(
+    call: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a block for several copies of the batch."""
+    args, kwargs = call
+    return (
+        tuple(_repeated(value, n, copies) for value in args),
+        {name: _repeated(value, n, copies) for name, value in kwargs.items()},
+    )
+
+
+def _repeated(value: Any, n: int, copies: int) -> Any:
+    if isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == n > 1:
+        return value.repeat(copies, *[1] * (value.ndim - 1))
+    if isinstance(value, tuple):
+        return tuple(_repeated(item, n, copies) for item in value)
+    return value
+
+
+class _Past:
+    """Keys and values of a base run, for runs that differ from it at the read position only."""
+
+    def __init__(self, model: Model, base: Trace, read: Int[Tensor, " n"]) -> None:
+        self.model, self.base, self.read = model, base, read
+        self._cached: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Both `[n, n_kv_heads, pos, d_head]`, keys normed and rotated."""
+        if layer not in self._cached:
+            block = self.model.blocks[layer]
+            channels = block.channels(self.base.qkv[layer]).to(self.model.result_dtype)
+            keys = channels[:, :, block.n_heads : block.n_heads + block.n_kv_heads].transpose(1, 2)
+            values = channels[:, :, block.n_heads + block.n_kv_heads :].transpose(1, 2)
+            if block.k_norm is not None:
+                keys = block.k_norm(keys)
+            tables = self._tables()
+            if tables is not None:
+                keys = rotate(keys, *(table[:, None] for table in tables))
+            self._cached[layer] = keys, values
+        return self._cached[layer]
+
+    def _tables(self) -> tuple[Tensor, Tensor] | None:
+        tables = self.base.calls[0][1].get("position_embeddings")
+        return None if tables is None else (tables[0], tables[1])
+
+    def step(self, layer: int, stream: Float[Tensor, "rows d_model"], rows: Int[Tensor, " rows"]) -> Tensor:
+        """One block at the read position; `rows` say which prompt each row belongs to."""
+        model, block = self.model, self.model.blocks[layer]
+        keys, values = self._keys_values(layer)
+        normed = block.attention_norm.module(stream)
+        channels = block.channels([projection(normed) for projection in block.qkv]).to(model.result_dtype)
+        query = channels[:, : block.n_heads, None]
+        key = channels[:, block.n_heads : block.n_heads + block.n_kv_heads, None]
+        value = channels[:, block.n_heads + block.n_kv_heads :, None]
+        if block.q_norm is not None and block.k_norm is not None:
+            query, key = block.q_norm(query), block.k_norm(key)
+        tables = self._tables()
+        if tables is not None:
+            at = self.read[rows]
+            spread = [table.expand(len(self.read), -1, -1)[rows, at][:, None, None] for table in tables]
+            query, key = rotate(query, *spread), rotate(key, *spread)
+        place = torch.arange(block.n_heads, device=stream.device) * block.n_kv_heads // block.n_heads
+        before = (query @ keys[rows][:, place].transpose(2, 3)).squeeze(2)
+        own = (query * key[:, place]).sum(-1)
+        distance = self.read[rows, None] - torch.arange(keys.shape[2], device=stream.device)
+        hidden = distance <= 0
+        if block.window is not None:
+            hidden |= distance >= block.window
+        scores = torch.cat([before.masked_fill(hidden[:, None], -torch.inf), own], -1) * block.scaling
+        pattern = scores.softmax(-1)
+        mixed = (pattern[:, :, None, :-1] @ values[rows][:, place]).squeeze(2)
+        mixed = mixed + pattern[:, :, -1:] * value[:, place].squeeze(2)
+        attention = block.out(mixed.flatten(1).to(model.dtype))
+        if model.graph.parallel:
+            parallel: Tensor = stream + attention + block.run_mlp(stream)
+            return parallel
+        return _through_mlp(model, block, stream + attention)

@@ -1,0 +1,263 @@
+"""One number per attention head, with what its sign means and how it came to be."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+
+from assay.circuits.files import read_arrays, write_arrays
+from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.core.record import plain
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_KIND = "head scores"
+_DETAIL = "details."  # prefix of arrays among the details
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadScores:
+    """A signed number for each head of a model.
+
+    Attributes:
+        name: What was computed, e.g. `direct-attribution`.
+        values: `[n_layers, n_heads]`; NaN where undefined. For scores per example their mean over the
+            examples that are defined.
+        per_example: `[P, n_layers, n_heads]`; NaN in the rows of excluded examples. None for scores of
+            weights.
+        sign: What a positive value means.
+        unit: `logits`, `nats`, ...
+        reason: Code of why values are undefined, else None.
+        warnings: Codes of what makes the numbers less trustworthy than they look.
+        details: Further facts, JSON values or arrays.
+        provenance: How it came to be.
+
+    Raises:
+        ShapeError: If a table is not one number per layer and head.
+    """
+
+    name: str
+    values: Float64[np.ndarray, "n_layers n_heads"]
+    per_example: Float64[np.ndarray, "P n_layers n_heads"] | None = None
+    sign: str = ""
+    unit: str = ""
+    reason: str | None = None
+    warnings: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2:
+            raise ShapeError(
+                f"values of {self.name!r} has shape {self.values.shape}; expected [n_layers, n_heads], see "
+                "HeadScores.from_flat for one row of heads"
+            )
+        if self.per_example is not None and self.per_example.shape[1:] != self.values.shape:
+            raise ShapeError(
+                f"per_example of {self.name!r} has shape {self.per_example.shape}; expected "
+                f"[P, {self.n_layers}, {self.n_heads}]"
+            )
+
+    @classmethod
+    def from_flat(
+        cls,
+        name: str,
+        n_heads: int,
+        values: Float64[np.ndarray, " H"] | None = None,
+        *,
+        per_example: Float64[np.ndarray, "P H"] | None = None,
+        **facts: Any,
+    ) -> "HeadScores":
+        """Scores from heads in one row, head j of layer l at l * n_heads + j.
+
+        Args:
+            name: What was computed.
+            n_heads: Heads per layer.
+            values: `[H]`; default: the means of `per_example`.
+            per_example: `[P, H]`.
+            facts: The other attributes.
+
+        Raises:
+            InputError: Without any numbers.
+            ShapeError: If H is not a number of whole layers.
+        """
+        if values is None:
+            if per_example is None:
+                raise InputError(f"{name!r} needs values or per_example; neither was given")
+            values = mean_over_examples(per_example)
+        if n_heads < 1 or values.ndim != 1 or len(values) % n_heads:
+            raise ShapeError(
+                f"values of {name!r} has shape {values.shape}; expected [H] with H a multiple of {n_heads}"
+            )
+        shape = (len(values) // n_heads, n_heads)
+        if per_example is not None:
+            if per_example.ndim != 2 or per_example.shape[1] != len(values):
+                raise ShapeError(
+                    f"per_example of {name!r} has shape {per_example.shape}; expected [P, {len(values)}]"
+                )
+            per_example = per_example.reshape(len(per_example), *shape)
+        return cls(name=name, values=values.reshape(shape), per_example=per_example, **facts)
+
+    def __repr__(self) -> str:
+        examples = "" if self.per_example is None else f", {len(self.per_example)} examples"
+        return f"HeadScores({self.name!r}, {self.n_layers} x {self.n_heads} heads{examples})"
+
+    def __getitem__(self, head: tuple[int, int]) -> float:
+        layer, index = head
+        if not (0 <= layer < self.n_layers and 0 <= index < self.n_heads):
+            raise InputError(
+                f"head ({layer}, {index}) is out of range: there are {self.n_layers} layers of "
+                f"{self.n_heads} heads, counted from 0"
+            )
+        return float(self.values[layer, index])
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the model."""
+        return int(self.values.shape[0])
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads per layer."""
+        return int(self.values.shape[1])
+
+    @property
+    def flat(self) -> Float64[np.ndarray, " H"]:
+        """The values in one row, layer by layer."""
+        return self.values.reshape(-1)
+
+    @property
+    def flat_examples(self) -> Float64[np.ndarray, "P H"] | None:
+        """The scores per example, heads in one row."""
+        if self.per_example is None:
+            return None
+        return self.per_example.reshape(len(self.per_example), self.values.size)
+
+    @property
+    def n_excluded(self) -> int:
+        """Examples whose scores are undefined."""
+        table = self.flat_examples
+        return 0 if table is None else int((~defined_examples(table)).sum())
+
+    def top(self, k: int, *, magnitude: bool = False) -> tuple[tuple[int, int], ...]:
+        """The k heads of largest score, best first; ties go to the lower layer, then the lower head.
+
+        Args:
+            k: 0 .. H.
+            magnitude: Rank by |score| instead.
+
+        Raises:
+            InputError: For a k outside 0 .. H.
+        """
+        if not 0 <= k <= self.values.size:
+            raise InputError(f"k is {k}; {self.name!r} has {self.values.size} heads to choose from")
+        order = ranking(np.abs(self.flat) if magnitude else self.flat)[:k]
+        return tuple((int(flat) // self.n_heads, int(flat) % self.n_heads) for flat in order)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per head: layer, head, value."""
+        import pandas as pd
+
+        layer, head = np.divmod(np.arange(self.values.size), self.n_heads)
+        return pd.DataFrame({"layer": layer, "head": head, "value": self.flat})
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything to a safetensors file; an existing file is replaced only once it is complete.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        arrays = {"values": self.values} | {
+            f"{_DETAIL}{name}": value for name, value in self.details.items() if isinstance(value, np.ndarray)
+        }
+        if self.per_example is not None:
+            arrays["per_example"] = self.per_example
+        kept = {name: value for name, value in self.details.items() if f"{_DETAIL}{name}" not in arrays}
+        facts = ("name", "sign", "unit", "reason", "warnings", "provenance")
+        metadata = {name: plain(getattr(self, name)) for name in facts} | {"details": plain(kept)}
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        return write_arrays(Path(path), tensors, {"kind": _KIND, **metadata})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Finite JSON without the per-example table; undefined numbers are null."""
+        left_out = ("per_example",)
+        record: dict[str, Any] = plain({name: v for name, v in vars(self).items() if name not in left_out})
+        return record
+
+
+def load_head_scores(path: str | Path) -> HeadScores:
+    """Read scores written by `HeadScores.save`; in `details`, lists stand where tuples were.
+
+    Raises:
+        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
+    """
+    tensors, metadata = read_arrays(Path(path), _KIND)
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    details = metadata["details"] | {
+        name.removeprefix(_DETAIL): array for name, array in arrays.items() if name.startswith(_DETAIL)
+    }
+    return HeadScores(
+        name=metadata["name"],
+        values=arrays["values"],
+        per_example=arrays.get("per_example"),
+        sign=metadata["sign"],
+        unit=metadata["unit"],
+        reason=metadata["reason"],
+        warnings=tuple(metadata["warnings"]),
+        details=details,
+        provenance=metadata["provenance"],
+    )
+
+
+def ranking(values: Float64[np.ndarray, " H"]) -> Int64[np.ndarray, " H"]:
+    """Indices by falling value, ties by rising index; NaN ranks last, with a warning."""
+    undefined = np.isnan(values)
+    if undefined.any():
+        warnings.warn(
+            f"nan_scores: {int(undefined.sum())} of {len(values)} heads have no score and rank last",
+            DegenerateDataWarning,
+            stacklevel=3,
+        )
+    return np.argsort(-values, kind="stable")
+
+
+def defined_examples(per_example: Float64[np.ndarray, "P H"]) -> Bool[np.ndarray, " P"]:
+    """Which examples have a number for every head that was scored at all."""
+    finite = np.isfinite(per_example)
+    scored = finite.any(axis=0)
+    return np.asarray(finite[:, scored].all(axis=1) & scored.any())
+
+
+def mean_over_examples(per_example: Float64[np.ndarray, "P H"]) -> Float64[np.ndarray, " H"]:
+    """Mean over the examples that are defined, whatever their order; NaN where a head has no number."""
+    kept = per_example[defined_examples(per_example)]
+    if len(kept) == 0:
+        return np.full(per_example.shape[1], np.nan)
+    return np.array([math.fsum(column) / len(kept) for column in kept.T])
+
+
+def member_flags(
+    members: "Bool[np.ndarray, ' H'] | tuple[tuple[int, int], ...]", n_layers: int, n_heads: int
+) -> Bool[np.ndarray, " H"]:
+    """A set of heads as one flag per head."""
+    if isinstance(members, np.ndarray):
+        if members.shape != (n_layers * n_heads,):
+            raise ShapeError(f"members has shape {members.shape}; expected ({n_layers * n_heads},)")
+        return members
+    flags = np.zeros(n_layers * n_heads, dtype=bool)
+    for layer, head in members:
+        if not (0 <= layer < n_layers and 0 <= head < n_heads):
+            raise InputError(
+                f"head ({layer}, {head}) is out of range: there are {n_layers} layers of {n_heads} heads"
+            )
+        flags[layer * n_heads + head] = True
+    return flags

@@ -1,0 +1,115 @@
+"""Columns of a measurement table on disk: blocks of rows that are added and never changed."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from assay.circuits import write_atomically
+from assay.core.errors import FileFormatError, InputError, OutputError, UnsafeFileError
+from assay.core.untrusted import MALFORMED, parse_json, refuse_pickle
+
+
+RECORD = "table.json"
+
+
+class Shelf:
+    """The folder of one table: its record in `table.json`, a safetensors file per block of rows of a column.
+
+    Args:
+        folder: It is made if it does not exist.
+        identity: Content hash of the record.
+        record: What the table is a function of.
+
+    Raises:
+        InputError: If the folder holds the table of something else; the facts that differ are named.
+        FileFormatError: If its record cannot be read.
+        OutputError: If the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, identity: str, record: Mapping[str, Any]) -> None:
+        self.folder, self.identity = folder, identity
+        path = folder / RECORD
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"cannot make the folder {folder}: {error.strerror}; choose a writable one"
+            ) from error
+        if path.exists():
+            self._check(path, record)
+        else:
+            content = {"hash": identity, "record": dict(record)}
+            write_atomically(path, json.dumps(content, indent=1, allow_nan=False).encode())
+
+    def _check(self, path: Path, record: Mapping[str, Any]) -> None:
+        try:
+            found = parse_json(path.read_text(encoding="utf-8"))
+            identity, stored = found["hash"], dict(found["record"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FileFormatError(
+                f"{path} is not the record of a measurement table ({error!r}); it may be half-written, so "
+                "restore it or give another folder"
+            ) from error
+        if identity != self.identity:
+            differing = sorted(key for key in {*stored, *record} if stored.get(key) != record.get(key))
+            raise InputError(
+                f"the table in {path.parent} is of another {', '.join(differing)}: its hash is {identity}, "
+                f"and {self.identity} was asked for; give this one a folder of its own"
+            )
+
+    def _path(self, column: str, start: int) -> Path:
+        return self.folder / f"{column.replace('/', '~')}.{start:08d}.safetensors"
+
+    def has(self, column: str, start: int = 0) -> bool:
+        """Whether the block of a column that begins at a row is there."""
+        return self._path(column, start).exists()
+
+    def read(self, column: str, start: int = 0) -> Float64[np.ndarray, "*shape"]:
+        """One block.
+
+        Raises:
+            FileFormatError: If the file is truncated, changed, or of another table.
+        """
+        path = self._path(column, start)
+        remedy = "delete it, and it will be measured again"
+        try:
+            refuse_pickle(path)
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                values = file.get_tensor("values").numpy()
+        except UnsafeFileError:
+            raise
+        except (SafetensorError, OSError, *MALFORMED) as error:
+            raise FileFormatError(
+                f"{path} cannot be read as a block of a measurement table ({error}); it may be half-written: "
+                f"{remedy}"
+            ) from error
+        expected = {"table": self.identity, "column": column, "sha256": _digest(values)}
+        for key, value in expected.items():
+            if header.get(key) != value:
+                raise FileFormatError(
+                    f"{path} states {key} {header.get(key)!r} and has {value!r}: it was changed after it was "
+                    f"written, or belongs elsewhere; {remedy}"
+                )
+        return np.asarray(values, dtype=np.float64)
+
+    def write(self, column: str, start: int, values: Float64[np.ndarray, "*shape"]) -> None:
+        """Add a block; one that is there already stays as it is."""
+        path = self._path(column, start)
+        if path.exists():
+            return
+        header = {"table": self.identity, "column": column, "sha256": _digest(values)}
+        write_atomically(path, save({"values": torch.from_numpy(np.ascontiguousarray(values))}, header))
+
+
+def _digest(values: Float64[np.ndarray, "*shape"]) -> str:
+    content = np.ascontiguousarray(values, dtype="<f8")
+    return hashlib.sha256(repr(content.shape).encode() + content.tobytes()).hexdigest()

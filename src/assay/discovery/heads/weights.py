@@ -1,0 +1,504 @@
+"""What a head's weights alone say about it: spectra, writing along the answer, composition of pairs.
+
+A head reads and writes the stream through two matrices of rank d_head, W_QK = W_Q W_K^T and W_OV =
+W_V W_O (row vectors: out = x W). They are never formed: with QR factors of the thin matrices every norm and
+singular value is that of a d_head x d_head product.
+
+(Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.)
+"""
+
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int
+from scipy import stats as scipy_stats
+from torch import Tensor, nn
+
+from assay.core.errors import InputError, ShapeError, UnsupportedModelError
+from assay.core.random import stream
+from assay.core.record import Record, library_version
+from assay.discovery.heads.scores import HeadScores
+from assay.models import Model
+
+
+_PERMUTATIONS = 999
+_AT_ONCE = 100  # permutations in memory
+
+
+_SMALLEST = 1e-12  # singular values below this share of the largest are rounding, not signal
+MATRICES = ("ov", "qk")
+CHANNELS = ("q", "k", "v")
+
+
+class EffectiveRank(enum.StrEnum):
+    """Four numbers that are all called effective rank; a result names the one it holds."""
+
+    ENTROPY = "entropy-rank"
+    SINGULAR_VALUES = "singular-value-participation"
+    EIGENVALUES = "eigenvalue-participation"
+    STABLE = "stable-rank"
+
+
+# ---- singular values --------------------------------------------------------------------------------
+
+
+def product_singular_values(
+    left: Float64[Tensor, "*batch d_in rank"], right: Float64[Tensor, "*batch rank d_out"]
+) -> Float64[Tensor, "*batch rank"]:
+    """Singular values of `left @ right`, falling, without forming the product.
+
+    With left = Q_1 R_1 and right^T = Q_2 R_2 they are those of R_1 R_2^T, a rank x rank matrix.
+
+    Args:
+        left: Thin or square: d_in >= rank, or the surplus values are 0.
+        right: Its partner.
+
+    Returns:
+        min(d_in, rank, d_out) values, >= 0.
+    """
+    values: Tensor = torch.linalg.svdvals(_upper(left) @ _upper(right.mT).mT)
+    return values
+
+
+def _upper(thin: Tensor) -> Tensor:
+    """The R of a QR factorisation; any norm of `thin @ x` is that of `R @ x`."""
+    factor: Tensor
+    _, factor = torch.linalg.qr(thin, mode="r")
+    return factor
+
+
+def sv_entropy(singular_values: Float64[np.ndarray, "*batch rank"]) -> Float64[np.ndarray, "*batch"]:
+    """Shannon entropy of the singular values as shares: -sum p ln p, p = s / sum s, over s > 1e-12 s_1.
+
+    Returns:
+        Nats, in [0, ln rank]; NaN for a zero matrix.
+    """
+    largest = singular_values.max(axis=-1, keepdims=True)
+    counted = np.where(singular_values > _SMALLEST * largest, singular_values, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = counted / counted.sum(axis=-1, keepdims=True)
+        terms = np.where(counted > 0, shares * np.log(shares), 0.0)
+    return np.where(largest[..., 0] > 0, np.abs(terms.sum(axis=-1)), np.nan)
+
+
+def effective_rank(
+    singular_values: Float64[np.ndarray, "*batch rank"], kind: EffectiveRank
+) -> Float64[np.ndarray, "*batch"]:
+    """How many directions a matrix really uses, by one of four definitions.
+
+    entropy-rank: exp(sv_entropy). singular-value-participation: (sum s)^2 / sum s^2.
+    eigenvalue-participation: (sum s^2)^2 / sum s^4. stable-rank: sum s^2 / s_1^2.
+
+    Args:
+        singular_values: >= 0, any order.
+        kind: Which definition; they differ, and published numbers rarely say which they are.
+
+    Returns:
+        In [1, rank]; 0 for a zero matrix.
+
+    References:
+        Roy and Vetterli (2007), The effective rank (entropy); Rudelson and Vershynin (2007),
+        arXiv:math/0503442 (stable rank).
+
+    Example:
+        >>> effective_rank(np.array([3.0, 2.0, 1.0]), EffectiveRank.EIGENVALUES)
+        array(2.)
+    """
+    largest = singular_values.max(axis=-1)
+    # Scaled by the largest value first: fourth powers of small weights would underflow.
+    s = singular_values / np.where(largest > 0, largest, 1.0)[..., None]
+    square = (s**2).sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rank = {
+            EffectiveRank.ENTROPY: lambda: np.exp(sv_entropy(singular_values)),
+            EffectiveRank.SINGULAR_VALUES: lambda: s.sum(axis=-1) ** 2 / square,
+            EffectiveRank.EIGENVALUES: lambda: square**2 / (s**4).sum(axis=-1),
+            EffectiveRank.STABLE: lambda: square,
+        }[kind]()
+    return np.where(largest > 0, rank, 0.0)
+
+
+# ---- a model's heads --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerWeights:
+    """Float64 weights of the heads of one layer; with grouped-query attention K and V are those of the group.
+
+    Attributes:
+        q, k, v: `[n_heads, d_model, d_head]`.
+        o: `[n_heads, d_head, d_model]`.
+    """
+
+    q: Float64[Tensor, "n_heads d_model d_head"]
+    k: Float64[Tensor, "n_heads d_model d_head"]
+    v: Float64[Tensor, "n_heads d_model d_head"]
+    o: Float64[Tensor, "n_heads d_head d_model"]
+
+    @cached_property
+    def uppers(self) -> dict[str, Tensor]:
+        """R factors of q, k, v and of o^T."""
+        thin = {"q": self.q, "k": self.k, "v": self.v, "o": self.o.mT}
+        return {name: _upper(weight) for name, weight in thin.items()}
+
+
+def layer_weights(model: Model, layer: int) -> LayerWeights:
+    """The heads of one layer; biases, norms and the scale of the attention are left out."""
+    block = model.blocks[layer]
+    channels = block.qkv_weight().double().transpose(0, 1)
+    group = torch.tensor([block.kv_head(head) for head in range(block.n_heads)], device=channels.device)
+    keys = block.n_heads + group
+    return LayerWeights(
+        q=channels[: block.n_heads],
+        k=channels[keys],
+        v=channels[keys + block.n_kv_heads],
+        o=block.out_weight().double(),
+    )
+
+
+def weight_scores(model: Model) -> dict[str, HeadScores]:
+    """Spectral scores of W_OV and W_QK of every head.
+
+    Returns:
+        By name, `ov-` or `qk-` and: `spectral-norm` (s_1), `sv-entropy` (nats), the four `EffectiveRank`s,
+        `frobenius-norm`, `sv-gap` ((s_1 - s_2) / s_1, in [0, 1]; 0 for a zero matrix); and `ov-copying`, sum
+        of the eigenvalues of W_OV over the sum of their magnitudes, in [-1, 1] (NaN for a zero matrix).
+
+    Notes:
+        No forward pass. Rotary models: W_QK is the matrix at relative offset 0; norms between projection and
+        attention (Qwen3) are left out. `ov-copying` is taken in the stream; Elhage et al. put embedding and
+        unembedding around W_OV, which a vision model does not have.
+    """
+    spectra: dict[str, list[np.ndarray]] = {matrix: [] for matrix in MATRICES}
+    copying = []
+    for layer in range(model.n_layers):
+        weights = layer_weights(model, layer)
+        spectra["ov"].append(product_singular_values(weights.v, weights.o).cpu().numpy())
+        spectra["qk"].append(product_singular_values(weights.q, weights.k.mT).cpu().numpy())
+        # The non-zero eigenvalues of V O are those of O V, which is d_head x d_head.
+        eigenvalues = torch.linalg.eigvals(weights.o @ weights.v).cpu().numpy()
+        with np.errstate(invalid="ignore"):
+            copying.append(eigenvalues.real.sum(axis=1) / np.abs(eigenvalues).sum(axis=1))
+    found: dict[str, Float64[np.ndarray, " H"]] = {}
+    for matrix, layers in spectra.items():
+        s = np.concatenate(layers)
+        found[f"{matrix}-spectral-norm"] = s[:, 0]
+        found[f"{matrix}-sv-entropy"] = sv_entropy(s)
+        found |= {f"{matrix}-{kind}": effective_rank(s, kind) for kind in EffectiveRank}
+        found[f"{matrix}-frobenius-norm"] = np.sqrt((s**2).sum(axis=1))
+        second = s[:, 1] if s.shape[1] > 1 else np.zeros(len(s))
+        gap = 1 - second / np.where(s[:, 0] > 0, s[:, 0], 1.0)
+        found[f"{matrix}-sv-gap"] = np.where(s[:, 0] > 0, gap, 0.0)
+    found["ov-copying"] = np.concatenate(copying)
+    return {name: _of_weights(model, name, values) for name, values in found.items()}
+
+
+def _of_weights(model: Model, name: str, values: np.ndarray, **more: Any) -> HeadScores:
+    provenance = {"library": library_version(), "model": model.describe(), "score": name}
+    details = {"relative_offset": 0} if name.startswith("qk-") and rotary(model) else {}
+    return HeadScores.from_flat(
+        name,
+        model.n_heads,
+        values.astype(np.float64),
+        sign="larger = stronger" if "norm" in name else "",
+        unit="nats" if name.endswith("sv-entropy") else "",
+        details=details | more.pop("details", {}),
+        provenance=provenance | more.pop("provenance", {}),
+        **more,
+    )
+
+
+def rotary(model: Model) -> bool:
+    """Whether positions turn queries and keys, so that W_QK depends on the distance."""
+    config: Any = model.module.config
+    return bool(getattr(config, "rope_parameters", None))
+
+
+# ---- the answer direction ---------------------------------------------------------------------------
+
+
+def unembedding_rows(model: Model, ids: Int[Tensor, "*batch"]) -> Float64[Tensor, "*batch d_model"]:
+    """Unembedding vectors u_v of outputs (columns of W_U), for tokens or classes.
+
+    Raises:
+        UnsupportedModelError: If the unembedding is not one linear map.
+        InputError: For an output the model does not have.
+    """
+    module = model.unembed_module
+    if not isinstance(module, nn.Linear):
+        raise UnsupportedModelError(
+            f"the unembedding is a {type(module).__name__}; directions need one torch.nn.Linear"
+        )
+    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < module.out_features):
+        raise InputError(
+            f"output ids run from {int(ids.min())} to {int(ids.max())}; the model has outputs 0 to "
+            f"{module.out_features - 1}"
+        )
+    weight = module.weight.detach().double()
+    return weight[ids.to(weight.device)]
+
+
+def answer_directions(
+    model: Model,
+    correct: Int[Tensor, " P"],
+    incorrect: Int[Tensor, " P"],
+    *,
+    max_pairs: int | None = 10,
+) -> Float64[Tensor, "pairs d_model"]:
+    """Unit vectors (u_c - u_w) / ||u_c - u_w|| of the distinct (c, w) pairs, in order of appearance.
+
+    Args:
+        model: Its unembedding is read.
+        correct: Right output of each example.
+        incorrect: Output it is compared with.
+        max_pairs: Most pairs taken; None takes all.
+
+    Returns:
+        Pairs with c = w, or with equal unembedding vectors, are skipped: there may be none.
+
+    Raises:
+        ShapeError: If the two lists differ in length.
+        InputError: If `max_pairs` is below 1.
+    """
+    if correct.shape != incorrect.shape:
+        raise ShapeError(
+            f"{tuple(correct.shape)} correct and {tuple(incorrect.shape)} incorrect outputs; "
+            "give one each per example"
+        )
+    if max_pairs is not None and max_pairs < 1:
+        raise InputError(f"max_pairs is {max_pairs}; give at least 1, or None for all")
+    pairs = list(dict.fromkeys(zip(correct.tolist(), incorrect.tolist(), strict=True)))
+    ids = torch.tensor([pair for pair in pairs if pair[0] != pair[1]], dtype=torch.long).reshape(-1, 2)
+    rows = unembedding_rows(model, ids)
+    difference = rows[:, 0] - rows[:, 1]
+    length = difference.norm(dim=1, keepdim=True)
+    directions: Tensor = (difference / length)[length[:, 0] > 0]
+    return directions[:max_pairs]
+
+
+def ov_norm(model: Model, directions: Float64[Tensor, "pairs d_model"]) -> HeadScores:
+    """How strongly each head can write along some directions: the mean of || W_V (W_O u) ||.
+
+    Args:
+        model: The model.
+        directions: Unit vectors of the stream before the unembedding, e.g. `answer_directions`.
+
+    Returns:
+        Non-negative; NaN with reason `no_direction` where there is none.
+
+    Raises:
+        ShapeError: If the directions are not as wide as the stream.
+
+    Notes:
+        No forward pass. The final norm's gain is left out, as in the published score.
+    """
+    if directions.ndim != 2 or directions.shape[1] != model.d_model:
+        raise ShapeError(
+            f"directions has shape {tuple(directions.shape)}; expected [n, {model.d_model}], one row each"
+        )
+    if len(directions) == 0:
+        empty = np.full(model.n_layers * model.n_heads, np.nan)
+        return _of_weights(model, "ov-norm", empty, reason="no_direction")
+    values = []
+    for layer in range(model.n_layers):
+        weights = layer_weights(model, layer)
+        written = weights.v @ (weights.o @ directions.to(weights.o.device).T)
+        values.append(written.norm(dim=1).mean(dim=1).cpu().numpy())
+    return _of_weights(model, "ov-norm", np.concatenate(values), details={"n_directions": len(directions)})
+
+
+def member_ratio(values: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"]) -> float:
+    """Mean over a circuit's heads over the mean of the others; heads without a value (NaN) do not count.
+
+    Returns:
+        NaN where undefined: no head inside or none outside, or others that average to 0.
+    """
+    defined = ~np.isnan(values)
+    inside, outside = values[members & defined], values[~members & defined]
+    if not len(inside) or not len(outside):
+        return math.nan
+    below = math.fsum(outside) / len(outside)
+    return math.fsum(inside) / len(inside) / below if below else math.nan
+
+
+# ---- composition ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Composition:
+    """How much of what a head writes a later head can read, by query, key and value.
+
+    Attributes:
+        n_heads: Heads per layer.
+        q: `[H, H]` sender by receiver, into queries, in [0, 1]; NaN unless the sender's layer is earlier, and
+            for heads of zero weight.
+        k: The same into keys.
+        v: The same into values.
+        details: `relative_offset` for rotary models.
+        provenance: The model.
+    """
+
+    n_heads: int
+    q: Float64[np.ndarray, "H H"]
+    k: Float64[np.ndarray, "H H"]
+    v: Float64[np.ndarray, "H H"]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def composition(model: Model) -> Composition:
+    """Q-, K- and V-composition of all pairs of heads in different layers.
+
+    For a sender A and a receiver B in a later layer: Q ||W_OV^A W_QK^B||, K ||W_OV^A (W_QK^B)^T||,
+    V ||W_OV^A W_OV^B||, Frobenius norms, each over the product of the norms of its two factors.
+
+    Notes:
+        No forward pass; one product of d_model x d_model size per pair of layers and channel. Rotary
+        models: W_QK at relative offset 0.
+
+        Random heads have a positive composition too, about 1 / sqrt(d_model):
+        compare with other pairs, see `edge_test`.
+
+    References:
+        Elhage et al. (2021), A Mathematical Framework for Transformer Circuits.
+    """
+    heads = model.n_heads
+    layers = [layer_weights(model, layer) for layer in range(model.n_layers)]
+    table = {name: np.full((model.n_layers * heads,) * 2, np.nan) for name in CHANNELS}
+    ov_norms = [product_singular_values(each.v, each.o).norm(dim=1) for each in layers]
+    qk_norms = [product_singular_values(each.q, each.k.mT).norm(dim=1) for each in layers]
+    for later, receiver in enumerate(layers):
+        # The outer factor of each receiving matrix keeps its length under the R of its QR.
+        reading = {
+            "q": receiver.q @ receiver.uppers["k"].mT,
+            "k": receiver.k @ receiver.uppers["q"].mT,
+            "v": receiver.v @ receiver.uppers["o"].mT,
+        }
+        for earlier in range(later):
+            sender = layers[earlier]
+            writing = (sender.uppers["v"] @ sender.o).flatten(0, 1)
+            for name, read in reading.items():
+                product = writing @ read.transpose(0, 1).flatten(1)
+                blocks = product.unflatten(0, (heads, -1)).unflatten(2, (heads, -1))
+                norms = blocks.square().sum((1, 3)).sqrt()
+                receiving = ov_norms[later] if name == "v" else qk_norms[later]
+                scaled = norms / (ov_norms[earlier][:, None] * receiving)
+                rows, columns = (slice(each * heads, (each + 1) * heads) for each in (earlier, later))
+                table[name][rows, columns] = scaled.cpu().numpy()
+    return Composition(
+        n_heads=heads,
+        details={"relative_offset": 0} if rotary(model) else {},
+        provenance={"library": library_version(), "model": model.describe(), "score": "composition"},
+        **table,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeTest(Record):
+    """Whether the pairs a circuit joins compose more (or less) than other pairs.
+
+    Attributes:
+        statistic: Welch's t; positive: the circuit's pairs compose more. NaN where undefined.
+        p_value: Two-sided, of Welch's t distribution; NaN where undefined.
+        permutation_p: Two-sided, of t among 999 random choices of as many pairs: it holds for skewed values,
+            where few edges make Welch's too small. NaN where undefined.
+        degrees_of_freedom: Welch-Satterthwaite.
+        mean_edges, mean_others: Mean composition of either side.
+        n_edges: Pairs that the circuit joins.
+        n_others: Other pairs.
+        reason: `too_few` (fewer than 2 pairs on a side) or `zero_variance`, else None.
+    """
+
+    statistic: float
+    p_value: float
+    degrees_of_freedom: float
+    mean_edges: float
+    mean_others: float
+    n_edges: int
+    n_others: int
+    reason: str | None = None
+    permutation_p: float = math.nan
+
+
+def edge_test(
+    table: Float64[np.ndarray, "H H"], head_edges: Iterable[Sequence[int]], *, n_heads: int
+) -> EdgeTest:
+    """Welch's t test of a circuit's head edges against all other pairs of heads in different layers.
+
+    Args:
+        table: Sender by receiver, e.g. `composition(model).q`; NaN pairs do not count.
+        head_edges: (layer, head, layer, head), e.g. `HeadCircuit.head_edges`.
+        n_heads: Heads per layer.
+
+    Raises:
+        InputError: For an edge outside the table, or one that does not go to a later layer.
+
+    Notes:
+        Pairs that share a head are not independent, so p is too small where few heads make many edges.
+    """
+    n = len(table)
+    layer = np.arange(n) // n_heads
+    later = (layer[:, None] < layer[None, :]) & ~np.isnan(table)
+    chosen = np.zeros((n, n), dtype=bool)
+    for edge in head_edges:
+        sender, receiver = edge[0] * n_heads + edge[1], edge[2] * n_heads + edge[3]
+        inside = all(0 <= flat < n for flat in (sender, receiver)) and max(edge[1], edge[3]) < n_heads
+        if not inside or edge[0] >= edge[2]:
+            raise InputError(
+                f"head edge {list(edge)} does not join two heads of the model to a later layer; write "
+                "(layer, head, layer, head), counted from 0"
+            )
+        chosen[sender, receiver] = True
+    edges, others = table[chosen & later], table[~chosen & later]
+    sizes: dict[str, Any] = {
+        "mean_edges": float(edges.mean()) if len(edges) else math.nan,
+        "mean_others": float(others.mean()) if len(others) else math.nan,
+        "n_edges": len(edges),
+        "n_others": len(others),
+    }
+    reason = None
+    if min(len(edges), len(others)) < 2:
+        reason = "too_few"
+    elif np.ptp(edges) == 0 and np.ptp(others) == 0:
+        reason = "zero_variance"
+    if reason:
+        return EdgeTest(
+            statistic=math.nan, p_value=math.nan, degrees_of_freedom=math.nan, reason=reason, **sizes
+        )
+    found = scipy_stats.ttest_ind(edges, others, equal_var=False)
+    return EdgeTest(
+        statistic=float(found.statistic),
+        p_value=float(found.pvalue),
+        degrees_of_freedom=float(found.df),
+        permutation_p=_permutation_p(edges, others, abs(float(found.statistic))),
+        **sizes,
+    )
+
+
+def _permutation_p(
+    edges: Float64[np.ndarray, " n_edges"], others: Float64[np.ndarray, " n_others"], statistic: float
+) -> float:
+    """Share of random choices of as many values whose Welch's t is as far from 0, the sample's included."""
+    values = np.concatenate([edges, others])
+    values = values - values.mean()
+    sizes = np.array([len(edges), len(others)])
+    totals = np.array([values.sum(), (values**2).sum()])
+    rng = stream(0, "edge-test")
+    as_far = 0
+    for start in range(0, _PERMUTATIONS, _AT_ONCE):
+        draws = rng.random((min(_AT_ONCE, _PERMUTATIONS - start), len(values)))
+        chosen = values[np.argpartition(draws, len(edges) - 1, axis=1)[:, : len(edges)]]
+        inside = np.stack([chosen.sum(axis=1), (chosen**2).sum(axis=1)])
+        sums = np.stack([inside, totals[:, None] - inside], axis=2)  # [2, draws, side]
+        means = sums[0] / sizes
+        squared = np.maximum(sums[1] - sizes * means**2, 0.0) / (sizes * (sizes - 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = np.abs(means[:, 0] - means[:, 1]) / np.sqrt(squared.sum(axis=1))
+        as_far += int((t >= statistic * (1 - 1e-9)).sum())
+    return (1 + as_far) / (1 + _PERMUTATIONS)

@@ -1,0 +1,286 @@
+"""Benchmarks of discovery methods as files: what is written, what is read, and the quick setting."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
+from assay.circuits import (
+    EdgeScores,
+    load_scores,
+    load_submission,
+    read_eap_ig,
+    save_submission,
+    write_atomically,
+)
+from assay.circuits.exchange import split_folder_name
+from assay.core.errors import FileFormatError, InputError
+from assay.discovery.edges.method import METHODS
+from assay.models import Model
+from assay.pipeline.stages import check_writable
+from assay.report import benchmark_figures, benchmark_tables
+
+
+QUICK_N = 40  # examples of each sample
+QUICK_UPDATES = 200  # gradient steps of learned masks
+QUICK_WITHOUT = ("exact", "eap-ig-activations")  # one run per edge; runs per block
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quick:
+    """What a quick benchmark shrinks, and what is left.
+
+    Attributes:
+        n: Examples of each sample.
+        methods: Methods that compete.
+        options: Their options.
+        said: The same in words, one line each.
+    """
+
+    n: int
+    methods: tuple[str, ...]
+    options: Mapping[str, Mapping[str, Any]]
+    said: tuple[str, ...]
+
+
+def quick_settings(
+    methods: Sequence[str] | None, options: Mapping[str, Mapping[str, Any]], n: int | None
+) -> Quick:
+    """A benchmark in about a minute: fewer examples and updates of learned masks, no method by single edges.
+
+    What the caller asked for by name stays as asked for.
+
+    Args:
+        methods: Methods asked for; None: all of them, less the slowest.
+        options: Options asked for.
+        n: Examples asked for.
+    """
+    said = [] if n is not None else [f"{QUICK_N} examples instead of the usual number"]
+    chosen = tuple(methods) if methods is not None else tuple(
+        [key for key in METHODS if key not in QUICK_WITHOUT] + [name for name in options if "@" in name]
+    )  # fmt: skip
+    if methods is None:
+        said.append(f"without {' and '.join(QUICK_WITHOUT)}")
+    shrunk = {name: dict(own) for name, own in options.items()}
+    for name in chosen:
+        key = name.partition("@")[0]
+        usual = getattr(METHODS[key], "updates", None) if key in METHODS else None
+        if usual is None:
+            continue
+        if "updates" not in shrunk.setdefault(name, {}):
+            shrunk[name]["updates"] = QUICK_UPDATES
+            said.append(f"{name}: {QUICK_UPDATES} updates instead of {usual:,}, far from converged")
+    kept = {name: own for name, own in shrunk.items() if own}
+    return Quick(n=QUICK_N if n is None else n, methods=chosen, options=kept, said=tuple(said))
+
+
+def read_scores(path: Path, model: Model, task: str | None = None) -> EdgeScores:
+    """Edge scores from a file of ours, an EAP-IG file or a MIB-style submission.
+
+    Args:
+        path: `.safetensors` as `EdgeScores.save` writes it; a `.json` or `.pt` file of EAP-IG; a `TASK_MODEL`
+            folder of a submission, or a submission with one folder for the task.
+        model: The model they are scores of.
+        task: Name of the task, to choose among the folders of a submission.
+
+    Raises:
+        FileFormatError: If the file is missing or holds no scores.
+        GraphMismatchError: If they are of another graph.
+        UnknownNameError: For the first edge that the model does not have.
+    """
+    if not path.exists():
+        raise FileFormatError(
+            f"there is no {path}; give edge scores: .safetensors, .json or .pt, or the folder of a submission"
+        )
+    if path.is_dir():
+        found = load_submission(_folder_of(path, task), model.graph)[0].scores
+    elif path.suffix == ".safetensors":
+        return load_scores(path, model.graph)
+    else:
+        found = read_eap_ig(path, model.graph).scores
+    if found is None:
+        raise FileFormatError(
+            f"{path} holds circuits without scores of their edges; the benchmark ranks edges by score"
+        )
+    return found
+
+
+def _folder_of(path: Path, task: str | None) -> Path:
+    """The folder of one task within a submission; the folder itself where it is one."""
+    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    if not folders:
+        return path
+    known = [each for each in folders if task and _plain(split_folder_name(each.name)[0]) == _plain(task)]
+    if len(known) == 1:
+        return known[0]
+    names = ", ".join(each.name for each in folders[:8])
+    raise FileFormatError(
+        f"{path} has {len(known)} folders for task {task!r} among {names}; give the one to read"
+    )
+
+
+def export_submission(folder: Path, benchmark: DiscoveryBenchmark, model: Model) -> Path:
+    """Write every method's scores as a submission of its own: `METHOD/TASK_MODEL/importances.json`.
+
+    Args:
+        folder: Made if it does not exist.
+        benchmark: With its scores, as `benchmark_discovery` returns it.
+        model: The model they are scores of.
+
+    Returns:
+        The folder.
+    """
+    task, name = _plain(benchmark.task), _plain(str(benchmark.model["id"]))
+    check_writable(folder, make=True)
+    for row, scores in benchmark.scores.items():
+        save_submission({(task, name): scores}, folder / row, d_model={name: model.d_model})
+    return folder
+
+
+def _plain(name: str) -> str:
+    """A name as part of a submission's folder: letters, digits, dots and hyphens."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")
+
+
+def write_benchmark(
+    folder: Path, benchmark: DiscoveryBenchmark, *, name: str = "benchmark"
+) -> dict[str, Path]:
+    """Write a benchmark as JSON, CSV, Markdown and as a picture (PNG and SVG).
+
+    Args:
+        folder: Made if it does not exist.
+        benchmark: What to write.
+        name: Stem of the files.
+
+    Returns:
+        The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
+    """
+    check_writable(folder, make=True)
+    data = benchmark_figures.quality_cost_data(benchmark)
+    text = benchmark_markdown(benchmark)
+    return {
+        "json": benchmark.save(folder / f"{name}.json"),
+        "csv": _write_csv(folder / f"{name}.csv", benchmark.to_frame().to_dict("records")),
+        "markdown": write_atomically(folder / f"{name}.md", text.encode()),
+        **benchmark_figures.write_picture(
+            folder, name, benchmark_figures.plot_quality_cost(data), label=data.label
+        ),
+    }
+
+
+def benchmark_markdown(benchmark: DiscoveryBenchmark) -> str:
+    """Tables of a benchmark in Markdown: quality and cost, the published order, notes."""
+    parts = [
+        benchmark_tables.quality_table(benchmark).markdown(),
+        benchmark_tables.order_of(benchmark).markdown(),
+    ]
+    parts.insert(1, f"{benchmark_tables.LEGEND}\n")
+    remarks = benchmark_tables.notes(benchmark)
+    if remarks:
+        parts.append("".join(f"- {each}\n" for each in remarks))
+    return f"{benchmark_tables.heading(benchmark)}.\n\n" + "\n".join(parts)
+
+
+def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict[str, Path]:
+    """Write a truth table as JSON, CSV, Markdown and as a picture (PNG and SVG).
+
+    Args:
+        folder: Made if it does not exist.
+        table: What to write.
+        name: Stem of the files.
+
+    Returns:
+        The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
+    """
+    check_writable(folder, make=True)
+    data = benchmark_figures.truth_map_data(table)
+    written = {
+        "json": table.save(folder / f"{name}.json"),
+        "csv": _write_csv(folder / f"{name}.csv", table.to_frame().to_dict("records")),
+        "markdown": write_atomically(folder / f"{name}.md", truth_markdown(table).encode()),
+    }
+    if not data.objectives:  # nothing was served, so there is nothing to draw
+        return written
+    drawn = benchmark_figures.plot_truth_map(data)
+    return written | benchmark_figures.write_picture(folder, name, drawn, label=data.label)
+
+
+def truth_markdown(table: TruthTable) -> str:
+    """Tables of a truth table in Markdown: methods, models, and why cells are empty."""
+    parts = [
+        benchmark_tables.truth_methods_table(table).markdown(),
+        f"{benchmark_tables.TRUTH_LEGEND}\n",
+        benchmark_tables.truth_models_table(table).markdown(),
+    ]
+    partial = benchmark_tables.partly_measured(table)
+    if partial:
+        parts.insert(2, "".join(f"- {each}\n" for each in partial))
+    refused = benchmark_tables.refusals(table)
+    if refused:
+        parts.append("Not served:\n\n" + "".join(f"- {each}\n" for each in refused))
+    return "\n".join(parts)
+
+
+def _write_csv(path: Path, records: Sequence[Mapping[Any, Any]]) -> Path:
+    """Rows of one shape; undefined numbers are empty cells."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if records:
+        writer.writerow(records[0])
+    for record in records:
+        writer.writerow(["" if value is None or value != value else value for value in record.values()])
+    return write_atomically(path, text.getvalue().encode())
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options of methods from `METHOD.NAME=VALUE`.
+
+    Values are read as JSON where they can be (numbers, `true`, `false`, `null`), else they are text.
+
+    Raises:
+        InputError: If one has another form, or an option is given twice.
+
+    Example:
+        >>> parse_options(["ugs.updates=300", "ugs@warm.warm_start=eap-ig-inputs"])
+        {'ugs': {'updates': 300}, 'ugs@warm': {'warm_start': 'eap-ig-inputs'}}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        place, equals, value = text.partition("=")
+        method, dot, name = place.partition(".")
+        if not (equals and dot and method and name):
+            raise InputError(
+                f"option {text!r} is not of the form METHOD.NAME=VALUE, e.g. ugs.updates=300; `assay list "
+                "methods` names the methods"
+            )
+        own = found.setdefault(method.strip(), {})
+        key = name.strip().replace("-", "_")
+        if key in own:
+            raise InputError(f"option {method}.{key} is given twice; give it once")
+        own[key] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+__all__ = [
+    "Quick",
+    "benchmark_markdown",
+    "export_submission",
+    "parse_options",
+    "quick_settings",
+    "read_scores",
+    "truth_markdown",
+    "write_benchmark",
+    "write_truth",
+]

@@ -1,0 +1,82 @@
+"""The circuit of `--circuit`: a file, heads, a published name, or an id of the store."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from assay.circuits import Circuit, HeadCircuit
+from assay.circuits.given import named_circuit
+from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
+from assay.graph import Graph
+from assay.report import document_graph
+from assay.store import Store, StoredResult
+
+
+_ID = re.compile(r"[0-9a-fA-F]{4,64}")
+
+
+def read_circuit(
+    text: str, graph: Graph, store: Callable[[], Store | None] = lambda: None
+) -> Circuit | HeadCircuit:
+    """The circuit that a command names.
+
+    Args:
+        text: As `named_circuit` takes it; else the id of a stored circuit or audit, or the hash of a circuit
+            that one of these holds, or the beginning of either.
+        graph: The graph that it must belong to.
+        store: Opens the store in which ids are looked up, once there is one to look up.
+
+    Raises:
+        UnknownNameError: For text that names nothing.
+        InputError: For the id of a result without a circuit.
+        GraphMismatchError: For a circuit of another graph.
+    """
+    try:
+        return named_circuit(text, graph)
+    except UnknownNameError:
+        if not _ID.fullmatch(text) or (opened := store()) is None:
+            raise
+    return stored_circuit(opened.get(text), graph)
+
+
+def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
+    """The circuit of a stored result.
+
+    Raises:
+        InputError: If the result is neither a circuit nor an audit.
+        GraphMismatchError: If the circuit belongs to another graph.
+    """
+    if found.kind not in ("circuit", "audit"):
+        raise InputError(
+            f"{found.id} is a {found.kind}, which holds no circuit; see `assay list results --kind circuit`"
+        )
+    payload: Mapping[str, Any] = found.payload
+    of = payload if found.kind == "circuit" else {"heads": None, "roles": {}, **payload["circuit"]}
+    own = document_graph(payload)
+    if graph is not None and graph.fingerprint != own.fingerprint:
+        raise GraphMismatchError(
+            f"the circuit of {found.id} belongs to another model: its graph is {own.describe()}, the one "
+            f"asked for is {graph.describe()}"
+        )
+    heads = of["heads"]
+    return Circuit(
+        graph=graph or own,
+        mask=found.arrays["mask"].bool(),
+        heads=None if heads is None else tuple((layer, head) for layer, head in heads),
+        roles={role: tuple((layer, head) for layer, head in pairs) for role, pairs in of["roles"].items()},
+        provenance=of["provenance"],
+    )
+
+
+def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, facts: Mapping[str, Any]) -> str:
+    """Store a circuit; returns its id."""
+    payload = {
+        "graph": circuit.graph.describe(),
+        "hash": circuit.hash,
+        "n_edges": circuit.n_edges,
+        "heads": circuit.heads,
+        "roles": dict(circuit.roles),
+        "provenance": dict(circuit.provenance),
+        **facts,
+    }
+    return store.put("circuit", record, payload, {"mask": circuit.mask})

@@ -1,0 +1,243 @@
+"""The audit document: everything a report shows, as plain JSON, built from values that already exist."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.circuits import Circuit, EdgeScores
+from assay.core.measurement import JUDGED, SAME_PROMPTS
+from assay.core.record import plain
+from assay.execution import CircuitRuns
+from assay.metrics import FaithfulnessCurve
+from assay.metrics.curve import FRACTIONS
+from assay.metrics.metric import SIGNED_MARGINS
+from assay.models import Model
+from assay.pipeline.prompts import Draws
+from assay.pipeline.stages import Found
+from assay.tasks import PairTask
+
+
+SCHEMA = "assay-audit/1"
+LISTED_EDGES = 600  # edges a drawing can show
+EXAMPLES = 3
+TITLES = {
+    "ioi": "indirect-object identification",
+    "greater-than": "greater-than",
+    "docstring": "docstring completion",
+    "induction": "induction",
+    "sva": "subject\N{EN DASH}verb agreement",
+    "gendered-pronoun": "gendered pronouns",
+}
+
+
+def title(model: Model, task: PairTask) -> str:
+    """Heading of a report."""
+    return f"A circuit for {TITLES.get(task.name, task.name)} in {model.id}"
+
+
+def model_facts(model: Model) -> dict[str, Any]:
+    """What a report says about the model."""
+    return {
+        **model.describe(),
+        "n_layers": model.n_layers,
+        "n_heads": model.n_heads,
+        "n_kv_heads": model.n_kv_heads,
+        "d_model": model.d_model,
+        "n_parameters": model.n_parameters,
+    }
+
+
+def task_facts(draws: Draws, runs: CircuitRuns) -> dict[str, Any]:
+    """What a report says about the prompts: counts, the model's own success, a few examples."""
+    task = draws.measured
+    margins = runs.margins("full")
+    signed = runs.objective in SIGNED_MARGINS
+    return {
+        "name": task.name,
+        "n": task.n,
+        "seed": task.config.get("seed"),
+        "objective": runs.objective,
+        "ablation": runs.ablation,
+        "data_hash": task.data_hash,
+        "accuracy": float((margins > 0).mean()) if signed else None,
+        "mean_margin": float(margins.mean()) if signed else None,
+        "examples": [
+            example(task, row, float(margins[row]) if signed else None)
+            for row in range(min(EXAMPLES, task.n))
+        ],
+    }
+
+
+def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
+    """One prompt for reading."""
+
+    def decode(ids: torch.Tensor) -> str:
+        if task.tokenizer is None:
+            return " ".join(str(int(number)) for number in ids)
+        text: str = task.tokenizer.decode(ids.tolist())
+        return text
+
+    def prompt(texts: Sequence[str] | None, ids: torch.Tensor) -> str:
+        if texts is not None:
+            return texts[row]
+        return decode(ids[row, : int(task.lengths[row])])
+
+    def words(ids: torch.Tensor | None) -> list[str]:
+        return [] if ids is None else [decode(number[None]).strip() for number in ids[row] if number >= 0]
+
+    return {
+        "clean": prompt(task.texts, task.clean),
+        "corrupted": prompt(task.corrupted_texts, task.corrupted),
+        "answers": words(task.answers),
+        "wrong": words(task.wrong),
+        "margin": margin,
+    }
+
+
+def on_same_prompts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A measurement whose circuit was found on its very prompts, marked as `Verdict.on_same_prompts` does."""
+    marked: dict[str, Any] = {**record, "warnings": [*(record.get("warnings") or ()), SAME_PROMPTS]}
+    if marked["status"] in JUDGED:
+        told = {"status": "inconclusive", "reason": SAME_PROMPTS, "n_needed": None}
+        marked |= {"status": "inconclusive", "verdict": {**record["verdict"], **told}}
+    parts = record.get("parts") or {}
+    return marked | {"parts": {key: on_same_prompts(part) for key, part in parts.items()}}
+
+
+def listed_edges(scores: EdgeScores, circuit: Circuit, size: int) -> list[dict[str, Any]]:
+    """The strongest edges by rank: those the circuit was cut from and more, as far as can be drawn."""
+    graph = scores.graph
+    flat = scores.values.double().abs().masked_fill(~graph.valid, -torch.inf).flatten()
+    count = min(graph.n_edges, max(LISTED_EDGES, min(size, 2 * LISTED_EDGES)))
+    order = torch.sort(flat, descending=True, stable=True).indices[:count]
+    edges = []
+    for rank, place in enumerate(order.tolist(), start=1):
+        row, column = divmod(place, graph.n_targets)
+        edges.append(
+            {
+                "source": graph.sources[row],
+                "target": graph.targets[column],
+                "score": float(scores.values[row, column]),
+                "rank": rank,
+                "kept": bool(circuit.mask[row, column]),
+            }
+        )
+    return edges
+
+
+def fine_fractions(n_edges: int, size: int) -> list[float]:
+    """Shares for a drawn curve: the published ones, more between them, and the reported circuit’s own."""
+    sizes = {int(share * n_edges) for share in (*FRACTIONS, *np.geomspace(0.005, 0.5, 14))} | {size}
+    # Half an edge more, so that taking the integer part gives the size back.
+    return [min((each + 0.5) / n_edges, 1.0) for each in sorted(sizes - {0})]
+
+
+def curve_facts(curve: FaithfulnessCurve, fine: FaithfulnessCurve) -> dict[str, Any]:
+    """A curve to draw (`fine`), with CPR, CMD and random circuits of the published sizes (`curve`).
+
+    Sizes count edges asked for; `fractions` are those sizes over all edges.
+    """
+    published, drawn = curve.to_dict(), fine.to_dict()
+    n_edges = fine.circuits[0].graph.n_edges
+    facts = {key: drawn[key] for key in ("n_edges", "ranking", "kept_edges", "values", "low", "high", "n")}
+    facts |= {
+        "fractions": [size / n_edges for size in drawn["n_edges"]],
+        "cpr": published["cpr"]["value"],
+        "cmd": published["cmd"]["value"],
+        "random": None,
+    }
+    if curve.random is not None and np.isfinite(curve.random).all():
+        ran = curve.n_edges > 0
+        facts["random"] = {
+            "n_circuits": len(curve.random),
+            "fractions": curve.n_edges[ran] / n_edges,
+            "values": curve.random.mean(axis=0)[ran],
+            "low": curve.random.min(axis=0)[ran],
+            "high": curve.random.max(axis=0)[ran],
+        }
+    return facts
+
+
+def circuit_facts(found: Found, target: float, faithfulness: Mapping[str, Any]) -> dict[str, Any]:
+    """The reported circuit: size, share, and its faithfulness on the measured prompts."""
+    circuit = found.circuit
+    interval = faithfulness["interval"]
+    return {
+        "id": circuit.hash,
+        "size": found.size,
+        "n_edges": circuit.n_edges,
+        "fraction": circuit.n_edges / circuit.graph.n_edges,
+        "n_nodes": len(circuit.nodes()),
+        "nodes": circuit.nodes(),
+        "target": target,
+        "faithfulness": {"value": faithfulness["value"], **interval},
+        "discovery_faithfulness": found.faithfulness,
+        "confirmed": found.confirmed,
+        "sweep": list(found.sweep),
+    }
+
+
+def random_facts(faithfulness: Mapping[str, Any], n_edges: int) -> dict[str, Any]:
+    """Random circuits of the same number of edges: mean and range of their faithfulness."""
+    random = faithfulness["baseline"]["random"]
+    defined = [value for value in random["values"] if value is not None]
+    return {
+        "n_circuits": random["n"],
+        "n_edges": n_edges,
+        "values": random["values"],
+        "mean": random["value"],
+        "low": min(defined, default=None),
+        "high": max(defined, default=None),
+    }
+
+
+def agreement_facts(topk: Mapping[str, Any]) -> dict[str, Any]:
+    """Top-K agreement by K, with random circuits and chance beside it."""
+    parts = topk["parts"]
+    sizes = sorted(int(key.partition("@")[2]) for key in parts if key.startswith("acc@"))
+    accuracy = [parts[f"acc@{k}"] for k in sizes]
+    random = ((topk.get("baseline") or {}).get("random") or {}).get("parts", {})
+    return {
+        "k": sizes,
+        "agreement": [part["value"] for part in accuracy],
+        "low": [part["interval"]["low"] for part in accuracy],
+        "high": [part["interval"]["high"] for part in accuracy],
+        "random": [random.get(f"acc@{k}") for k in sizes],
+        "chance": [topk["details"]["chance"][str(k)] for k in sizes],
+        "tau": [parts.get(f"tau@{k}", {}).get("value") for k in sizes],
+        "label_top1_full": parts["label-top1-full"]["value"],
+        "label_top1_circuit": parts["label-top1-circuit"]["value"],
+        "patterns": list(topk["details"].get("patterns", [])),
+        "n": topk["n"],
+    }
+
+
+def layer_table(scores: EdgeScores) -> dict[str, Any]:
+    """Sum of |score| over the edges between each writing and each reading layer."""
+    graph = scores.graph
+    layers = [f"layer {layer}" for layer in range(graph.n_layers)]
+    table = torch.zeros(graph.n_layers + 1, graph.n_layers + 1, dtype=torch.float64)
+    rows = graph.source_layer.long()[:, None].expand_as(graph.valid)
+    columns = (graph.target_layer.long() - 1)[None, :].expand_as(graph.valid)
+    table.index_put_(
+        (rows[graph.valid], columns[graph.valid]), scores.values.double().abs()[graph.valid], accumulate=True
+    )
+    return {"rows": ["input", *layers], "columns": [*layers, "logits"], "values": table}
+
+
+def head_table(scores: EdgeScores) -> list[list[float]]:
+    """`[layer][head]`: summed signed score of the edges that leave each head."""
+    graph = scores.graph
+    sums = scores.values.double().sum(1)
+    return [
+        [float(sums[graph.head_source(layer, head)]) for head in range(graph.n_heads)]
+        for layer in range(graph.n_layers)
+    ]
+
+
+def as_document(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Finite JSON of all parts, under the schema's name."""
+    document: dict[str, Any] = plain({"schema": SCHEMA, **parts})
+    return document

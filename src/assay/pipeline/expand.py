@@ -1,0 +1,428 @@
+"""From a plan to its jobs, in an order in which each comes after what it needs."""
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.worst_case.sampling import usual_protocol
+from assay.circuits import load_circuit
+from assay.core.errors import InputError
+from assay.core.record import library_version, record_id
+from assay.discovery.edges import EdgeMethod, get_method
+from assay.discovery.edges.method import Asked, resolve
+from assay.execution.forward import assumed_memory
+from assay.models import Model, load_model
+from assay.pipeline import (
+    Sizes,
+    plan_calibration,
+    plan_discovery,
+    plan_measurement,
+    plan_worst_case,
+    sizes,
+)
+from assay.pipeline.inputs import Inputs, draw_inputs
+from assay.pipeline.jobs import JOB_MEMORY, Job, circuit_record, file_record
+from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, RankChoice, SingleJob
+from assay.pipeline.ranking import ranked
+from assay.pipeline.stages import scores_record
+from assay.tasks import PairTask
+
+
+SWEEP_RUNS = 40  # runs over all examples that the search for a size makes, about
+
+
+def expand(plan: Plan, *, device: str | None = None) -> tuple[Job, ...]:
+    """The jobs of a plan, each after those it needs.
+
+    Every model is loaded once, one at a time, and every task drawn: a job's record holds the hashes of both.
+
+    Args:
+        plan: The plan.
+        device: Where jobs run their models.
+
+    Raises:
+        InputError: If parts of the plan do not fit each other: gates or an attack on images, a method that
+            cannot be dealt to several jobs, a circuit of another graph, a size beyond a model's graph.
+        AssayError: What loading a model or drawing a task raises.
+    """
+    found: dict[str, Job] = {}
+
+    def add(jobs: Iterator[Job]) -> None:
+        for job in jobs:
+            found.setdefault(job.id, job)
+
+    for name in plan.models:
+        location = plan.locate(name)
+        source = {"model": location, "device": device}
+        model = load_model(location, device=device)
+        _check_sizes(plan, model, name)
+        for task in plan.tasks:
+            for seed in plan.seeds:
+                made = _Made(plan=plan, model=model, model_name=name, task=task, seed=seed, source=source)
+                for method in plan.methods:
+                    add(made.product(method))
+        del model
+        gc.collect()  # before the next one is loaded
+    single: dict[str, tuple[str, ...]] = {}
+    for job in plan.jobs:
+        needs = tuple(each for other in job.needs for each in single[other])
+        jobs = list(_single(plan, job, {"model": plan.locate(job.model), "device": device}, needs))
+        single[job.name] = tuple(each.id for each in jobs)
+        add(iter(jobs))
+    if plan.rank is not None:
+        for images in plan.rank.images:
+            for seed in plan.seeds:
+                add(_ranking(plan, plan.rank, images, seed, device))
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Made:
+    """Jobs of one model on one task under one seed."""
+
+    plan: Plan
+    model: Model
+    model_name: str
+    task: str
+    seed: int
+    source: Mapping[str, Any]
+    _kept: dict[str, Inputs] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> Inputs:
+        if "inputs" not in self._kept:
+            self._kept["inputs"] = draw_inputs(
+                self.model, self.plan.locate(self.task), n=self.plan.n, seed=self.seed
+            )
+        return self._kept["inputs"]
+
+    @property
+    def objective(self) -> str:
+        return self.plan.objective or self.inputs.measured.objective
+
+    @property
+    def ablation(self) -> str:
+        return self.plan.ablation or self.inputs.measured.ablation
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """What every record of these jobs holds."""
+        return {
+            "library": library_version(),
+            "model": self.model.describe(),
+            "batch_size": self.plan.limits.batch_size,
+            "threads": self.plan.limits.threads,
+            "seed": self.seed,
+        }
+
+    @property
+    def found_at(self) -> dict[str, Any]:
+        return {**self.source, "task": self.plan.locate(self.task), "n": self.plan.n}
+
+    def name(self, *parts: object) -> str:
+        """A job's name; the seed only where there are several."""
+        seeds = [f"seed {self.seed}"] if len(self.plan.seeds) > 1 else []
+        what, *rest = [str(part) for part in parts]
+        return " ".join([what, self.model_name, self.task, *rest, *seeds])
+
+    def product(self, choice: MethodChoice) -> Iterator[Job]:
+        """Scores, circuits and what is asked of them, for one method."""
+        method = get_method(choice.method, **choice.options)
+        # The method's own objective, such as `kl` of learned masks, unless the plan names one.
+        scored_by = self.plan.objective or method.objective or self.inputs.discovery.objective
+        record = {
+            **self.base,
+            "discovery": self.inputs.discovery.describe(),
+            "method": {
+                "key": method.key,
+                "options": choice.options,
+                "steps": choice.steps,
+                "quadrature": choice.quadrature,
+            },
+            "objective": scored_by,
+            "ablation": self.ablation,
+        }
+        with assumed_memory(JOB_MEMORY):
+            asked = self.resolved(method, choice, scored_by)
+        cost = plan_discovery(
+            self.model,
+            method=choice.method,
+            n=self.inputs.discovery.n,
+            steps=choice.steps,
+            options=choice.options,
+        )
+        extra = method.bytes_per_example(self.model, asked.task.length, asked.settings)
+        table = 8 * self.model.graph.n_sources * self.model.graph.n_targets
+        memory = _weights(self.model) + asked.size * extra + 4 * table
+        shards = min(self.plan.shards.discover, -(-asked.task.n // asked.size))
+        parts: list[Job] = []
+        if shards > 1:
+            if not method.divisible():
+                raise InputError(
+                    f"[shards] discover is {self.plan.shards.discover}, and method {method.key!r} decides on "
+                    "all examples together, so they cannot be dealt to several jobs; leave out the shards, "
+                    "or the method"
+                )
+            if choice.steps == "auto":
+                raise InputError(
+                    "[shards] discover deals examples to several jobs, and steps = 'auto' looks at all of "
+                    "them before it takes more; give a number of steps, e.g. 5"
+                )
+            parts = [
+                Job(
+                    name=self.name("discover", choice.label, f"part {place + 1} of {shards}"),
+                    kind="discover-part",
+                    record={**record, "part": [place, shards]},
+                    source=self.found_at,
+                    passes=-(-cost.passes // shards),
+                    bytes=memory,
+                    stores=table * -(-asked.task.n // asked.size) // shards,
+                )
+                for place in range(shards)
+            ]
+        discover = Job(
+            name=self.name("discover", choice.label),
+            kind="discover",
+            record=record,
+            source=self.found_at | ({"parts": shards} if parts else {}),
+            needs=tuple(part.id for part in parts),
+            passes=0 if parts else cost.passes,
+            bytes=memory,
+            stores=table // 2,
+        )
+        yield from (*parts, discover)
+        scores = scores_record(
+            self.model,
+            self.inputs.discovery,
+            method,
+            objective=scored_by,
+            ablation=self.ablation,
+            steps=choice.steps,
+            quadrature=choice.quadrature,
+            seed=self.seed,
+        )
+        wanted: Sequence[dict[str, Any]] = [{"size": size} for size in self.plan.sizes]
+        for chosen in wanted or [{"target": self.plan.target or DEFAULT_TARGET}]:
+            yield from self.circuit(choice, discover, scores, chosen)
+
+    def resolved(self, method: EdgeMethod, choice: MethodChoice, objective: str) -> Asked:
+        """The discovery as its job will run it."""
+        return resolve(
+            self.model,
+            self.inputs.discovery,
+            method,
+            objective=objective,
+            ablation=self.ablation,
+            steps=choice.steps,
+            quadrature=choice.quadrature,
+            batch_size=self.plan.limits.batch_size,
+            seed=self.seed,
+        )
+
+    def circuit(
+        self, choice: MethodChoice, discover: Job, scores: Mapping[str, Any], chosen: Mapping[str, Any]
+    ) -> Iterator[Job]:
+        """One circuit out of the scores, and what is asked of it."""
+        measured = self.inputs.measured
+        record = {**discover.record, "measured": measured.describe(), **chosen}
+        if "target" in chosen:
+            record["judged_by"] = self.objective
+        label = f"{chosen['size']} edges" if "size" in chosen else f"target {chosen['target']:g}"
+        select = Job(
+            name=self.name("select", choice.label, label),
+            kind="select",
+            record=record,
+            source=self.found_at,
+            needs=(discover.id,),
+            passes=0 if "size" in chosen else 2 * SWEEP_RUNS * measured.n,
+            bytes=_weights(self.model),
+            stores=self.model.graph.n_sources * self.model.graph.n_targets,
+        )
+        yield select
+        identity = record_id("circuit", circuit_record(record, scores))
+        yield from self.asked_of(identity, select, f"{choice.label} {label}", self.plan.metrics)
+
+    def asked_of(self, circuit: str, made: Job, label: str, metrics: Sequence[str]) -> Iterator[Job]:
+        """Measurements, gates and the attack on one circuit."""
+        measured = self.inputs.measured
+        record = {
+            **self.base,
+            "measured": measured.describe(),
+            "circuit": circuit,
+            "objective": self.objective,
+            "ablation": self.ablation,
+        }
+        memory = _weights(self.model) + self.plan.limits.batch_size * 24 * 4 * measured_width(
+            self.model, self.inputs
+        )
+        common: dict[str, Any] = {"source": self.found_at, "bytes": memory}
+        needs = (made.id,)
+        if metrics:
+            stage = plan_measurement(self.model, metrics, n=measured.n, n_random=self.plan.n_random)
+            yield Job(
+                name=self.name("measure", label),
+                kind="measure",
+                record={**record, "metrics": list(metrics), "n_random": self.plan.n_random},
+                needs=needs,
+                passes=stage.passes,
+                stores=64 * measured.n * len(metrics),
+                **common,
+            )
+        if not self.plan.gates and self.plan.attack is None:
+            return
+        if not isinstance(measured, PairTask):
+            what = "gates" if self.plan.gates else "[attack]"
+            raise InputError(
+                f"{what} are asked for, and task {self.task!r} is images; they are defined on prompts: make "
+                "a plan of its own for the images"
+            )
+        if self.plan.gates:
+            stages = plan_calibration(self.model, min(measured.n, 100))
+            yield Job(
+                name=self.name("calibrate", label),
+                kind="calibrate",
+                record={**record, "gates": list(self.plan.gates)},
+                needs=needs,
+                passes=sum(stage.passes for stage in stages),
+                **common,
+            )
+        if self.plan.attack is not None:
+            yield from self.attacks(self.plan.attack, record, needs, label, common)
+
+    def attacks(
+        self,
+        attack: AttackChoice,
+        record: Mapping[str, Any],
+        needs: tuple[str, ...],
+        label: str,
+        common: Mapping[str, Any],
+    ) -> Iterator[Job]:
+        """The worst case of a circuit, in parts where the plan says so."""
+        measured = self.inputs.measured
+        assert isinstance(measured, PairTask)  # checked where it is asked for
+        protocol = attack.protocol or usual_protocol(measured)
+        size = sizes(protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
+        if protocol == "file":
+            size = Sizes(n_clean=measured.n, n_corrupted=measured.n)
+        facts = {"protocol": protocol, "n_clean": size.n_clean, "n_corrupted": size.n_corrupted}
+        stage = plan_worst_case(protocol, size)
+        pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
+        parts = [
+            Job(
+                name=self.name("attack", label, f"part {place + 1} of {attack.shards}"),
+                kind="attack-part",
+                record={**record, "attack": facts, "part": [place, attack.shards]},
+                needs=needs,
+                passes=-(-stage.passes // attack.shards),
+                stores=9 * pairs // attack.shards,
+                **common,
+            )
+            for place in range(attack.shards)
+            if attack.shards > 1
+        ]
+        yield from parts
+        yield Job(
+            name=self.name("attack", label),
+            kind="attack",
+            record={**record, "attack": facts},
+            needs=(*needs, *(part.id for part in parts)),
+            passes=0 if parts else stage.passes,
+            stores=17 * pairs,
+            **{**common, "source": {**common["source"], **({"parts": attack.shards} if parts else {})}},
+        )
+
+
+def _check_sizes(plan: Plan, model: Model, name: str) -> None:
+    """Refuse sizes that no circuit of a model has."""
+    n_edges = model.graph.n_edges
+    if beyond := [size for size in plan.sizes if size > n_edges]:
+        raise InputError(
+            f"sizes: a circuit of {beyond[0]:,} edges is asked for, and the graph of model {name!r} has "
+            f"{n_edges:,}; give sizes from 1 to {n_edges:,}, or make a plan of its own for this model"
+        )
+
+
+def measured_width(model: Model, inputs: Inputs) -> int:
+    """Numbers of one example's residual stream."""
+    return model.d_model * model.bind(inputs.measured).length
+
+
+def _weights(model: Model) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in model.module.parameters())
+
+
+def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[str, ...]) -> Iterator[Job]:
+    """A circuit from a file, and its measurements."""
+    model = load_model(source["model"], device=source["device"])
+    path = plan.locate(job.circuit)
+    if not Path(path).is_file():
+        raise InputError(f"[[job]] {job.name!r}: there is no circuit file {path}")
+    circuit = load_circuit(path, model.graph)
+    for seed in plan.seeds:
+        made = _Made(plan=plan, model=model, model_name=job.model, task=job.task, seed=seed, source=source)
+        record = {**made.base, "circuit": {"hash": circuit.hash}}
+        read = Job(
+            name=made.name("read", job.name),
+            kind="circuit-file",
+            record=record,
+            source={**made.found_at, "circuit": path},
+            needs=needs,
+            bytes=_weights(model),
+            stores=model.graph.n_sources * model.graph.n_targets,
+        )
+        yield read
+        yield from made.asked_of(record_id("circuit", file_record(record)), read, job.name, job.metrics)
+
+
+def _ranking(plan: Plan, rank: RankChoice, images: str, seed: int, device: str | None) -> Iterator[Job]:
+    """What each model of a zoo shows on some images, and the table of all."""
+    options: dict[str, Any] = {
+        "zoo": None if rank.zoo == "embedded" else plan.locate(rank.zoo),
+        "images": plan.locate(images),
+        "id_images": None if rank.id_images is None else plan.locate(rank.id_images),
+        "metrics": list(rank.metrics) or None,
+        "n": rank.n,
+        "seed": seed,
+        "batch_size": plan.limits.batch_size,
+        "device": device,
+    }
+    found = ranked(**options)
+    weights, tasks, parts = {}, {}, []
+    for key in found.zoo.keys:
+        model = found.zoo.load(key, device=device)
+        weights[key] = model.describe()
+        tasks[key] = found.target.read(model).describe()
+        known = None if found.known is None else found.known.read(model).describe()
+        record = {
+            "library": library_version(),
+            "key": key,
+            "model": weights[key],
+            "task": tasks[key],
+            "known": known,
+            "metrics": list(found.metrics),
+            "settings": InspectionSettings.record(found.settings),
+            "seed": seed,
+        }
+        n = int(tasks[key].get("n") or rank.n or 0)
+        parts.append(
+            Job(
+                name=f"inspect {key} {images}" + (f" seed {seed}" if len(plan.seeds) > 1 else ""),
+                kind="inspect",
+                record=record,
+                source={"rank": options},
+                passes=(2 + 2 * 5) * n,
+                bytes=_weights(model),
+            )
+        )
+        del model
+    yield from parts
+    yield Job(
+        name=f"rank {rank.zoo} {images}" + (f" seed {seed}" if len(plan.seeds) > 1 else ""),
+        kind="rank",
+        record={"library": library_version(), "models": [part.id for part in parts]},
+        source={"rank": options},
+        needs=tuple(part.id for part in parts),
+    )

@@ -1,0 +1,151 @@
+"""Calibrations as a job: kept in the store under their record, continued from the tables beside it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from assay.analyses.calibration.battery import USUAL_PROMPTS, Against, n_further, prepare, run
+from assay.core.random import stream
+from assay.core.record import MACHINE, record_id
+from assay.discovery.heads.table import AnyCircuit
+from assay.models import Model
+from assay.objectives import get_objective, is_registered
+from assay.pipeline.stages import Progress, Stage
+from assay.store import Store
+from assay.tasks import PairTask
+
+
+TABLES = "tables"  # folder of measurement tables inside a store
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredCalibration:
+    """The document of a calibration, and whether a store already held it."""
+
+    document: dict[str, Any]
+    cached: bool
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Published codes of the gates that fail."""
+        return tuple(gate["code"] for gate in self.document["gates"] if gate["verdict"]["status"] == "fail")
+
+
+def calibrate_stored(
+    circuit: AnyCircuit,
+    model: Model,
+    task: PairTask,
+    *,
+    against: Against = (),
+    store: Store | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> StoredCalibration:
+    """`assay.calibrate_all`, its verdicts and its table taken from the store where they were made before.
+
+    Args:
+        circuit: What is judged.
+        model: The model.
+        task: The prompts.
+        against: Other tasks with circuits of their own.
+        store: Where verdicts are kept; tables lie in its folder `tables`. Under an objective that is not
+            registered it is left alone.
+        progress: Told of the gates.
+        options: Further arguments of `calibrate_all`.
+    """
+    if not is_registered(get_objective(options.get("objective") or task.objective)):
+        store = None
+    folder = None if store is None else Path(store.directory) / TABLES
+    battery = prepare(circuit, model, task, against=against, folder=folder, **options)
+    identity = record_id("calibration", battery.record)
+    if store is not None and store.has(identity):
+        return StoredCalibration(document=_taken(store.get(identity).payload), cached=True)
+    document = run(battery, progress).to_dict()
+    if store is not None:
+        store.put("calibration", battery.record, _shelved(document))
+    return StoredCalibration(document=document, cached=False)
+
+
+_OF_THE_RUN = ("columns", "passes")  # of a table: what was measured now and what was found from before
+
+
+def _shelved(document: dict[str, Any]) -> dict[str, Any]:
+    """A document whose facts of the run stand apart, so that an interrupted calibration ends as any other."""
+    table = document["table"]
+    kept = {key: value for key, value in table.items() if key not in _OF_THE_RUN}
+    return document | {"table": kept | {MACHINE: {key: table[key] for key in _OF_THE_RUN}}}
+
+
+def _taken(payload: dict[str, Any]) -> dict[str, Any]:
+    """The document of a stored calibration."""
+    table = dict(payload["table"])
+    return payload | {"table": table | table.pop(MACHINE, {})}
+
+
+def plan_calibration(
+    model: Model,
+    n: int,
+    *,
+    n_heads: int | None = None,
+    against: int = 0,
+    random_sets: int = 0,
+    max_passes: float | None = None,
+) -> list[Stage]:
+    """Passes of all gates on one circuit, at most.
+
+    Args:
+        model: The model.
+        n: Prompts of the table.
+        n_heads: Heads in the circuit; None: as many as there are.
+        against: Other tasks.
+        random_sets: Random sets of either kind.
+        max_passes: Budget of the tables over all heads.
+    """
+    layers, heads = model.n_layers, model.n_layers * model.n_heads
+    k = heads if n_heads is None else n_heads
+    shares = model.n_heads * sum((layers - layer) / layers for layer in range(layers))
+    over_heads = 2 * n * (1 + shares) + n * (3 + shares)
+    if max_passes is not None:
+        over_heads = min(over_heads, max_passes)
+    whole = 1 + 3 + 2 + 5 + 5 + 2  # full; keep, drop, mean's reference; zero, mean; donors; noise; baselines
+    stages = [
+        Stage(name="circuit runs", runs=whole, passes=whole * n),
+        Stage(name="pool", runs=2, passes=2 * n_further(n)),
+        Stage(name="without each head", runs=k, passes=k * n),
+        Stage(name="one head at a time", runs=3 * heads, passes=round(over_heads)),
+        Stage(name="gradients", runs=2, passes=2 * (3 * n)),
+    ]
+    if random_sets:
+        stages.append(Stage(name="random sets", runs=2 * random_sets, passes=2 * random_sets * n))
+    if against:
+        stages.append(Stage(name="other tasks", runs=against, passes=round(against * n * (3 + shares))))
+    return stages
+
+
+class TablePrompts(NamedTuple):
+    """Prompts of a measurement table, and further ones of the same source."""
+
+    task: PairTask
+    pool: PairTask | None
+
+
+def usual_prompts(task: PairTask, n: int = USUAL_PROMPTS, *, seed: int = 0) -> TablePrompts:
+    """As many prompts of a task as calibrations usually take, and what is left as the pool.
+
+    Prompts of a grammar were drawn one after the other, so the first are taken, and the pool is drawn from
+    the grammar when it is needed. Prompts of any other task may stand in an order: they are drawn at random.
+
+    Args:
+        task: Prompts that a circuit may be measured on.
+        n: Prompts of the table, at most.
+        seed: Root seed of the draw.
+
+    Returns:
+        The table's prompts, and the others; None where there is none or a grammar gives more.
+    """
+    if task.n <= n:
+        return TablePrompts(task, None)
+    if task.grammar is not None:
+        return TablePrompts(task.subset(range(n)), None)
+    order = stream(seed, "table prompts").permutation(task.n).tolist()
+    return TablePrompts(task.subset(order[:n]), task.subset(order[n:]))

@@ -1,0 +1,96 @@
+"""Examples by name: prompts or images, to find a circuit on and to measure it on."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.circuits.given import IMAGES
+from assay.core.errors import AssayWarning
+from assay.core.random import stream
+from assay.models import Model
+from assay.pipeline.prompts import draw_prompts, same_note
+from assay.tasks import Task, digits_source, load_images, load_task
+from assay.tasks.load import DEFAULT_N
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """Two sets of examples.
+
+    Attributes:
+        discovery: What scores and size are chosen on.
+        measured: What everything reported is measured on.
+        held_out: Whether no example is in both; False where both are the same.
+    """
+
+    discovery: Task
+    measured: Task
+    held_out: bool
+
+
+def draw_inputs(model: Model, task: str, *, n: int | None, seed: int) -> Inputs:
+    """Examples to discover on and others to measure on, where there are others.
+
+    Args:
+        model: What reads them.
+        task: Key of a registered task, a JSONL file, `images:SOURCE` with what `assay.load_images` takes, or
+            a name of coloured digits.
+        n: Examples of each set. Of images 2 n are taken and halved; where there are fewer, all serve for
+            both, with a warning.
+        seed: Root seed of the draw.
+    """
+    if model.id.startswith("planted:") and task in ("ioi", "planted"):
+        both = read_inputs("ioi", None, model, n=2 * (n or DEFAULT_N), seed=seed)
+        return _halves(both, n or DEFAULT_N, seed)
+    source = task.removeprefix(IMAGES)
+    if task.startswith(IMAGES) or digits_source(task) is not None:
+        n = DEFAULT_N if n is None else n
+        return _halves(read_inputs("", source, model, n=2 * n, seed=seed), n, seed)
+    draws = draw_prompts(model, task, n=n, seed=seed)
+    if not draws.held_out:
+        warnings.warn(draws.note, AssayWarning, stacklevel=2)
+    return Inputs(discovery=draws.discovery, measured=draws.measured, held_out=draws.held_out)
+
+
+def _halves(both: Task, n: int, seed: int) -> Inputs:
+    """Two random halves: a folder lists its classes one after the other."""
+    if both.n < 2 * n:
+        note = same_note(both.name, "images", f"{2 * n} or more images, of which there are {both.n},")
+        warnings.warn(note, AssayWarning, stacklevel=3)
+        return Inputs(discovery=both, measured=both, held_out=False)
+    order = stream(seed, "halves").permutation(2 * n)
+    discovery, measured = (both.subset(sorted(rows.tolist())) for rows in (order[:n], order[n:]))
+    return Inputs(discovery=discovery, measured=measured, held_out=True)
+
+
+def read_inputs(
+    task: str, images: str | None, model: Model, *, n: int | None, seed: int, skip_bad: bool = False
+) -> Task:
+    """Prompts of a task, or images where they are named; what `--task` and `--images` mean.
+
+    Args:
+        task: Key of a registered task, a JSONL file, or a name of coloured digits. For a planted model the
+            default `ioi` means its own examples, for `colour-digits` its own digits.
+        images: Where images come from, instead of `task`.
+        model: What reads them.
+        n: Examples; default: 200, all of a file.
+        seed: Root seed of the draw.
+        skip_bad: Leave out image files that cannot be decoded, with a warning.
+    """
+    if model.id.startswith("planted:") and images is None and task in ("ioi", "planted"):
+        from assay.analyses.benchmark import planted_task
+        from assay.models.planted import planted_model
+
+        return planted_task(planted_model(model.id.removeprefix("planted:")), n or 64, seed)
+    if images is None and task == "ioi" and model.id == "colour-digits":
+        task = "colour-digits"
+    if images is None and digits_source(task) is not None:
+        images = task
+    if images is None:
+        # Of a file read whole nothing is drawn; the seed still drives what is done with it.
+        whole = n is None and Path(task).suffix == ".jsonl"
+        return load_task(task, model, n=n, seed=0 if whole else seed)
+    found = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
+    if skipped := found.config.get("skipped"):
+        warnings.warn(f"{skipped} files of {found.domain} were skipped", AssayWarning, stacklevel=2)
+    return found

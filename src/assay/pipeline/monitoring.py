@@ -1,0 +1,414 @@
+"""A monitor as a job: reference and known batches from images, everything kept and taken up again."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from filelock import lock_descriptor
+
+from assay.analyses.generalization.alarms import batches_for
+from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
+from assay.analyses.generalization.monitoring import Monitor
+from assay.circuits import EdgeScores, load_scores, write_atomically
+from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.core.random import stream
+from assay.core.untrusted import malformed, parse_json
+from assay.discovery.edges import discover
+from assay.models import Model
+from assay.pipeline.image_stream import known_images
+from assay.pipeline.stages import Progress
+from assay.report import save_report
+from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
+from assay.zoo.training import images_hash
+
+
+READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
+REFERENCE, DOMAINS, LOCK = "reference.safetensors", "domains.json", ".lock"
+METHOD, STEPS = "eap-ig-inputs", 5
+USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
+MOST_LABELLED = 1000  # images that ATC and DoC learn from, a sample: folders list class after class
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorPlan:
+    """What a monitor starts from.
+
+    Attributes:
+        reference: File of edge scores, folder of images, or `shapes:DOMAIN`.
+        known: Folder or `shapes:DOMAIN` of further images in distribution. Default: those of the reference's
+            images that the reference circuit does not use.
+        window: Images of a batch, and of the reference circuit if it is to be found.
+        known_batches: Batches to calibrate on; 0: none; None: what there is.
+        threshold: Shift above which to raise the alarm.
+        target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
+        rule, alpha, distance: As in `Monitor`.
+        method, objective, ablation, steps: Of the reference circuit; None: as a file's circuit was found,
+            else `eap-ig-inputs`, what the images ask for, and 5 steps.
+        seed: Root seed.
+        skip_bad: Pass over image files that cannot be read.
+        batch_size: Images per pass.
+    """
+
+    reference: str
+    known: str | None = None
+    window: int = 64
+    known_batches: int | None = None
+    threshold: float | None = None
+    target: float | None = None
+    rule: str | None = None
+    alpha: float = 0.05
+    distance: str = "spearman"
+    method: str | None = None
+    objective: str | None = None
+    ablation: str | None = None
+    steps: int | str | None = None
+    seed: int = 0
+    skip_bad: bool = False
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.target is not None:
+            raise InputError(
+                "threshold and target were both given; a target stands for a threshold: give one"
+            )
+        if self.target is not None and not 0 < self.target <= 1:
+            raise InputError(f"target is {self.target}; a performance above 0 and at most 1 is needed")
+        if self.window < 2:
+            raise InputError(f"window is {self.window}; a batch needs at least 2 images")
+
+    @property
+    def given(self) -> bool:
+        """Whether the reference circuit is a file."""
+        return not is_shapes(self.reference) and not Path(self.reference).is_dir()
+
+    @property
+    def n_drawn(self) -> int:
+        """Known images to draw from a `shapes:` source."""
+        batches = self.known_batches
+        if batches is None:
+            batches = max(USUAL_BATCHES, batches_for(self.alpha))
+        return self.window * (1 + max(batches, 1))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StartedMonitor:
+    """A monitor ready to observe.
+
+    Attributes:
+        monitor: With known batches, if there are any, and earlier readings.
+        domains: The calibration on corrupted domains; None without a target.
+        out: Where everything is kept.
+        passed: Names of files passed over since the last reading.
+    """
+
+    monitor: Monitor
+    domains: DomainCalibration | None
+    out: Path
+    passed: list[str] = field(default_factory=list)
+
+    @cached_property
+    def _shown(self) -> list[dict[str, Any]]:
+        return []
+
+    @cached_property
+    def _head(self) -> dict[str, Any]:
+        """What stays the same while it observes."""
+        head = self.monitor.to_dict()
+        self._shown.extend(head.pop("readings"))
+        return head if self.domains is None else {**head, "domains": self.domains.to_dict()}
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What the page shows: the monitor, and the domains if there are any; cheap to ask for again."""
+        head = self._head
+        new = self.monitor.readings[len(self._shown) :]
+        self._shown.extend(each.to_dict() for each in new)
+        return {**head, "readings": list(self._shown), "passed": list(self.passed)}
+
+    @property
+    def done(self) -> frozenset[str]:
+        """Names of images observed or passed over before."""
+        return frozenset(name for each in self.monitor.readings for name in (*each.sources, *each.skipped))
+
+    def write(self, *, page: bool = True) -> None:
+        """Write the document, and the page once there is a reading.
+
+        Args:
+            page: False leaves the page as it is.
+
+        Raises:
+            OutputError: If a file cannot be written.
+        """
+        document = self.document
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.out / DOCUMENT, json.dumps(document, indent=1, allow_nan=False).encode())
+        if page and document["readings"]:
+            save_report(self.out / PAGE, document)
+
+
+@contextmanager
+def held(out: Path) -> Iterator[None]:
+    """Keep a monitor's directory from a second process while entered; makes it if need be.
+
+    Raises:
+        OutputError: If another process holds it, or it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / LOCK).open("ab")
+    except OSError as error:
+        raise OutputError(f"cannot write to {out}: {error.strerror}; choose another directory") from error
+    with file:
+        try:
+            # A page that asks whether the directory is held takes the lock for a moment.
+            alone = any(_locked_soon(file.fileno()))
+        except OSError as error:
+            raise OutputError(
+                f"cannot lock {out / LOCK}: {error.strerror}; choose another directory"
+            ) from error
+        if not alone:
+            raise OutputError(
+                f"{out} is in use by another monitor that still runs; stop it, or choose another directory"
+            )
+        yield
+
+
+def _locked_soon(descriptor: int) -> Iterator[bool]:
+    """Whether the lock was taken, tried for half a second."""
+    for _ in range(10):
+        yield lock_descriptor(descriptor, blocking=False)
+        time.sleep(0.05)
+
+
+def is_held(out: Path) -> bool:
+    """Whether a process holds a monitor's directory, as one that observes does."""
+    try:
+        file = (out / LOCK).open("rb")
+    except OSError:
+        return False
+    with file:
+        try:
+            return not lock_descriptor(file.fileno(), blocking=False)
+        except OSError:  # a file system without locks, where no monitor can run
+            return False
+
+
+def torn_line(readings: Path) -> bool:
+    """Whether the last line of a file of readings was cut short, by a kill or a full disk."""
+    try:
+        with readings.open("rb") as file:
+            file.seek(0, 2)
+            if not file.tell():
+                return False
+            file.seek(-1, 2)
+            return file.read() != b"\n"
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise FileFormatError(f"cannot read {readings}: {error.strerror}") from error
+
+
+def start_monitor(
+    model: Model,
+    plan: MonitorPlan,
+    *,
+    out: Path,
+    transform: EvalTransform | None = None,
+    progress: Progress | None = None,
+) -> StartedMonitor:
+    """Find or read the reference circuit, calibrate, and take up earlier readings.
+
+    Args:
+        model: The deployed model.
+        plan: What to start from.
+        out: Directory of readings, document and page; what lies there from an earlier run of the same plan is
+            used again.
+        transform: Of the images; default: the model's own.
+        progress: Called with the name of a stage, what is done, and the total or 0.
+
+    Raises:
+        InputError: If images are too few or have no labels where they are needed, or `out` holds readings of
+            another monitor.
+        FileFormatError: If a file or folder cannot be read.
+        OutputError: If something cannot be written.
+    """
+    transform = transform or EvalTransform.for_model(model)
+    scores, pool = _reference(model, plan, transform, out, progress)
+    domains = None
+    threshold: Any = plan.threshold
+    if plan.target is not None:
+        domains = _domains(model, plan, scores, pool, transform, out, progress)
+        threshold = domains.threshold(plan.target, metric=plan.distance)
+    monitor = Monitor(
+        model,
+        scores,
+        threshold,
+        distance=plan.distance,
+        rule=plan.rule,
+        alpha=plan.alpha,
+        labelled=None if pool is None or pool.labels is None else pool.sample(MOST_LABELLED, seed=plan.seed),
+        transform=transform,
+        batch_size=plan.batch_size,
+        log=out / READINGS,
+        seed=plan.seed,
+    )
+    _calibrate(monitor, plan, pool, progress)
+    return StartedMonitor(monitor=monitor, domains=domains, out=out)
+
+
+def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransform) -> ImageSet:
+    return known_images(
+        source,
+        transform,
+        n=plan.n_drawn,
+        classes=model.classes,
+        options=ReadOptions(seed=plan.seed, skip_bad=plan.skip_bad),
+    )
+
+
+def _reference(
+    model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress | None
+) -> tuple[EdgeScores, ImageSet | None]:
+    """The reference circuit, and images in distribution that it does not rest on."""
+    pool = None if plan.known is None else _known(plan, plan.known, model, transform)
+    if plan.given:
+        found = load_scores(plan.reference, graph=model.graph)
+        _check_settings(plan, found)
+        return found, pool
+    if plan.known is not None and plan.known == plan.reference:
+        raise InputError(
+            f"known and reference images are both {plan.known}; leave known out, then the images are divided"
+        )
+    images = _known(plan, plan.reference, model, transform)
+    order = stream(plan.seed, "monitor/reference").permutation(images.n)
+    if images.n < plan.window:
+        raise InputError(
+            f"{plan.reference} holds {images.n} images and the reference circuit rests on {plan.window}; "
+            "give more images or a smaller window"
+        )
+    if pool is None and images.n > plan.window:
+        pool = images.subset(order[plan.window :].tolist())
+    task = images.subset(order[: plan.window].tolist()).task(transform)
+    method = plan.method or METHOD
+    steps = STEPS if plan.steps is None else plan.steps
+    settings = {
+        "method": method,
+        "objective": plan.objective or task.objective,
+        "ablation": plan.ablation or task.ablation,
+        "seed": plan.seed,
+    }
+    stored = out / REFERENCE
+    if stored.is_file():
+        found = load_scores(stored)
+        record = found.provenance
+        same = {name: record.get(name) for name in settings} == settings
+        same &= record.get("steps") in (steps, None) and not record.get("options")
+        same &= (record.get("task") or {}).get("data_hash") == task.data_hash
+        if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
+            return found, pool
+    if progress is not None:
+        progress("reference", 0, 1)
+    found = discover(
+        model,
+        task,
+        method,
+        objective=plan.objective,
+        ablation=plan.ablation,
+        steps=steps,
+        batch_size=plan.batch_size,
+        seed=plan.seed,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / READINGS).exists():
+        found.save(stored)
+    if progress is not None:
+        progress("reference", 1, 1)
+    return found, pool
+
+
+def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
+    """Every batch is measured as the file's circuit was; settings that ask for something else are refused."""
+    for name in ("method", "objective", "ablation", "steps"):
+        asked, recorded = getattr(plan, name), scores.provenance.get(name)
+        if asked is not None and recorded is not None and asked != recorded:
+            raise InputError(
+                f"{name} is {asked} and the circuit of {plan.reference} was found with {recorded}, which "
+                f"then holds for every batch; leave {name} out, or give the images of the reference"
+            )
+
+
+def _domains(
+    model: Model,
+    plan: MonitorPlan,
+    scores: EdgeScores,
+    pool: ImageSet | None,
+    transform: EvalTransform,
+    out: Path,
+    progress: Progress | None,
+) -> DomainCalibration:
+    """The corrupted domains, from the directory where they were measured before."""
+    if pool is None:
+        raise InputError(
+            "a target needs labelled images in distribution to corrupt; give --known, or a reference folder "
+            "with more images than the window"
+        )
+    stored = out / DOMAINS
+    wanted = {
+        "reference": json.loads(json.dumps(dict(scores.provenance))),
+        "domain": pool.domain,
+        "hash": images_hash(pool),
+        "n": min(plan.window, pool.n),
+        "seed": plan.seed,
+    }
+    if stored.is_file():
+        found = _read_domains(stored)
+        images = found.provenance["images"]
+        if wanted == {
+            "reference": found.provenance["reference"],
+            **{name: images.get(name) for name in ("domain", "hash", "n", "seed")},
+        }:
+            return found
+    found = calibrate_on_corruptions(
+        model,
+        scores,
+        pool,
+        n=wanted["n"],
+        labelled=pool.sample(MOST_LABELLED, seed=plan.seed),
+        transform=transform,
+        batch_size=plan.batch_size,
+        progress=None if progress is None else lambda _, done, __: progress("corrupted domains", done, 39),
+        seed=plan.seed,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(stored, json.dumps(found.to_dict(), indent=1, allow_nan=False).encode())
+    return found
+
+
+def _read_domains(path: Path) -> DomainCalibration:
+    try:
+        content: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} cannot be read ({error}); remove it to measure again") from error
+    with malformed(path, "a calibration on corrupted domains"):
+        return DomainCalibration.from_dict(content)
+
+
+def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageSet | None, progress: Progress | None) -> None:
+    """Known batches, unless there are some already or none are wanted."""
+    if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
+        return
+    by_default = plan.known_batches is None and (
+        plan.rule in ("threshold", "sequential") or (plan.rule is None and monitor.threshold is not None)
+    )
+    if pool is None or (by_default and pool.n < plan.window):
+        if plan.known_batches is None:
+            return
+        raise InputError("no images in distribution are left to calibrate on; give --known")
+    if progress is not None:
+        progress("known batches", 0, plan.known_batches or 0)
+    monitor.calibrate(pool, batch_size=plan.window, n_batches=plan.known_batches)

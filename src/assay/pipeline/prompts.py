@@ -1,0 +1,214 @@
+"""Which prompts a circuit is found on, and which other prompts it is measured on."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from assay.core.errors import AssayWarning, InputError
+from assay.core.random import stream
+from assay.models import Model
+from assay.tasks import TASKS, PairTask, load_task
+from assay.tasks.load import DEFAULT_N
+
+
+FEWEST_PER_HALF = 20  # distinct prompts below which a task is not divided
+SPLIT = "split"  # field that says what a pair is for
+DISCOVER, MEASURE = "discover", "measure"  # its values
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draws:
+    """Two sets of prompts of one task.
+
+    Attributes:
+        discovery: What scores and size are chosen on.
+        measured: What everything reported is measured on.
+        held_out: Whether no prompt is in both; False where both are the same task.
+    """
+
+    discovery: PairTask
+    measured: PairTask
+    held_out: bool
+
+    @property
+    def note(self) -> str:
+        """What to know about prompts that serve for both."""
+        return same_note(self.measured.name, "prompts", f"{2 * FEWEST_PER_HALF} or more distinct prompts")
+
+
+def same_note(name: str, examples: str, enough: str) -> str:
+    """What to know about a circuit that is measured where it was found, and how many would be divided."""
+    return (
+        f"the circuit of {name!r} is measured on the {examples} that it was found on, so its numbers are "
+        f"optimistic; {enough} are divided into halves"
+    )
+
+
+def draw_prompts(
+    model: Model,
+    task: PairTask | str,
+    *,
+    n: int | None,
+    seed: int,
+    discover_on: PairTask | str | Path | None = None,
+    measure_on: PairTask | str | Path | None = None,
+) -> Draws:
+    """Prompts to discover on and, where there are enough, other prompts to measure on.
+
+    A registered task is drawn once with 2 n prompts. Its distinct prompts are dealt in order of appearance:
+    to discovery until that has n rows, the rest is held out; where few distinct prompts exist, half of
+    them go to each side.
+
+    A file or a task of your own is divided by its field `split` (`discover` or `measure` for every pair).
+    Without one, its distinct clean prompts are dealt at random to two halves; pairs of one clean prompt stay
+    together. With fewer than 20 distinct prompts per half all of them serve for both. What is drawn is in
+    random order.
+
+    Args:
+        model: Tokenises the prompts.
+        task: Key of a registered task, a JSONL file or a task.
+        n: Prompts of each set; of a registered task, repeated prompts can shift a few rows from one set to
+            the other. Default: 200, and all prompts of a file or of a task of your own.
+        seed: Root seed of the draw.
+        discover_on: File or task to discover on, instead of a part of `task`; `task` is then measured on.
+        measure_on: File or task to measure on, instead of a part of `task`.
+
+    Raises:
+        InputError: If a clean prompt is on both sides, or `split` has another value.
+    """
+    if discover_on is not None or measure_on is not None:
+        discovery, measured = (
+            _part(model, task if own is None else own, part, n=n, seed=seed)
+            for own, part in ((discover_on, DISCOVER), (measure_on, MEASURE))
+        )
+        return _apart(discovery, measured)
+    if isinstance(task, str) and _registered(task):
+        return _drawn(model, task, DEFAULT_N if n is None else n, seed)
+    whole = task if isinstance(task, PairTask) else load_task(task, model)
+    if SPLIT in whole.fields:
+        return _apart(*(_part(model, whole, part, n=n, seed=seed) for part in (DISCOVER, MEASURE)))
+    keys = _clean_prompts(whole)
+    distinct = list(dict.fromkeys(keys))
+    if len(distinct) < 2 * FEWEST_PER_HALF:
+        both = _sample(whole, range(whole.n), n, seed, "both")
+        return Draws(discovery=both, measured=both, held_out=False)
+    order = stream(seed, "halves").permutation(len(distinct))
+    first = {distinct[place] for place in order[: len(distinct) // 2].tolist()}
+    rows = [[row for row, key in enumerate(keys) if (key in first) is side] for side in (True, False)]
+    discovery, measured = (
+        _sample(whole, each, n, seed, part) for each, part in zip(rows, (DISCOVER, MEASURE), strict=True)
+    )
+    return Draws(discovery=discovery, measured=measured, held_out=True)
+
+
+def prompts_to_measure(
+    model: Model,
+    task: str,
+    *,
+    n: int | None,
+    seed: int,
+    measure_on: str | Path | None = None,
+    drawn: int = DEFAULT_N,
+) -> PairTask:
+    """Prompts to measure a circuit on that was found before.
+
+    Args:
+        model: Tokenises the prompts.
+        task: Key of a registered task or a JSONL file, of which pairs for discovery are left out.
+        n: Prompts. Default: `drawn`, and all of a file.
+        seed: Root seed of the draw.
+        measure_on: File to measure on instead.
+        drawn: Prompts of a registered task unless `n` is given.
+    """
+    source = task if measure_on is None else measure_on
+    if _registered(source):
+        n = n or drawn
+    return _part(model, source, MEASURE, n=n, seed=seed)
+
+
+def _registered(task: PairTask | str | Path) -> bool:
+    return isinstance(task, str) and task.replace("_", "-") in TASKS
+
+
+def _drawn(model: Model, task: str, n: int, seed: int) -> Draws:
+    """Two sets of one draw of a registered task."""
+    both = load_task(task, model, n=2 * n, seed=seed)
+    _, group = np.unique(both.clean.numpy(), axis=0, return_inverse=True)
+    prompts: dict[int, list[int]] = {}
+    for row, prompt in enumerate(group.ravel().tolist()):
+        prompts.setdefault(prompt, []).append(row)
+    rows: list[int] = []
+    for place, members in enumerate(prompts.values()):
+        if len(rows) >= n or (place and 2 * place >= len(prompts)):
+            break
+        rows += members
+    others = sorted(set(range(both.n)) - set(rows))
+    if not others:
+        return Draws(discovery=both, measured=both, held_out=False)
+    return Draws(discovery=both.subset(sorted(rows)), measured=both.subset(others), held_out=True)
+
+
+def _part(model: Model, task: PairTask | str | Path, part: str, *, n: int | None, seed: int) -> PairTask:
+    """The pairs of a task for one purpose: those that its field `split` names, else all."""
+    if isinstance(task, str) and _registered(task):
+        return load_task(task, model, n=n, seed=seed)
+    whole = task if isinstance(task, PairTask) else load_task(task, model)
+    if SPLIT not in whole.fields:
+        return _sample(whole, range(whole.n), n, seed, part)
+    labels = list(whole.fields[SPLIT])
+    if unknown := [row for row, label in enumerate(labels) if label not in (DISCOVER, MEASURE)]:
+        raise InputError(
+            f"field {SPLIT!r} of {whole.name!r} is {labels[unknown[0]]!r} for pair "
+            f"{int(whole.ids[unknown[0]])}; give {DISCOVER!r} or {MEASURE!r} for every pair, or rename it"
+        )
+    rows = [row for row, label in enumerate(labels) if label == part]
+    if not rows:
+        raise InputError(
+            f"no pair of {whole.name!r} has {part!r} in its field {SPLIT!r}; mark some pairs with it"
+        )
+    return _sample(whole, rows, n, seed, part)
+
+
+def _sample(task: PairTask, rows: Sequence[int], n: int | None, seed: int, part: str) -> PairTask:
+    """`n` of these rows in random order: later stages take the first of them where all cost too much.
+
+    A task of which nothing is left out stays as it is, so that its data hash is that of the file.
+    """
+    if n is not None and n > len(rows):
+        purpose = "discover and measure" if part == "both" else part
+        warnings.warn(
+            f"{task.name!r} has {len(rows)} prompts to {purpose} on, fewer than the {n} asked for; all of "
+            "them are used",
+            AssayWarning,
+            stacklevel=3,
+        )
+    if len(rows) == task.n and (n is None or n >= task.n):
+        return task
+    order = stream(seed, f"{part} on").permutation(len(rows))
+    return task.subset([rows[place] for place in order[:n].tolist()])
+
+
+def _apart(discovery: PairTask, measured: PairTask) -> Draws:
+    """Two sets that the user has divided.
+
+    Raises:
+        InputError: If they share a clean prompt.
+    """
+    seen = set(_clean_prompts(discovery))
+    shared = [row for row, key in enumerate(_clean_prompts(measured)) if key in seen]
+    if shared:
+        text = "" if measured.texts is None else f", such as {measured.texts[shared[0]]!r}"
+        raise InputError(
+            f"{len(shared)} of the {measured.n} prompts to measure on are also prompts to discover on{text}; "
+            "leave each clean prompt on one side"
+        )
+    return Draws(discovery=discovery, measured=measured, held_out=True)
+
+
+def _clean_prompts(task: PairTask) -> list[tuple[int, ...]]:
+    """Token ids of each clean prompt, without padding."""
+    rows = zip(task.clean.tolist(), task.lengths.tolist(), strict=True)
+    return [tuple(ids[:length]) for ids, length in rows]

@@ -1,0 +1,179 @@
+"""A ranking as separate pieces of work: what each model of a zoo shows, then the table of all."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.analyses.generalization.inspection import InspectionSettings, inspect_model
+from assay.analyses.generalization.predictor import PREDICTORS
+from assay.analyses.generalization.predictors import DEFAULT_METRICS
+from assay.analyses.generalization.ranking import inspect_for_ranking, rank_models
+from assay.analyses.generalization.ranking_table import Ranking
+from assay.core.errors import InputError
+from assay.pipeline.targets import Target, known_target, targets
+from assay.tasks import is_shapes
+from assay.tasks.image_source import SHAPES
+from assay.zoo import Zoo
+
+
+TIMED = 32  # images of a timed pass
+SHARPNESS_COST = 81  # in forward passes: 41, and 20 backward ones of twice the work
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranked:
+    """The models of a zoo and the images they are ranked on.
+
+    Attributes:
+        zoo: The models.
+        target: Images of the domain to deploy on.
+        known: Labelled images of the models' own domain, if there are any.
+        metrics: What they are ranked by.
+        settings: How circuits are scored.
+        device: Where models run.
+    """
+
+    zoo: Zoo
+    target: Target
+    known: Target | None
+    metrics: tuple[str, ...]
+    settings: InspectionSettings
+    device: str | None = None
+
+    def inspect(self, key: str, *, cache: Path) -> None:
+        """Run one model and keep in `cache` what it shows."""
+        needs = frozenset[str]().union(*(PREDICTORS[metric].needs for metric in self.metrics))
+        inspect_for_ranking(
+            self.zoo.load(key, device=self.device),
+            self.target.read,
+            None if self.known is None else self.known.read,
+            needs,
+            settings=self.settings,
+            cache=cache,
+        )
+
+    def rank(self, *, cache: Path) -> Ranking:
+        """The table; models run where `cache` does not hold what they show."""
+        return rank_models(
+            {key: functools.partial(self.zoo.load, key, device=self.device) for key in self.zoo.keys},
+            self.target.read,
+            id_data=None if self.known is None else self.known.read,
+            metrics=self.metrics,
+            settings=self.settings,
+            cache=cache,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingSeconds:
+    """Estimated seconds of a ranking.
+
+    Attributes:
+        metrics: What each metric reads, by key; metrics share stages.
+        together: All of it, each stage once.
+    """
+
+    metrics: Mapping[str, float]
+    together: float
+
+
+def timed_metrics(
+    zoo: Zoo,
+    wanted: Sequence[Target],
+    known: Target | None,
+    metrics: Sequence[str],
+    *,
+    settings: InspectionSettings,
+    device: str | None = None,
+) -> RankingSeconds:
+    """How long the metrics of a ranking take, from the first model timed on a few images.
+
+    Args:
+        zoo: The models, all as fast as the first.
+        wanted: Targets.
+        known: Labelled images of the models' own domain, if there are any.
+        metrics: Keys of predictors.
+        settings: How circuits are scored.
+        device: Where models run.
+    """
+    model = zoo.load(zoo.keys[0], device=device)
+    task = wanted[0].read(model)
+    few = task.subset(range(min(TIMED, task.n)))
+    needs = {metric: PREDICTORS[metric].needs | {"outputs"} for metric in metrics}
+    union = frozenset[str]().union(*needs.values())
+    if "edge-scores" in union:  # they hold the scores of the edges into the logits
+        same = {"output-scores": "edge-scores"}
+        needs = {metric: frozenset(same.get(part, part) for part in each) for metric, each in needs.items()}
+        union = frozenset[str]().union(*needs.values())
+    parts = sorted({"features", "output-scores", "edge-scores"} & union)
+    inspect_model(model, few, parts, settings=settings)  # the first run also sets up the machine
+    cost = inspect_model(model, few, parts, settings=settings).cost
+    per_image = {stage: spent["seconds"] / few.n for stage, spent in cost.items()}
+    n_target = sum(target.read(model).n for target in wanted)
+    n_known = 0 if known is None else known.read(model).n
+    stages = {
+        "outputs": per_image["inspect"] * n_target,
+        "output-scores": per_image.get("output-scores", 0.0) * n_target,
+        "edge-scores": (per_image.get("edge-scores", 0.0) + per_image.get("metrics", 0.0)) * n_target,
+        "known": per_image["inspect"] * n_known,
+        "sharpness": SHARPNESS_COST * per_image["inspect"] * n_known,
+    }
+
+    def seconds(read: frozenset[str]) -> float:
+        each: float = sum(stages.get(stage, 0.0) for stage in read)
+        return len(zoo.keys) * each
+
+    return RankingSeconds(
+        metrics={
+            metric: seconds(needs[metric])
+            for metric in metrics
+            if known is not None or "known" not in needs[metric]
+        },
+        together=seconds(union),
+    )
+
+
+def ranked(
+    *,
+    zoo: str | None,
+    images: str,
+    id_images: str | None = None,
+    metrics: Sequence[str] | None = None,
+    n: int | None = None,
+    steps: int = 5,
+    seed: int = 0,
+    batch_size: int | None = None,
+    device: str | None = None,
+) -> Ranked:
+    """Open a zoo and find the images of one domain.
+
+    Args:
+        zoo: Its folder; None: the embedded one.
+        images: Folder or archive of one domain, or `shapes:STYLE`.
+        id_images: Labelled images of the models' own domain; None: drawn for zoos trained on shapes.
+        metrics: Keys of predictors; None: the usual ones.
+        n: Images; None: all of a folder, 400 drawn ones.
+        steps: Nodes of the quadrature.
+        seed: Root seed.
+        batch_size: Images per pass.
+        device: Where models run.
+
+    Raises:
+        InputError: If `images` holds several domains.
+        FileFormatError: If zoo or images cannot be read.
+    """
+    opened = Zoo.embedded() if zoo is None else Zoo.open(Path(zoo))
+    drawn = [images.removeprefix(f"{SHAPES}:")] if is_shapes(images) else []
+    found = targets([] if drawn else [Path(images)], drawn, n=n, seed=seed)
+    if len(found) != 1:
+        names = ", ".join(each.name for each in found)
+        raise InputError(f"{images} holds {len(found)} domains ({names}); give the folder of one")
+    return Ranked(
+        zoo=opened,
+        target=found[0],
+        known=known_target(opened, None if id_images is None else Path(id_images), n=n, seed=seed),
+        metrics=tuple(metrics or DEFAULT_METRICS),
+        settings=InspectionSettings(steps=steps, seed=seed, batch_size=batch_size),
+        device=device,
+    )

@@ -1,0 +1,266 @@
+"""A subset as a job: selections of several sizes, their verdicts and their document, kept in the store."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.document import N_HALVES, path_document
+from assay.analyses.subsets.path import SelectionPath, default_sizes, selection_path
+from assay.analyses.subsets.permutation import n_workers
+from assay.analyses.subsets.selection import PATHS, check_size, make_problem
+from assay.analyses.subsets.verdict import plan_folds, untested
+from assay.core.errors import InputError, unknown_name
+from assay.core.record import Record, library_version, plain, record_id
+from assay.pipeline.stages import Progress
+from assay.store import Store
+
+
+KIND = "subset-path"
+PERMUTATIONS, FOLDS = 99, 5
+LONG = 600.0  # seconds of a verdict from which its cost is announced
+NOT_TESTED = "not tested: no permutation of the accuracies was asked for, and without them nothing is shown"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredSelection:
+    """Selections of several sizes, and whether a store already held them.
+
+    Attributes:
+        id: Identity of the job.
+        document: What the page of a path shows.
+        selections: By size, what `Subset.save` writes.
+        cached: Whether the store held it.
+    """
+
+    id: str
+    document: dict[str, Any]
+    selections: Mapping[int, dict[str, Any]]
+    cached: bool
+
+    @property
+    def headline(self) -> dict[str, Any]:
+        """The selection that the document puts first."""
+        return self.selections[self.document["size"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionPlan(Record):
+    """What a job would run, at most.
+
+    Attributes:
+        sizes: Subset sizes.
+        n_models: Models of the data.
+        n_examples: Examples of the data.
+        n_train: Models that subsets are selected on.
+        n_folds: Folds of the cross-fit; 0 where there is none.
+        n_selections: Runs of the solver on the main split.
+        n_reruns: Runs of the solver behind the verdicts.
+        n_halves: Runs of the solver behind the overlap of two halves of the training models.
+    """
+
+    sizes: tuple[int, ...]
+    n_models: int
+    n_examples: int
+    n_train: int
+    n_folds: int
+    n_selections: int
+    n_reruns: int
+    n_halves: int
+
+
+def plan_selection(
+    data: CorrectnessData,
+    sizes: Sequence[int] | None = None,
+    *,
+    path: str = "independent",
+    n_permutations: int = PERMUTATIONS,
+    folds: int = FOLDS,
+    **options: Any,
+) -> SelectionPlan:
+    """How often the solver runs; checks every argument as `select_stored` does and selects nothing."""
+    wanted = checked_sizes(sizes, data.n_examples)
+    problem = make_problem(data, **options)
+    splits = plan_folds(problem.data, folds).splits if n_permutations else None
+    n_folds = 0 if splits is None else len(splits)
+    twice = len(wanted) - 1 if path == "warm" else 0
+    return SelectionPlan(
+        sizes=wanted,
+        n_models=data.n_models,
+        n_examples=data.n_examples,
+        n_train=len(problem.split.train),
+        n_folds=n_folds,
+        n_selections=len(wanted) + twice,
+        n_reruns=n_folds * (1 + n_permutations) * (len(wanted) + twice),
+        n_halves=2 * (1 + N_HALVES) if n_permutations else 0,
+    )
+
+
+def checked_sizes(sizes: Sequence[int] | None, n_examples: int) -> tuple[int, ...]:
+    """Sizes in ascending order; the usual grid where none are given.
+
+    Raises:
+        InputError: A size that is not between 1 and `n_examples`, or given twice.
+    """
+    if sizes is None:
+        return default_sizes(n_examples)
+    found = sorted(check_size(size, n_examples) for size in sizes)
+    if not found:
+        raise InputError("no size is given; give at least one")
+    if len(set(found)) < len(found):
+        raise InputError(f"size {max(found, key=found.count)} is given more than once")
+    return tuple(found)
+
+
+def select_stored(
+    data: CorrectnessData,
+    sizes: Sequence[int] | None = None,
+    *,
+    path: str = "independent",
+    n_permutations: int = PERMUTATIONS,
+    folds: int = FOLDS,
+    workers: int | None = None,
+    store: Store | None = None,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+    **options: Any,
+) -> StoredSelection:
+    """`assay.selection_path` with verdicts, taken from the store where it was computed before.
+
+    Args:
+        data: Models by examples.
+        sizes: Subset sizes; None: `default_sizes`.
+        path: `independent`, `warm` or `nested`.
+        n_permutations: Behind the verdicts; 0: none are tested, all are inconclusive, and the solver runs no
+            more than for the selections.
+        folds: Of the cross-fit.
+        workers: Threads of the permutations; nothing depends on them.
+        store: Where the document is kept.
+        progress: Told of each stage.
+        note: Told what is worth knowing before the permutations are done, such as how long they will take.
+        options: All others of `assay.oodselect`.
+
+    Raises:
+        InputError: As `assay.selection_path`.
+
+    Notes:
+        An interrupted job starts anew: a permutation is seconds, and none is kept.
+    """
+    record = job_record(data, sizes, path=path, n_permutations=n_permutations, folds=folds, **options)
+    identity = record_id(KIND, record)
+    if store is not None and store.has(identity):
+        payload = store.get(identity).payload
+        return _stored(identity, payload, cached=True)
+    started = time.perf_counter()
+    found = selection_path(data, sizes=record["sizes"], path=path, progress=progress, **options)
+    if n_permutations:
+        threads = n_workers(workers, found.problem.settings)
+        _announce(time.perf_counter() - started, n_permutations * folds, threads, note)
+        found.judge(n_permutations=n_permutations, folds=folds, workers=workers, progress=progress)
+    else:
+        found = _not_tested(found)
+    document = plain(path_document(found, n_halves=None if n_permutations else 0))
+    payload = document | {"id": identity, "selections": [each.to_dict() for each in found]}
+    if store is not None:
+        store.put(KIND, record, payload)
+    return _stored(identity, payload, cached=False)
+
+
+def _stored(identity: str, payload: Mapping[str, Any], *, cached: bool) -> StoredSelection:
+    return StoredSelection(
+        id=identity,
+        document={name: value for name, value in payload.items() if name != "selections"},
+        selections={each["size"]: each for each in payload["selections"]},
+        cached=cached,
+    )
+
+
+def job_record(
+    data: CorrectnessData,
+    sizes: Sequence[int] | None = None,
+    *,
+    path: str = "independent",
+    n_permutations: int = PERMUTATIONS,
+    folds: int = FOLDS,
+    **options: Any,
+) -> dict[str, Any]:
+    """What the document of a job is a function of; its hash is the job's identity.
+
+    Args:
+        data: Models by examples.
+        sizes: Subset sizes; None: `default_sizes`.
+        path: `independent`, `warm` or `nested`.
+        n_permutations: Behind the verdicts.
+        folds: Of the cross-fit.
+        options: All others of `assay.oodselect`.
+
+    Raises:
+        InputError: For whatever `select_stored` would refuse.
+    """
+    if path not in PATHS:
+        raise unknown_name("kind of path", path, PATHS)
+    if n_permutations < 0:
+        raise InputError(f"n_permutations is {n_permutations}; give 0 for no test, or at least 19")
+    wanted = checked_sizes(sizes, data.n_examples)
+    problem = make_problem(data, **options)
+    return {
+        "library": library_version(),
+        "data": {
+            "hash": problem.data.hash,
+            "described": _digest_of_descriptions(problem.data),
+            "n_models": data.n_models,
+            "n_examples": data.n_examples,
+            "source": dict(data.source),
+        },
+        "split": problem.split.to_dict(),
+        "sizes": list(wanted),
+        "path": path,
+        "settings": problem.settings.record(),
+        "verdict": {"n_permutations": n_permutations, "folds": folds},
+    }
+
+
+def _digest_of_descriptions(data: CorrectnessData) -> str:
+    """Hash of what the selection does not depend on but its document does: classes, columns, pictures."""
+    digest = hashlib.sha256(repr((data.model_ids, data.label_names, sorted(data.meta))).encode())
+    arrays = {
+        "labels": data.labels,
+        "n_id": data.n_id,
+        "embedding": data.embedding,
+        "id_embedding": data.id_embedding,
+        "images": data.images,
+        **{f"meta {name}": column for name, column in data.meta.items()},
+    }
+    for name, values in arrays.items():
+        if values is None:
+            continue
+        # Columns of objects hold addresses, not values.
+        found = values.astype(str) if values.dtype == object else np.ascontiguousarray(values)
+        digest.update(f"{name} {found.dtype} {found.shape}".encode())
+        digest.update(found.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str], None] | None) -> None:
+    """Say how long the verdict will take, from what one sweep over the sizes took."""
+    expected = seconds * n_reruns / workers
+    if note is not None and expected > LONG:
+        hours = expected / 3600
+        words = f"{hours:.1f} h" if hours >= 1 else f"{expected / 60:.0f} min"
+        note(
+            f"the verdict selects {n_reruns} times more, up to about {words}; it ends early where nothing "
+            "can be supported; fewer sizes or permutations (at least 19) cost less, more workers share it"
+        )
+
+
+def _not_tested(found: SelectionPath) -> SelectionPath:
+    """The path with verdicts that say that nothing was tested."""
+    plan = plan_folds(found.data)
+    found.keep_verdicts(
+        [untested(found.data, each, plan, found.sizes, (NOT_TESTED,)) for each in found.selections]
+    )
+    return found

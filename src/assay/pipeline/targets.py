@@ -1,0 +1,142 @@
+"""Images to rank models on: folders by domain and class, single files, archives, or drawn shapes."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from assay.core.errors import InputError
+from assay.models import Model
+from assay.tasks import (
+    SHAPE_DOMAINS,
+    DomainSource,
+    EvalTransform,
+    ImageSet,
+    ImageTask,
+    ReadOptions,
+    find_domains,
+)
+from assay.tasks.image_source import FIRST_FREE, SHAPES
+from assay.zoo import Zoo
+
+
+# Numbers of drawn images that no model of the embedded zoo was trained on; targets and known ones differ.
+FIRST_TARGET, FIRST_KNOWN = FIRST_FREE, 1_000_000
+N_SHAPES = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One domain that models are run on.
+
+    Attributes:
+        name: Of the domain.
+        labelled: Whether its images have labels; None: not known before they are read.
+        read: From a model to its images, read or drawn at the model's size, normalised as it wants them.
+            Models that want the same pixels share one reading.
+    """
+
+    name: str
+    labelled: bool | None
+    read: Callable[[Model], ImageTask]
+
+
+def targets(
+    images: list[Path],
+    shapes: list[str],
+    *,
+    n: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    labels: bool | None = None,
+    first: int = FIRST_TARGET,
+    note: Callable[[str], None] | None = None,
+) -> list[Target]:
+    """The domains that paths and styles name.
+
+    Args:
+        images: Each a folder of domains (`DIR/DOMAIN/CLASS/*`), one domain (`DIR/CLASS/*`), a folder of
+            images without labels, or an `.npz` archive.
+        shapes: Styles of the drawn shapes.
+        n: Images per domain; None: all of a folder, 400 drawn ones.
+        seed: Of samples and drawn images.
+        skip_bad: Leave out files that cannot be decoded.
+        labels: False: folders are no classes; every image below a path belongs to one domain without labels.
+        first: Number of the first drawn image.
+        note: Told about files that were left out.
+
+    Raises:
+        FileFormatError: If a path does not exist.
+        InputError: For a folder without images, or no path and no style.
+        UnknownNameError: For an unknown style.
+    """
+    if not images and not shapes:
+        raise InputError("no images are given; name a domain with --images DIR, or --shapes STYLE")
+    options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
+    tell = note or (lambda text: None)
+    sources: list[str | Path] = [*(f"{SHAPES}:{style}" for style in shapes), *images]
+    return [
+        Target(name=domain.name, labelled=domain.labelled, read=_Reader(domain, options, tell))
+        for source in sources
+        for domain in find_domains(source, labels=labels, start=first, drawn=N_SHAPES)
+    ]
+
+
+def known_target(
+    zoo: Zoo, path: Path | None, *, n: int | None, seed: int = 0, skip_bad: bool = False
+) -> Target | None:
+    """Labelled images of the models' own domain: those given, or drawn for zoos trained on shapes.
+
+    Args:
+        zoo: The models.
+        path: Folder or archive of one domain; None: drawn where the zoo's domain can be, else there is none.
+        n: Images; None: all of a folder, 400 drawn ones.
+        seed: Of the sample.
+        skip_bad: Leave out files that cannot be decoded.
+
+    Raises:
+        InputError: If the path holds several domains.
+    """
+    if path is None and (zoo.id_domain not in SHAPE_DOMAINS or zoo.data.get("name", "shapes") != "shapes"):
+        return None
+    found = targets(
+        [] if path is None else [path],
+        [] if path is not None or zoo.id_domain is None else [zoo.id_domain],
+        n=n,
+        seed=seed,
+        skip_bad=skip_bad,
+        first=FIRST_KNOWN,
+    )
+    if len(found) != 1:
+        names = ", ".join(each.name for each in found)
+        raise InputError(
+            f"--id-images holds {len(found)} domains ({names}); give the folder of one, DIR/CLASS/*"
+        )
+    return found[0]
+
+
+class _Reader:
+    """Images read or drawn at the geometry of a model, once for all models of one geometry."""
+
+    def __init__(
+        self,
+        domain: DomainSource,
+        options: ReadOptions,
+        note: Callable[[str], None],
+    ) -> None:
+        self._domain, self._options, self._note = domain, options, note
+        self._key: str | None = None
+        self._images: ImageSet | None = None
+
+    def __call__(self, model: Model) -> ImageTask:
+        transform = EvalTransform.for_model(model)
+        arithmetic = ("mean", "std", "rescale")  # applied after reading
+        geometry = {name: value for name, value in transform.to_dict().items() if name not in arithmetic}
+        key = json.dumps([geometry, model.classes], sort_keys=True)
+        if self._images is None or key != self._key:
+            options = replace(self._options, transform=transform)
+            images = self._domain.read(options, model.classes)
+            if images.skipped and self._key is None:
+                self._note(f"{len(images.skipped)} files of {images.domain} were skipped")
+            self._key, self._images = key, images
+        return self._images.task(transform)

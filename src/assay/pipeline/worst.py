@@ -1,0 +1,238 @@
+"""The worst case as a stage: taken from the store where the same pairs were run before."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from assay.analyses.worst_case import WorstCase, explain, run_sample, sample_pairs, search_worst
+from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
+from assay.analyses.worst_case.blocks import BlockShelf
+from assay.analyses.worst_case.outside import outside_grammar
+from assay.analyses.worst_case.rows import count_pairs
+from assay.analyses.worst_case.sampling import MAX_PAIRS
+from assay.analyses.worst_case.sanity import make_rerun
+from assay.circuits import Circuit
+from assay.core.errors import InputError
+from assay.core.record import record_id
+from assay.models import Model
+from assay.pipeline.stages import Progress, Stage
+from assay.store import Store
+from assay.tasks import PairTask
+
+
+# Inputs a side, and pairs, of a run that nobody sized: the fewest in round numbers that bound the 99th
+# percentile of all pairs, and the 99.9th of independent ones.
+DEFAULT_SIDE, DEFAULT_PAIRS = 300, 3000
+USUAL_SIDE = 60  # inputs a side inside an audit: the fewest in round numbers that bound the 95th percentile
+EXPLAINED = 10  # worst pairs that are explained
+OUTSIDE_SIDE = 200  # most inputs a side of a run on inputs from outside the grammar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How many inputs or pairs a protocol draws; see `sizes`."""
+
+    n_clean: int
+    n_corrupted: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredWorstCase:
+    """A worst case and where it came from.
+
+    Attributes:
+        result: The result.
+        cached: Whether the store held it.
+    """
+
+    result: WorstCase
+    cached: bool
+
+
+def sizes(
+    protocol: str,
+    *,
+    n_clean: int | None = None,
+    n_corrupted: int | None = None,
+    n_pairs: int | None = None,
+    enumerate: bool = False,  # noqa: A002 - the name users know
+) -> Sizes:
+    """The sizes of a sample, each protocol's own by default.
+
+    Raises:
+        InputError: For a count that the protocol has no use for.
+    """
+    useless = {
+        "all": {"n_pairs": n_pairs},
+        "file": {"n_clean": n_clean, "n_corrupted": n_corrupted, "n_pairs": n_pairs},
+    }.get(protocol, {"n_clean": n_clean, "n_corrupted": n_corrupted})
+    if enumerate:
+        useless = {"n_clean": n_clean, "n_corrupted": n_corrupted, "n_pairs": n_pairs}
+    given = [name.replace("_", "-") for name, count in useless.items() if count is not None]
+    if given:
+        what = "an enumeration" if enumerate else f"protocol {protocol!r}"
+        own = {
+            "all": "--n-clean and --n-corrupted",
+            "file": "no count; --protocol all combines the prompts of a file",
+        }.get(protocol, "--n-pairs")
+        raise InputError(f"{what} has no use for --{given[0]}; it takes {'no count' if enumerate else own}")
+    if protocol == "all":
+        return Sizes(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
+    return Sizes(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)
+
+
+def usual_sizes(task: PairTask) -> tuple[str, Sizes]:
+    """Protocol and sizes of the worst case inside an audit.
+
+    All pairs of a few inputs where the prompts have one length, matched pairs where they have several, and
+    the task's own pairs where no grammar can draw others.
+    """
+    if task.grammar is None:
+        return "file", Sizes(n_clean=task.n, n_corrupted=task.n)
+    side = min(task.n, USUAL_SIDE)
+    if bool((task.lengths == task.lengths[0]).all()):
+        # As many inputs as rows would stand for the rows themselves.
+        side -= side == task.n
+        return "all", Sizes(n_clean=max(side, 1), n_corrupted=max(side, 1))
+    return "matched", Sizes(n_clean=task.n, n_corrupted=task.n)
+
+
+def plan_worst_case(protocol: str, size: Sizes) -> Stage:
+    """Passes over single prompts at most: one per input, and per pair what is not shared."""
+    n_inputs = size.n_clean + size.n_corrupted
+    n_pairs = size.n_clean * size.n_corrupted if protocol == "all" else size.n_clean
+    return Stage(name="attack", runs=1, passes=n_inputs + n_pairs)
+
+
+def worst_case_stored(
+    circuit: Circuit,
+    model: Model,
+    task: PairTask,
+    protocol: str,
+    size: Sizes,
+    *,
+    seed: int = 0,
+    divergence: str = "kl",
+    thresholds: Sequence[float] = (),
+    reuse_clean: bool = False,
+    independent: bool = False,
+    enumerate: bool = False,  # noqa: A002 - the name users know
+    max_pairs: int = MAX_PAIRS,
+    directory: str | os.PathLike[str] | None = None,
+    shelf: BlockShelf | None = None,
+    store: Store | None = None,
+    progress: Progress | None = None,
+) -> StoredWorstCase:
+    """`assay.worst_case`, its numbers taken from the store where they were computed before.
+
+    Finished blocks are kept in `directory` or on `shelf`, if one of them is given.
+    """
+    sample = sample_pairs(
+        task,
+        protocol,
+        size.n_clean,
+        size.n_corrupted,
+        seed=seed,
+        reuse_clean=reuse_clean,
+        independent=independent,
+        enumerate=enumerate,
+        max_pairs=max_pairs,
+        prefix=PREFIX,
+    )
+    facts = facts_of(circuit, model, sample, divergence, thresholds)
+    kind, record = "worst_case", facts["provenance"]
+    identity = record_id(kind, record)
+    if store is not None and store.has(identity):
+        found = store.get(identity)
+        result = WorstCase(
+            divergence=found.arrays["divergence"].double().numpy(),
+            empty=found.arrays["empty"].double().numpy(),
+            argmax_differs=found.arrays["argmax_differs"].bool().numpy(),
+            sample=sample,
+            facts=facts,
+            thresholds=tuple(thresholds),
+            notes=notes_on(circuit, sample),
+            seconds=float(found.payload["seconds"]),
+            rerun=make_rerun(model, circuit, sample, divergence),
+        )
+        return StoredWorstCase(result=result, cached=True)
+    result = run_sample(
+        circuit,
+        model,
+        sample,
+        divergence=divergence,
+        thresholds=thresholds,
+        directory=directory,
+        shelf=shelf,
+        progress=progress,
+    )
+    if store is not None:
+        store.put(kind, record, result.to_dict(), result.arrays())
+    return StoredWorstCase(result=result, cached=False)
+
+
+def with_findings(
+    result: WorstCase,
+    circuit: Circuit,
+    model: Model,
+    task: PairTask,
+    *,
+    search: int | None = None,
+    explained: bool = False,
+    words: Sequence[Mapping[str, Any]] = (),
+    seed: int = 0,
+    divergence: str = "kl",
+    progress: Progress | None = None,
+) -> WorstCase:
+    """A worst case with what is reported beside its statistics and never enters them.
+
+    Args:
+        result: The result.
+        circuit: Its circuit.
+        model: Its model.
+        task: Its task.
+        search: Evaluations of a search for worse pairs; None: no search.
+        explained: Share out the divergence of the worst pairs among the missing edges.
+        words: Options of the task's grammar, one mapping per run on inputs from outside it.
+        seed: Root seed.
+        divergence: Key of the divergence.
+        progress: Told of each part as it begins.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    found: dict[str, Any] = {}
+    if search is not None:
+        tell("search", 0, 1)
+        sought = search_worst(circuit, model, task, budget=search, seed=seed, divergence=divergence)
+        found["search"] = sought.to_dict()
+    if explained:
+        tell("explain", 0, 1)
+        found["explanation"] = _explanation(result, circuit, model, divergence)
+    if words:
+        tell("own words", 0, 1)
+        sizes = {
+            f"n_{side}": min(OUTSIDE_SIDE, getattr(result.sample, side).n) for side in ("clean", "corrupted")
+        }
+        found["outside"] = [
+            outside_grammar(
+                circuit, model, task, seed=seed, divergence=divergence, **sizes, **options
+            ).to_dict()
+            for options in words
+        ]
+    return replace(result, **found)
+
+
+def _explanation(result: WorstCase, circuit: Circuit, model: Model, divergence: str) -> dict[str, Any]:
+    worst = result.worst(min(EXPLAINED, count_pairs(result.sample)))
+    sides = (
+        result.sample.clean.subset([pair.clean_index for pair in worst]),
+        result.sample.corrupted.subset([pair.corrupted_index for pair in worst]),
+    )
+    return explain(
+        circuit,
+        model,
+        sides[0].tokens,
+        sides[1].tokens,
+        positions=sides[0].positions,
+        divergence=divergence,
+    ).to_dict()
