@@ -12,6 +12,7 @@ from torch import nn
 
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
 from assay.core.errors import AssayWarning, InputError, OutputError, UnknownNameError
+from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit
 from assay.graph import build_graph
 from assay.models import Model, load_model
@@ -28,7 +29,7 @@ from assay.pipeline import (
     job,
     load_audit,
     measure_stored,
-    plan,
+    plan_audit,
     prompts_to_measure,
     runs_of,
     stages,
@@ -404,6 +405,28 @@ def test_files_of_their_own_to_discover_and_to_measure_on(mini: Model, tmp_path:
         draw_prompts(mini, one, n=None, seed=0, discover_on=one)
 
 
+def test_a_circuit_is_measured_on_prompts_it_was_not_found_on(mini: Model, tmp_path: Path) -> None:
+    drawn = load_task("ioi", mini, n=30, seed=0)
+    circuit = discover(mini, drawn, "eap").top(60)
+    plain = prompts_to_measure(mini, "ioi", n=20, seed=0)
+    assert cleans(plain) <= cleans(drawn)  # the same stream of prompts
+    fresh = prompts_to_measure(mini, "ioi", n=20, seed=0, circuit=circuit)
+    assert fresh.n == 20
+    assert not cleans(fresh) & cleans(drawn)
+    path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 50))
+    whole = load_task(path, mini)
+    circuit = discover(mini, whole.subset(list(range(30))), "eap").top(60)
+    with pytest.warns(
+        AssayWarning, match="30 of the 50 prompts of 'own' are left out: the circuit was found"
+    ):
+        fresh = prompts_to_measure(mini, str(path), n=None, seed=0, circuit=circuit)
+    assert sorted(fresh.ids.tolist()) == list(range(30, 50))
+    circuit = discover(mini, whole.subset(list(range(31))), "eap").top(60)
+    assert (
+        prompts_to_measure(mini, str(path), n=None, seed=0, circuit=circuit).n == 50
+    )  # 19 others are too few
+
+
 def test_more_prompts_than_there_are_is_said(mini: Model, tmp_path: Path) -> None:
     few = write_lines(tmp_path / "few.jsonl", ioi_lines(mini, 12))
     with pytest.warns(
@@ -599,13 +622,13 @@ def test_a_circuit_found_on_the_way_is_measured_on_other_prompts(mini: Model) ->
 
 
 def test_a_plan_counts_passes(tiny: Model) -> None:
-    stages_ = plan(tiny, n=10, steps=5, n_random=20)
+    stages_ = plan_audit(tiny, n=10, steps=5, n_random=20)
     by_name = {stage.name: stage for stage in stages_}
     # clean, ablated, means and completeness runs; forward and backward at each of 5 nodes
     assert by_name["discover"].passes == 10 * (4 + 2 * 5)
     # full, keep, drop, empty; 20 random circuits; one run per head of minimality
     assert by_name["measure"].runs == 4 + 20 + tiny.n_layers * tiny.n_heads
-    exact = plan(tiny, method="exact", n=10)[0]
+    exact = plan_audit(tiny, method="exact", n=10)[0]
     assert exact.passes == 10 * (tiny.graph.n_edges + 3)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from assay.pipeline.cluster import RayWorkers
     from assay.pipeline.gates import StoredCalibration, calibrate_stored, plan_calibration, usual_prompts
-    from assay.pipeline.job import Audit, audit, load_audit, plan, plan_discovery, plan_measurement
+    from assay.pipeline.job import Audit, audit, load_audit, plan_audit, plan_discovery, plan_measurement
     from assay.pipeline.jobs import Job
     from assay.pipeline.limits import Limits
     from assay.pipeline.local import LocalWorkers
@@ -69,7 +69,7 @@ _HOMES = {
     "load_audit": "job",
     "measure_stored": "stages",
     "parse_plan": "plan",
-    "plan": "job",
+    "plan_audit": "job",
     "plan_calibration": "gates",
     "plan_discovery": "job",
     "plan_measurement": "job",
@@ -113,7 +113,7 @@ __all__ = [
     "load_audit",
     "measure_stored",
     "parse_plan",
-    "plan",
+    "plan_audit",
     "plan_calibration",
     "plan_discovery",
     "plan_measurement",

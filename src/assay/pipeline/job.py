@@ -275,7 +275,7 @@ def metric_keys(model: Model, metrics: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*HEADLINE, *(find_metric(key).key for key in metrics)]))
 
 
-def plan(
+def plan_audit(
     model: Model,
     *,
     method: str = "eap-ig-inputs",

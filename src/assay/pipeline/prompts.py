@@ -1,17 +1,19 @@
 """Which prompts a circuit is found on, and which other prompts it is measured on."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from assay.circuits import Circuit
 from assay.core.errors import AssayWarning, InputError
 from assay.core.random import stream
 from assay.models import Model
 from assay.tasks import TASKS, PairTask, load_task
 from assay.tasks.load import DEFAULT_N
+from assay.tasks.seen import seen_prompts
 
 
 FEWEST_PER_HALF = 20  # distinct prompts below which a task is not divided
@@ -112,8 +114,12 @@ def prompts_to_measure(
     seed: int,
     measure_on: str | Path | None = None,
     drawn: int = DEFAULT_N,
+    circuit: object = None,
 ) -> PairTask:
-    """Prompts to measure a circuit on that was found before.
+    """Prompts to measure a circuit on that was found before: others than those it was found on.
+
+    Prompts that the record of an edge circuit lists are left out, where at least 20 others (of a registered
+    task as many as asked for) remain; else all serve, and `assay.tasks.seen.found_on` tells that of them.
 
     Args:
         model: Tokenises the prompts.
@@ -122,11 +128,38 @@ def prompts_to_measure(
         seed: Root seed of the draw.
         measure_on: File to measure on instead.
         drawn: Prompts of a registered task unless `n` is given.
+        circuit: What is to be measured; only an edge circuit tells where it was found.
     """
     source = task if measure_on is None else measure_on
-    if _registered(source):
-        n = n or drawn
-    return _part(model, source, MEASURE, n=n, seed=seed)
+    provenance = circuit.provenance if isinstance(circuit, Circuit) else {}
+    if isinstance(source, str) and _registered(source):
+        return _unseen_drawn(model, source, provenance, n=n or drawn, seed=seed)
+    whole = _part(model, source, MEASURE, n=None, seed=seed)
+    fresh = np.flatnonzero(~seen_prompts(provenance, whole)).tolist()
+    prompts = _clean_prompts(whole)
+    if len(fresh) == whole.n or len({prompts[row] for row in fresh}) < FEWEST_PER_HALF:
+        return _sample(whole, range(whole.n), n, seed, MEASURE)
+    warnings.warn(
+        f"{whole.n - len(fresh)} of the {whole.n} prompts of {whole.name!r} are left out: the circuit was "
+        "found on them",
+        AssayWarning,
+        stacklevel=2,
+    )
+    return _sample(whole, fresh, n, seed, MEASURE)
+
+
+def _unseen_drawn(
+    model: Model, task: str, provenance: Mapping[str, object], *, n: int, seed: int
+) -> PairTask:
+    """`n` prompts of a registered task that a circuit was not found on, or a plain draw if too few exist."""
+    plain = load_task(task, model, n=n, seed=seed)
+    drawn = plain
+    for _ in range(4):
+        fresh = np.flatnonzero(~seen_prompts(provenance, drawn)).tolist()
+        if len(fresh) >= n:
+            return drawn if len(fresh) == drawn.n == n else drawn.subset(fresh[:n])
+        drawn = load_task(task, model, n=4 * drawn.n, seed=seed)
+    return plain
 
 
 def _registered(task: PairTask | str | Path) -> bool:

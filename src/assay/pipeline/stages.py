@@ -389,7 +389,11 @@ def runs_of(
 
     if circuit is not None:
         task = task.measured if isinstance(task, Draws) else task
-        named = prompts_to_measure(model, task, n=n, seed=seed) if isinstance(task, str) else task
+        named = (
+            prompts_to_measure(model, task, n=n, seed=seed, circuit=circuit)
+            if isinstance(task, str)
+            else task
+        )
         return runs(named, circuit)
     if isinstance(task, ImageTask):
         raise InputError(

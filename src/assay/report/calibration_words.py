@@ -156,8 +156,8 @@ REASONS: dict[str, tuple[str, str]] = {
     "same_prompts": (
         "The circuit was found on these very prompts, so its numbers are optimistic and nothing is known "
         "with confidence.",
-        "Give 40 or more distinct prompts, of which half are then held out, or other prompts with "
-        "--measure-on FILE.",
+        "Measure on other prompts: another --seed, --measure-on FILE, or a file of 40 or more distinct "
+        "prompts, of which half are then held out.",
     ),
     "below_delta": ("The confidence reached is less than was asked for.", "Measure more prompts."),
 }
@@ -795,6 +795,10 @@ def caveats(document: Record) -> list[str]:
     """What to know before trusting any of the verdicts, the gravest first."""
     table = document.get("table") or {}
     notes = [*_odd_circuit(document.get("circuit") or {}), *_near_zero(document)]
+    if same := (document.get("provenance") or {}).get("same_prompts"):
+        notes.append(
+            f"{_checks(len(same))} on prompts that the circuit was found on. {REASONS['same_prompts'][1]}"
+        )
     notes += [warning(str(code)) for code in document.get("warnings") or ()]
     partial = warning("partial_heads")
     if table.get("partial_heads") and partial not in notes:
@@ -807,6 +811,10 @@ def caveats(document: Record) -> list[str]:
             "stay open."
         )
     return notes
+
+
+def _checks(n: int) -> str:
+    return "One check is" if n == 1 else f"{number(n)} checks are"
 
 
 def _odd_circuit(circuit: Record) -> list[str]:

@@ -24,6 +24,7 @@ from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import PairTask
 from assay.tasks.load import draw_task, load_task
+from assay.tasks.seen import found_on
 
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
 
 
 def gates_on_same_prompts(circuit: AnyCircuit, task: PairTask, against: Against = ()) -> frozenset[str]:
-    """Keys of the gates that judge a circuit on the very prompts that its record says it was discovered on.
+    """Keys of the gates that judge a circuit on prompts that its record says it was discovered on.
 
     Args:
         circuit: What is judged.
@@ -362,8 +363,7 @@ def gates_on_same_prompts(circuit: AnyCircuit, task: PairTask, against: Against 
 
 
 def _found_on(circuit: AnyCircuit, task: PairTask) -> bool:
-    record = circuit.provenance.get("task") if isinstance(circuit, Circuit) else None
-    return isinstance(record, Mapping) and record.get("data_hash") == task.data_hash
+    return isinstance(circuit, Circuit) and found_on(circuit.provenance, task)
 
 
 def n_further(n: int) -> int:

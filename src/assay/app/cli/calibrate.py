@@ -114,7 +114,6 @@ def calibrate(
     from assay.circuits import load_head_circuit, write_atomically
     from assay.execution import ABLATIONS
     from assay.report import save_report
-    from assay.tasks import load_task
 
     pipeline.check_options(method=method, task=task, objective=objective, device=device)
     _check_method(ablation)
@@ -167,14 +166,10 @@ def calibrate(
                 loaded, task, n=n, seed=seed, discover_on=discover_on, measure_on=measure_on
             )
             given, measured = discovered(draws, edges), draws.measured
-            source = measured
         else:
             measured = pipeline.prompts_to_measure(
-                loaded, task, n=n, seed=seed, measure_on=measure_on, drawn=prompts
+                loaded, task, n=n, seed=seed, measure_on=measure_on, drawn=prompts, circuit=given
             )
-            file = str(task if measure_on is None else measure_on)
-            # A circuit found on a whole file was found on these prompts too, however few of them are taken.
-            source = load_task(file, loaded) if Path(file).suffix == ".jsonl" else measured
         others = [pipeline.draw_prompts(loaded, other, n=n, seed=seed) for other in against or ()]
         against_circuits = [(other.measured, discovered(other, None)) for other in others]
         table = pipeline.usual_prompts(measured, prompts, seed=seed)
@@ -183,8 +178,7 @@ def calibrate(
             loaded,
             table.task,
             pool=table.pool,
-            same_prompts=gates_on_same_prompts(given, measured, against_circuits)
-            | gates_on_same_prompts(given, source),
+            same_prompts=gates_on_same_prompts(given, measured, against_circuits),
             against=[
                 (pipeline.usual_prompts(other, prompts, seed=seed).task, its)
                 for other, its in against_circuits

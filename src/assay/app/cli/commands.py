@@ -111,7 +111,7 @@ def audit(
     if dry_run:
         loaded = load(model, device)
         n = n or pipeline.DEFAULT_N
-        stages = pipeline.plan(loaded, method=method, n=n, steps=steps, n_random=n_random)
+        stages = pipeline.plan_audit(loaded, method=method, n=n, steps=steps, n_random=n_random)
         show_plan(loaded, n, stages, as_json=as_json)
         return
     with progress_on_stderr(quiet=quiet) as progress:
@@ -344,6 +344,8 @@ def measure(
     from assay import pipeline
     from assay.pipeline.document import on_same_prompts
     from assay.pipeline.inputs import read_inputs
+    from assay.tasks import PairTask
+    from assay.tasks.seen import found_on
 
     for each in task if images is None else (None,):
         pipeline.check_options(
@@ -364,7 +366,7 @@ def measure(
     if images is not None:
         tasks = [read_inputs("", images, loaded, n=n, seed=seed, skip_bad=skip_bad)]
     elif given is not None:
-        tasks = [pipeline.prompts_to_measure(loaded, each, n=n, seed=seed) for each in task]
+        tasks = [pipeline.prompts_to_measure(loaded, each, n=n, seed=seed, circuit=given) for each in task]
     else:
         tasks = [pipeline.draw_prompts(loaded, each, n=n, seed=seed) for each in task]
     kept = open_store(store)
@@ -372,6 +374,8 @@ def measure(
     with progress_on_stderr(quiet=quiet) as progress:
         for prompts in tasks:
             same = isinstance(prompts, pipeline.Draws) and not prompts.held_out
+            if given is not None and isinstance(prompts, PairTask):
+                same = found_on(given.provenance, prompts)
             runs = pipeline.runs_of(
                 loaded,
                 prompts,

@@ -25,7 +25,7 @@ from assay.execution.ablation import KeptRuns, Mean
 from assay.execution.forward import choose_batch_size, free_memory
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
-from assay.tasks import Batch, Task, map_tensors
+from assay.tasks import Batch, PairTask, Task, map_tensors, seen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -530,10 +530,11 @@ def _first_bad(
 
 def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Settings) -> dict[str, Any]:
     """How scores come to be, JSON-able; equal records mean equal numbers."""
+    prompts = {seen.KEY: seen.prompt_set(task)} if isinstance(task, PairTask) else {}
     record = {
         "library": library_version(),
         "model": model.describe(),
-        "task": task.describe(),
+        "task": task.describe() | prompts,
         "graph": model.graph.fingerprint,
         "method": method.key,
         "objective": settings.objective.key,
