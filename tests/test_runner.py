@@ -41,6 +41,7 @@ from assay.pipeline.worst import usual_sizes
 from assay.report import save_report
 from assay.store import Store
 from assay.tasks import PairTask, draw_shapes, load_task
+from assay.tasks.seen import found_on
 from assay.zoo import Zoo
 
 
@@ -425,6 +426,13 @@ def test_a_circuit_is_measured_on_prompts_it_was_not_found_on(mini: Model, tmp_p
     assert (
         prompts_to_measure(mini, str(path), n=None, seed=0, circuit=circuit).n == 50
     )  # 19 others are too few
+
+
+def test_scores_out_of_a_store_know_their_prompts(mini: Model, tmp_path: Path) -> None:
+    drawn, store = load_task("ioi", mini, n=6, seed=0), Store(tmp_path / "store")
+    fresh, stored = (discover_stored(mini, drawn, "eap", store=store) for _ in range(2))
+    assert stored.provenance["task"] == fresh.provenance["task"]
+    assert found_on(stored.top(5).provenance, drawn)
 
 
 def test_more_prompts_than_there_are_is_said(mini: Model, tmp_path: Path) -> None:

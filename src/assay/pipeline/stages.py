@@ -25,6 +25,7 @@ from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
 from assay.stats import recovery_of
 from assay.store import Store
 from assay.tasks import TASKS, ImageTask, Task, digits_source
+from assay.tasks.seen import describe_discovery
 
 
 FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
@@ -194,7 +195,7 @@ def scores_record(
     record = {
         "library": library_version(),
         "model": model.describe(),
-        "task": task.describe(),
+        "task": describe_discovery(task),
         "graph": model.graph.fingerprint,
         "method": method.key,
         "objective": get_objective(objective or method.objective or task.objective).key,

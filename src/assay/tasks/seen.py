@@ -3,10 +3,12 @@
 import base64
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, UInt32
 
+from assay.tasks.images import ImageTask
 from assay.tasks.task import PairTask
 
 
@@ -25,6 +27,11 @@ def prompt_codes(task: PairTask) -> UInt32[np.ndarray, " n"]:
 def prompt_set(task: PairTask) -> str:
     """The distinct codes in ascending order, 4 bytes each, in base64."""
     return base64.b64encode(np.unique(prompt_codes(task)).astype("<u4").tobytes()).decode()
+
+
+def describe_discovery(task: PairTask | ImageTask) -> dict[str, Any]:
+    """The record of a task that something is found on: its own, with the codes of its prompts."""
+    return task.describe() | ({KEY: prompt_set(task)} if isinstance(task, PairTask) else {})
 
 
 def seen_prompts(provenance: Mapping[str, object], task: PairTask) -> Bool[np.ndarray, " n"]:

@@ -25,7 +25,8 @@ from assay.execution.ablation import KeptRuns, Mean
 from assay.execution.forward import choose_batch_size, free_memory
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
-from assay.tasks import Batch, PairTask, Task, map_tensors, seen
+from assay.tasks import Batch, Task, map_tensors
+from assay.tasks.seen import describe_discovery
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -530,11 +531,10 @@ def _first_bad(
 
 def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Settings) -> dict[str, Any]:
     """How scores come to be, JSON-able; equal records mean equal numbers."""
-    prompts = {seen.KEY: seen.prompt_set(task)} if isinstance(task, PairTask) else {}
     record = {
         "library": library_version(),
         "model": model.describe(),
-        "task": task.describe() | prompts,
+        "task": describe_discovery(task),
         "graph": model.graph.fingerprint,
         "method": method.key,
         "objective": settings.objective.key,
