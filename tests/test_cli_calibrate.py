@@ -110,7 +110,7 @@ def test_a_small_file_says_nothing_with_confidence(run: Run, tmp_path: Path) -> 
         assert "same_prompts" in gate["verdict"]["warnings"]
     assert {gate["verdict"]["published"] for gate in document["gates"]} - {"inconclusive"}
     words = run("S1", "--task", "own.jsonl", *FOUND[:-1]).stdout
-    assert "Give 40 or more distinct prompts" in words
+    assert "a file of 40 or more distinct prompts" in words
 
 
 def test_a_circuit_of_the_same_file_is_known_by_its_record(run: Run, tmp_path: Path) -> None:
