@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from assay.execution.attend import channel_column
 from assay.execution.plan import AttentionStep, Inlet, Plan
-from assay.execution.runner import channel_column
 from assay.models import Block, Model
 
 

@@ -26,15 +26,13 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
+from assay.execution.attend import Attention, channel_column, rotary_tables
 from assay.execution.feeds import Feed, Projection, bind, lay_out, slots_of
 from assay.execution.plan import Plan, compile_plan
-from assay.execution.runner import channel_column
-from assay.models import Block, Model, Trace
-from assay.models.conformance import rotate
+from assay.models import Model, Trace
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -204,7 +202,7 @@ class PairRunner:
         return trace, self.model.unembed(hidden[:, -1]).to(self.dtype)
 
     def _tables(self, trace: Trace) -> tuple[Tensor, Tensor] | None:
-        tables = trace.calls[0][1].get("position_embeddings")
+        tables = rotary_tables(trace.calls)
         return None if tables is None else (tables[0][:1], tables[1][:1])
 
     def _writes(self, trace: Trace, rows: Sequence[int]) -> Float[Tensor, "rows n pos d_model"]:
@@ -333,6 +331,7 @@ class _Tile:
         self.clean, self.corrupted, self.index = clean, corrupted, index
         self.shared = len(runner.prefix)
         self.length = clean.length - self.shared
+        self.positions = Attention(self.model, clean.tables, length=clean.length, read=None)
         self.lead = (clean.n, corrupted.n) if index is None else (len(index[0]),)
         self.n = clean.n * corrupted.n if index is None else len(index[0])
         like = torch.empty(0, dtype=runner.dtype, device=clean.logits.device)
@@ -410,9 +409,7 @@ class _Tile:
             channels.update(zip(projection.channels, value.unbind(-2), strict=True))
         keys = self.with_prefix(layer, "k", bound.kv_heads, channels)
         values = self.with_prefix(layer, "v", bound.kv_heads, channels)
-        if block.k_norm is not None:
-            keys = block.k_norm(keys)
-        keys = self.rotated(keys, 0)
+        keys = self.positions.keys(block, keys)
         found: list[Tensor | None] = []
         full, last = step.heads[: step.n_everywhere], step.heads[step.n_everywhere :]
         for heads, everywhere in ((full, True), (last, False)):
@@ -420,17 +417,13 @@ class _Tile:
                 found.append(None)
                 continue
             queries = self.stacked("q", heads, channels, self.length if everywhere else 1)
-            if block.q_norm is not None:
-                queries = block.q_norm(queries)
-            queries = self.rotated(queries, self.shared if everywhere else self.shared + self.length - 1)
-            place = [bound.kv_heads.index(block.kv_head(head)) for head in heads]
-            same = place == list(range(len(bound.kv_heads)))
-            mixed = functional.scaled_dot_product_attention(
-                queries,
-                keys if same else keys[:, place],
-                values if same else values[:, place],
-                attn_mask=self.mask(block, everywhere=everywhere),
-                scale=block.scaling,
+            mixed = self.positions.mix(
+                block,
+                self.positions.queries(block, queries, everywhere=everywhere),
+                keys,
+                values,
+                everywhere=everywhere,
+                kv_of_head=[bound.kv_heads.index(block.kv_head(head)) for head in heads],
             )
             found.append(mixed.to(self.runner.dtype).transpose(0, 1))
         return found[0], found[1]
@@ -494,22 +487,6 @@ class _Tile:
                 result[..., place, : self.shared, :] = prefix[layer][:, channel_column(block, channel, head)]
             result[..., place, self.shared :, :] = channels[channel, head]
         return result.view(self.n, len(heads), self.shared + self.length, self.model.d_head)
-
-    def rotated(self, x: Tensor, first: int) -> Tensor:
-        """Rotary embedding of `[pairs, heads, pos, d_head]` from position `first` on."""
-        if self.clean.tables is None:
-            return x
-        cos, sin = (table[:, None, first : first + x.shape[2]] for table in self.clean.tables)
-        return rotate(x, cos, sin)
-
-    def mask(self, block: Block, *, everywhere: bool) -> Tensor | None:
-        """True where a query may attend; None where the only query sees everything."""
-        if not everywhere and block.window is None:
-            return None
-        keys = torch.arange(self.shared + self.length, device=self.clean.logits.device)
-        queries = keys[self.shared :, None] if everywhere else keys[-1:, None]
-        allowed = keys <= queries
-        return allowed if block.window is None else allowed & (queries - keys < block.window)
 
     # ---- keeping what is written -----------------------------------------------------------------
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from assay.circuits import Circuit
 from assay.execution.ablation import Baseline
+from assay.execution.attend import Attention, channel_column, rotary_tables
 from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
 from assay.models import Block, Model, Trace
-from assay.models.conformance import rotate
 
 
 @dataclass(kw_only=True, eq=False)
@@ -32,7 +31,6 @@ class _BoundAttention:
     step: AttentionStep
     projections: list[_Projection]
     kv_heads: tuple[int, ...]
-    kv_of_head: Tensor  # for each live head, its place in kv_heads
 
 
 class CircuitRunner:
@@ -118,18 +116,7 @@ def _bind(model: Model, step: AttentionStep) -> _BoundAttention:
                     channels=channels,
                 )
             )
-    places = [kv_heads.index(block.kv_head(head)) for head in step.heads]
-    return _BoundAttention(
-        step=step,
-        projections=projections,
-        kv_heads=kv_heads,
-        kv_of_head=torch.tensor(places, device=weight.device),
-    )
-
-
-def channel_column(block: Block, channel: str, head: int) -> int:
-    """Place of a channel (`q` of a head, `k` or `v` of a key/value head) in the common layout."""
-    return {"q": 0, "k": block.n_heads, "v": block.n_heads + block.n_kv_heads}[channel] + head
+    return _BoundAttention(step=step, projections=projections, kv_heads=kv_heads)
 
 
 class _Run:
@@ -146,6 +133,7 @@ class _Run:
         self.clean, self.baseline, self.read = clean, baseline, read
         self.n_pairs, self.length = len(read), clean.input.shape[1]
         self.index = torch.arange(self.n_pairs, device=read.device)
+        self.positions = Attention(self.model, rotary_tables(clean.calls), length=self.length, read=read)
         like = torch.empty(0, dtype=runner.dtype, device=clean.input.device)
         at_read, at_all = (self.n_pairs, self.model.d_model), (self.n_pairs, self.length, self.model.d_model)
         self.everywhere = like.new_empty(len(runner._slots_everywhere), *at_all)
@@ -249,27 +237,22 @@ class _Run:
         full, last = step.heads[: step.n_everywhere], step.heads[step.n_everywhere :]
         keys = torch.stack([channels["k", head] for head in bound.kv_heads], 1)
         values = torch.stack([channels["v", head] for head in bound.kv_heads], 1)
-        if block.k_norm is not None:
-            keys = block.k_norm(keys)
-        keys = self.rotate(layer, keys)
-        results: dict[int, Tensor] = {}
+        keys = self.positions.keys(block, keys)
+        outputs: dict[int, Tensor] = {}
         for heads, everywhere in ((full, True), (last, False)):
             if not heads:
                 continue
             queries = torch.stack([channels["q", head] for head in heads], 1)
-            if block.q_norm is not None:
-                queries = block.q_norm(queries)
-            queries = self.rotate(layer, queries, read_only=not everywhere)
-            place = bound.kv_of_head[: len(full)] if everywhere else bound.kv_of_head[len(full) :]
-            mixed = functional.scaled_dot_product_attention(
-                queries,
-                keys[:, place],
-                values[:, place],
-                attn_mask=self.mask(block, everywhere=everywhere),
-                scale=block.scaling,
+            mixed = self.positions.mix(
+                block,
+                self.positions.queries(block, queries, everywhere=everywhere),
+                keys,
+                values,
+                everywhere=everywhere,
+                kv_of_head=[bound.kv_heads.index(block.kv_head(head)) for head in heads],
             ).to(self.runner.dtype)
-            results.update({head: mixed[:, index] for index, head in enumerate(heads)})
-        return results
+            outputs.update({head: mixed[:, index] for index, head in enumerate(heads)})
+        return outputs
 
     def project(self, layer: int, block: Block, bound: _BoundAttention) -> dict[tuple[str, int], Tensor]:
         """q, k and v of the live heads: (channel, head) -> `[pairs, pos or 1, d_head]`."""
@@ -317,30 +300,6 @@ class _Run:
             if not inlet.everywhere:
                 part = self.at_read(part)[:, None]
             channels[channel, head] = part.expand(self.n_pairs, -1, -1)
-
-    def rotate(self, layer: int, x: Tensor, *, read_only: bool = False) -> Tensor:
-        """Rotary position embedding of `[pairs, heads, pos, d_head]`, with the model's own tables."""
-        tables = self.clean.calls[0][1].get("position_embeddings")
-        if tables is None:
-            return x
-        cos, sin = (table.expand(self.n_pairs, -1, -1) for table in tables)
-        if read_only:
-            cos, sin = cos[self.index, self.read][:, None], sin[self.index, self.read][:, None]
-        return rotate(x, cos[:, None], sin[:, None])
-
-    def mask(self, block: Block, *, everywhere: bool) -> Tensor | None:
-        """True where a query may attend: causal, inside the sliding window if the block has one.
-
-        None where every position attends to all.
-        """
-        if not self.model.causal:
-            return None
-        keys = torch.arange(self.length, device=self.read.device)
-        queries = keys[:, None] if everywhere else self.read[:, None, None, None]
-        allowed = keys <= queries
-        if block.window is not None:
-            allowed = allowed & (queries - keys < block.window)
-        return allowed
 
     def mlp(self, layer: int) -> Tensor | None:
         """MLP output minus the ablated one: `[pairs, pos, d_model]` or `[pairs, d_model]`; None if dead."""

@@ -19,12 +19,11 @@ from itertools import groupby
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from assay.core.errors import InputError, ShapeError
 from assay.execution.ablation import Baseline
+from assay.execution.attend import Attention, rotary_tables
 from assay.models import Model, Trace
-from assay.models.conformance import rotate
 
 
 @dataclass(kw_only=True, eq=False)
@@ -357,7 +356,9 @@ class _Examples:
         self.n, self.length = clean.input.shape[:2]
         self.index = torch.arange(self.n, device=read.device)
         self.states: dict[int, _State] = {}
-        self._allowed: dict[tuple[int | None, bool], Tensor | None] = {}
+        self.positions = Attention(
+            self.model, rotary_tables(clean.calls), length=self.length, read=read, heads_first=True
+        )
         split = (self.model.n_heads, self.model.d_head)
         # Ablated minus clean, heads before their output projection.
         self.input = self.wide(baseline.input) - self.wide(clean.input)
@@ -452,50 +453,26 @@ class _Examples:
     def turn(self, layer: int, group: _Group, channels: Tensor, places: list[int]) -> Tensor:
         """Norms of the heads and rotary positions on `[places, hypotheses, n, pos or 1, d_head]`."""
         block = self.model.blocks[layer]
-        queries = sum(place < group.turned[0] for place in places)
-        turned = sum(place < group.turned[1] for place in places)
-        if block.q_norm is not None and block.k_norm is not None:
-            parts = [channels[:queries], channels[queries:turned], channels[turned:]]
-            norms = (block.q_norm, block.k_norm)
-            for i, norm in enumerate(norms):
-                if len(parts[i]):
-                    parts[i] = norm(parts[i])
-            channels = torch.cat(parts)
-        tables = self.clean.calls[0][1].get("position_embeddings")
-        if tables is None or turned == 0:
+        if self.positions.leaves(block):
             return channels
-        cos, sin = (table.expand(self.n, -1, -1) for table in tables)
-        if not group.everywhere:
-            cos, sin = (table[self.index, self.read][:, None] for table in (cos, sin))
-        front = rotate(channels[:turned].flatten(0, 1), cos, sin).view_as(channels[:turned])
-        return front if turned == len(channels) else torch.cat([front, channels[turned:]])
+        n_queries, n_turned = (sum(place < limit for place in places) for limit in group.turned)
+        queries, keys, values = channels.tensor_split([n_queries, n_turned])
+        parts = [
+            self.positions.queries(block, queries, everywhere=group.everywhere) if len(queries) else queries,
+            self.positions.keys(block, keys) if len(keys) else keys,
+            values,
+        ]
+        parts = [part for part in parts if len(part)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, *, everywhere: bool
     ) -> Float[Tensor, "heads hypotheses n pos d_head"]:
         """Outputs of some heads before their output projection, from channels of the same axes."""
         block = self.model.blocks[layer]
-        mixed = functional.scaled_dot_product_attention(
-            queries.flatten(0, 1),
-            keys.flatten(0, 1),
-            values.flatten(0, 1),
-            attn_mask=self.allowed(block.window, everywhere=everywhere),
-            scale=block.scaling,
-        )
+        channels = (part.flatten(0, 1) for part in (queries, keys, values))
+        mixed = self.positions.mix(block, *channels, everywhere=everywhere)
         return self.wide(mixed).view_as(queries)
-
-    def allowed(self, window: int | None, *, everywhere: bool) -> Tensor | None:
-        """True where a query may attend: causal, inside the window if there is one; None for everywhere."""
-        if not self.model.causal:
-            return None
-        if (window, everywhere) not in self._allowed:
-            keys = torch.arange(self.length, device=self.read.device)
-            queries = keys[:, None] if everywhere else self.read[:, None, None]
-            allowed = keys <= queries
-            if window is not None:
-                allowed = allowed & (queries - keys < window)
-            self._allowed[window, everywhere] = allowed
-        return self._allowed[window, everywhere]
 
 
 class _Pass:
