@@ -27,7 +27,29 @@ def channel_column(block: Block, channel: str, head: int) -> int:
     return {"q": 0, "k": block.n_heads, "v": block.n_heads + block.n_kv_heads}[channel] + head
 
 
-class Attention:
+def project(
+    block: Block,
+    streams: Float[Tensor, "channels *axes d_model"],
+    weight: Float[Tensor, "channels d_model d_head"],
+    bias: Float[Tensor, "channels 1 d_head"] | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "channels *axes d_head"]:
+    """Some q/k/v channels of a block, each of a stream of its own.
+
+    Args:
+        block: The block.
+        streams: What each channel reads.
+        weight: Their projections, which set the number type of the result.
+        bias: Their biases, if the block has any.
+        dtype: Number type of the model, in which norms run.
+    """
+    normed = block.attention_norm.module(streams.to(dtype)).to(weight.dtype).flatten(1, -2)
+    channels = torch.bmm(normed, weight) if bias is None else torch.baddbmm(bias, normed, weight)
+    result: Tensor = channels.unflatten(1, streams.shape[1:-1])
+    return result
+
+
+class PlacedAttention:
     """The attention of some examples: channels are `[n, heads, pos, d_head]`.
 
     Args:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.execution.ablation import Baseline
-from assay.execution.attend import Attention, rotary_tables
+from assay.execution.attend import PlacedAttention, project, rotary_tables
 from assay.execution.stages import LiveStages, Stage, TargetGroup
 from assay.models import Trace
 
@@ -49,7 +49,7 @@ class CutExamples:
         self.n, self.length = clean.input.shape[:2]
         self.index = torch.arange(self.n, device=read.device)
         self.states: dict[int, StageRun] = {}
-        self.positions = Attention(
+        self.positions = PlacedAttention(
             self.model, rotary_tables(clean.calls), length=self.length, read=read, heads_first=True
         )
         split = (self.model.n_heads, self.model.d_head)
@@ -235,9 +235,11 @@ class CutPass:
             if found is None:
                 continue
             places, new = found
-            projected = examples.turn(
-                stage.layer, group, self.project(stage.layer, group, places, new), places
-            )
+            assert group.weight is not None
+            bias = None if group.bias is None else group.bias[places]
+            block = self.model.blocks[stage.layer]
+            projected = project(block, new, group.weight[places], bias, self.model.dtype)
+            projected = examples.turn(stage.layer, group, projected, places)
             self.updates.append((channels, places, projected))
             fresh |= {group.columns[place]: part for place, part in zip(places, projected, strict=True)}
         if not fresh:
@@ -266,17 +268,6 @@ class CutPass:
                 for column in columns
             ]
         )
-
-    def project(self, layer: int, group: TargetGroup, places: list[int], streams: Tensor) -> Tensor:
-        """Channels of their own streams: `[places, hypotheses, n, pos or 1, d_head]`."""
-        assert group.weight is not None
-        normed = self.model.blocks[layer].attention_norm.module(streams.to(self.model.dtype)).flatten(1, 3)
-        if group.bias is None:
-            output = torch.bmm(normed, group.weight[places])
-        else:
-            output = torch.baddbmm(group.bias[places], normed, group.weight[places])
-        channels: Tensor = output.unflatten(1, streams.shape[1:4])
-        return channels
 
     def mlp(self, number: int, stage: Stage) -> None:
         """The MLP of a block, if what it reads has changed."""

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.execution.attend import Attention, channel_column, rotary_tables
+from assay.execution.attend import PlacedAttention, channel_column, rotary_tables
 from assay.execution.feeds import Feed, Projection, bind, lay_out, slots_of
 from assay.execution.plan import Plan, compile_plan
 from assay.models import Model, Trace
@@ -331,7 +331,7 @@ class _Tile:
         self.clean, self.corrupted, self.index = clean, corrupted, index
         self.shared = len(runner.prefix)
         self.length = clean.length - self.shared
-        self.positions = Attention(self.model, clean.tables, length=clean.length, read=None)
+        self.positions = PlacedAttention(self.model, clean.tables, length=clean.length, read=None)
         self.lead = (clean.n, corrupted.n) if index is None else (len(index[0]),)
         self.n = clean.n * corrupted.n if index is None else len(index[0])
         like = torch.empty(0, dtype=runner.dtype, device=clean.logits.device)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.execution.ablation import Baseline
-from assay.execution.attend import Attention, channel_column, rotary_tables
+from assay.execution.attend import PlacedAttention, channel_column, rotary_tables
 from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
 from assay.models import Block, Model, Trace
 
@@ -133,7 +133,9 @@ class _Run:
         self.clean, self.baseline, self.read = clean, baseline, read
         self.n_pairs, self.length = len(read), clean.input.shape[1]
         self.index = torch.arange(self.n_pairs, device=read.device)
-        self.positions = Attention(self.model, rotary_tables(clean.calls), length=self.length, read=read)
+        self.positions = PlacedAttention(
+            self.model, rotary_tables(clean.calls), length=self.length, read=read
+        )
         like = torch.empty(0, dtype=runner.dtype, device=clean.input.device)
         at_read, at_all = (self.n_pairs, self.model.d_model), (self.n_pairs, self.length, self.model.d_model)
         self.everywhere = like.new_empty(len(runner._slots_everywhere), *at_all)

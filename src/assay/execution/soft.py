@@ -21,7 +21,7 @@ from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError
 from assay.execution.ablation import Baseline, Prepared
-from assay.execution.attend import Attention, rotary_tables
+from assay.execution.attend import PlacedAttention, project, rotary_tables
 from assay.models import Block, Model
 from assay.tasks import Batch
 
@@ -207,7 +207,7 @@ class _Walk:
         self.model, self.graph = runner.model, runner.model.graph
         self.index = torch.arange(len(pairs), device=pairs.read.device)
         self.length = pairs.embedded.shape[1]
-        self.positions = Attention(
+        self.positions = PlacedAttention(
             self.model, rotary_tables(pairs.calls), length=self.length, read=pairs.read
         )
         # Differences of the sources so far, [sources, batch, pos, d_model].
@@ -265,14 +265,9 @@ class _Walk:
     def project(self, layer: int, streams: Tensor, channels: slice) -> Tensor:
         """Some q/k/v channels of their own streams: `[batch, channels, pos, d_head]`."""
         weight, bias = self.runner._qkv[layer]
-        normed = self.model.blocks[layer].attention_norm.module(streams.to(self.model.dtype))
-        flat = normed.to(self.runner.dtype).flatten(1, 2)
-        if bias is None:
-            output = torch.bmm(flat, weight[channels])
-        else:
-            output = torch.baddbmm(bias[channels], flat, weight[channels])
-        result: Tensor = output.unflatten(1, streams.shape[1:3]).transpose(0, 1)
-        return result
+        bias = None if bias is None else bias[channels]
+        block = self.model.blocks[layer]
+        return project(block, streams, weight[channels], bias, self.model.dtype).transpose(0, 1)
 
     def heads(self, layer: int, *, last: bool) -> Tensor:
         """Outputs of the heads of a block minus the corrupted ones, `[heads, batch, pos or 1, d_model]`."""
