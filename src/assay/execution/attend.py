@@ -4,7 +4,7 @@ Runs differ in where channels come from. What becomes of them here is the model'
 positions or the read position of each example as queries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from assay.execution.plan import AttentionStep
 from assay.models import Block, Model
 from assay.models.conformance import rotate
 
@@ -129,6 +130,38 @@ class PlacedAttention:
             attn_mask=self._allowed(block, queries, everywhere=everywhere),
             scale=block.scaling,
         )
+
+    def live_heads(
+        self, block: Block, step: AttentionStep, stacked: Callable[[str, Sequence[int], bool], Tensor]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The heads of a step that are needed everywhere, and those needed at the read position only.
+
+        Args:
+            block: The block.
+            step: Which of its heads are live.
+            stacked: Projected channels of some heads, `[n, heads, pos or 1, d_head]`, from their letter, the
+                heads and whether they are needed at all positions.
+
+        Returns:
+            `[n, heads, pos, d_head]` and `[n, heads, 1, d_head]`, before the output projection; None where
+            there is no such head.
+        """
+        keys = self.keys(block, stacked("k", step.kv_heads, True))
+        values = stacked("v", step.kv_heads, True)
+
+        def mixed(heads: Sequence[int], *, everywhere: bool) -> Tensor | None:
+            if not heads:
+                return None
+            return self.mix(
+                block,
+                self.queries(block, stacked("q", heads, everywhere), everywhere=everywhere),
+                keys,
+                values,
+                everywhere=everywhere,
+                kv_of_head=[step.kv_heads.index(block.kv_head(head)) for head in heads],
+            )
+
+        return mixed(step.full, everywhere=True), mixed(step.last, everywhere=False)
 
     def _allowed(
         self, block: Block, queries: Tensor, *, everywhere: bool

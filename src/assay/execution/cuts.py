@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.execution.ablation import Baseline
 from assay.execution.attend import PlacedAttention, project, rotary_tables
-from assay.execution.stages import LiveStages, Stage, TargetGroup
+from assay.execution.stages import LiveStage, LiveStages, TargetGroup
 from assay.models import Trace
 
 
@@ -104,7 +104,7 @@ class CutExamples:
 
     # ---- the current run at one stage -----------------------------------------------------------
 
-    def open(self, number: int, stage: Stage) -> None:
+    def open(self, number: int, stage: LiveStage) -> None:
         """Set the current run up at a stage: so far it is the clean one."""
         if number == self.live.last:
             assert self.clean.final_in is not None
@@ -136,7 +136,7 @@ class CutExamples:
             picked = [torch.stack([by_column[reads[i]] for reads in heads.reads])[:, None] for i in range(3)]
             state.z.append(self.attend(stage.layer, *picked, everywhere=heads.everywhere)[:, 0])
 
-    def channels(self, number: int, stage: Stage) -> dict[int, Tensor]:
+    def channels(self, number: int, stage: LiveStage) -> dict[int, Tensor]:
         """Current queries, keys and values by target, `[n, pos or 1, d_head]`."""
         held = zip(stage.groups, self.states[number].channels, strict=True)
         return {
@@ -226,7 +226,7 @@ class CutPass:
         self.rows[False] += rows
         self.stores[False].append(differences)
 
-    def heads(self, number: int, stage: Stage) -> None:
+    def heads(self, number: int, stage: LiveStage) -> None:
         """The attention of a block: new channels, and the heads that read them."""
         state, examples = self.examples.states[number], self.examples
         fresh: dict[int, Tensor] = {}
@@ -269,7 +269,7 @@ class CutPass:
             ]
         )
 
-    def mlp(self, number: int, stage: Stage) -> None:
+    def mlp(self, number: int, stage: LiveStage) -> None:
         """The MLP of a block, if what it reads has changed."""
         state, group = self.examples.states[number], stage.groups[0]
         found = self.changed(group, state.streams[0])

@@ -49,7 +49,7 @@ class HeadGroup:
 
 
 @dataclass(kw_only=True, eq=False)
-class Stage:
+class LiveStage:
     """The attention or the MLP of a block, or `logits`: what of it is live."""
 
     layer: int
@@ -86,10 +86,10 @@ class LiveStages:
         if graph.mlps:
             for layer in range(graph.n_layers):
                 self.stage_of[graph.mlp_target(layer)] += 1
-        self.opened: dict[int, Stage] = {}
+        self.opened: dict[int, LiveStage] = {}
         self.lowest = self.last + 1
 
-    def open_next(self) -> Stage | None:
+    def open_next(self) -> LiveStage | None:
         """Decide what is live at the stage before those that are open; None: nothing."""
         self.lowest -= 1
         stage = self._at(self.lowest)
@@ -97,17 +97,17 @@ class LiveStages:
             self.opened[self.lowest] = stage
         return stage
 
-    def _at(self, stage: int) -> Stage | None:
+    def _at(self, stage: int) -> LiveStage | None:
         graph, layer = self.model.graph, stage // 2
         if stage == self.last:
-            return Stage(layer=layer, groups=self._groups([(graph.n_targets - 1, self.model.pools)]))
+            return LiveStage(layer=layer, groups=self._groups([(graph.n_targets - 1, self.model.pools)]))
         if stage % 2:
             if not graph.mlps:
                 return None
             needed, everywhere = self._needed(graph.mlp_source(layer))
             column = graph.mlp_target(layer)
             groups = self._groups([(column, everywhere)] if needed else [])
-            return Stage(layer=layer, groups=groups) if groups else None
+            return LiveStage(layer=layer, groups=groups) if groups else None
         return self._attention(layer)
 
     def _needed(self, row: int) -> tuple[bool, bool]:
@@ -125,7 +125,7 @@ class LiveStages:
                 groups.append(TargetGroup(everywhere=everywhere, columns=columns))
         return groups
 
-    def _attention(self, layer: int) -> Stage | None:
+    def _attention(self, layer: int) -> LiveStage | None:
         graph, block = self.model.graph, self.model.blocks[layer]
         live: list[tuple[int, bool]] = []
         parts: dict[bool, list[tuple[int, tuple[int, int, int]]]] = {True: [], False: []}
@@ -144,7 +144,7 @@ class LiveStages:
             parts[everywhere].append((head, reads))
         if not live:
             return None
-        stage = Stage(layer=layer, groups=self._groups(live))
+        stage = LiveStage(layer=layer, groups=self._groups(live))
         first = graph.channel_target(layer, "q")
         weight, bias = block.qkv_weight().permute(1, 0, 2), block.qkv_bias()
         for group in stage.groups:
