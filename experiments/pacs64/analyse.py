@@ -30,8 +30,7 @@ from assay.analyses.generalization import (
     summarize_correlations,
     universal_motif,
 )
-from assay.circuits import EdgeScores
-from assay.circuits.files import load_scores
+from assay.circuits import EdgeScores, load_scores
 from assay.core.random import stream
 
 

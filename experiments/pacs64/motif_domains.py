@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 from assay.analyses.generalization import dependency_matrix
 from assay.analyses.generalization.comparison import motif_over_domains
 from assay.analyses.generalization.inspection import Inspection
-from assay.circuits.files import load_scores
+from assay.circuits import load_scores
 
 
 KINDS = {"new": "new/", "known": "known/"}

@@ -21,7 +21,7 @@ from assay.circuits import (
     load_certified,
     selection_probability,
 )
-from assay.circuits.certified import _decisions, clopper_pearson_limits
+from assay.circuits.certification import _decisions, clopper_pearson_limits
 from assay.core.errors import FileFormatError, GraphMismatchError, InputError, UnknownNameError
 from assay.graph import build_graph
 from assay.stats import clopper_pearson

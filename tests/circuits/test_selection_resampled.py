@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.circuits.resampling import consistent_edges, resample_weights, top_counts
+from assay.circuits.resampling import resample_weights, top_counts
 from assay.core.errors import InputError
 from assay.graph import build_graph
 
@@ -54,7 +54,7 @@ def test_consistent_edges_are_those_of_the_quantiles() -> None:
     means = (counts @ scores.per_example.flatten(1).double() / 25).sort(0).values
     tail = 20  # of 400: the 5 % and 95 % quantiles
     expected = (means[tail] > 0) | (means[-tail - 1] < 0)
-    found = consistent_edges(scores, level=level, resamples=resamples, seed=3)
+    found = scores.consistent(GRAPH.n_edges, level=level, resamples=resamples, seed=3).mask
     assert torch.equal(found, expected.view_as(found) & GRAPH.valid)
     assert 0 < found.sum() < GRAPH.n_edges
 
@@ -69,14 +69,14 @@ def test_consistent_equals_top_where_the_examples_agree() -> None:
 
 def test_consistent_depends_on_the_seed_alone() -> None:
     scores = random_scores(12)
-    masks = [consistent_edges(scores, resamples=40, seed=seed) for seed in (1, 1, 2, 3, 4)]
+    masks = [scores.consistent(GRAPH.n_edges, resamples=40, seed=seed).mask for seed in (1, 1, 2, 3, 4)]
     assert torch.equal(masks[0], masks[1])
     assert not all(torch.equal(masks[0], other) for other in masks[2:])
 
 
 def test_about_the_share_of_null_edges_qualifies() -> None:
     edges = torch.randn(60, GRAPH.n_edges, generator=torch.Generator().manual_seed(5))
-    share = consistent_edges(scores_of(edges), level=0.9).sum() / GRAPH.n_edges
+    share = scores_of(edges).consistent(GRAPH.n_edges, level=0.9).n_edges / GRAPH.n_edges
     assert 0.02 < share < 0.25  # 0.1 expected, the edges sharing their resamples
 
 

@@ -248,7 +248,7 @@ def _(folder: Path) -> Path:
 
 @target("eap-ig torch", read=_read_eap_ig)
 def _(folder: Path) -> Path:
-    from assay.circuits.eap_ig import their_target
+    from assay.circuits.graph_files import their_target
 
     graph = build_graph(2, 3)
     torch.save(

@@ -1,10 +1,11 @@
 """Circuits and edge scores: selection, set operations, files."""
 
-from assay.circuits.certified import CertifiedCircuit, certify, load_certified, selection_probability
-from assay.circuits.circuit import Circuit, prune
+from assay.circuits.certification import certify, selection_probability
+from assay.circuits.certified import CertifiedCircuit, load_certified
+from assay.circuits.circuit import Circuit, load_circuit
 from assay.circuits.eap_ig import GraphFile, read_eap_ig, write_eap_ig
 from assay.circuits.exchange import SubmissionEntry, load_submission, save_submission
-from assay.circuits.files import load_circuit, load_scores, write_atomically
+from assay.circuits.files import write_atomically
 from assay.circuits.heads import (
     BAND_ORDINALS,
     HeadCircuit,
@@ -14,6 +15,7 @@ from assay.circuits.heads import (
     load_head_circuit,
     published_head_circuits,
 )
+from assay.circuits.paths import prune
 from assay.circuits.positions import (
     PositionCircuit,
     PositionScores,
@@ -21,7 +23,7 @@ from assay.circuits.positions import (
     load_position_scores,
 )
 from assay.circuits.published import published_circuit, published_circuits
-from assay.circuits.scores import EdgeScores
+from assay.circuits.scores import EdgeScores, load_scores
 from assay.circuits.spans import Spans
 
 

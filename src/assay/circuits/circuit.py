@@ -13,10 +13,13 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from assay.circuits.files import flags, read_edges, write_edges
 from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_circuit
+from assay.circuits.paths import prune
 from assay.core import display
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, ShapeError
 from assay.core.random import torch_stream
+from assay.core.untrusted import malformed
 from assay.graph import Graph
 
 
@@ -369,37 +372,46 @@ class Circuit:
 
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
-        from assay.circuits.files import save_circuit
+        return write_edges(
+            path,
+            self.graph,
+            {"mask": self.mask},
+            kind="circuit",
+            heads=self.heads,
+            roles={name: list(heads) for name, heads in self.roles.items()},
+            provenance=dict(self.provenance),
+        )
 
-        return save_circuit(self, Path(path))
+
+def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
+    """Read a circuit written by `Circuit.save`.
+
+    Args:
+        path: The file.
+        graph: The graph it must belong to; default: the one it was saved with.
+
+    Raises:
+        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
+        GraphMismatchError: If it belongs to another graph.
+    """
+    stored, arrays, metadata = read_edges(path, "circuit", graph)
+    with malformed(path, "a circuit written by .save()"):
+        heads = metadata["heads"]
+        return Circuit(
+            graph=stored,
+            mask=flags(arrays["mask"]),
+            heads=None if heads is None else check_heads(heads, stored.n_layers, stored.n_heads),
+            roles={
+                name: check_heads(pairs, stored.n_layers, stored.n_heads)
+                for name, pairs in metadata["roles"].items()
+            },
+            provenance=dict(metadata["provenance"]),
+        )
 
 
 def _minus(first: Any, second: Any) -> Any:
     """Set difference, of masks or of sets."""
     return first & ~second if isinstance(first, Tensor) else first - second
-
-
-def prune(
-    graph: Graph, mask: Bool[Tensor, "*masks n_sources n_targets"]
-) -> Bool[Tensor, "*masks n_sources n_targets"]:
-    """Edges of each mask that lie on a path from `input` to `logits` inside it.
-
-    Equal to dropping nodes without kept in- or out-edges until nothing changes. Two sweeps over the
-    blocks, so the cost is that of a few reductions over the masks.
-    """
-    feeds, masks = graph.feeds.to(mask.device), mask.shape[:-2]
-    reached = torch.zeros(*masks, graph.n_sources, dtype=torch.bool, device=mask.device)
-    reached[..., 0] = True
-    for columns, rows in graph.stages:
-        read = (mask[..., columns] & reached[..., None]).any(-2)
-        reached[..., rows] = (feeds[columns, rows] & read[..., None]).any(-2)
-    needed = mask[..., -1].clone()
-    wanted = torch.zeros(*masks, graph.n_targets, dtype=torch.bool, device=mask.device)
-    wanted[..., -1] = True
-    for columns, rows in reversed(graph.stages):
-        wanted[..., columns] = (feeds[columns, rows] & needed[..., None, rows]).any(-1)
-        needed |= (mask[..., columns] & wanted[..., None, columns]).any(-1)
-    return mask & reached[..., None] & wanted[..., None, :]
 
 
 def check_n_edges(graph: Graph, n_edges: int, *, allow_zero: bool = False) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits.circuit import Circuit
-from assay.circuits.eap_ig import copies_of, graph_document, read_eap_ig, shorten
+from assay.circuits.eap_ig import copies_of, graph_document, read_eap_ig
 from assay.circuits.files import write_atomically
+from assay.circuits.graph_files import shorten
 from assay.circuits.scores import EdgeScores
 from assay.core.errors import FileFormatError, InputError, OutputError
 from assay.graph import Graph, build_graph
@@ -170,12 +171,12 @@ def save_submission(
         folder = root / _folder_name(task, model)
         width = None if d_model is None else d_model.get(model)
         if isinstance(what, EdgeScores):
-            documents[folder / IMPORTANCES] = graph_document(what, None, d_model=width, always_scored=True)
+            documents[folder / IMPORTANCES] = graph_document(what, None, d_model=width)
             continue
         _check_sizes(what, task, model)
         for percentage, circuit in zip(PERCENTAGES, what, strict=True):
             name = f"{percentage:g}.json"
-            documents[folder / name] = graph_document(None, circuit, d_model=width, always_scored=True)
+            documents[folder / name] = graph_document(None, circuit, d_model=width)
     for file, document in documents.items():  # all are made before the first is written
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

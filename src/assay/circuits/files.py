@@ -1,4 +1,4 @@
-"""Circuits and scores on disk: one safetensors file each, with JSON metadata and a content hash."""
+"""Matrices of edges on disk: one safetensors file each, with JSON metadata and a content hash."""
 
 import contextlib
 import hashlib
@@ -16,9 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from assay.circuits.circuit import Circuit
-from assay.circuits.heads import check_heads
-from assay.circuits.scores import EdgeScores
 from assay.core.errors import FileFormatError, GraphMismatchError, OutputError
 from assay.core.untrusted import MALFORMED, malformed, parse_json, refuse_pickle
 from assay.graph import Graph, build_graph
@@ -28,65 +25,6 @@ FORMAT = 1
 MOST_CELLS = 1 << 27  # of a matrix of edges that a file may ask for
 # What `temporary_name` makes; SQLite has a journal beside its own.
 TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}(-journal)?")
-
-
-def save_circuit(circuit: Circuit, path: Path) -> Path:
-    """Write a circuit; an existing file is replaced only once the new one is complete."""
-    metadata = {
-        "kind": "circuit",
-        "heads": circuit.heads,
-        "roles": {name: list(heads) for name, heads in circuit.roles.items()},
-        "provenance": dict(circuit.provenance),
-    }
-    return _write(path, circuit.graph, {"mask": circuit.mask}, metadata)
-
-
-def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
-    """Read a circuit written by `Circuit.save`.
-
-    Args:
-        path: The file.
-        graph: The graph it must belong to; default: the one it was saved with.
-
-    Raises:
-        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
-        GraphMismatchError: If it belongs to another graph.
-    """
-    stored, arrays, metadata = _read(Path(path), "circuit", graph)
-    with malformed(path, "a circuit written by .save()"):
-        heads = metadata["heads"]
-        return Circuit(
-            graph=stored,
-            mask=flags(arrays["mask"]),
-            heads=None if heads is None else check_heads(heads, stored.n_layers, stored.n_heads),
-            roles={
-                name: check_heads(pairs, stored.n_layers, stored.n_heads)
-                for name, pairs in metadata["roles"].items()
-            },
-            provenance=dict(metadata["provenance"]),
-        )
-
-
-def save_scores(scores: EdgeScores, path: Path) -> Path:
-    """Write edge scores; an existing file is replaced only once the new one is complete."""
-    arrays = {"values": scores.values}
-    if scores.per_example is not None:
-        arrays["per_example"] = scores.per_example
-    metadata = {"kind": "scores", "provenance": dict(scores.provenance), "details": dict(scores.details)}
-    return _write(path, scores.graph, arrays, metadata)
-
-
-def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
-    """Read edge scores written by `EdgeScores.save`; errors as in `load_circuit`."""
-    stored, arrays, metadata = _read(Path(path), "scores", graph)
-    with malformed(path, "edge scores written by .save()"):
-        return EdgeScores(
-            stored,
-            real_numbers(arrays["values"]),
-            per_example=None if (each := arrays.get("per_example")) is None else real_numbers(each),
-            provenance=dict(metadata["provenance"]),
-            details=dict(metadata["details"]),
-        )
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
@@ -235,16 +173,33 @@ def _described(shape: Mapping[str, Any]) -> Graph:
     return build_graph(layers, heads, shared, parallel=shape["parallel"], mlps=shape["mlps"])
 
 
-def _write(path: Path, graph: Graph, arrays: dict[str, Tensor], metadata: dict[str, Any]) -> Path:
+def write_edges(
+    path: str | Path, graph: Graph, arrays: dict[str, Tensor], *, kind: str, **metadata: Any
+) -> Path:
+    """Write matrices of edges with the graph that they index, as `write_arrays` does."""
     of = {"graph": graph.describe(), "fingerprint": graph.fingerprint}
-    return write_arrays(path, arrays, {**of, **metadata})
+    return write_arrays(Path(path), arrays, {**of, "kind": kind, **metadata})
 
 
-def _read(path: Path, kind: str, graph: Graph | None) -> tuple[Graph, dict[str, Tensor], dict[str, Any]]:
-    arrays, metadata = read_arrays(path, kind)
+def read_edges(
+    path: str | Path, kind: str, graph: Graph | None
+) -> tuple[Graph, dict[str, Tensor], dict[str, Any]]:
+    """Graph, matrices and metadata that `write_edges` wrote.
+
+    Args:
+        path: The file.
+        kind: What it must hold.
+        graph: The graph it must belong to; default: the one it was saved with.
+
+    Raises:
+        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
+        GraphMismatchError: If it belongs to another graph.
+    """
+    arrays, metadata = read_arrays(Path(path), kind)
     with malformed(path, f"a {kind} written by .save()"):
         stored = _described(metadata["graph"])
-        if stored.fingerprint != metadata["fingerprint"]:
+        # Certified circuits had no fingerprint at first.
+        if metadata.get("fingerprint", stored.fingerprint) != stored.fingerprint:
             raise FileFormatError(
                 f"{path}: graph description and fingerprint disagree; the file was not written by this "
                 "package"

@@ -8,8 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from assay.circuits.circuit import Circuit
-from assay.circuits.files import load_circuit
+from assay.circuits.circuit import Circuit, load_circuit
 from assay.circuits.heads import HeadCircuit, heads_of, load_head_circuit, published_head_circuits
 from assay.circuits.published import published_circuit, published_circuits
 from assay.circuits.scores import EdgeScores

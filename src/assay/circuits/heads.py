@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from assay.core.errors import AssayWarning, FileFormatError, InputError, unknown_name
+from assay.core.record import Record, plain
 from assay.core.untrusted import malformed, parse_json
 
 
@@ -66,7 +67,7 @@ def band_of_layer(layer: int, n_layers: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
+class Role(Record):
     """Heads that do one job.
 
     Attributes:
@@ -75,6 +76,8 @@ class Role:
             nobody said.
         description: What they do.
     """
+
+    derived = ("ordinal",)
 
     heads: tuple[Head, ...]
     band: str | None = None
@@ -220,33 +223,28 @@ class HeadCircuit:
 
     def to_dict(self) -> dict[str, Any]:
         """Content of a `head_circuit/1` file."""
-        return {
-            "schema": SCHEMA,
-            "id": self.id,
-            "task": self.task,
-            "variant": self.variant,
-            "status": self.status,
-            "model": {"id": self.model_id, "n_layers": self.n_layers, "n_heads": self.n_heads},
-            "index_base": 0,
-            "n_circuit_heads": self.k,
-            "sparsity": self.sparsity,
-            "heads": [list(head) for head in self.heads],
-            "roles": {
-                name: {
-                    "heads": [list(head) for head in role.heads],
-                    "band": role.band,
-                    "ordinal": role.ordinal,
-                    "description": role.description,
-                }
-                for name, role in self.roles.items()
-            },
-            "pathways": [list(pathway) for pathway in self.pathways],
-            "head_edges": [list(edge) for edge in self.head_edges],
-            "mlp_layers": {name: list(layers) for name, layers in self.mlp_layers.items()},
-            "published_baselines": dict(self.published_baselines),
-            "source": dict(self.source),
-            "notes": list(self.notes),
-        }
+        content: dict[str, Any] = plain(
+            {
+                "schema": SCHEMA,
+                "id": self.id,
+                "task": self.task,
+                "variant": self.variant,
+                "status": self.status,
+                "model": {"id": self.model_id, "n_layers": self.n_layers, "n_heads": self.n_heads},
+                "index_base": 0,
+                "n_circuit_heads": self.k,
+                "sparsity": self.sparsity,
+                "heads": self.heads,
+                "roles": self.roles,
+                "pathways": self.pathways,
+                "head_edges": self.head_edges,
+                "mlp_layers": self.mlp_layers,
+                "published_baselines": self.published_baselines,
+                "source": self.source,
+                "notes": self.notes,
+            }
+        )
+        return content
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], *, origin: str = "the description") -> "HeadCircuit":

@@ -18,7 +18,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.circuits.circuit import Circuit
-from assay.circuits.scores import EdgeScores
+from assay.circuits.files import flags, read_edges, real_numbers, write_edges
+from assay.circuits.paths import prune_spans
+from assay.circuits.scores import EdgeScores, strongest
 from assay.circuits.spans import Spans
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.untrusted import malformed
@@ -117,13 +119,8 @@ class PositionScores:
                 f"cannot keep {k!r} edges: there are {self.n_slots} pairs of an edge and a span; choose k "
                 f"from 1 to {self.n_slots}"
             )
-        values = (
-            (self.values.abs() if absolute else self.values).double().masked_fill(~self.slots, -torch.inf)
-        )
-        order = torch.sort(values.flatten(), descending=True, stable=True).indices[:k]
-        mask = torch.zeros(values.numel(), dtype=torch.bool)
-        mask[order] = True
-        return self._circuit(mask.view_as(values), {"selection": "top", "k": k, "absolute": absolute})
+        mask = strongest(self.values, self.slots, k, absolute=absolute)
+        return self._circuit(mask, {"selection": "top", "k": k, "absolute": absolute})
 
     def threshold(self, minimum: float | int, *, absolute: bool = True) -> "PositionCircuit":
         """Every (edge, span) pair whose |score| (or signed score) is at least `minimum`."""
@@ -148,12 +145,15 @@ class PositionScores:
 
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
-        metadata = {
-            "kind": "position scores",
-            "provenance": dict(self.provenance),
-            "details": dict(self.details),
-        }
-        return _write(Path(path), self.graph, self.spans, {"values": self.values}, metadata)
+        return write_edges(
+            path,
+            self.graph,
+            {"values": self.values},
+            kind="position scores",
+            spans=self.spans.describe(),
+            provenance=dict(self.provenance),
+            details=dict(self.details),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -298,24 +298,28 @@ class PositionCircuit:
         A head that reads k or v at one span writes at every span that `reach` allows; everything else stays
         where it is.
         """
-        return replace(self, mask=_connected(self.graph, self.spans, self.mask))
+        return replace(self, mask=prune_spans(self.graph, self.spans.reach, self.mask))
 
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
-        metadata = {"kind": "position circuit", "provenance": dict(self.provenance)}
-        return _write(Path(path), self.graph, self.spans, {"mask": self.mask}, metadata)
+        return write_edges(
+            path,
+            self.graph,
+            {"mask": self.mask},
+            kind="position circuit",
+            spans=self.spans.describe(),
+            provenance=dict(self.provenance),
+        )
 
 
 def load_position_scores(path: str | Path, graph: Graph | None = None) -> PositionScores:
     """Read scores written by `PositionScores.save`; errors as in `load_circuit`."""
-    from assay.circuits import files
-
-    stored, spans, arrays, metadata = _read(Path(path), "position scores", graph)
+    stored, arrays, metadata = read_edges(path, "position scores", graph)
     with malformed(path, "position scores written by .save()"):
         return PositionScores(
             stored,
-            spans,
-            files.real_numbers(arrays["values"]),
+            Spans.restored(metadata["spans"]),
+            real_numbers(arrays["values"]),
             provenance=dict(metadata["provenance"]),
             details=dict(metadata["details"]),
         )
@@ -323,35 +327,14 @@ def load_position_scores(path: str | Path, graph: Graph | None = None) -> Positi
 
 def load_position_circuit(path: str | Path, graph: Graph | None = None) -> PositionCircuit:
     """Read a circuit written by `PositionCircuit.save`; errors as in `load_circuit`."""
-    from assay.circuits import files
-
-    stored, spans, arrays, metadata = _read(Path(path), "position circuit", graph)
+    stored, arrays, metadata = read_edges(path, "position circuit", graph)
     with malformed(path, "a position circuit written by .save()"):
         return PositionCircuit(
             graph=stored,
-            spans=spans,
-            mask=files.flags(arrays["mask"]),
+            spans=Spans.restored(metadata["spans"]),
+            mask=flags(arrays["mask"]),
             provenance=dict(metadata["provenance"]),
         )
-
-
-def _write(
-    path: Path, graph: Graph, spans: Spans, arrays: dict[str, Tensor], metadata: dict[str, Any]
-) -> Path:
-    from assay.circuits.files import write_arrays
-
-    of = {"graph": graph.describe(), "fingerprint": graph.fingerprint, "spans": spans.describe()}
-    return write_arrays(path, arrays, {**of, **metadata})
-
-
-def _read(
-    path: Path, kind: str, graph: Graph | None
-) -> tuple[Graph, Spans, dict[str, Tensor], dict[str, Any]]:
-    from assay.circuits import files
-
-    stored, arrays, metadata = files._read(path, kind, graph)
-    with malformed(path, f"a file of {kind}"):
-        return stored, Spans.restored(metadata["spans"]), arrays, metadata
 
 
 def _frame(graph: Graph, spans: Spans, mask: Bool[Tensor, "n_spans n_sources n_targets"]) -> "pd.DataFrame":
@@ -365,32 +348,3 @@ def _frame(graph: Graph, spans: Spans, mask: Bool[Tensor, "n_spans n_sources n_t
             "target": [graph.targets[column] for column in columns],
         }
     )
-
-
-def _connected(
-    graph: Graph, spans: Spans, mask: Bool[Tensor, "n_spans n_sources n_targets"]
-) -> Bool[Tensor, "n_spans n_sources n_targets"]:
-    """Pairs of `mask` on a path from `input` to `logits`: one sweep forward, one back, as `prune` does."""
-    moved = torch.zeros(graph.n_targets, dtype=torch.bool)  # targets whose positions attention carries on
-    for layer in range(graph.n_layers):
-        moved[graph.channel_target(layer, "k") : graph.mlp_target(layer)] = True
-    stages, reach = graph.stages, spans.reach
-
-    def product(left: Tensor, right: Tensor) -> Tensor:
-        """Boolean matrix product."""
-        return (left.float() @ right.float()) > 0
-
-    reached = torch.zeros(len(spans), graph.n_sources, dtype=torch.bool)
-    reached[:, 0] = True
-    for columns, rows in stages:
-        read = (mask[:, :, columns] & reached[:, :, None]).any(1)
-        read = torch.where(moved[columns], product(reach.T, read), read)
-        reached[:, rows] = product(read, graph.feeds[columns, rows])
-    needed = mask[:, :, -1].clone()
-    wanted = torch.zeros(len(spans), graph.n_targets, dtype=torch.bool)
-    wanted[:, -1] = True
-    for columns, rows in reversed(stages):
-        want = product(needed[:, rows], graph.feeds[columns, rows].T)
-        wanted[:, columns] = torch.where(moved[columns], product(reach, want), want)
-        needed |= (mask[:, :, columns] & wanted[:, None, columns]).any(2)
-    return mask & reached[:, :, None] & wanted[:, None, :]

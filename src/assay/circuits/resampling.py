@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from assay.circuits.circuit import Circuit
-from assay.circuits.scores import EdgeScores
 from assay.core.errors import InputError
 from assay.core.random import stream
+from assay.graph import Graph
 
 
 RESAMPLES = 1000
@@ -37,28 +36,34 @@ def resample_weights(
     )
 
 
-def edge_table(scores: EdgeScores, purpose: str, *, at_least: int) -> Float[Tensor, "N E"]:
+def edge_table(
+    graph: Graph,
+    per_example: Float[Tensor, "N n_sources n_targets"] | None,
+    purpose: str,
+    *,
+    at_least: int,
+) -> Float[Tensor, "N E"]:
     """Scores per example of the graph's edges, in edge order, in the dtype they have (at least float32).
 
     Raises:
         InputError: Without scores per example, with too few examples, or with a score that is not finite.
     """
-    if scores.per_example is None:
+    if per_example is None:
         raise InputError(
             f"{purpose} needs a score per example and these scores hold only their mean; make them with "
             "discover(..., per_example=True)"
         )
-    n = scores.per_example.shape[0]
+    n = per_example.shape[0]
     if n < at_least:
         raise InputError(f"{purpose} needs at least {at_least} examples to resample; these scores have {n}")
-    table = scores.per_example.flatten(1)[:, scores.graph.valid.flatten()]
+    table = per_example.flatten(1)[:, graph.valid.flatten()]
     table = table if table.dtype in (torch.float32, torch.float64) else table.float()
     bad = ~torch.isfinite(table)
     if bool(bad.any()):
         example, edge = bad.nonzero()[0].tolist()
-        row, column = scores.graph.valid.nonzero()[edge].tolist()
+        row, column = graph.valid.nonzero()[edge].tolist()
         raise InputError(
-            f"the score of {scores.graph.edge_name(row, column)} on example {example} is "
+            f"the score of {graph.edge_name(row, column)} on example {example} is "
             f"{table[example, edge].item()}; {purpose} needs finite scores"
         )
     return table
@@ -73,8 +78,8 @@ def check_resamples(resamples: int, level: float | int) -> None:
 
 
 def consistent_edges(
-    scores: EdgeScores, *, level: float | int = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> Bool[Tensor, "n_sources n_targets"]:
+    table: Float[Tensor, "N E"], *, level: float | int = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Bool[Tensor, " E"]:
     """Edges whose mean score keeps its sign over bootstrap resamples of the examples.
 
     True where the percentile interval of the mean excludes 0: at most a share (1 - level) / 2 of the resample
@@ -90,7 +95,6 @@ def consistent_edges(
             f"{resamples} resamples do not resolve a {level:.6g} interval: its ends are the "
             f"{(1 - level) / 2:.3g} quantiles; use at least {math.ceil(2 / (1 - level) - 1e-9)} resamples"
         )
-    table = edge_table(scores, "bootstrap-consistent selection", at_least=2)
     counts = resample_weights("bootstrap", table.shape[0], resamples, 0.0, seed)
     weights = torch.from_numpy(counts).to(table.dtype)
     kept = torch.zeros(table.shape[1], dtype=torch.bool)
@@ -100,33 +104,7 @@ def consistent_edges(
         sums = weights @ table[:, first : first + width]
         below, above = ones @ (sums <= 0).to(table.dtype), ones @ (sums >= 0).to(table.dtype)
         kept[first : first + width] = (below <= allowed) | (above <= allowed)
-    mask = torch.zeros_like(scores.graph.valid)
-    mask[scores.graph.valid] = kept
-    return mask
-
-
-def top_consistent(
-    scores: EdgeScores, k: int, *, absolute: bool, level: float | int, resamples: int, seed: int
-) -> Circuit:
-    """`EdgeScores.consistent`."""
-    qualified = consistent_edges(scores, level=level, resamples=resamples, seed=seed)
-    values = scores.values.abs() if absolute else scores.values
-    ranked = values.double().masked_fill(~qualified, -torch.inf).flatten()
-    n_qualified = int(qualified.sum())
-    mask = torch.zeros(ranked.numel(), dtype=torch.bool)
-    mask[torch.sort(ranked, descending=True, stable=True).indices[: min(k, n_qualified)]] = True
-    selection = {
-        "selection": "consistent",
-        "k": k,
-        "absolute": absolute,
-        "level": level,
-        "resamples": resamples,
-        "seed": seed,
-        "qualified": n_qualified,
-    }
-    return Circuit(
-        graph=scores.graph, mask=mask.view_as(qualified), provenance={**scores.provenance, **selection}
-    )
+    return kept
 
 
 def top_counts(

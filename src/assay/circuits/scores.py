@@ -12,9 +12,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.circuits.circuit import Circuit, check_n_edges
+from assay.circuits.files import read_edges, real_numbers, write_edges
+from assay.circuits.resampling import consistent_edges, edge_table
 from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.record import record_id
+from assay.core.untrusted import malformed
 from assay.graph import Graph
 
 
@@ -83,11 +86,8 @@ class EdgeScores:
             Ties go to the smaller edge index (row-major over source, target).
         """
         check_n_edges(self.graph, k)
-        flat = self._rankable(absolute=absolute)
-        order = torch.sort(flat, descending=True, stable=True).indices[:k]
-        mask = torch.zeros(flat.numel(), dtype=torch.bool)
-        mask[order] = True
-        return self._circuit(mask.view_as(self.values), {"selection": "top", "k": k, "absolute": absolute})
+        mask = strongest(self.values, self.graph.valid, k, absolute=absolute)
+        return self._circuit(mask, {"selection": "top", "k": k, "absolute": absolute})
 
     def threshold(self, minimum: float, *, absolute: bool = True) -> Circuit:
         """Every edge whose |score| (or signed score) is at least `minimum`."""
@@ -161,14 +161,20 @@ class EdgeScores:
         References:
             Nikankin et al. (2025), arXiv:2510.25786, section on bootstrapping.
         """
-        from assay.circuits.resampling import top_consistent
-
         check_n_edges(self.graph, k)
-        return top_consistent(self, k, absolute=absolute, level=level, resamples=resamples, seed=seed)
-
-    def _rankable(self, *, absolute: bool) -> Tensor:
-        values = self.values.abs() if absolute else self.values
-        return values.double().masked_fill(~self.graph.valid, -torch.inf).flatten()
+        table = edge_table(self.graph, self.per_example, "bootstrap-consistent selection", at_least=2)
+        qualified = torch.zeros_like(self.graph.valid)
+        qualified[self.graph.valid] = consistent_edges(table, level=level, resamples=resamples, seed=seed)
+        selection = {
+            "selection": "consistent",
+            "k": k,
+            "absolute": absolute,
+            "level": level,
+            "resamples": resamples,
+            "seed": seed,
+            "qualified": int(qualified.sum()),
+        }
+        return self._circuit(strongest(self.values, qualified, k, absolute=absolute), selection)
 
     def _circuit(self, mask: Bool[Tensor, "n_sources n_targets"], selection: dict[str, Any]) -> Circuit:
         return Circuit(graph=self.graph, mask=mask, provenance={**self.provenance, **selection})
@@ -208,6 +214,43 @@ class EdgeScores:
 
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
-        from assay.circuits.files import save_scores
+        arrays = {"values": self.values}
+        if self.per_example is not None:
+            arrays["per_example"] = self.per_example
+        return write_edges(
+            path,
+            self.graph,
+            arrays,
+            kind="scores",
+            provenance=dict(self.provenance),
+            details=dict(self.details),
+        )
 
-        return save_scores(self, Path(path))
+
+def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
+    """Read edge scores written by `EdgeScores.save`; errors as in `load_circuit`."""
+    stored, arrays, metadata = read_edges(path, "scores", graph)
+    with malformed(path, "edge scores written by .save()"):
+        return EdgeScores(
+            stored,
+            real_numbers(arrays["values"]),
+            per_example=None if (each := arrays.get("per_example")) is None else real_numbers(each),
+            provenance=dict(metadata["provenance"]),
+            details=dict(metadata["details"]),
+        )
+
+
+def strongest(
+    values: Float[Tensor, "*spans n_sources n_targets"],
+    candidates: Bool[Tensor, "*spans n_sources n_targets"],
+    k: int,
+    *,
+    absolute: bool,
+) -> Bool[Tensor, "*spans n_sources n_targets"]:
+    """The k candidates of largest (absolute) value, or all of them if they are fewer; ties by index."""
+    values = values.abs() if absolute else values
+    ranked = values.double().masked_fill(~candidates, -torch.inf).flatten()
+    order = torch.sort(ranked, descending=True, stable=True).indices[: min(k, int(candidates.sum()))]
+    mask = torch.zeros(ranked.numel(), dtype=torch.bool)
+    mask[order] = True
+    return mask.view_as(candidates)

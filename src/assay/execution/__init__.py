@@ -2,9 +2,10 @@
 
 from assay.execution.ablation import ABLATIONS, Ablation, Baseline, BaselineShelf, Prepared, get_ablation
 from assay.execution.forward import run_circuit, run_model
-from assay.execution.pairs import PairRunner, PreparedInputs
+from assay.execution.pairs import PairRunner
 from assay.execution.plan import Plan, compile_plan
 from assay.execution.positions import run_position_circuit
+from assay.execution.prepared import PreparedInputs
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
 from assay.execution.soft import SoftPairs, SoftRunner

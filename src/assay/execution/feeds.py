@@ -4,14 +4,14 @@ A *feed* is one distinct input of a block or of `logits`; its kept sources are s
 on the clean input alone and those that depend on both inputs. Everything here follows from the mask.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from assay.execution.attend import channel_column
 from assay.execution.plan import AttentionStep, Inlet, Plan
-from assay.execution.runner import channel_column
 from assay.models import Block, Model
 
 
@@ -62,12 +62,11 @@ class AttentionFeeds:
 
     step: AttentionStep
     projections: tuple[Projection, ...]
-    kv_heads: tuple[int, ...]
     out: Tensor  # [live heads, d_head, d_model]
 
 
 @dataclass(kw_only=True, eq=False)
-class Layout:
+class PairLayout:
     """Feeds of a plan, and which mixed sources are kept by themselves."""
 
     attention: list[list[Feed]] = field(default_factory=list)
@@ -91,16 +90,11 @@ class Layout:
         return feeds if self.logits.kept else [*feeds, self.logits]
 
 
-def slots_of(rows: Iterable[int]) -> dict[int, int]:
-    """A place for each of some sources, in forward order."""
-    return {row: slot for slot, row in enumerate(sorted(set(rows)))}
-
-
-def lay_out(plan: Plan) -> Layout:
+def lay_out(plan: Plan) -> PairLayout:
     """The feeds of a plan."""
     graph = plan.graph
     mixed = plan.somewhere & ~plan.clean
-    layout = Layout(
+    layout = PairLayout(
         logits=_feed(plan, mixed.tolist(), plan.logits, ("logits", 0, 0), graph.n_sources),
     )
     for layer in range(graph.n_layers):
@@ -142,34 +136,32 @@ def bind(model: Model, step: AttentionStep, feeds: Sequence[Feed], dtype: torch.
     block = model.blocks[step.layer]
     projections = []
     for index, feed in enumerate(feeds):
-        channels = tuple(
-            (channel, head)
-            for channel in ("q", "k", "v")
-            for head, used in step.reads[channel].items()
-            if used == index
-        )
-        columns = tuple(channel_column(block, channel, head) for channel, head in channels)
-        weight, bias = _weights(block, columns, folded=feed.split, dtype=dtype)
+        channels = step.channels(index)
+        columns = tuple(channel_column(block, *channel) for channel in channels)
+        weight, bias = projection_weights(block, columns)
+        if feed.split:
+            weight, bias = _folded(block, weight, bias, dtype)
         projections.append(
             Projection(feed=feed, channels=channels, columns=columns, weight=weight, bias=bias)
         )
     return AttentionFeeds(
         step=step,
         projections=tuple(projections),
-        kv_heads=tuple(sorted(step.reads["k"])),
         out=block.out_weight()[list(step.heads)].to(dtype),
     )
 
 
-def _weights(
-    block: Block, columns: Sequence[int], *, folded: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    """Some columns of the q/k/v projection; `folded` takes gain and shift of the norm into them."""
-    weight = block.qkv_weight()[:, list(columns)].flatten(1)
+def projection_weights(block: Block, columns: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Some columns of the q/k/v projection: `[d_model, n * d_head]`, and their bias if there is one."""
     bias = block.qkv_bias()
-    bias = None if bias is None else bias[list(columns)].flatten()
-    if not folded:
-        return weight.contiguous(), bias
+    weight = block.qkv_weight()[:, list(columns)].flatten(1).contiguous()
+    return weight, None if bias is None else bias[list(columns)].flatten()
+
+
+def _folded(
+    block: Block, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """A projection that takes gain and shift of the norm before it along."""
     shift = getattr(block.attention_norm.module, "bias", None)
     if isinstance(shift, Tensor):
         through = shift.detach().to(dtype) @ weight.to(dtype)

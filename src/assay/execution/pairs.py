@@ -20,80 +20,21 @@ sources that `logits` needs. Three things make a pair cheaper still:
 """
 
 import copy
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.execution.feeds import Feed, Projection, bind, lay_out, slots_of
+from assay.execution.attend import PlacedAttention, channel_column, rotary_tables
+from assay.execution.feeds import Feed, Projection, bind, lay_out
 from assay.execution.plan import Plan, compile_plan
-from assay.execution.runner import channel_column
-from assay.models import Block, Model, Trace
-from assay.models.conformance import rotate
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PreparedInputs:
-    """What the pairs of some inputs of one side need, one row per input.
-
-    Attributes:
-        logits: Of the model at the last position, `[n, d_vocab]`.
-        parts: Sums of sources and projected channels; every tensor has n rows.
-        length: Tokens of each input.
-        tables: Rotary tables of the positions behind the prefix, if the model has any.
-    """
-
-    logits: Float[Tensor, "n d_vocab"]
-    parts: dict[Hashable, Tensor]
-    length: int
-    tables: tuple[Tensor, Tensor] | None
-
-    @property
-    def n(self) -> int:
-        return len(self.logits)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all rows."""
-        return self.logits.nbytes + sum(part.nbytes for part in self.parts.values())
-
-    def rows(self, index: Int[Tensor, " k"]) -> "PreparedInputs":
-        """Some of the inputs, in this order; a run of consecutive ones is a view, not a copy."""
-        first, last = int(index[0]), int(index[-1]) + 1
-        run = last - first == len(index) and bool((index[1:] > index[:-1]).all())
-        chosen = slice(first, last) if run else index
-        return PreparedInputs(
-            logits=self.logits[chosen],
-            parts={key: part[chosen] for key, part in self.parts.items()},
-            length=self.length,
-            tables=self.tables,
-        )
-
-    @staticmethod
-    def concatenate(blocks: "Iterable[PreparedInputs]", n: int) -> "PreparedInputs":
-        """The `n` inputs of several blocks, one after the other; no block is held once it is copied."""
-        whole: PreparedInputs | None = None
-        at = 0
-        for block in blocks:
-            if block.n == n:
-                return block
-            if whole is None:
-                parts = {key: part.new_empty(n, *part.shape[1:]) for key, part in block.parts.items()}
-                logits = block.logits.new_empty(n, *block.logits.shape[1:])
-                whole = PreparedInputs(logits=logits, parts=parts, length=block.length, tables=block.tables)
-            place = slice(at, at + block.n)
-            whole.logits[place] = block.logits
-            for key, part in block.parts.items():
-                whole.parts[key][place] = part
-            at += block.n
-        assert whole is not None
-        assert at == n
-        return whole
+from assay.execution.prepared import PreparedInputs
+from assay.execution.written import Wanted, Written
+from assay.models import Model, Trace
 
 
 class PairRunner:
@@ -119,11 +60,7 @@ class PairRunner:
             None if step is None else bind(model, step, feeds, self.dtype)
             for step, feeds in zip(self.plan.attention, self._layout.attention, strict=True)
         ]
-        feeds = self._layout.feeds
-        self._every = slots_of(row for feed in feeds if feed.everywhere for row in feed.terms)
-        self._last = slots_of(row for feed in feeds if not feed.everywhere for row in feed.terms)
-        self._total_every = any(feed.from_total and feed.everywhere for feed in feeds)
-        self._total_last = any(feed.from_total and not feed.everywhere for feed in feeds)
+        self._wanted = Wanted.by(self._layout.feeds)
         self._prefix_channels = self._read_prefix()
 
     def with_prefix(self, prefix: Int[Tensor, " shared"]) -> "PairRunner":
@@ -204,7 +141,7 @@ class PairRunner:
         return trace, self.model.unembed(hidden[:, -1]).to(self.dtype)
 
     def _tables(self, trace: Trace) -> tuple[Tensor, Tensor] | None:
-        tables = trace.calls[0][1].get("position_embeddings")
+        tables = rotary_tables(trace.calls)
         return None if tables is None else (tables[0][:1], tables[1][:1])
 
     def _writes(self, trace: Trace, rows: Sequence[int]) -> Float[Tensor, "rows n pos d_model"]:
@@ -306,12 +243,15 @@ class PairRunner:
 
     def bytes_per_pair(self, length: int) -> int:
         """Rough working memory of one pair of this length."""
-        rows = len(self._every) + 14 + max((len(feeds) for feeds in self._layout.attention), default=0)
+        rows = len(self._wanted.every) + 14 + max((len(feeds) for feeds in self._layout.attention), default=0)
         width = 8 if self.dtype == torch.float64 else 4
         return rows * (length - len(self.prefix)) * self.model.d_model * width + 24 * self.model.n_vocab
 
 
 # --------------------------------------------------------------------------------------------- running
+
+
+Channels = dict[tuple[str, int], Tensor]  # of the live heads of a block, [..., pos or 1, d_head]
 
 
 class _Tile:
@@ -333,14 +273,12 @@ class _Tile:
         self.clean, self.corrupted, self.index = clean, corrupted, index
         self.shared = len(runner.prefix)
         self.length = clean.length - self.shared
+        self.positions = PlacedAttention(self.model, clean.tables, length=clean.length, read=None)
         self.lead = (clean.n, corrupted.n) if index is None else (len(index[0]),)
         self.n = clean.n * corrupted.n if index is None else len(index[0])
         like = torch.empty(0, dtype=runner.dtype, device=clean.logits.device)
-        width = self.model.d_model
-        self.every = like.new_empty(len(runner._every), self.n, self.length, width)
-        self.last = like.new_empty(len(runner._last), self.n, width)
-        self.total = like.new_zeros(self.n, self.length, width) if runner._total_every else None
-        self.total_last = like.new_zeros(self.n, width) if runner._total_last else None
+        shape = (self.n, self.length, self.model.d_model)
+        self.written = Written(runner._wanted, like, shape, None)
 
     def left(self, key: Hashable) -> Tensor:
         """A part of the clean inputs, to be broadcast against `right`."""
@@ -363,12 +301,12 @@ class _Tile:
         for layer in range(model.n_layers):
             heads = self.attention(layer)
             if not graph.parallel:
-                self.deposit_heads(layer, *heads)
+                self.put_heads(layer, *heads)
             mlp = self.mlp(layer)
             if graph.parallel:
-                self.deposit_heads(layer, *heads)
+                self.put_heads(layer, *heads)
             if mlp is not None:
-                self.deposit(graph.mlp_source(layer), mlp)
+                self.written.put(graph.mlp_source(layer), mlp)
         stream = self.stream(self.runner._layout.logits)
         return model.unembed(model.final_norm.module(stream.to(model.dtype))).to(self.runner.dtype)
 
@@ -380,11 +318,8 @@ class _Tile:
         value = self.flat(value)
         if not feed.mixed:
             return value
-        slots, store, total = (
-            (self.runner._every, self.every, self.total)
-            if feed.everywhere
-            else (self.runner._last, self.last, self.total_last)
-        )
+        # Term by term in place: a tile has many pairs, and a sum of its own of a few terms would cost more.
+        slots, store, total = self.written.at(everywhere=feed.everywhere)
         if feed.from_total:
             assert total is not None
             value = value + total
@@ -404,36 +339,16 @@ class _Tile:
         if bound is None:
             return None, None
         block, step = self.model.blocks[layer], bound.step
-        channels: dict[tuple[str, int], Tensor] = {}
+        channels: Channels = {}
         for projection in bound.projections:
             value = self.project(layer, projection)  # [..., pos or 1, channels, d_head]
             channels.update(zip(projection.channels, value.unbind(-2), strict=True))
-        keys = self.with_prefix(layer, "k", bound.kv_heads, channels)
-        values = self.with_prefix(layer, "v", bound.kv_heads, channels)
-        if block.k_norm is not None:
-            keys = block.k_norm(keys)
-        keys = self.rotated(keys, 0)
-        found: list[Tensor | None] = []
-        full, last = step.heads[: step.n_everywhere], step.heads[step.n_everywhere :]
-        for heads, everywhere in ((full, True), (last, False)):
-            if not heads:
-                found.append(None)
-                continue
-            queries = self.stacked("q", heads, channels, self.length if everywhere else 1)
-            if block.q_norm is not None:
-                queries = block.q_norm(queries)
-            queries = self.rotated(queries, self.shared if everywhere else self.shared + self.length - 1)
-            place = [bound.kv_heads.index(block.kv_head(head)) for head in heads]
-            same = place == list(range(len(bound.kv_heads)))
-            mixed = functional.scaled_dot_product_attention(
-                queries,
-                keys if same else keys[:, place],
-                values if same else values[:, place],
-                attn_mask=self.mask(block, everywhere=everywhere),
-                scale=block.scaling,
-            )
-            found.append(mixed.to(self.runner.dtype).transpose(0, 1))
-        return found[0], found[1]
+        stacked = partial(self.stacked, layer, channels)
+        full, last = (
+            None if z is None else z.to(self.runner.dtype).transpose(0, 1)
+            for z in self.positions.live_heads(block, step, stacked)
+        )
+        return full, last
 
     def project(self, layer: int, projection: Projection) -> Tensor:
         feed, model = projection.feed, self.model
@@ -472,44 +387,19 @@ class _Tile:
         return torch.rsqrt(squares / self.model.d_model + norm.eps).to(self.runner.dtype)
 
     def stacked(
-        self, channel: str, heads: Sequence[int], channels: dict[tuple[str, int], Tensor], length: int
+        self, layer: int, channels: Channels, channel: str, heads: Sequence[int], everywhere: bool
     ) -> Tensor:
-        """Channels of some heads as `[pairs, heads, pos, d_head]`."""
-        like = self.clean.logits
-        result = like.new_empty(*self.lead, len(heads), length, self.model.d_head)
+        """Channels of some heads, `[pairs, heads, pos, d_head]`; of keys and values the prefix in front."""
+        front = 0 if channel == "q" else self.shared
+        shape = (len(heads), front + (self.length if everywhere else 1), self.model.d_head)
+        result = self.clean.logits.new_empty(*self.lead, *shape)
+        prefix, block = self.runner._prefix_channels, self.model.blocks[layer]
         for place, head in enumerate(heads):
-            result[..., place, :, :] = channels[channel, head]
-        return result.view(self.n, len(heads), length, self.model.d_head)
-
-    def with_prefix(
-        self, layer: int, channel: str, heads: Sequence[int], channels: dict[tuple[str, int], Tensor]
-    ) -> Tensor:
-        """Keys or values at all positions, those of the shared prefix in front."""
-        like = self.clean.logits
-        result = like.new_empty(*self.lead, len(heads), self.shared + self.length, self.model.d_head)
-        prefix = self.runner._prefix_channels
-        block = self.model.blocks[layer]
-        for place, head in enumerate(heads):
-            if prefix is not None:
-                result[..., place, : self.shared, :] = prefix[layer][:, channel_column(block, channel, head)]
-            result[..., place, self.shared :, :] = channels[channel, head]
-        return result.view(self.n, len(heads), self.shared + self.length, self.model.d_head)
-
-    def rotated(self, x: Tensor, first: int) -> Tensor:
-        """Rotary embedding of `[pairs, heads, pos, d_head]` from position `first` on."""
-        if self.clean.tables is None:
-            return x
-        cos, sin = (table[:, None, first : first + x.shape[2]] for table in self.clean.tables)
-        return rotate(x, cos, sin)
-
-    def mask(self, block: Block, *, everywhere: bool) -> Tensor | None:
-        """True where a query may attend; None where the only query sees everything."""
-        if not everywhere and block.window is None:
-            return None
-        keys = torch.arange(self.shared + self.length, device=self.clean.logits.device)
-        queries = keys[self.shared :, None] if everywhere else keys[-1:, None]
-        allowed = keys <= queries
-        return allowed if block.window is None else allowed & (queries - keys < block.window)
+            if front:
+                assert prefix is not None
+                result[..., place, :front, :] = prefix[layer][:, channel_column(block, channel, head)]
+            result[..., place, front:, :] = channels[channel, head]
+        return result.view(self.n, *shape)
 
     # ---- keeping what is written -----------------------------------------------------------------
 
@@ -521,38 +411,21 @@ class _Tile:
         output: Tensor = block.run_mlp(self.stream(feed).to(self.model.dtype))
         return output.to(self.runner.dtype)
 
-    def deposit(self, row: int, value: Tensor) -> None:
-        """Keep what one source writes, at all positions or at the last one."""
-        if value.ndim == 3:
-            if row in self.runner._every:
-                self.every[self.runner._every[row]] = value
-            if self.total is not None:
-                self.total += value
-            value = value[:, -1]
-        if row in self.runner._last:
-            self.last[self.runner._last[row]] = value
-        if self.total_last is not None:
-            self.total_last += value
-
-    def deposit_heads(self, layer: int, everywhere: Tensor | None, last: Tensor | None) -> None:
+    def put_heads(self, layer: int, full: Tensor | None, last: Tensor | None) -> None:
         """Project heads into the stream: singly where a target asks for them, else all at once."""
         bound = self.runner._attention[layer]
         if bound is None:
             return
-        first = self.model.graph.head_source(layer)
+        first, n_full = self.model.graph.head_source(layer), bound.step.n_everywhere
         rows = [first + head for head in bound.step.heads]
-        n_full = bound.step.n_everywhere
-        if everywhere is not None:
-            self._write(
-                everywhere, rows[:n_full], bound.out[:n_full], self.runner._every, self.every, self.total
-            )
-        if self.last.shape[0] or self.total_last is not None:
-            parts = [] if everywhere is None else [everywhere[:, :, -1:]]
+        if full is not None:
+            self._write(full, rows[:n_full], bound.out[:n_full], *self.written.at(everywhere=True))
+        slots, store, total = self.written.at(everywhere=False)
+        if store.shape[0] or total is not None:
+            parts = [] if full is None else [full[:, :, -1:]]
             parts += [] if last is None else [last]
-            z = torch.cat(parts)
-            store = self.last[:, :, None]
-            total = None if self.total_last is None else self.total_last[:, None]
-            self._write(z, rows, bound.out, self.runner._last, store, total)
+            total = None if total is None else total[:, None]
+            self._write(torch.cat(parts), rows, bound.out, slots, store[:, :, None], total)
 
     @staticmethod
     def _write(

@@ -67,6 +67,30 @@ class AttentionStep:
     inlets: list[Inlet] = field(default_factory=list)
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
 
+    @property
+    def full(self) -> tuple[int, ...]:
+        """Live heads that are needed at all positions."""
+        return self.heads[: self.n_everywhere]
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        """Live heads that are needed at the read position only."""
+        return self.heads[self.n_everywhere :]
+
+    @property
+    def kv_heads(self) -> tuple[int, ...]:
+        """Key/value heads that the live heads read."""
+        return tuple(sorted(self.reads["k"]))
+
+    def channels(self, inlet: int) -> tuple[tuple[str, int], ...]:
+        """The channels that read an inlet, as (`q`, `k` or `v`, head)."""
+        return tuple(
+            (channel, head)
+            for channel in ("q", "k", "v")
+            for head, used in self.reads[channel].items()
+            if used == inlet
+        )
+
 
 @dataclass(kw_only=True)
 class MlpStep:
@@ -106,26 +130,6 @@ class Plan:
             found += attention.inlets if attention else []
             found += [mlp.inlet] if mlp else []
         return [*found, self.logits]
-
-    @cached_property
-    def single_everywhere(self) -> frozenset[int]:
-        """Sources that some inlet needs by themselves at all positions."""
-        return frozenset(row for inlet in self.inlets if inlet.everywhere for row in inlet.terms)
-
-    @cached_property
-    def single_read(self) -> frozenset[int]:
-        """Sources that some inlet needs by themselves at the read position."""
-        return frozenset(row for inlet in self.inlets if not inlet.everywhere for row in inlet.terms)
-
-    @cached_property
-    def total_everywhere(self) -> bool:
-        """Whether some inlet starts from the running total at all positions."""
-        return any(inlet.from_total and inlet.everywhere for inlet in self.inlets)
-
-    @cached_property
-    def total_read(self) -> bool:
-        """Whether some inlet starts from the running total at the read position."""
-        return any(inlet.from_total and not inlet.everywhere for inlet in self.inlets)
 
     @cached_property
     def clean_depth(self) -> int:

@@ -6,33 +6,24 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from assay.circuits import Circuit
 from assay.execution.ablation import Baseline
+from assay.execution.attend import PlacedAttention, channel_column, rotary_tables
+from assay.execution.feeds import projection_weights
 from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
+from assay.execution.written import Wanted, Written
 from assay.models import Block, Model, Trace
-from assay.models.conformance import rotate
 
 
-@dataclass(kw_only=True, eq=False)
-class _Projection:
-    """Columns of the q/k/v projection that read one inlet."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _InletProjection:
+    """Channels that read one inlet, with their slice of the projection."""
 
-    inlet: int
+    inlet: Inlet
+    channels: tuple[tuple[str, int], ...]
     weight: Tensor | None  # [d_model, n * d_head]; None: take the ablated run's projection
     bias: Tensor | None
-    channels: list[tuple[str, int]]  # which channels these columns are, in order
-
-
-@dataclass(kw_only=True, eq=False)
-class _BoundAttention:
-    """An attention step with its slices of the weights."""
-
-    step: AttentionStep
-    projections: list[_Projection]
-    kv_heads: tuple[int, ...]
-    kv_of_head: Tensor  # for each live head, its place in kv_heads
 
 
 class CircuitRunner:
@@ -48,16 +39,19 @@ class CircuitRunner:
         self.model = model
         self.plan: Plan = compile_plan(model.graph, circuit.mask, resample=resample, pools=model.pools)
         self.dtype = model.result_dtype
-        self._slots_everywhere = _slots(self.plan.single_everywhere)
-        self._slots_read = _slots(self.plan.single_read)
-        self._attention = [None if step is None else _bind(model, step) for step in self.plan.attention]
-        self._out_weights = [self._out_weight(layer) for layer in range(model.n_layers)]
+        self._wanted = Wanted.by(self.plan.inlets)
+        self._projections = [_bind(model, step) for step in self.plan.attention]
+        self._live_heads = [self._live(layer) for layer in range(model.n_layers)]
+        self._out_weights = [
+            block.out_weight()[[*full, *last]].to(self.dtype) if full or last else None
+            for block, (full, last) in zip(model.blocks, self._live_heads, strict=True)
+        ]
 
-    def _out_weight(self, layer: int) -> Tensor | None:
-        first = self.model.graph.head_source(layer)
-        if not bool(self.plan.somewhere[first : first + self.model.n_heads].any()):
-            return None
-        return self.model.blocks[layer].out_weight().to(self.dtype)
+    def _live(self, layer: int) -> tuple[list[int], list[int]]:
+        """Heads of a block that are needed at all positions, and those needed at the read position only."""
+        first, heads = self.model.graph.head_source(layer), range(self.model.n_heads)
+        full = [head for head in heads if self.plan.everywhere[first + head]]
+        return full, [head for head in heads if self.plan.somewhere[first + head] and head not in full]
 
     @property
     def clean_depth(self) -> int | None:
@@ -66,7 +60,7 @@ class CircuitRunner:
 
     def bytes_per_pair(self, length: int) -> int:
         """Rough memory of one pair: stored differences plus the widest step."""
-        rows = len(self.plan.single_everywhere) + 2 * max(
+        rows = len(self._wanted.every) + 2 * max(
             (len(step.inlets) for step in self.plan.attention if step), default=1
         )
         return (rows + 12) * length * self.model.d_model * (8 if self.dtype == torch.float64 else 4)
@@ -86,53 +80,24 @@ class CircuitRunner:
             read: Read position of each clean input.
         """
         assert not self.plan.everything, "a full circuit is the model; run it instead"
-        run = _Run(self, clean, baseline, read)
+        run = _CircuitRun(self, clean, baseline, read)
         return run.finish()
 
 
-def _slots(rows: frozenset[int]) -> dict[int, int]:
-    return {row: slot for slot, row in enumerate(sorted(rows))}
-
-
-def _bind(model: Model, step: AttentionStep) -> _BoundAttention:
-    block = model.blocks[step.layer]
-    weight, bias = block.qkv_weight(), block.qkv_bias()
-    kv_heads = tuple(sorted(step.reads["k"]))
+def _bind(model: Model, step: AttentionStep | None) -> list[_InletProjection]:
     projections = []
-    for index, inlet in enumerate(step.inlets):
-        channels = [
-            (channel, head)
-            for channel in ("q", "k", "v")
-            for head, used in step.reads[channel].items()
-            if used == index
-        ]
-        columns = [channel_column(block, channel, head) for channel, head in channels]
-        if inlet.empty:
-            projections.append(_Projection(inlet=index, weight=None, bias=None, channels=channels))
-        else:
-            projections.append(
-                _Projection(
-                    inlet=index,
-                    weight=weight[:, columns].flatten(1).contiguous(),
-                    bias=None if bias is None else bias[columns].flatten(),
-                    channels=channels,
-                )
-            )
-    places = [kv_heads.index(block.kv_head(head)) for head in step.heads]
-    return _BoundAttention(
-        step=step,
-        projections=projections,
-        kv_heads=kv_heads,
-        kv_of_head=torch.tensor(places, device=weight.device),
-    )
+    for index, inlet in enumerate(step.inlets if step else ()):
+        assert step is not None
+        block, channels = model.blocks[step.layer], step.channels(index)
+        weight, bias = None, None
+        if not inlet.empty:
+            columns = [channel_column(block, *channel) for channel in channels]
+            weight, bias = projection_weights(block, columns)
+        projections.append(_InletProjection(inlet=inlet, channels=channels, weight=weight, bias=bias))
+    return projections
 
 
-def channel_column(block: Block, channel: str, head: int) -> int:
-    """Place of a channel (`q` of a head, `k` or `v` of a key/value head) in the common layout."""
-    return {"q": 0, "k": block.n_heads, "v": block.n_heads + block.n_kv_heads}[channel] + head
-
-
-class _Run:
+class _CircuitRun:
     """One batch of pairs on its way through the plan."""
 
     def __init__(
@@ -146,12 +111,12 @@ class _Run:
         self.clean, self.baseline, self.read = clean, baseline, read
         self.n_pairs, self.length = len(read), clean.input.shape[1]
         self.index = torch.arange(self.n_pairs, device=read.device)
+        self.positions = PlacedAttention(
+            self.model, rotary_tables(clean.calls), length=self.length, read=read
+        )
         like = torch.empty(0, dtype=runner.dtype, device=clean.input.device)
-        at_read, at_all = (self.n_pairs, self.model.d_model), (self.n_pairs, self.length, self.model.d_model)
-        self.everywhere = like.new_empty(len(runner._slots_everywhere), *at_all)
-        self.last = like.new_empty(len(runner._slots_read), *at_read)
-        self.total = like.new_zeros(at_all) if self.plan.total_everywhere else None
-        self.total_last = like.new_zeros(at_read) if self.plan.total_read else None
+        shape = (self.n_pairs, self.length, self.model.d_model)
+        self.written = Written(runner._wanted, like, shape, read)
 
     # ---- choosing rows and positions ------------------------------------------------------------
 
@@ -159,51 +124,43 @@ class _Run:
         """In the number type of results."""
         return value.to(self.runner.dtype)
 
-    def at_read(self, value: Tensor) -> Tensor:
-        """The read position of `[pairs or 1, pos, ...]`."""
-        if value.shape[0] == 1:
-            return value[0][self.read]
-        return value[self.index, self.read]
-
     # ---- the walk -------------------------------------------------------------------------------
 
     def finish(self) -> Tensor:
         model, graph = self.model, self.model.graph
         if self.plan.somewhere[0]:
-            self.deposit([0], self.wide(self.clean.input) - self.wide(self.baseline.input))
+            difference = self.wide(self.clean.input) - self.wide(self.baseline.input)
+            self.written.put(0, difference if self.plan.everywhere[0] else self.written.at_read(difference))
         for layer in range(model.n_layers):
             attention = self.attention(layer)
             if not graph.parallel:
-                self.deposit_heads(layer, *attention)
+                self.put_heads(layer, *attention)
             mlp = self.mlp(layer) if graph.mlps else None
             if graph.parallel:
-                self.deposit_heads(layer, *attention)
+                self.put_heads(layer, *attention)
             if mlp is not None:
-                self.deposit([graph.mlp_source(layer)], mlp)
+                self.written.put(graph.mlp_source(layer), mlp)
         start = self.wide(self.baseline.final_in())
-        stream = self.inputs([self.plan.logits], start if model.pools else self.at_read(start))[0]
+        stream = self.inputs([self.plan.logits], start if model.pools else self.written.at_read(start))[0]
         return model.finish(stream)
 
     def inputs(self, inlets: Sequence[Inlet], start: Tensor) -> Tensor:
         """Input of each inlet (all with the same positions): `[inlet, pairs, (pos,) d_model]`."""
-        everywhere = inlets[0].everywhere
-        slots = self.runner._slots_everywhere if everywhere else self.runner._slots_read
-        store = self.everywhere if everywhere else self.last
-        total = self.total if everywhere else self.total_last
-        streams = []
-        for inlet in inlets:
-            stream = start
-            if inlet.from_total:
-                assert total is not None
-                stream = stream + total
-            rows = [slots[row] for row in inlet.terms]
-            if len(rows) == 1:
-                stream = torch.add(stream, store[rows[0]], alpha=-1 if inlet.from_total else 1)
-            elif rows:
-                sign = -1.0 if inlet.from_total else 1.0
-                stream = stream + sign * _sum_rows(store, rows)
-            streams.append(stream.expand(self.n_pairs, *stream.shape[1:]))
+        streams = [self.added(start, inlet) for inlet in inlets]
+        streams = [stream.expand(self.n_pairs, *stream.shape[1:]) for stream in streams]
         return torch.stack(streams) if len(streams) > 1 else streams[0][None]
+
+    def added(self, start: Tensor, inlet: Inlet) -> Tensor:
+        """`start` plus the kept sources of an inlet, at its positions."""
+        slots, store, total = self.written.at(everywhere=inlet.everywhere)
+        if inlet.from_total:
+            assert total is not None
+            start = start + total
+        sign = -1 if inlet.from_total else 1
+        rows = [slots[row] for row in inlet.terms]
+        if len(rows) == 1:
+            return torch.add(start, store[rows[0]], alpha=sign)
+        return start + sign * _sum_rows(store, rows) if rows else start
 
     def attention(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """Head outputs before the output projection, minus the ablated ones.
@@ -211,82 +168,53 @@ class _Run:
         Returns `[heads, pairs, pos, d_head]` for heads needed everywhere and `[heads, pairs, 1, d_head]`
         for the others; clean heads of the block included, both in the order of `_live_heads`.
         """
-        full, last = self._live_heads(layer)
+        full, last = self.runner._live_heads[layer]
         if not full and not last:
             return None, None
         block = self.model.blocks[layer]
         ablated = self.wide(self.baseline.z[layer]).unflatten(-1, (block.n_heads, block.d_head))
-        values: dict[int, Tensor] = {}
-        bound = self.runner._attention[layer]
-        if bound is not None:
-            values.update(self.computed_heads(layer, bound))
+        step = self.plan.attention[layer]
+        values = {} if step is None else self.computed_heads(layer, step)
         if any(head not in values for head in (*full, *last)):
             clean = self.wide(self.clean.z[layer]).unflatten(-1, (block.n_heads, block.d_head))
             for head in (*full, *last):
                 if head not in values:
-                    values[head] = (
-                        clean[:, :, head] if head in full else self.at_read(clean[:, :, head])[:, None]
-                    )
+                    value = clean[:, :, head]
+                    values[head] = value if head in full else self.written.at_read(value)[:, None]
         everywhere = torch.stack([values[head] - ablated[:, :, head] for head in full]) if full else None
         read = (
-            torch.stack([values[head] - self.at_read(ablated[:, :, head])[:, None] for head in last])
+            torch.stack([values[head] - self.written.at_read(ablated[:, :, head])[:, None] for head in last])
             if last
             else None
         )
         return everywhere, read
 
-    def _live_heads(self, layer: int) -> tuple[list[int], list[int]]:
-        first = self.model.graph.head_source(layer)
-        heads = range(self.model.n_heads)
-        full = [head for head in heads if self.plan.everywhere[first + head]]
-        last = [head for head in heads if self.plan.somewhere[first + head] and head not in full]
-        return full, last
-
-    def computed_heads(self, layer: int, bound: _BoundAttention) -> dict[int, Tensor]:
+    def computed_heads(self, layer: int, step: AttentionStep) -> dict[int, Tensor]:
         """Live heads of a block that depend on both inputs: head -> `[pairs, pos or 1, d_head]`."""
-        block, step = self.model.blocks[layer], bound.step
-        channels = self.project(layer, block, bound)
-        full, last = step.heads[: step.n_everywhere], step.heads[step.n_everywhere :]
-        keys = torch.stack([channels["k", head] for head in bound.kv_heads], 1)
-        values = torch.stack([channels["v", head] for head in bound.kv_heads], 1)
-        if block.k_norm is not None:
-            keys = block.k_norm(keys)
-        keys = self.rotate(layer, keys)
-        results: dict[int, Tensor] = {}
-        for heads, everywhere in ((full, True), (last, False)):
-            if not heads:
-                continue
-            queries = torch.stack([channels["q", head] for head in heads], 1)
-            if block.q_norm is not None:
-                queries = block.q_norm(queries)
-            queries = self.rotate(layer, queries, read_only=not everywhere)
-            place = bound.kv_of_head[: len(full)] if everywhere else bound.kv_of_head[len(full) :]
-            mixed = functional.scaled_dot_product_attention(
-                queries,
-                keys[:, place],
-                values[:, place],
-                attn_mask=self.mask(block, everywhere=everywhere),
-                scale=block.scaling,
-            ).to(self.runner.dtype)
-            results.update({head: mixed[:, index] for index, head in enumerate(heads)})
-        return results
+        block = self.model.blocks[layer]
+        channels = self.project(layer, block)
 
-    def project(self, layer: int, block: Block, bound: _BoundAttention) -> dict[tuple[str, int], Tensor]:
+        def stacked(channel: str, heads: Sequence[int], everywhere: bool) -> Tensor:
+            return torch.stack([channels[channel, head] for head in heads], 1)
+
+        outputs: dict[int, Tensor] = {}
+        mixed = self.positions.live_heads(block, step, stacked)
+        for heads, z in zip((step.full, step.last), mixed, strict=True):
+            if z is not None:
+                outputs |= zip(heads, self.wide(z).unbind(1), strict=True)
+        return outputs
+
+    def project(self, layer: int, block: Block) -> dict[tuple[str, int], Tensor]:
         """q, k and v of the live heads: (channel, head) -> `[pairs, pos or 1, d_head]`."""
-        step = bound.step
+        projections = self.runner._projections[layer]
         channels: dict[tuple[str, int], Tensor] = {}
         start = self.wide(self.baseline.attention_in(layer))
         for everywhere in (True, False):
-            chosen = [
-                p
-                for p in bound.projections
-                if p.weight is not None and step.inlets[p.inlet].everywhere is everywhere
-            ]
+            chosen = [p for p in projections if p.weight is not None and p.inlet.everywhere is everywhere]
             if not chosen:
                 continue
-            streams = self.inputs(
-                [step.inlets[p.inlet] for p in chosen], start if everywhere else self.at_read(start)
-            )
+            at = start if everywhere else self.written.at_read(start)
+            streams = self.inputs([projection.inlet for projection in chosen], at)
             normed = block.attention_norm.module(streams.to(self.model.dtype))
             for projection, stream in zip(chosen, normed, strict=True):
                 assert projection.weight is not None
@@ -297,50 +225,23 @@ class _Run:
                     output = torch.addmm(projection.bias, flat, projection.weight)
                 parts = output.view(self.n_pairs, -1, len(projection.channels), block.d_head).unbind(2)
                 channels.update(zip(projection.channels, parts, strict=True))
-        for projection in bound.projections:
+        for projection in projections:
             if projection.weight is None:
-                self.take_ablated(layer, block, step.inlets[projection.inlet], projection.channels, channels)
+                channels |= self.ablated_channels(layer, block, projection)
         return channels
 
-    def take_ablated(
-        self,
-        layer: int,
-        block: Block,
-        inlet: Inlet,
-        wanted: list[tuple[str, int]],
-        channels: dict[tuple[str, int], Tensor],
-    ) -> None:
+    def ablated_channels(
+        self, layer: int, block: Block, projection: _InletProjection
+    ) -> dict[tuple[str, int], Tensor]:
         """Channels that keep nothing: the ablated run's own projections."""
         projected = self.baseline.channels(layer)
-        for channel, head in wanted:
+        channels = {}
+        for channel, head in projection.channels:
             part = projected[:, :, channel_column(block, channel, head)]
-            if not inlet.everywhere:
-                part = self.at_read(part)[:, None]
+            if not projection.inlet.everywhere:
+                part = self.written.at_read(part)[:, None]
             channels[channel, head] = part.expand(self.n_pairs, -1, -1)
-
-    def rotate(self, layer: int, x: Tensor, *, read_only: bool = False) -> Tensor:
-        """Rotary position embedding of `[pairs, heads, pos, d_head]`, with the model's own tables."""
-        tables = self.clean.calls[0][1].get("position_embeddings")
-        if tables is None:
-            return x
-        cos, sin = (table.expand(self.n_pairs, -1, -1) for table in tables)
-        if read_only:
-            cos, sin = cos[self.index, self.read][:, None], sin[self.index, self.read][:, None]
-        return rotate(x, cos[:, None], sin[:, None])
-
-    def mask(self, block: Block, *, everywhere: bool) -> Tensor | None:
-        """True where a query may attend: causal, inside the sliding window if the block has one.
-
-        None where every position attends to all.
-        """
-        if not self.model.causal:
-            return None
-        keys = torch.arange(self.length, device=self.read.device)
-        queries = keys[:, None] if everywhere else self.read[:, None, None, None]
-        allowed = keys <= queries
-        if block.window is not None:
-            allowed = allowed & (queries - keys < block.window)
-        return allowed
+        return channels
 
     def mlp(self, layer: int) -> Tensor | None:
         """MLP output minus the ablated one: `[pairs, pos, d_model]` or `[pairs, d_model]`; None if dead."""
@@ -351,70 +252,51 @@ class _Run:
         step = self.plan.mlp[layer]
         if step is None:
             difference = self.wide(self.clean.mlp[layer]) - ablated
-            return difference if self.plan.everywhere[row] else self.at_read(difference)
+            return difference if self.plan.everywhere[row] else self.written.at_read(difference)
         block = self.model.blocks[layer]
         start = self.wide(self.baseline.mlp_in(layer))
         if not step.inlet.everywhere:
-            start, ablated = self.at_read(start), self.at_read(ablated)
+            start, ablated = self.written.at_read(start), self.written.at_read(ablated)
         stream = self.inputs([step.inlet], start)[0]
         output: Tensor = block.run_mlp(stream.to(self.model.dtype))
         return output.to(self.runner.dtype) - ablated
 
-    # ---- keeping differences --------------------------------------------------------------------
-
-    def deposit(self, rows: list[int], difference: Tensor) -> None:
-        """Keep the difference of one stream-wide source, at all positions or at the read position."""
-        row = rows[0]
-        if difference.ndim == 3:
-            if row in self.runner._slots_everywhere:
-                self.everywhere[self.runner._slots_everywhere[row]] = difference
-            if self.total is not None and self.plan.everywhere[row]:
-                self.total += difference
-        if row in self.runner._slots_read or self.total_last is not None:
-            at_read = self.at_read(difference) if difference.ndim == 3 else difference
-            if row in self.runner._slots_read:
-                self.last[self.runner._slots_read[row]] = at_read
-            if self.total_last is not None:
-                self.total_last += at_read
-
-    def deposit_heads(self, layer: int, everywhere: Tensor | None, last: Tensor | None) -> None:
+    def put_heads(self, layer: int, full: Tensor | None, last: Tensor | None) -> None:
         """Project the differences of the heads of a block into the stream and keep them."""
         weight = self.runner._out_weights[layer]
         if weight is None:
             return
-        full_heads, last_heads = self._live_heads(layer)
         first = self.model.graph.head_source(layer)
-        if everywhere is not None:
-            self._deposit_everywhere([first + head for head in full_heads], everywhere, weight[full_heads])
-        slots = self.runner._slots_read
-        for heads, z in ((full_heads, everywhere), (last_heads, last)):
-            rows = [first + head for head in heads]
-            if z is None or not (self.total_last is not None or any(row in slots for row in rows)):
+        rows = [first + head for heads in self.runner._live_heads[layer] for head in heads]
+        n_full = 0 if full is None else len(full)
+        if full is not None:
+            self._put_everywhere(rows[:n_full], full, weight[:n_full])
+        slots, store, total = self.written.at(everywhere=False)
+        for z, part in ((full, slice(n_full)), (last, slice(n_full, None))):
+            if z is None or not (total is not None or any(row in slots for row in rows[part])):
                 continue
-            z = z[:, :, 0] if z.shape[2] == 1 and heads is last_heads else z[:, self.index, self.read]
-            outputs = torch.bmm(z, weight[heads])
-            for row, output in zip(rows, outputs, strict=True):
+            at_read = z[:, :, 0] if z is last else z[:, self.written.index, self.read]
+            outputs = torch.bmm(at_read, weight[part])
+            for row, output in zip(rows[part], outputs, strict=True):
                 if row in slots:
-                    self.last[slots[row]] = output
-            if self.total_last is not None:
-                self.total_last += outputs.sum(0)
+                    store[slots[row]] = output
+            if total is not None:
+                total += outputs.sum(0)
 
-    def _deposit_everywhere(self, rows: list[int], z: Tensor, weight: Tensor) -> None:
-        slots = self.runner._slots_everywhere
+    def _put_everywhere(self, rows: Sequence[int], z: Tensor, weight: Tensor) -> None:
+        slots, store, total = self.written.at(everywhere=True)
         single = [index for index, row in enumerate(rows) if row in slots]
         if single:
-            target = self.everywhere[slots[rows[single[0]]] : slots[rows[single[-1]]] + 1]
+            target = store[slots[rows[single[0]]] : slots[rows[single[-1]]] + 1]
             torch.bmm(
                 z[single].flatten(1, 2), weight[single], out=target.view(len(single), -1, target.shape[-1])
             )
-        if self.total is None:
-            return
-        if single:
-            self.total += self.everywhere[slots[rows[single[0]]] : slots[rows[single[-1]]] + 1].sum(0)
+            if total is not None:
+                total += target.sum(0)
         rest = [index for index in range(len(rows)) if index not in single]
-        if rest:
+        if rest and total is not None:
             merged = z[rest].permute(1, 2, 0, 3).flatten(2)
-            self.total += merged @ weight[rest].flatten(0, 1)
+            total += merged @ weight[rest].flatten(0, 1)
 
 
 def _sum_rows(store: Tensor, rows: list[int]) -> Tensor:

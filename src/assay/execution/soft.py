@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from assay.core.errors import InputError, ShapeError
 from assay.execution.ablation import Baseline, Prepared
+from assay.execution.attend import PlacedAttention, project, rotary_tables
 from assay.models import Block, Model
-from assay.models.conformance import rotate
 from assay.tasks import Batch
 
 
@@ -208,6 +207,9 @@ class _Walk:
         self.model, self.graph = runner.model, runner.model.graph
         self.index = torch.arange(len(pairs), device=pairs.read.device)
         self.length = pairs.embedded.shape[1]
+        self.positions = PlacedAttention(
+            self.model, rotary_tables(pairs.calls), length=self.length, read=pairs.read
+        )
         # Differences of the sources so far, [sources, batch, pos, d_model].
         self.differences = pairs.embedded[None]
 
@@ -263,14 +265,9 @@ class _Walk:
     def project(self, layer: int, streams: Tensor, channels: slice) -> Tensor:
         """Some q/k/v channels of their own streams: `[batch, channels, pos, d_head]`."""
         weight, bias = self.runner._qkv[layer]
-        normed = self.model.blocks[layer].attention_norm.module(streams.to(self.model.dtype))
-        flat = normed.to(self.runner.dtype).flatten(1, 2)
-        if bias is None:
-            output = torch.bmm(flat, weight[channels])
-        else:
-            output = torch.baddbmm(bias[channels], flat, weight[channels])
-        result: Tensor = output.unflatten(1, streams.shape[1:3]).transpose(0, 1)
-        return result
+        bias = None if bias is None else bias[channels]
+        block = self.model.blocks[layer]
+        return project(block, streams, weight[channels], bias, self.model.dtype).transpose(0, 1)
 
     def heads(self, layer: int, *, last: bool) -> Tensor:
         """Outputs of the heads of a block minus the corrupted ones, `[heads, batch, pos or 1, d_model]`."""
@@ -288,16 +285,13 @@ class _Walk:
             streams = self.mix(self.differences, slice(first, first + block.n_channels), start)
             queries, keyed = self.project(layer, streams, slice(0, block.n_channels)).tensor_split([heads], 1)
         keys, values = keyed.chunk(2, 1)
-        if block.q_norm is not None and block.k_norm is not None:
-            queries, keys = block.q_norm(queries), block.k_norm(keys)
-        queries, keys = self.rotate(queries, at_read=last), self.rotate(keys)
-        group = block.n_heads // block.n_kv_heads
-        z = functional.scaled_dot_product_attention(
-            queries,
-            keys.repeat_interleave(group, 1),
-            values.repeat_interleave(group, 1),
-            attn_mask=self.allowed(block, at_read=last),
-            scale=block.scaling,
+        z = self.positions.mix(
+            block,
+            self.positions.queries(block, queries, everywhere=not last),
+            self.positions.keys(block, keys),
+            values,
+            everywhere=not last,
+            kv_of_head=[block.kv_head(head) for head in range(heads)],
         ).transpose(0, 1)
         ablated = (
             baseline.z[layer].to(self.runner.dtype).unflatten(-1, (heads, block.d_head)).permute(2, 0, 1, 3)
@@ -306,28 +300,6 @@ class _Walk:
         outputs = torch.bmm(difference.flatten(1, 2), self.runner._out[layer])
         result: Tensor = outputs.unflatten(1, difference.shape[1:3])
         return result
-
-    def rotate(self, x: Tensor, *, at_read: bool = False) -> Tensor:
-        """Rotary position embedding of `[batch, heads, pos, d_head]`, with the model's own tables."""
-        tables = self.pairs.calls[0][1].get("position_embeddings")
-        if tables is None:
-            return x
-        cos, sin = (table.expand(len(self.pairs), -1, -1)[:, None].to(x.dtype) for table in tables)
-        if at_read:
-            cos, sin = (table[self.index, :, self.pairs.read][:, :, None] for table in (cos, sin))
-        return rotate(x, cos, sin)
-
-    def allowed(self, block: Block, *, at_read: bool) -> Tensor | None:
-        """True where a query may attend: causal, inside the sliding window if the block has one.
-
-        None where every position attends to all.
-        """
-        if not self.model.causal:
-            return None
-        keys = torch.arange(self.length, device=self.index.device)
-        queries = self.pairs.read[:, None, None, None] if at_read else keys[:, None]
-        allowed = keys <= queries
-        return allowed if block.window is None else allowed & (queries - keys < block.window)
 
     def mlp(self, layer: int, *, last: bool) -> Tensor:
         """Output of an MLP minus the corrupted one, `[batch, pos or 1, d_model]`."""

@@ -27,9 +27,9 @@ _UNITS, _UNITS_OF_PATTERN = 6, 16  # scores of attention are large and exponenti
 
 
 def rotate(
-    x: Float[Tensor, "pairs heads pos d_head"], cos: Float[Tensor, "..."], sin: Float[Tensor, "..."]
-) -> Float[Tensor, "pairs heads pos d_head"]:
-    """Rotary position embedding; tables `[pairs or 1, 1, pos, turned]` broadcast over the heads."""
+    x: Float[Tensor, "*heads pos d_head"], cos: Float[Tensor, "..."], sin: Float[Tensor, "..."]
+) -> Float[Tensor, "*heads pos d_head"]:
+    """Rotary position embedding; tables `[..., pos, turned]` broadcast over the axes in front."""
     width = cos.shape[-1]
     turned, passed = x[..., :width], x[..., width:]
     half = width // 2

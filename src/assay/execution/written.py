@@ -1,0 +1,94 @@
+"""What the sources of a run wrote: each by itself where a target asks for it, and the sum of all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from assay.execution.feeds import Feed
+from assay.execution.plan import Inlet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What some inlets ask for.
+
+    Attributes:
+        every: A slot for each source that is needed by itself at all positions.
+        last: The same at the read position.
+        total_every: Whether the sum at all positions is needed.
+        total_last: Whether the sum at the read position is.
+    """
+
+    every: dict[int, int]
+    last: dict[int, int]
+    total_every: bool
+    total_last: bool
+
+    @classmethod
+    def by(cls, inlets: Sequence[Inlet] | Sequence[Feed]) -> "Wanted":
+        """What these inlets ask for."""
+        every = [inlet for inlet in inlets if inlet.everywhere]
+        last = [inlet for inlet in inlets if not inlet.everywhere]
+        return cls(
+            every=_slots(every),
+            last=_slots(last),
+            total_every=any(inlet.from_total for inlet in every),
+            total_last=any(inlet.from_total for inlet in last),
+        )
+
+
+def _slots(inlets: Sequence[Inlet | Feed]) -> dict[int, int]:
+    """A place for each source, in forward order."""
+    rows = {row for inlet in inlets for row in inlet.terms}
+    return {row: slot for slot, row in enumerate(sorted(rows))}
+
+
+class Written:
+    """Outputs of sources in one batch, or their differences from ablated ones.
+
+    Args:
+        wanted: What is kept.
+        like: A tensor of the number type and device of the run.
+        shape: Pairs, positions, width of the stream.
+        read: Read position of each pair; None: the last of all.
+    """
+
+    def __init__(
+        self, wanted: Wanted, like: Tensor, shape: tuple[int, int, int], read: Int[Tensor, " n"] | None
+    ) -> None:
+        n, _, width = shape
+        self.wanted, self.read = wanted, read
+        self.index = torch.arange(n, device=like.device)
+        self.every = like.new_empty(len(wanted.every), *shape)
+        self.last = like.new_empty(len(wanted.last), n, width)
+        self.total = like.new_zeros(shape) if wanted.total_every else None
+        self.total_last = like.new_zeros(n, width) if wanted.total_last else None
+
+    def at_read(self, value: Float[Tensor, "rows pos *axes"]) -> Float[Tensor, "n *axes"]:
+        """The read position of values of all pairs, or of one row that they share."""
+        if self.read is None:
+            return value[:, -1]
+        return value[0][self.read] if value.shape[0] == 1 else value[self.index, self.read]
+
+    def at(self, *, everywhere: bool) -> tuple[dict[int, int], Tensor, Tensor | None]:
+        """Slots, single sources and their sum, at all positions or at the read position."""
+        if everywhere:
+            return self.wanted.every, self.every, self.total
+        return self.wanted.last, self.last, self.total_last
+
+    def put(self, row: int, value: Tensor) -> None:
+        """Keep what one source writes, at all positions or at the read position."""
+        if value.ndim == 3:
+            if row in self.wanted.every:
+                self.every[self.wanted.every[row]] = value
+            if self.total is not None:
+                self.total += value
+        if row in self.wanted.last or self.total_last is not None:
+            at_read = self.at_read(value) if value.ndim == 3 else value
+            if row in self.wanted.last:
+                self.last[self.wanted.last[row]] = at_read
+            if self.total_last is not None:
+                self.total_last += at_read
