@@ -49,6 +49,7 @@ Labels = Int[Tensor, " n"] | Int[np.ndarray, " n"]
 Predictions = Int[Tensor, "models n"] | Int[np.ndarray, "models n"]
 NewPredictions = Int[Tensor, "models m"] | Int[np.ndarray, "models m"]
 
+MEASURES = ("accuracy", "macro-f1")
 ATC_SCORES = ("maxconf", "negentropy")
 PROBIT_MARGIN = 1e-6  # keeps the probit of accuracies 0 and 1 finite
 
@@ -237,8 +238,8 @@ def id_accuracy(logits: Table, labels: Labels, *, measure: str = "accuracy") -> 
         >>> id_accuracy(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
         0.5
     """
-    if measure not in ("accuracy", "macro-f1"):
-        raise unknown_name("measure", measure, ("accuracy", "macro-f1"))
+    if measure not in MEASURES:
+        raise unknown_name("measure", measure, MEASURES)
     values = _table(logits, "logits")
     truth = _labels(labels, values)
     predicted = values.argmax(1)

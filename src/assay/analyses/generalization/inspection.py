@@ -18,7 +18,7 @@ from torch import Tensor
 from assay.analyses.generalization.dependency import node_layers
 from assay.analyses.generalization.sharpness import sharpness
 from assay.circuits.files import read_arrays, write_arrays
-from assay.core.errors import InputError, NonFiniteError, unknown_name
+from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, unknown_name
 from assay.core.random import stream
 from assay.core.record import library_version, record_id
 from assay.discovery.edges import discover, output_scores
@@ -175,6 +175,46 @@ def inspect_model(
         path.parent.mkdir(parents=True, exist_ok=True)
         save_inspection(found, path)
     return found
+
+
+def check_comparable_inspections(
+    names: tuple[str, str], first: Inspection, second: Inspection, *, what: str, circuits: bool = False
+) -> None:
+    """Refuse models whose numbers do not compare.
+
+    Args:
+        names: Of the two models.
+        first: What one showed.
+        second: What the other showed.
+        what: Which images these are, for the message.
+        circuits: Whether circuits are compared, too.
+
+    Raises:
+        GraphMismatchError: If circuits are compared and the graphs differ.
+        InputError: If the models know other classes, or were given other images or labels.
+    """
+    one, other = names
+    if circuits and first.graph != second.graph:
+        raise GraphMismatchError(
+            f"{one} and {other} have different graphs ({first.graph.describe()} and "
+            f"{second.graph.describe()}), so their circuits do not compare; rank them apart, or by metrics "
+            "that read no circuit"
+        )
+    if first.logits.shape[1] != second.logits.shape[1] or first.classes != second.classes:
+        raise InputError(
+            f"{one} and {other} tell different classes apart ({_classes(first)} and {_classes(second)}); "
+            "rank models of one class list"
+        )
+    # None equals None alone.
+    if not (np.array_equal(first.ids, second.ids) and np.array_equal(first.labels, second.labels)):
+        raise InputError(f"{one} and {other} were given different {what} images; give both the same")
+
+
+def _classes(inspection: Inspection) -> str:
+    if inspection.classes is None:
+        return f"{inspection.logits.shape[1]} unnamed"
+    more = ", ..." if len(inspection.classes) > 4 else ""
+    return f"{len(inspection.classes)}: {', '.join(inspection.classes[:4])}{more}"
 
 
 def _inspect(
