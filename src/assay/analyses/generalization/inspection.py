@@ -66,6 +66,12 @@ class InspectionSettings:
         if small:
             raise InputError(f"{', '.join(small)}: give at least 1")
 
+    @property
+    def of_discovery(self) -> dict[str, Any]:
+        """What discovering a circuit takes, by the names of its arguments."""
+        names = ("objective", "ablation", "steps", "quadrature", "batch_size")
+        return {name: getattr(self, name) for name in names}
+
     def record(self) -> dict[str, Any]:
         """What decides the numbers, as JSON values."""
         return {name: value for name, value in vars(self).items() if name != "batch_size"}
@@ -229,21 +235,16 @@ def _inspect(
     logits, features = _forward(model, task, settings.batch_size)
     cost["inspect"] = {"seconds": time.perf_counter() - started, "passes": {"forward": 1}}
     arrays: dict[str, Any] = {"features": features if "features" in parts else None}
-    chosen: dict[str, Any] = {
-        "objective": settings.objective,
-        "ablation": settings.ablation,
-        "steps": settings.steps,
-        "quadrature": settings.quadrature,
-        "batch_size": settings.batch_size,
-    }
     if "output-scores" in parts:
         started = time.perf_counter()
-        fast = output_scores(model, task, per_example=True, **chosen)
+        fast = output_scores(model, task, per_example=True, **settings.of_discovery)
         arrays["output_scores"] = _single(fast.per_example)
         cost["output-scores"] = _cost(started, fast.details)
     if "edge-scores" in parts:
         started = time.perf_counter()
-        full = discover(model, task, "eap-ig-inputs", per_example=True, seed=settings.seed, **chosen)
+        full = discover(
+            model, task, "eap-ig-inputs", per_example=True, seed=settings.seed, **settings.of_discovery
+        )
         cost["edge-scores"] = _cost(started, full.details)
         started = time.perf_counter()
         assert full.per_example is not None

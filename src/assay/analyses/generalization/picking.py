@@ -11,7 +11,7 @@ from scipy import special
 from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
-from assay.analyses.generalization.predictor import Estimate, Predictor
+from assay.analyses.generalization.predictor import MetricEstimate, Predictor
 from assay.core.measurement import Interval, undefined_interval
 from assay.core.random import stream
 from assay.core.record import Record, plain
@@ -310,7 +310,7 @@ def metric_facts(metric: Predictor) -> dict[str, Any]:
 
 def column_of(
     metric: Predictor,
-    found: Sequence[Estimate],
+    found: Sequence[MetricEstimate],
     truth: Column | None,
     *,
     level: float,

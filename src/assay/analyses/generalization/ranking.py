@@ -21,7 +21,7 @@ from assay.analyses.generalization.inspection import (
     inspect_model,
 )
 from assay.analyses.generalization.picking import Column, column_of
-from assay.analyses.generalization.predictor import PREDICTORS, Estimate, Evidence, performance
+from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
 from assay.analyses.generalization.predictors import DEFAULT_METRICS, ORDER
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError, unknown_name
@@ -292,8 +292,8 @@ class _Builder:
         self.measure, self.ratio, self.level = measure, ratio, level
         self.settings, self.elsewhere = settings, elsewhere
         self.names: list[str] = []
-        self.shown: list[Evidence] = []
-        self.rows: list[dict[str, Estimate]] = []
+        self.shown: list[MetricEvidence] = []
+        self.rows: list[dict[str, MetricEstimate]] = []
         self.gaps: dict[str, str] = {}
         self._counts: dict[tuple[int, str], Float64[np.ndarray, "draws n"]] = {}
 
@@ -316,7 +316,7 @@ class _Builder:
             check_comparable_inspections(names, self.shown[0].target, shown, what="target", circuits=circuits)
             if self.shown[0].known is not None and known is not None:
                 check_comparable_inspections(names, self.shown[0].known, known, what="own-domain")
-        evidence = Evidence(
+        evidence = MetricEvidence(
             target=shown,
             known=known,
             counts=self._resamples(shown.n),
@@ -339,7 +339,7 @@ class _Builder:
             if part in PREDICTORS[key].needs:
                 self.gaps.setdefault(key, reason)
 
-    def _note_missing(self, evidence: Evidence) -> None:
+    def _note_missing(self, evidence: MetricEvidence) -> None:
         """Keep the reason for each metric that needs what the evidence has not."""
         target, known = evidence.target, evidence.known
         if known is None:
