@@ -211,8 +211,11 @@ def check_comparable_inspections(
             f"{one} and {other} tell different classes apart ({_classes(first)} and {_classes(second)}); "
             "rank models of one class list"
         )
-    # None equals None alone.
-    if not (np.array_equal(first.ids, second.ids) and np.array_equal(first.labels, second.labels)):
+    if first.labels is None or second.labels is None:
+        same_labels = first.labels is second.labels
+    else:
+        same_labels = np.array_equal(first.labels, second.labels)
+    if not (np.array_equal(first.ids, second.ids) and same_labels):
         raise InputError(f"{one} and {other} were given different {what} images; give both the same")
 
 
