@@ -28,7 +28,7 @@ import assay
 from assay.analyses.worst_case import repair, sample_pairs
 from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.inputs import PairSample
-from assay.analyses.worst_case.repair import largest_top
+from assay.analyses.worst_case.repair_search import largest_top
 from assay.circuits import Circuit
 from assay.discovery.edges import MaskSettings
 from assay.execution import SoftRunner

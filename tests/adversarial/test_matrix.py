@@ -51,7 +51,7 @@ def test_a_step_for_the_factors_is_the_ridge_solution_of_each_row() -> None:
     draws = np.random.default_rng(1)
     rows, columns = np.array([0, 0, 0, 2, 2, 1]), np.array([0, 1, 3, 1, 2, 3])
     rest, others = draws.standard_normal(6), draws.standard_normal((4, 2))
-    found = matrix._Side(rows, columns, 4).factors(rest, others)
+    found = matrix._TableSide(rows, columns, 4).factors(rest, others)
     for row in range(4):
         design = others[columns[rows == row]]
         left = design.T @ design + matrix.FACTOR_PENALTY * np.eye(2)

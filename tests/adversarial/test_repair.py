@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from assay.analyses.worst_case.evaluation import PairEvaluator
-from assay.analyses.worst_case.repair import disjoint_samples, exchanged, largest_top, repair
+from assay.analyses.worst_case.repair import disjoint_samples, repair
+from assay.analyses.worst_case.repair_search import exchanged, largest_top
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.discovery.edges import discover

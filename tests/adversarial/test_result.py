@@ -16,7 +16,7 @@ from torch import nn
 
 from assay.analyses.worst_case import PairSample, PromptSet, WorstCase, worst_case
 from assay.analyses.worst_case.exact import exact_comparison, exact_summary
-from assay.analyses.worst_case.result import Logits, Rerun
+from assay.analyses.worst_case.rerun import Logits, Rerun
 from assay.circuits import Circuit
 from assay.core.errors import (
     DegenerateDataWarning,

@@ -12,7 +12,7 @@ import torch
 from assay.analyses.worst_case import PairSample, grammar_ascent, matrix_search, sample_pairs, search_worst
 from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.first_order import FirstOrder
-from assay.analyses.worst_case.search import encoded
+from assay.analyses.worst_case.inputs import prompt_set
 from assay.circuits import Circuit
 from assay.core.errors import InputError, NonFiniteError
 from assay.execution import run_circuit
@@ -201,7 +201,7 @@ def test_variants_are_ranked_by_their_change_along_the_gradient(mini: Model, cir
     scores = ranking(pair, "corrupted", variants)
     _, gradients = ranking.gradients(sample.clean.tokens, sample.corrupted.tokens)
     table = mini.module.get_input_embeddings().weight.detach()
-    ids = encoded(variants, grammar).tokens
+    ids = prompt_set(variants, grammar.tokens).tokens
     change = table[ids] - table[sample.corrupted.tokens]
     np.testing.assert_allclose(
         scores, (change * gradients["corrupted"]).sum((1, 2)).numpy(), rtol=1e-3, atol=1e-6

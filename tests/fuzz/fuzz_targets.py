@@ -674,9 +674,9 @@ def _(folder: Path) -> Path:
 
 
 def _blocks(folder: Path) -> Any:
-    from assay.analyses.worst_case.blocks import Shelf
+    from assay.analyses.worst_case.blocks import FolderShelf
 
-    return Shelf(folder, {"model": "m", "seed": 0})
+    return FolderShelf(folder, {"model": "m", "seed": 0})
 
 
 def _reseal_block(path: Path) -> None:
@@ -1083,11 +1083,10 @@ def _read_domains(path: Path) -> object:
 
 @target("corrupted domains", read=_read_domains)
 def _(folder: Path) -> Path:
-    from assay.analyses.generalization.domain_shifts import SCHEMA, DomainCalibration, DomainShift
+    from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
 
-    one = dict.fromkeys(DomainShift.__dataclass_fields__, 0.5)
-    one |= ({"domain": "noise/1", "name": "noise/1"} & one.keys() and {}) or {}
-    content = {"schema": SCHEMA, "known": [one], "test": [one], "measure": "accuracy", "provenance": {}}
+    one = DomainShift(domain="noise/1", n=8, performance=0.5, shifts={"spearman": 0.5}, baselines={"ac": 0.5})
+    content = DomainCalibration(known=(one,), test=(one,)).to_dict()
     assert DomainCalibration.from_dict(content)
     (folder / "domains.json").write_text(json.dumps(content))
     return folder / "domains.json"

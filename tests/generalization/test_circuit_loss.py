@@ -9,15 +9,10 @@ from torch import Tensor, nn
 
 import assay
 from assay.analyses.generalization import output_depth_bias
-from assay.analyses.generalization.circuit_loss import (
-    VARIANTS,
-    CircuitLoss,
-    CircuitSettings,
-    LayerSets,
-    depth_loss,
-    live_scores,
-)
-from assay.core.errors import InputError, NonFiniteError, UnknownNameError
+from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings, depth_loss
+from assay.analyses.generalization.dependency import LayerSets
+from assay.analyses.generalization.live_scores import VARIANTS, live_scores
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
 from assay.models import Model
 
 
@@ -318,7 +313,7 @@ def test_unknown_names_list_the_near_ones(model: Model, images: Tensor) -> None:
         CircuitSettings(variant="eap_ig_detach")
     with pytest.raises(UnknownNameError, match="log"):
         CircuitSettings(loss="lag")
-    with pytest.raises(UnknownNameError, match="weight"):
+    with pytest.raises(FileFormatError, match="weight"):
         CircuitSettings.from_dict({"wight": 0.1})
     with pytest.raises(UnknownNameError, match="accumulated"):
         live_scores(model, images, variant="accumulate")

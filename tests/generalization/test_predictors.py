@@ -14,8 +14,8 @@ from assay.analyses.generalization.dependency import dependency_depth_bias, outp
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.predictor import (
     PREDICTORS,
-    Estimate,
-    Evidence,
+    MetricEstimate,
+    MetricEvidence,
     group_shifts,
     left_out,
     performance,
@@ -31,8 +31,8 @@ def rows_of(counts: Float64[np.ndarray, " n"]) -> np.ndarray:
     return np.repeat(np.arange(len(counts)), counts.astype(int))
 
 
-def evidence(target: Inspection, known: Inspection | None, **more: object) -> Evidence:
-    return Evidence(
+def evidence(target: Inspection, known: Inspection | None, **more: object) -> MetricEvidence:
+    return MetricEvidence(
         target=target,
         known=known,
         counts=draw_counts(target.n, DRAWS, np.random.default_rng(1)),
@@ -42,11 +42,11 @@ def evidence(target: Inspection, known: Inspection | None, **more: object) -> Ev
 
 
 @pytest.fixture
-def shown() -> Evidence:
+def shown() -> MetricEvidence:
     return evidence(planted(0.4), planted(0.7, n=80))
 
 
-def one(key: str, given: Evidence) -> Estimate:
+def one(key: str, given: MetricEvidence) -> MetricEstimate:
     return PREDICTORS[key].of([given])[0]
 
 
@@ -63,7 +63,7 @@ def test_every_metric_has_a_place_and_the_default_leaves_out_what_needs_all_edge
         ("energy", baselines.energy),
     ],
 )
-def test_metrics_of_logits_are_resampled_by_rows(key: str, of, shown: Evidence) -> None:
+def test_metrics_of_logits_are_resampled_by_rows(key: str, of, shown: MetricEvidence) -> None:
     found = one(key, shown)
     assert found.value == pytest.approx(of(shown.target.logits))
     literal = [of(shown.target.logits[rows_of(counts)]) for counts in shown.counts]
@@ -71,7 +71,7 @@ def test_metrics_of_logits_are_resampled_by_rows(key: str, of, shown: Evidence) 
 
 
 @pytest.mark.parametrize("key", ["atc", "doc"])
-def test_estimates_of_accuracy_resample_both_sides(key: str, shown: Evidence) -> None:
+def test_estimates_of_accuracy_resample_both_sides(key: str, shown: MetricEvidence) -> None:
     of = getattr(baselines, key)
     known, target = shown.known, shown.target
     found = one(key, shown)
@@ -91,7 +91,7 @@ def test_a_faultless_model_passes_every_image_in_atc() -> None:
     np.testing.assert_array_equal(found.draws, 1.0)
 
 
-def test_output_bias_is_the_bias_of_the_resampled_mean(shown: Evidence) -> None:
+def test_output_bias_is_the_bias_of_the_resampled_mean(shown: MetricEvidence) -> None:
     found = one("ddb-output", shown)
     scores = torch.from_numpy(shown.target.output_scores.astype(np.float64))
     assert found.value == pytest.approx(output_depth_bias(GRAPH, scores.mean(0)))
@@ -100,7 +100,7 @@ def test_output_bias_is_the_bias_of_the_resampled_mean(shown: Evidence) -> None:
 
 
 @pytest.mark.parametrize("targets", ["deep", "global"])
-def test_biases_of_matrices_follow_their_replicates(targets: str, shown: Evidence) -> None:
+def test_biases_of_matrices_follow_their_replicates(targets: str, shown: MetricEvidence) -> None:
     found = one(f"ddb-{targets}", replace(shown, ratio=0.5))
     target = shown.target
     assert found.value == pytest.approx(
@@ -127,12 +127,12 @@ def test_performance_is_resampled_by_rows(measure: str) -> None:
     assert found.value == pytest.approx(baselines.id_accuracy(shown.logits, labels, measure=measure))
 
 
-def test_id_accuracy_reads_the_known_images(shown: Evidence) -> None:
+def test_id_accuracy_reads_the_known_images(shown: MetricEvidence) -> None:
     known = shown.known
     assert one("id-accuracy", shown).value == pytest.approx((known.predictions == known.labels).mean())
 
 
-def test_sharpness_is_resampled_by_batches(shown: Evidence) -> None:
+def test_sharpness_is_resampled_by_batches(shown: MetricEvidence) -> None:
     found = one("sharpness", shown)
     batches = shown.known.sharpness
     assert found.value == pytest.approx(batches.mean())
@@ -148,7 +148,7 @@ def test_one_sharpness_batch_has_a_value_and_no_interval() -> None:
 
 
 @pytest.mark.parametrize(("key", "of"), [("rankme", baselines.rankme), ("alpha-req", baselines.alpha_req)])
-def test_spectra_are_linearised_around_their_value(key: str, of, shown: Evidence) -> None:
+def test_spectra_are_linearised_around_their_value(key: str, of, shown: MetricEvidence) -> None:
     found = one(key, shown)
     assert found.value == pytest.approx(of(shown.target.features.astype(np.float64)))
     untouched = one(key, replace(shown, counts=np.ones((DRAWS, shown.target.n))))
@@ -165,7 +165,7 @@ def test_linearised_replicates_have_the_spread_of_a_mean() -> None:
     assert np.corrcoef(draws, counts @ x)[0, 1] > 0.2  # paired with the resamples of the images
 
 
-def test_cot_has_replicates_from_both_sides(shown: Evidence) -> None:
+def test_cot_has_replicates_from_both_sides(shown: MetricEvidence) -> None:
     found = one("cot", shown)
     assert found.value == pytest.approx(baselines.cot(shown.known.labels, shown.target.logits))
     assert found.draws.std() > 0
@@ -173,7 +173,7 @@ def test_cot_has_replicates_from_both_sides(shown: Evidence) -> None:
 
 
 def test_cot_of_too_many_images_waits_to_be_asked_for(
-    monkeypatch: pytest.MonkeyPatch, shown: Evidence
+    monkeypatch: pytest.MonkeyPatch, shown: MetricEvidence
 ) -> None:
     monkeypatch.setattr("assay.analyses.generalization.predictors.COT_LIMIT", 100)
     found = one("cot", shown)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from assay.analyses.generalization.journal import Journal
-from assay.analyses.worst_case.blocks import PairValues
-from assay.analyses.worst_case.blocks import Shelf as PairShelf
+from assay.analyses.worst_case.blocks import FolderShelf, PairValues
 from assay.core.errors import AssayError, FileFormatError, InputError
 from assay.discovery.heads.shelf import RECORD
 from assay.discovery.heads.shelf import Shelf as TableShelf
@@ -72,7 +71,7 @@ def test_failures_of_a_sweep(tmp_path: Path) -> None:
 
 def test_blocks_of_pairs_are_run_again(tmp_path: Path) -> None:
     values = np.arange(6.0).reshape(2, 3)
-    shelf = PairShelf(tmp_path / "kept", {"seed": 0})
+    shelf = FolderShelf(tmp_path / "kept", {"seed": 0})
     shelf.write(0, PairValues(values, values + 1, values > 2), finished=0, total=1)
     whole = shelf.path(0).read_bytes()
     for cut in cuts(whole):
@@ -84,7 +83,7 @@ def test_blocks_of_pairs_are_run_again(tmp_path: Path) -> None:
     for cut in cuts(record)[:-1]:
         (tmp_path / "kept" / "job.json").write_bytes(cut)
         with pytest.raises(InputError, match="another job"):
-            PairShelf(tmp_path / "kept", {"seed": 0})
+            FolderShelf(tmp_path / "kept", {"seed": 0})
 
 
 def test_measurement_tables(tmp_path: Path) -> None:

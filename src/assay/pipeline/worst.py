@@ -9,9 +9,9 @@ from assay.analyses.worst_case import WorstCase, explain, run_sample, sample_pai
 from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
 from assay.analyses.worst_case.blocks import BlockShelf
 from assay.analyses.worst_case.outside import outside_grammar
+from assay.analyses.worst_case.rerun import make_rerun
 from assay.analyses.worst_case.rows import count_pairs
 from assay.analyses.worst_case.sampling import MAX_PAIRS
-from assay.analyses.worst_case.sanity import make_rerun
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.core.record import record_id

@@ -1,8 +1,15 @@
 """What a circuit says about generalization: before deployment, and after it. Numbers in, numbers out."""
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.alarms import ConformalAlarm, SequentialTest, conformal_p_value
+from assay.analyses.generalization.alarms import (
+    Calibration,
+    ConformalAlarm,
+    Guarantee,
+    SequentialTest,
+    conformal_p_value,
+)
 from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings
+from assay.analyses.generalization.circuit_view import CircuitView
 from assay.analyses.generalization.dependency import (
     LayerSets,
     dependency_depth_bias,
@@ -32,14 +39,13 @@ from assay.analyses.generalization.evaluation import (
 )
 from assay.analyses.generalization.finetuning import FineTuning, finetune
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
-from assay.analyses.generalization.monitoring import Calibration, Guarantee, Monitor, Reading
+from assay.analyses.generalization.monitoring import Monitor, Reading
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.ranking import rank_inspections, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.analyses.generalization.shift import (
     DISTANCES,
-    CircuitView,
     Distance,
     check_comparable,
     circuit_shift,

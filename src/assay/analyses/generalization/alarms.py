@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 
 from scipy import stats as scipy_stats
 
+from assay.analyses.generalization.evaluation import Threshold
 from assay.core.errors import InputError, NonFiniteError
+from assay.core.measurement import Interval
+from assay.core.record import Record
+from assay.stats import clopper_pearson
 
 
 POWERS = (1.0, 0.5, 0.25)  # of the bets: 1 does not bet, 0.25 puts most on small p-values
@@ -237,3 +241,95 @@ def _finite(scores: Sequence[float], *, least: int = 0) -> list[float]:
                 f"the shift of batch {place} is {each}; scores that are constant have no rank distance"
             )
     return values
+
+
+# -------------------------------------------------------------------------------------- guarantees
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration(Record):
+    """Shifts of batches in distribution, each of `n` images that no other batch and no reference holds.
+
+    Attributes:
+        shifts: One per batch.
+        n: Images of a batch.
+        domain: Where they come from.
+    """
+
+    shifts: tuple[float, ...]
+    n: int
+    domain: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee(Record):
+    """How often an alarm goes off although nothing has changed.
+
+    Attributes:
+        rule: Of the alarm; None where there is none.
+        rate: The bound, or for a threshold the share found; NaN where unknown.
+        over: `"batch"`: each batch; `"ever"`: all batches together, however many.
+        interval: Of the rate; None where `rate` is a bound.
+        statement: The same in words, with what it rests on.
+    """
+
+    rule: str | None
+    rate: float
+    over: str
+    interval: Interval | None
+    statement: str
+
+
+def guarantee(
+    rule: str | None, threshold: Threshold | None, calibration: Calibration | None, alpha: float
+) -> Guarantee:
+    """What is known about the false alarms of a rule.
+
+    Args:
+        rule: `"threshold"`, `"conformal"`, `"sequential"`, or None.
+        threshold: Of the threshold rule.
+        calibration: Known batches, if any.
+        alpha: Level of the other two.
+    """
+    rate, over, interval = math.nan, "batch", None
+    m = len(calibration.shifts) if calibration else 0
+    if rule is None:
+        statement = "No alarm is set: give a threshold, or calibrate on batches in distribution."
+    elif rule == "sequential":
+        rate, over = alpha, "ever"
+        statement = (
+            f"A false alarm ever, over all batches together, has probability at most {alpha:g}, "
+            f"if the {m} known batches and the watched ones are exchangeable until something changes."
+        )
+    elif rule == "conformal" and calibration is None:
+        statement = "Not calibrated yet: the conformal rule needs batches in distribution."
+    elif rule == "conformal":
+        assert calibration is not None
+        rate = alpha
+        bound = ConformalAlarm(known=calibration.shifts, alpha=alpha).rate_bound()
+        statement = (
+            f"A batch of {calibration.n} images raises a false alarm with probability at most "
+            f"{alpha:g}, if it is exchangeable with the {m} known batches; for these "
+            f"known batches as they are, the rate is below {bound:.2g} with 95 % confidence."
+        )
+    elif calibration is None:
+        assert threshold is not None
+        origin = (
+            "given as a number"
+            if math.isnan(threshold.performance)
+            else "read off domains with known performance"
+        )
+        statement = (
+            "The rate of false alarms is not known: no batches in distribution were measured. The "
+            f"threshold was {origin}."
+        )
+    else:
+        assert threshold is not None
+        raised = sum(threshold.alarm(each) for each in calibration.shifts)
+        rate, interval = raised / m, clopper_pearson(raised, m)
+        statement = (
+            f"{raised} of {m} batches of {calibration.n} images in distribution exceed the threshold: "
+            f"false alarms at a rate of {rate:.2g} per batch, 95 % interval {interval.low:.2g} to "
+            f"{interval.high:.2g}."
+        )
+    return Guarantee(rule=rule, rate=rate, over=over, interval=interval, statement=statement)

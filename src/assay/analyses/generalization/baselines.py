@@ -6,21 +6,26 @@ to go with performance. Sharpness, the one that runs a model, has a module of it
 
 import math
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int, Int64, Real
+from jaxtyping import Bool, Float64, Real
 from scipy import linalg, optimize, sparse
-from scipy import stats as scipy_stats
 from scipy.special import log_softmax, logsumexp
-from torch import Tensor
 
+from assay.analyses.generalization.agreement import AgreementLine, agreement_on_the_line
 from assay.analyses.generalization.sharpness import sharpness
+from assay.analyses.generalization.tables import (
+    Labels,
+    NewTable,
+    Table,
+    label_array,
+    labels_of_rows,
+    table_of,
+)
 from assay.core.errors import (
     DegenerateDataWarning,
     InconsistentRunError,
     InputError,
-    NonFiniteError,
     ShapeError,
     unknown_name,
 )
@@ -43,14 +48,8 @@ __all__ = [
     "sharpness",
 ]
 
-Table = Real[Tensor, "n c"] | Real[np.ndarray, "n c"]
-NewTable = Real[Tensor, "m c"] | Real[np.ndarray, "m c"]
-Labels = Int[Tensor, " n"] | Int[np.ndarray, " n"]
-Predictions = Int[Tensor, "models n"] | Int[np.ndarray, "models n"]
-NewPredictions = Int[Tensor, "models m"] | Int[np.ndarray, "models m"]
-
+MEASURES = ("accuracy", "macro-f1")
 ATC_SCORES = ("maxconf", "negentropy")
-PROBIT_MARGIN = 1e-6  # keeps the probit of accuracies 0 and 1 finite
 
 
 # ------------------------------------------------------------------------------------ outputs alone
@@ -121,7 +120,7 @@ def energy(logits: Table, *, log: bool = True, center: bool = False, temperature
     """
     if not temperature > 0:
         raise InputError(f"temperature is {temperature}; it must be above 0")
-    values = _table(logits, "logits")
+    values = table_of(logits, "logits")
     energies = -temperature * logsumexp(values / temperature, axis=1)
     inner = -float(log_softmax(energies).mean())
     if center:
@@ -163,7 +162,7 @@ def rankme(features: Table, *, center: bool = False, variant: str = "published")
     """
     if variant not in ("published", "eigenvalue_ratio"):
         raise unknown_name("variant", variant, ("published", "eigenvalue_ratio"))
-    values = _table(features, "features")
+    values = table_of(features, "features")
     squared = variant == "eigenvalue_ratio"
     if center or squared:
         values = values - values.mean(0)
@@ -199,7 +198,7 @@ def alpha_req(features: Table, *, start: int = 11, stop: int = 100) -> float:
     References:
         Agrawal et al. (2022), "alpha-ReQ", NeurIPS.
     """
-    values = _table(features, "features")
+    values = table_of(features, "features")
     sizes = linalg.svdvals(values - values.mean(0))
     usable = sizes[sizes > max(values.shape) * np.finfo(np.float64).eps * sizes[0]] ** 2
     last = min(stop, len(usable))
@@ -237,10 +236,10 @@ def id_accuracy(logits: Table, labels: Labels, *, measure: str = "accuracy") -> 
         >>> id_accuracy(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
         0.5
     """
-    if measure not in ("accuracy", "macro-f1"):
-        raise unknown_name("measure", measure, ("accuracy", "macro-f1"))
-    values = _table(logits, "logits")
-    truth = _labels(labels, values)
+    if measure not in MEASURES:
+        raise unknown_name("measure", measure, MEASURES)
+    values = table_of(logits, "logits")
+    truth = labels_of_rows(labels, values)
     predicted = values.argmax(1)
     if measure == "accuracy":
         return float((predicted == truth).mean())
@@ -289,12 +288,12 @@ def atc(
     """
     if score not in ATC_SCORES:
         raise unknown_name("score", score, ATC_SCORES)
-    known, new = _table(id_logits, "id_logits"), _table(logits, "logits")
+    known, new = table_of(id_logits, "id_logits"), table_of(logits, "logits")
     if known.shape[1] != new.shape[1]:
         raise ShapeError(
             f"logits have {new.shape[1]} classes and id_logits {known.shape[1]}; both are of one model"
         )
-    truth = _labels(id_labels, known)
+    truth = labels_of_rows(id_labels, known)
     scale = 1 / fit_temperature(known, truth) if calibrate else 1.0
     known_scores, new_scores = (_confidence(_log_probabilities(each * scale), score) for each in (known, new))
     threshold = atc_threshold(known_scores, known.argmax(1) == truth)
@@ -314,8 +313,8 @@ def fit_temperature(logits: Table, labels: Labels) -> float:
     References:
         Guo et al. (2017), arXiv:1706.04599.
     """
-    values = _table(logits, "logits")
-    truth = _labels(labels, values)
+    values = table_of(logits, "logits")
+    truth = labels_of_rows(labels, values)
     rows = np.arange(len(truth))
 
     def loss(log_temperature: float) -> float:
@@ -373,7 +372,7 @@ def cot(id_labels: Labels, logits: NewTable) -> float:
     """
     p = np.exp(_log_probabilities(logits))
     n_classes = p.shape[1]
-    labels = _label_array(id_labels, n_classes)
+    labels = label_array(id_labels, n_classes)
     shares = np.bincount(labels, minlength=n_classes) / len(labels)
     return float(np.clip(_transported(p, shares), 0.0, 1.0))
 
@@ -415,130 +414,8 @@ def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, "
         used[better, best[better]] = True
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AgreementLine:
-    """Accuracies of several models read off the line on which their agreements lie.
-
-    Attributes:
-        estimates: Estimated target accuracy of each model, in (0, 1).
-        slope: Of the line, between probits.
-        bias: Of the line.
-        r2: Share of the variance of agreement that the line explains; low values (below 0.95, say) mean that
-            the estimates should not be believed.
-    """
-
-    estimates: Float64[np.ndarray, " models"]
-    slope: float
-    bias: float
-    r2: float
-
-
-def agreement_on_the_line(
-    id_predictions: Predictions, id_labels: Labels, predictions: NewPredictions, *, method: str = "D"
-) -> AgreementLine:
-    """Accuracies on unlabelled data from how often pairs of models agree there (ALine).
-
-    Where the probits of agreement of pairs on target data lie on a line over those on known data, so do the
-    accuracies, on the same line.
-
-    Args:
-        id_predictions: Class that each model predicts on labelled data, `[n_models, n]`.
-        id_labels: `[n]`.
-        predictions: Of the same models on the target data, `[n_models, m]`.
-        method: `"S"`: put each model's known accuracy on the line; `"D"`: solve for the accuracies whose pair
-            means differ from the agreements as on known data.
-
-    Returns:
-        Estimates with the line and its fit.
-
-    Raises:
-        InputError: For fewer than 3 models, labels of another length, or agreement that does not vary.
-        UnknownNameError: For another `method`.
-
-    References:
-        Baek et al. (2022), "Agreement-on-the-line: predicting the performance of neural networks under
-        distribution shift", arXiv:2206.13089, algorithms ALine-S and ALine-D.
-    """
-    if method not in ("S", "D"):
-        raise unknown_name("method", method, ("S", "D"))
-    known, new = (_array(each).astype(np.int64) for each in (id_predictions, predictions))
-    truth = _array(id_labels).astype(np.int64)
-    if known.ndim != 2 or new.ndim != 2 or len(known) != len(new) or truth.shape != known.shape[1:]:
-        raise ShapeError(
-            f"predictions have shapes {known.shape} and {new.shape}, labels {truth.shape}; give [models, n], "
-            "[models, m] and [n]"
-        )
-    if len(known) < 3:
-        raise InputError(f"a line through agreements needs at least 3 models; got {len(known)}")
-    first, second = np.triu_indices(len(known), k=1)
-    agree_known, agree_new = (_probit((each[first] == each[second]).mean(1)) for each in (known, new))
-    if np.ptp(agree_known) == 0 or np.ptp(agree_new) == 0:
-        raise InputError("every pair of models agrees equally often; give models that differ")
-    line = scipy_stats.linregress(agree_known, agree_new)
-    slope, bias = float(line.slope), float(line.intercept)
-    accuracy = _probit((known == truth).mean(1))
-    if method == "S":
-        estimates = slope * accuracy + bias
-    else:
-        design = np.zeros((len(first), len(known)))
-        rows = np.arange(len(first))
-        design[rows, first] = design[rows, second] = 0.5
-        means = (accuracy[first] + accuracy[second]) / 2
-        estimates = np.linalg.lstsq(design, agree_new + slope * (means - agree_known), rcond=None)[0]
-    return AgreementLine(
-        estimates=np.asarray(scipy_stats.norm.cdf(estimates)),
-        slope=slope,
-        bias=bias,
-        r2=float(line.rvalue) ** 2,
-    )
-
-
-# ------------------------------------------------------------------------------------------- inputs
-
-
-def _array(values: Tensor | np.ndarray) -> np.ndarray:
-    if not isinstance(values, Tensor):
-        return np.asarray(values)
-    values = values.detach().cpu()
-    return np.asarray((values.double() if values.is_floating_point() else values).numpy())
-
-
-def _table(values: Table, name: str) -> Float64[np.ndarray, "n c"]:
-    table = np.asarray(_array(values), dtype=np.float64)
-    if table.ndim != 2 or not table.size:
-        raise ShapeError(f"{name} have shape {table.shape}; a table with a row per example is needed")
-    bad = np.flatnonzero(~np.isfinite(table).all(1))
-    if len(bad):
-        raise NonFiniteError(
-            f"{name} of example {bad[0]} hold NaN or infinity; leave it out or check the model"
-        )
-    return table
-
-
-def _label_array(labels: Labels, n_classes: int) -> Int64[np.ndarray, " n"]:
-    if labels is None:  # as of images without labels
-        raise InputError("labels are missing; this metric needs the class of every example")
-    truth = _array(labels).astype(np.int64)
-    if truth.ndim != 1 or not len(truth):
-        raise InputError(f"labels have shape {truth.shape}; one per example is needed")
-    outside = np.flatnonzero((truth < 0) | (truth >= n_classes))
-    if len(outside):
-        raise InputError(
-            f"label {truth[outside[0]]} of example {outside[0]} is none of the {n_classes} classes; the "
-            "class lists of model and data must agree"
-        )
-    return truth
-
-
-def _labels(labels: Labels, table: Float64[np.ndarray, "n c"]) -> Int64[np.ndarray, " n"]:
-    truth = _label_array(labels, table.shape[1])
-    if len(truth) != len(table):
-        raise InputError(f"{len(truth)} labels for {len(table)} examples; one per example is needed")
-    return truth
-
-
 def _log_probabilities(logits: Table) -> Float64[np.ndarray, "n c"]:
-    return np.asarray(log_softmax(_table(logits, "logits"), axis=1))
+    return np.asarray(log_softmax(table_of(logits, "logits"), axis=1))
 
 
 def _negative_entropy(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
@@ -547,7 +424,3 @@ def _negative_entropy(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, 
 
 def _confidence(log_p: Float64[np.ndarray, "n c"], score: str) -> Float64[np.ndarray, " n"]:
     return np.asarray(np.exp(log_p).max(1)) if score == "maxconf" else _negative_entropy(log_p)
-
-
-def _probit(rates: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-    return np.asarray(scipy_stats.norm.ppf(np.clip(rates, PROBIT_MARGIN, 1 - PROBIT_MARGIN)))

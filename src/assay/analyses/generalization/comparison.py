@@ -17,10 +17,10 @@ from assay.analyses.generalization.evaluation import (
 )
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
+from assay.analyses.generalization.picking import metric_facts
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.predictors import ORDER
-from assay.analyses.generalization.ranking_document import layer_names, metric_facts
-from assay.analyses.generalization.ranking_table import Ranking
+from assay.analyses.generalization.ranking_table import Ranking, layer_names
 from assay.core.errors import DegenerateDataWarning, InputError
 from assay.core.record import library_version, plain, record_id
 

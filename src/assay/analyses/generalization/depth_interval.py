@@ -5,10 +5,10 @@ import math
 import numpy as np
 from jaxtyping import Float, Float64
 from scipy import sparse
-from scipy import stats as scipy_stats
 from torch import Tensor
 
 from assay.analyses.generalization.dependency import FLOOR, TARGETS, layer_sets
+from assay.analyses.generalization.jackknife import jackknife_interval
 from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name
 from assay.core.measurement import Interval, undefined_interval
 from assay.core.random import stream
@@ -137,13 +137,8 @@ def _jackknife(bias: OfSums, n: int, level: float) -> Interval:
         return undefined_interval(level, "jackknife", "too_few")
     value = float(bias(np.ones(n), n))
     left_out = bias(1 - np.eye(n), n - 1)
-    if math.isnan(value) or np.isnan(left_out).any():
-        return undefined_interval(level, "jackknife", "undefined")
-    spread = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
-    if spread <= EQUAL * max(1.0, abs(value)):
-        return Interval(low=value, high=value, level=level, method="jackknife", reason="degenerate")
-    margin = float(scipy_stats.t.ppf((1 + level) / 2, n - 1)) * spread
-    return Interval(low=value - margin, high=value + margin, level=level, method="jackknife")
+    rounding = EQUAL * max(1.0, abs(value))
+    return jackknife_interval(value, left_out, level=level, rounding=rounding)
 
 
 def log_ratios(sums: Float64[np.ndarray, "n 2"]) -> Float64[np.ndarray, " n"]:

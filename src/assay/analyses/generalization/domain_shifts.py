@@ -26,8 +26,8 @@ from assay.analyses.generalization.evaluation import (
 )
 from assay.analyses.generalization.shift import DISTANCES, circuit_shifts
 from assay.circuits import EdgeScores
-from assay.core.errors import FileFormatError, InputError, unknown_name
-from assay.core.record import plain
+from assay.core.errors import InputError, unknown_name
+from assay.core.record import Record, plain
 from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DomainShift:
+class DomainShift(Record):
     """A domain: how far the circuit moved on it, and how well the model does there.
 
     Attributes:
@@ -69,7 +69,7 @@ class DomainShift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DomainCalibration:
+class DomainCalibration(Record):
     """Calibration domains, and test domains if any, of one model and one reference circuit.
 
     Attributes:
@@ -78,6 +78,9 @@ class DomainCalibration:
         measure: `accuracy` or `macro-f1`.
         provenance: Model, reference and settings.
     """
+
+    record_kind = "domain-shifts"
+    record_schema = SCHEMA
 
     known: tuple[DomainShift, ...]
     test: tuple[DomainShift, ...] = ()
@@ -151,43 +154,24 @@ class DomainCalibration:
         Args:
             curves: What `curves` gave, to go with them into a report.
         """
-        shown = ("deltas", "mean", "std", "low", "high")
-        return {
-            **(
-                {}
-                if curves is None
-                else {
-                    "curves": {
-                        key: plain({name: getattr(each, name) for name in shown})
-                        for key, each in curves.items()
-                    }
-                }
-            ),
-            "schema": SCHEMA,
-            "kind": "domain-shifts",
-            "measure": self.measure,
-            "known": [plain(vars(each)) for each in self.known],
-            "test": [plain(vars(each)) for each in self.test],
-            "provenance": plain(self.provenance),
-        }
+        record = super().to_dict()
+        if curves is not None:
+            shown = ("deltas", "mean", "std", "low", "high")
+            record["curves"] = plain(
+                {key: {name: getattr(each, name) for name in shown} for key, each in curves.items()}
+            )
+        return record
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "DomainCalibration":
-        """What `to_dict` gave.
+    def from_dict(cls, document: object) -> "DomainCalibration":
+        """What `to_dict` gave; curves are passed over.
 
         Raises:
-            FileFormatError: If the record is of another kind.
+            FileFormatError: If the document is of another kind.
         """
-        if record.get("schema") != SCHEMA:
-            raise FileFormatError(
-                f"a calibration on domains has schema {SCHEMA!r}, this record {record.get('schema')!r}"
-            )
-        return cls(
-            known=tuple(DomainShift(**each) for each in record["known"]),
-            test=tuple(DomainShift(**each) for each in record["test"]),
-            measure=record["measure"],
-            provenance=record["provenance"],
-        )
+        if isinstance(document, Mapping):
+            document = {name: value for name, value in document.items() if name != "curves"}
+        return super().from_dict(document)
 
 
 def measure_domains(

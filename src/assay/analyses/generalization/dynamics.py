@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ TOLERANCE = 0.1  # of a logarithm: a change of about 10 % either way counts as n
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthReading:
+class DepthReading(Record):
     """The output circuit of one checkpoint.
 
     Attributes:
@@ -69,11 +69,7 @@ class Dynamics:
 
     def to_dict(self) -> dict[str, Any]:
         """The document that the picture and the files are made of; undefined numbers are None."""
-        rows = []
-        for reading in self.readings:
-            row = asdict(reading)
-            rows.append(row | {"depth_bias": None if math.isnan(row["depth_bias"]) else row["depth_bias"]})
-        return {"schema": SCHEMA, **self.facts, "readings": rows}
+        return {"schema": SCHEMA, **self.facts, "readings": [each.to_dict() for each in self.readings]}
 
 
 def training_dynamics(

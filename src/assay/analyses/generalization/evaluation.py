@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Real
-from scipy import stats as scipy_stats
 
+from assay.analyses.generalization.agreement import probits
 from assay.analyses.generalization.dependency import dependency_depth_bias, dependency_matrix
 from assay.analyses.generalization.shift import check_comparable
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError
 from assay.core.random import stream
+from assay.core.record import Record
 from assay.stats import kendall_tau, pearson, spearman
 
 
 Values = Sequence[float] | Real[np.ndarray, " n"]
 
-PROBIT_MARGIN = 1e-6
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 # Performance thresholds of the alarm curve: 0.50, 0.51, ..., 0.95.
 DELTAS = tuple(round(0.5 + 0.01 * step, 2) for step in range(46))
@@ -74,7 +74,7 @@ def correlate(metric: Values, performance: Values, *, probit: bool = False) -> T
             raise InputError(
                 f"performance reaches from {y.min()} to {y.max()}; a probit needs rates in [0, 1]"
             )
-        y = np.asarray(scipy_stats.norm.ppf(np.clip(y, PROBIT_MARGIN, 1 - PROBIT_MARGIN)))
+        y = probits(y)
     reason = f"{len(x)} pair(s); at least 3 are needed" if len(x) < 3 else ""
     if not reason and (np.ptp(x) == 0 or np.ptp(y) == 0):
         reason = "one side is constant"
@@ -187,7 +187,7 @@ def ratio_ablation(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Threshold:
+class Threshold(Record):
     """Where the alarm goes off.
 
     Attributes:

@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from assay.analyses.generalization.circuit_loss import SECOND_ORDER, CircuitLoss, CircuitSettings
+from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings
 from assay.analyses.generalization.dynamics import DepthVerdict, Dynamics, judge_depth, training_dynamics
+from assay.analyses.generalization.live_scores import SECOND_ORDER
 from assay.circuits import write_atomically
 from assay.core.errors import InputError
+from assay.core.record import Record
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageSet
 from assay.zoo import Augmentation, Recipe, TrainingRun, train
@@ -34,7 +36,7 @@ DEFAULT_RECIPE = Recipe(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeakingChoice:
+class LeakingChoice(Record):
     """The step that a watched set would choose: labels of that set were used, so its score is optimistic.
 
     Attributes:
@@ -89,7 +91,7 @@ class FineTuning:
                 "score": self.score,
                 "watched": dict(self.watched),
             },
-            "leaking": {name: vars(choice) for name, choice in self.leaking.items()},
+            "leaking": {name: choice.to_dict() for name, choice in self.leaking.items()},
             "verdict": self.verdict.to_dict(),
             "guarded": self.guarded,
             "undefined": self.undefined,

@@ -18,7 +18,7 @@ from torch import Tensor
 from assay.analyses.generalization.dependency import node_layers
 from assay.analyses.generalization.sharpness import sharpness
 from assay.circuits.files import read_arrays, write_arrays
-from assay.core.errors import InputError, NonFiniteError, unknown_name
+from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, unknown_name
 from assay.core.random import stream
 from assay.core.record import library_version, record_id
 from assay.discovery.edges import discover, output_scores
@@ -65,6 +65,12 @@ class InspectionSettings:
         small = [f"{name}={value}" for name, value in counts.items() if value < 1]
         if small:
             raise InputError(f"{', '.join(small)}: give at least 1")
+
+    @property
+    def of_discovery(self) -> dict[str, Any]:
+        """What discovering a circuit takes, by the names of its arguments."""
+        names = ("objective", "ablation", "steps", "quadrature", "batch_size")
+        return {name: getattr(self, name) for name in names}
 
     def record(self) -> dict[str, Any]:
         """What decides the numbers, as JSON values."""
@@ -177,6 +183,49 @@ def inspect_model(
     return found
 
 
+def check_comparable_inspections(
+    names: tuple[str, str], first: Inspection, second: Inspection, *, what: str, circuits: bool = False
+) -> None:
+    """Refuse models whose numbers do not compare.
+
+    Args:
+        names: Of the two models.
+        first: What one showed.
+        second: What the other showed.
+        what: Which images these are, for the message.
+        circuits: Whether circuits are compared, too.
+
+    Raises:
+        GraphMismatchError: If circuits are compared and the graphs differ.
+        InputError: If the models know other classes, or were given other images or labels.
+    """
+    one, other = names
+    if circuits and first.graph != second.graph:
+        raise GraphMismatchError(
+            f"{one} and {other} have different graphs ({first.graph.describe()} and "
+            f"{second.graph.describe()}), so their circuits do not compare; rank them apart, or by metrics "
+            "that read no circuit"
+        )
+    if first.logits.shape[1] != second.logits.shape[1] or first.classes != second.classes:
+        raise InputError(
+            f"{one} and {other} tell different classes apart ({_classes(first)} and {_classes(second)}); "
+            "rank models of one class list"
+        )
+    if first.labels is None or second.labels is None:
+        same_labels = first.labels is second.labels
+    else:
+        same_labels = np.array_equal(first.labels, second.labels)
+    if not (np.array_equal(first.ids, second.ids) and same_labels):
+        raise InputError(f"{one} and {other} were given different {what} images; give both the same")
+
+
+def _classes(inspection: Inspection) -> str:
+    if inspection.classes is None:
+        return f"{inspection.logits.shape[1]} unnamed"
+    more = ", ..." if len(inspection.classes) > 4 else ""
+    return f"{len(inspection.classes)}: {', '.join(inspection.classes[:4])}{more}"
+
+
 def _inspect(
     model: Model,
     task: ImageTask,
@@ -189,21 +238,16 @@ def _inspect(
     logits, features = _forward(model, task, settings.batch_size)
     cost["inspect"] = {"seconds": time.perf_counter() - started, "passes": {"forward": 1}}
     arrays: dict[str, Any] = {"features": features if "features" in parts else None}
-    chosen: dict[str, Any] = {
-        "objective": settings.objective,
-        "ablation": settings.ablation,
-        "steps": settings.steps,
-        "quadrature": settings.quadrature,
-        "batch_size": settings.batch_size,
-    }
     if "output-scores" in parts:
         started = time.perf_counter()
-        fast = output_scores(model, task, per_example=True, **chosen)
+        fast = output_scores(model, task, per_example=True, **settings.of_discovery)
         arrays["output_scores"] = _single(fast.per_example)
         cost["output-scores"] = _cost(started, fast.details)
     if "edge-scores" in parts:
         started = time.perf_counter()
-        full = discover(model, task, "eap-ig-inputs", per_example=True, seed=settings.seed, **chosen)
+        full = discover(
+            model, task, "eap-ig-inputs", per_example=True, seed=settings.seed, **settings.of_discovery
+        )
         cost["edge-scores"] = _cost(started, full.details)
         started = time.perf_counter()
         assert full.per_example is not None

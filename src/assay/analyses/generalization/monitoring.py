@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from assay.analyses.generalization.alarms import (
+    Calibration,
     ConformalAlarm,
+    Guarantee,
     SequentialTest,
     batches_for,
     check_alpha,
+    guarantee,
 )
 from assay.analyses.generalization.batches import (
     Images,
@@ -34,7 +37,6 @@ from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id
 from assay.execution import run_model
 from assay.models import Model
-from assay.stats import clopper_pearson
 from assay.tasks import EvalTransform, ImageSet, ImageTask
 
 
@@ -76,46 +78,12 @@ class Reading(Record):
     p_value: float | None = None
     e_value: float | None = None
     baselines: Mapping[str, float] = field(default_factory=dict)
-    layers: Sequence[Sequence[float]] = ()
+    layers: tuple[tuple[float, ...], ...] = ()
     domain: str = ""
     data_hash: str = ""
     sources: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """Shifts of batches in distribution, each of `n` images that no other batch and no reference holds.
-
-    Attributes:
-        shifts: One per batch.
-        n: Images of a batch.
-        domain: Where they come from.
-    """
-
-    shifts: tuple[float, ...]
-    n: int
-    domain: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guarantee(Record):
-    """How often an alarm goes off although nothing has changed.
-
-    Attributes:
-        rule: Of the alarm; None where there is none.
-        rate: The bound, or for a threshold the share found; NaN where unknown.
-        over: `"batch"`: each batch; `"ever"`: all batches together, however many.
-        interval: Of the rate; None where `rate` is a bound.
-        statement: The same in words, with what it rests on.
-    """
-
-    rule: str | None
-    rate: float
-    over: str
-    interval: Interval | None
-    statement: str
 
 
 class Monitor:
@@ -181,7 +149,7 @@ class Monitor:
     ) -> None:
         check_alpha(alpha)
         check_alpha(level, "level")
-        entry = DISTANCES[distance]
+        DISTANCES[distance]  # an unknown name is refused before anything runs
         if rule is not None and rule not in RULES:
             raise unknown_name("rule of an alarm", rule, RULES)
         if rule == "threshold" and threshold is None:
@@ -207,22 +175,7 @@ class Monitor:
             self._known = labelled_outputs(
                 model, image_task(model, labelled, transform), batch_size=batch_size
             )
-        self._header: dict[str, Any] = {
-            "schema": SCHEMA,
-            "library": library_version(),
-            "model": model.describe(),
-            "graph": model.graph.describe(),
-            "reference": plain(dict(reference_scores.provenance)),
-            "settings": dict(settings),
-            "distance": {"key": entry.key, "summary": entry.summary, "published": entry.published},
-            "rule": rule,
-            "alpha": alpha,
-            "level": level,
-            "threshold": plain(vars(threshold)) if threshold is not None else None,
-            "seed": seed,
-        }
-        if transform is not None:  # else the model's own, which its record stands for
-            self._header["transform"] = transform.to_dict()
+        self._header = self._described(settings)
         self._journal = None if log is None else Journal(Path(log))
         self._logged = False
         if self._journal is not None:
@@ -230,6 +183,27 @@ class Monitor:
 
     def __repr__(self) -> str:
         return f"Monitor({self.model.id!r}, {self.distance}, {len(self.readings)} readings)"
+
+    def _described(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What is watched and how: the head of logs and documents."""
+        entry = DISTANCES[self.distance]
+        header: dict[str, Any] = {
+            "schema": SCHEMA,
+            "library": library_version(),
+            "model": self.model.describe(),
+            "graph": self.model.graph.describe(),
+            "reference": plain(dict(self.reference_scores.provenance)),
+            "settings": dict(settings),
+            "distance": {"key": entry.key, "summary": entry.summary, "published": entry.published},
+            "rule": self._rule,
+            "alpha": self.alpha,
+            "level": self.level,
+            "threshold": None if self.threshold is None else self.threshold.to_dict(),
+            "seed": self._seed,
+        }
+        if self._transform is not None:  # else the model's own, which its record stands for
+            header["transform"] = self._transform.to_dict()
+        return header
 
     @property
     def rule(self) -> str | None:
@@ -297,7 +271,7 @@ class Monitor:
                 )
             )
         found = Calibration(shifts=tuple(shifts), n=batch_size, domain=id_images.domain)
-        self._record("calibration", vars(found))
+        self._record("calibration", found.to_dict())
         self._take(found)
         return found
 
@@ -339,6 +313,7 @@ class Monitor:
         )
         shift = self._shift(found, task)
         logits = run_model(self.model, task, batch_size=self._batch_size) if self._baselines else None
+        moved = rank_shift_map(self.reference_scores, found)
         index = len(self.readings)
         # In (0, 1]: a draw of exactly 0 would make a p-value of 0.
         test = self._sequential.observe(shift, 1 - float(stream(self._seed, f"monitor/tie/{index}").random()))
@@ -354,7 +329,7 @@ class Monitor:
             p_value=p_value,
             e_value=math.exp(min(test.log_capital, 700.0)) if self._tests_sequentially else None,
             baselines={} if logits is None else label_free(logits, self._known),
-            layers=rank_shift_map(self.reference_scores, found).numpy().round(6).tolist(),
+            layers=tuple(map(tuple, moved.numpy().round(6).tolist())),
             domain=domain or task.domain,
             data_hash=task.data_hash,
             sources=tuple(sources),
@@ -412,7 +387,7 @@ class Monitor:
             "kind": "monitor",
             "id": self.id,
             "rule": self.rule,
-            "calibration": plain(vars(self.calibration)) if self.calibration else None,
+            "calibration": self.calibration.to_dict() if self.calibration else None,
             "conformal": None
             if self._conformal is None
             else {
@@ -454,7 +429,7 @@ class Monitor:
         self._logged = True
         for kind, content in entries[1:]:
             if kind == "calibration":
-                self._take(Calibration(**{**content, "shifts": tuple(content["shifts"])}))
+                self._take(Calibration.from_dict(content))
             elif kind == "reading":
                 reading = Reading.from_dict(content)
                 self._sequential = self._sequential.observe(
@@ -467,76 +442,3 @@ def _plain_threshold(value: float) -> Threshold:
     if not math.isfinite(value):
         raise InputError(f"threshold is {value}; give a shift, or what calibrate_threshold returns")
     return Threshold(value=value, domain="", target=math.nan, performance=math.nan)
-
-
-def guarantee(
-    rule: str | None, threshold: Threshold | None, calibration: Calibration | None, alpha: float
-) -> Guarantee:
-    """What is known about the false alarms of a rule.
-
-    Args:
-        rule: One of `RULES`, or None.
-        threshold: Of the threshold rule.
-        calibration: Known batches, if any.
-        alpha: Level of the other two.
-    """
-    if rule is None:
-        return Guarantee(
-            rule=None,
-            rate=math.nan,
-            over="batch",
-            interval=None,
-            statement="No alarm is set: give a threshold, or calibrate on batches in distribution.",
-        )
-    if rule == "sequential":
-        m = len(calibration.shifts) if calibration else 0
-        return Guarantee(
-            rule=rule,
-            rate=alpha,
-            over="ever",
-            interval=None,
-            statement=f"A false alarm ever, over all batches together, has probability at most {alpha:g}, "
-            f"if the {m} known batches and the watched ones are exchangeable until something changes.",
-        )
-    if rule == "conformal":
-        if calibration is None:
-            return Guarantee(
-                rule=rule,
-                rate=math.nan,
-                over="batch",
-                interval=None,
-                statement="Not calibrated yet: the conformal rule needs batches in distribution.",
-            )
-        alarm = ConformalAlarm(known=calibration.shifts, alpha=alpha)
-        return Guarantee(
-            rule=rule,
-            rate=alpha,
-            over="batch",
-            interval=None,
-            statement=f"A batch of {calibration.n} images raises a false alarm with probability at most "
-            f"{alpha:g}, if it is exchangeable with the {len(calibration.shifts)} known batches; for these "
-            f"known batches as they are, the rate is below {alarm.rate_bound():.2g} with 95 % confidence.",
-        )
-    assert threshold is not None
-    if calibration is None:
-        given = math.isnan(threshold.performance)
-        return Guarantee(
-            rule=rule,
-            rate=math.nan,
-            over="batch",
-            interval=None,
-            statement="The rate of false alarms is not known: no batches in distribution were measured. The "
-            f"threshold was {'given as a number' if given else 'read off domains with known performance'}.",
-        )
-    m = len(calibration.shifts)
-    raised = sum(threshold.alarm(each) for each in calibration.shifts)
-    found = clopper_pearson(raised, m)
-    return Guarantee(
-        rule=rule,
-        rate=raised / m,
-        over="batch",
-        interval=found,
-        statement=f"{raised} of {m} batches of {calibration.n} images in distribution exceed the threshold: "
-        f"false alarms at a rate of {raised / m:.2g} per batch, 95 % interval {found.low:.2g} to "
-        f"{found.high:.2g}.",
-    )

@@ -1,7 +1,7 @@
-"""What picking a model by a metric is worth: ranks, chances of being the best, regret, correlation."""
+"""One metric over all models, and what picking by it is worth: ranks, chances, regret, correlation."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ from jaxtyping import Float64
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.analyses.generalization.evaluation import TaskCorrelation
+from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
+from assay.analyses.generalization.predictor import MetricEstimate, Predictor
 from assay.core.measurement import Interval, undefined_interval
 from assay.core.random import stream
 from assay.core.record import Record, plain
@@ -236,3 +237,145 @@ def _tau_b(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
     block = max(1, _PAIR_BLOCK // max(1, n * (n - 1) // 2))
     starts = range(0, len(x), block)
     return np.concatenate([kendall_tau_rows(x[at : at + block], y[at : at + block]) for at in starts])
+
+
+# ------------------------------------------------------------------------------------------ columns
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Column:
+    """One metric over all models.
+
+    Attributes:
+        metric: What it is.
+        values: `[n_models]`, NaN where undefined.
+        intervals: Over resampled images.
+        reasons: Why a value or an interval is missing, None where it is not.
+        ranks: 1 is predicted best; None where the metric's source states no direction.
+        chances: Share of the resamples in which each model is the best by the metric; None likewise, or
+            without replicates.
+        regret: Of picking by it; None without labels or direction.
+        correlation: With true performance; None without labels.
+        elsewhere: Mean expected regret of picking by it on other, labelled domains; None without any.
+        draws: Replicates `[n_draws, n_models]`; None where there are none.
+    """
+
+    metric: Predictor
+    values: Float64[np.ndarray, " models"]
+    intervals: tuple[Interval, ...]
+    reasons: tuple[str | None, ...]
+    ranks: Float64[np.ndarray, " models"] | None = None
+    chances: Float64[np.ndarray, " models"] | None = None
+    regret: Regret | None = None
+    correlation: MetricCorrelation | None = None
+    elsewhere: float | None = None
+    draws: Float64[np.ndarray, "draws models"] | None = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The metric of each model, as in documents."""
+        return [
+            {
+                "value": self.values[place],
+                "low": interval.low,
+                "high": interval.high,
+                "method": interval.method,
+                "reason": self.reasons[place] or interval.reason,
+                "rank": None if self.ranks is None else self.ranks[place],
+                "chance": None if self.chances is None else self.chances[place],
+            }
+            for place, interval in enumerate(self.intervals)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of a metric in a document: finite JSON."""
+        entry: dict[str, Any] = plain(
+            {
+                **metric_facts(self.metric),
+                "rows": self.rows(),
+                "regret": self.regret,
+                "correlation": None if self.correlation is None else self.correlation.to_dict(),
+                "elsewhere": self.elsewhere,
+            }
+        )
+        return entry
+
+
+def metric_facts(metric: Predictor) -> dict[str, Any]:
+    """What tables and pictures say about a metric."""
+    return {
+        name: getattr(metric, name)
+        for name in ("key", "name", "summary", "direction", "best_at", "resampled")
+    }
+
+
+def column_of(
+    metric: Predictor,
+    found: Sequence[MetricEstimate],
+    truth: Column | None,
+    *,
+    level: float,
+    seed: int,
+    elsewhere: Sequence[float] = (),
+) -> Column:
+    """A metric over all models, put together from its estimates.
+
+    Args:
+        metric: What it is.
+        found: Its estimate for each model.
+        truth: True performance; None without labels.
+        level: Coverage of the intervals.
+        seed: Of the resampled models of correlations.
+        elsewhere: Expected regrets of picking by it on other domains.
+    """
+    values = np.array([each.value for each in found], dtype=np.float64)
+    have = [each.draws for each in found if each.draws is not None]
+    missing = np.full(len(have[0]) if have else 0, np.nan)
+    draws = (
+        np.stack([missing if each.draws is None else each.draws for each in found], axis=1) if have else None
+    )
+    oriented = metric.oriented(values)
+    oriented_draws = None if draws is None else metric.oriented(draws)
+    regret = correlation = None
+    if truth is not None:
+        assert truth.draws is not None
+        correlation = _correlation(values, draws, truth, level=level, seed=seed)
+        if oriented is not None:
+            # A metric that cannot be resampled picks the same model in every resample.
+            picks = np.tile(oriented, (len(truth.draws), 1)) if oriented_draws is None else oriented_draws
+            regret = regret_of_picking(oriented, picks, truth.values, truth.draws, level=level)
+    return Column(
+        metric=metric,
+        values=values,
+        intervals=tuple(
+            bias_corrected_interval(each.value, each.draws, level=level, reason=each.reason) for each in found
+        ),
+        reasons=tuple(each.reason for each in found),
+        ranks=None if oriented is None else ranks(oriented),
+        chances=None if oriented_draws is None else best_chances(oriented_draws),
+        regret=regret,
+        correlation=correlation,
+        elsewhere=float(np.mean(elsewhere)) if elsewhere else None,
+        draws=draws,
+    )
+
+
+def _correlation(
+    values: Float64[np.ndarray, " models"],
+    draws: Float64[np.ndarray, "draws models"] | None,
+    truth: Column,
+    *,
+    level: float,
+    seed: int,
+) -> MetricCorrelation | None:
+    """Over the models for which the metric is defined; None where fewer than 3 are, or nothing varies."""
+    used = np.isfinite(values)
+    if used.sum() < 3 or np.ptp(values[used]) == 0 or np.ptp(truth.values[used]) == 0:
+        return None
+    assert truth.draws is not None
+    return correlation_with_intervals(
+        correlate(values[used], truth.values[used]),
+        None if draws is None else draws[:, used],
+        truth.draws[:, used],
+        level=level,
+        seed=seed,
+    )

@@ -27,7 +27,7 @@ GROUPS = 20  # of images left out in turn, for metrics that are too slow or too 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Evidence:
+class MetricEvidence:
     """What one model showed, and the resamples under which it is judged.
 
     Attributes:
@@ -52,7 +52,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Estimate:
+class MetricEstimate:
     """A metric of one model.
 
     Attributes:
@@ -91,7 +91,7 @@ class Predictor:
     direction: int
     needs: frozenset[str]
     resampled: str
-    of: Callable[[Sequence[Evidence]], list[Estimate]]
+    of: Callable[[Sequence[MetricEvidence]], list[MetricEstimate]]
     best_at: float | None = None
     together: bool = False
 
@@ -119,11 +119,13 @@ def predictor(
     best_at: float | None = None,
     needs: str = "",
     resampled: str = "images",
-) -> Callable[[Callable[[Evidence], Estimate]], Callable[[Evidence], Estimate]]:
+) -> Callable[[Callable[[MetricEvidence], MetricEstimate]], Callable[[MetricEvidence], MetricEstimate]]:
     """Register a metric that looks at one model at a time; an error over its data becomes its reason."""
 
-    def register(one: Callable[[Evidence], Estimate]) -> Callable[[Evidence], Estimate]:
-        def of(all_of_them: Sequence[Evidence]) -> list[Estimate]:
+    def register(
+        one: Callable[[MetricEvidence], MetricEstimate],
+    ) -> Callable[[MetricEvidence], MetricEstimate]:
+        def of(all_of_them: Sequence[MetricEvidence]) -> list[MetricEstimate]:
             return [_attempt(one, each) for each in all_of_them]
 
         PREDICTORS.add(
@@ -144,17 +146,17 @@ def predictor(
     return register
 
 
-def _attempt(one: Callable[[Evidence], Estimate], evidence: Evidence) -> Estimate:
+def _attempt(one: Callable[[MetricEvidence], MetricEstimate], evidence: MetricEvidence) -> MetricEstimate:
     """The estimate; NaN with the reason where the metric is not defined on these data."""
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", DegenerateDataWarning)
         try:
             found = one(evidence)
         except InputError as error:
-            return Estimate(value=math.nan, reason=str(error))
+            return MetricEstimate(value=math.nan, reason=str(error))
     if math.isnan(found.value) and found.reason is None:
         said = [str(each.message) for each in raised if issubclass(each.category, DegenerateDataWarning)]
-        return Estimate(value=math.nan, reason=said[0] if said else "undefined on these images")
+        return MetricEstimate(value=math.nan, reason=said[0] if said else "undefined on these images")
     return found
 
 
@@ -163,18 +165,18 @@ def _attempt(one: Callable[[Evidence], Estimate], evidence: Evidence) -> Estimat
 
 def performance(
     inspection: Inspection, labels: Int64[np.ndarray, " n"], counts: Counts, measure: str
-) -> Estimate:
+) -> MetricEstimate:
     """Accuracy, or the mean F1 of the classes that occur in the labels, with its replicates."""
     value = baselines.id_accuracy(inspection.logits, labels, measure=measure)
     predicted = inspection.predictions
     if measure == "accuracy":
-        return Estimate(value=value, draws=counts @ (predicted == labels) / len(labels))
+        return MetricEstimate(value=value, draws=counts @ (predicted == labels) / len(labels))
     classes = np.arange(inspection.logits.shape[1])
     true, said = ((each[:, None] == classes).astype(np.float64) for each in (labels, predicted))
     present, named, hits = counts @ true, counts @ said, counts @ (true * said)
     f1 = np.divide(2 * hits, present + named, out=np.zeros_like(hits), where=present + named > 0)
     occurs = present > 0
-    return Estimate(value=value, draws=(f1 * occurs).sum(1) / occurs.sum(1))
+    return MetricEstimate(value=value, draws=(f1 * occurs).sum(1) / occurs.sum(1))
 
 
 def largest_probability(logits: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
@@ -182,12 +184,12 @@ def largest_probability(logits: Float64[np.ndarray, "n c"]) -> Float64[np.ndarra
     return np.asarray(np.exp(log_softmax(logits, axis=1)).max(1))
 
 
-def mean_of(values: Float64[np.ndarray, " n"], counts: Counts) -> Estimate:
+def mean_of(values: Float64[np.ndarray, " n"], counts: Counts) -> MetricEstimate:
     """The mean of a number per image."""
-    return Estimate(value=float(values.mean()), draws=counts @ values / len(values))
+    return MetricEstimate(value=float(values.mean()), draws=counts @ values / len(values))
 
 
-def known_of(evidence: Evidence) -> tuple[Inspection, Counts]:
+def known_of(evidence: MetricEvidence) -> tuple[Inspection, Counts]:
     """What a metric that needs the known images reads."""
     assert evidence.known is not None  # `needs` was checked
     assert evidence.known_counts is not None

@@ -15,8 +15,8 @@ from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.predictor import (
     PREDICTORS,
     Draws,
-    Estimate,
-    Evidence,
+    MetricEstimate,
+    MetricEvidence,
     Predictor,
     group_shifts,
     known_of,
@@ -41,16 +41,16 @@ COT_LIMIT = 200_000  # unknowns of the linear programme that is solved without b
     "depth bias of the edges into the logits",
     needs="output-scores",
 )
-def _ddb_output(evidence: Evidence) -> Estimate:
+def _ddb_output(evidence: MetricEvidence) -> MetricEstimate:
     target = evidence.target
     assert target.output_scores is not None
     scores = target.output_scores.astype(np.float64)
     value = output_depth_bias(target.graph, torch.from_numpy(scores.mean(0)), ratio=evidence.ratio)
-    return Estimate(value=value, draws=_output_draws(target, scores, evidence))
+    return MetricEstimate(value=value, draws=_output_draws(target, scores, evidence))
 
 
 def _output_draws(
-    target: Inspection, scores: Float64[np.ndarray, "n n_sources"], evidence: Evidence
+    target: Inspection, scores: Float64[np.ndarray, "n n_sources"], evidence: MetricEvidence
 ) -> Draws:
     layers = target.graph.source_layer.numpy()
     written = np.zeros((len(evidence.counts), target.graph.n_layers + 2))
@@ -68,13 +68,13 @@ def _depth_biases(
     return log_ratios(np.stack([written[:, first : last + 1].sum(1) for first, last in (high, low)], axis=1))
 
 
-def _ddb_of_matrix(evidence: Evidence, targets: str) -> Estimate:
+def _ddb_of_matrix(evidence: MetricEvidence, targets: str) -> MetricEstimate:
     target = evidence.target
     assert target.dependency is not None
     assert target.dependency_draws is not None
     n_layers = target.graph.n_layers
     first = {"deep": layer_sets(n_layers, evidence.ratio).high[0], "global": 1}[targets]
-    return Estimate(
+    return MetricEstimate(
         value=dependency_depth_bias(
             torch.from_numpy(target.dependency), targets=targets, ratio=evidence.ratio
         ),
@@ -85,12 +85,12 @@ def _ddb_of_matrix(evidence: Evidence, targets: str) -> Estimate:
 
 
 @predictor("ddb-deep", "DDB deep", "depth bias of the edges into deep layers and logits", needs="edge-scores")
-def _ddb_deep(evidence: Evidence) -> Estimate:
+def _ddb_deep(evidence: MetricEvidence) -> MetricEstimate:
     return _ddb_of_matrix(evidence, "deep")
 
 
 @predictor("ddb-global", "DDB global", "depth bias of all edges", needs="edge-scores")
-def _ddb_global(evidence: Evidence) -> Estimate:
+def _ddb_global(evidence: MetricEvidence) -> MetricEstimate:
     return _ddb_of_matrix(evidence, "global")
 
 
@@ -98,7 +98,7 @@ def _ddb_global(evidence: Evidence) -> Estimate:
 
 
 @predictor("id-accuracy", "ID accuracy", "performance on the models' own domain", needs="known")
-def _id_accuracy(evidence: Evidence) -> Estimate:
+def _id_accuracy(evidence: MetricEvidence) -> MetricEstimate:
     known, counts = known_of(evidence)
     assert known.labels is not None
     return performance(known, known.labels, counts, evidence.measure)
@@ -112,48 +112,48 @@ def _id_accuracy(evidence: Evidence) -> Estimate:
     needs="known sharpness",
     resampled="batches",
 )
-def _sharpness(evidence: Evidence) -> Estimate:
+def _sharpness(evidence: MetricEvidence) -> MetricEstimate:
     known, _ = known_of(evidence)
     assert known.sharpness is not None
     batches = known.sharpness
     if len(batches) < 2:
-        return Estimate(
+        return MetricEstimate(
             value=float(batches.mean()),
             reason="one batch has no interval; give more images or smaller batches",
         )
     draws = stream(evidence.seed, "rank/batches").integers(
         0, len(batches), (len(evidence.counts), len(batches))
     )
-    return Estimate(value=float(batches.mean()), draws=batches[draws].mean(1))
+    return MetricEstimate(value=float(batches.mean()), draws=batches[draws].mean(1))
 
 
 # ------------------------------------------------------------------------------------ outputs alone
 
 
 @predictor("average-confidence", "AC", "mean largest probability")
-def _confidence(evidence: Evidence) -> Estimate:
+def _confidence(evidence: MetricEvidence) -> MetricEstimate:
     return mean_of(largest_probability(evidence.target.logits), evidence.counts)
 
 
 @predictor("negative-entropy", "ANE", "mean of sum p log p")
-def _negative_entropy(evidence: Evidence) -> Estimate:
+def _negative_entropy(evidence: MetricEvidence) -> MetricEstimate:
     log_p = log_softmax(evidence.target.logits, axis=1)
     return mean_of((np.exp(log_p) * np.maximum(log_p, math.log(1e-12))).sum(1), evidence.counts)
 
 
 @predictor("energy", "MDE", "spread of the energies of the images", direction=0)
-def _energy(evidence: Evidence) -> Estimate:
+def _energy(evidence: MetricEvidence) -> MetricEstimate:
     energies = -logsumexp(evidence.target.logits, axis=1)
     counts, n = evidence.counts, len(energies)
     top = energies.max()
     inner = np.log(counts @ np.exp(energies - top)) + top - counts @ energies / n
     with np.errstate(divide="ignore", invalid="ignore"):  # equal energies have no logarithm
         draws = np.where(inner > 1e-15, np.log(inner), np.nan)
-    return Estimate(value=baselines.energy(evidence.target.logits), draws=draws)
+    return MetricEstimate(value=baselines.energy(evidence.target.logits), draws=draws)
 
 
 @predictor("rankme", "RankMe", "effective rank of the features", needs="features", resampled="groups")
-def _rankme(evidence: Evidence) -> Estimate:
+def _rankme(evidence: MetricEvidence) -> MetricEstimate:
     return _of_features(evidence, baselines.rankme)
 
 
@@ -166,18 +166,18 @@ def _rankme(evidence: Evidence) -> Estimate:
     needs="features",
     resampled="groups",
 )
-def _alpha_req(evidence: Evidence) -> Estimate:
+def _alpha_req(evidence: MetricEvidence) -> MetricEstimate:
     return _of_features(evidence, baselines.alpha_req)
 
 
-def _of_features(evidence: Evidence, metric: Callable[..., float]) -> Estimate:
+def _of_features(evidence: MetricEvidence, metric: Callable[..., float]) -> MetricEstimate:
     features = evidence.target.features
     assert features is not None
     # Resampled features repeat rows, which alone lowers their rank: groups are left out instead.
     value, pulls = left_out(
         lambda rows: metric(features[rows].astype(np.float64)), len(features), evidence.seed
     )
-    return Estimate(value=value, draws=value + pulls @ group_shifts(evidence.counts, evidence.seed))
+    return MetricEstimate(value=value, draws=value + pulls @ group_shifts(evidence.counts, evidence.seed))
 
 
 # ------------------------------------------------------------------------------ estimates of accuracy
@@ -186,7 +186,7 @@ def _of_features(evidence: Evidence, metric: Callable[..., float]) -> Estimate:
 @predictor(
     "atc", "ATC", "share of images above a confidence threshold learned in-distribution", needs="known"
 )
-def _atc(evidence: Evidence) -> Estimate:
+def _atc(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     assert known.labels is not None
     value = baselines.atc(known.logits, known.labels, evidence.target.logits)
@@ -200,11 +200,11 @@ def _atc(evidence: Evidence) -> Estimate:
     ranked = np.argsort(scores, kind="stable")
     below = np.searchsorted(scores[ranked], thresholds, side="left")
     left = np.concatenate([np.zeros((len(below), 1)), np.cumsum(evidence.counts[:, ranked], axis=1)], axis=1)
-    return Estimate(value=value, draws=1 - left[np.arange(len(below)), below] / len(scores))
+    return MetricEstimate(value=value, draws=1 - left[np.arange(len(below)), below] / len(scores))
 
 
 @predictor("doc", "DoC", "in-distribution accuracy less the drop of mean confidence", needs="known")
-def _doc(evidence: Evidence) -> Estimate:
+def _doc(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     assert known.labels is not None
     value = baselines.doc(known.logits, known.labels, evidence.target.logits)
@@ -214,13 +214,13 @@ def _doc(evidence: Evidence) -> Estimate:
     assert correct.draws is not None
     assert before.draws is not None
     assert after.draws is not None
-    return Estimate(value=value, draws=np.clip(correct.draws - before.draws + after.draws, 0.0, 1.0))
+    return MetricEstimate(value=value, draws=np.clip(correct.draws - before.draws + after.draws, 0.0, 1.0))
 
 
 @predictor(
     "cot", "COT", "cost of matching the predictions to known label shares", needs="known", resampled="groups"
 )
-def _cot(evidence: Evidence) -> Estimate:
+def _cot(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     labels, logits = known.labels, evidence.target.logits
     assert labels is not None
@@ -233,10 +233,10 @@ def _cot(evidence: Evidence) -> Estimate:
     _, known_pulls = left_out(lambda rows: baselines.cot(labels[rows], logits), len(labels), evidence.seed)
     moved = pulls @ group_shifts(evidence.counts, evidence.seed)
     moved = moved + known_pulls @ group_shifts(known_counts, evidence.seed)
-    return Estimate(value=value, draws=np.clip(value + moved, 0.0, 1.0))
+    return MetricEstimate(value=value, draws=np.clip(value + moved, 0.0, 1.0))
 
 
-def _agreement(everyone: Sequence[Evidence]) -> list[Estimate]:
+def _agreement(everyone: Sequence[MetricEvidence]) -> list[MetricEstimate]:
     """Of all models together: a line through the agreements of their pairs."""
     known = [each.known for each in everyone]
     counts, known_counts = everyone[0].counts, everyone[0].known_counts
@@ -253,7 +253,7 @@ def _agreement(everyone: Sequence[Evidence]) -> list[Estimate]:
     try:
         values = estimates(np.arange(after.shape[1]), np.arange(before.shape[1]))
     except InputError as error:
-        return [Estimate(value=math.nan, reason=str(error)) for _ in everyone]
+        return [MetricEstimate(value=math.nan, reason=str(error)) for _ in everyone]
     draws = np.full((len(counts), len(everyone)), np.nan)
     for draw, (row, known_row) in enumerate(zip(counts, known_counts, strict=True)):
         drawn, known_drawn = (
@@ -263,7 +263,7 @@ def _agreement(everyone: Sequence[Evidence]) -> list[Estimate]:
             draws[draw] = estimates(drawn, known_drawn)
         except InputError:  # no line through these resampled agreements: undefined, and counted as such
             continue
-    return [Estimate(value=float(value), draws=draws[:, place]) for place, value in enumerate(values)]
+    return [MetricEstimate(value=float(value), draws=draws[:, place]) for place, value in enumerate(values)]
 
 
 PREDICTORS.add(

@@ -1,17 +1,33 @@
 """Which of several models to deploy: one table of models by metrics, with what picking by each is worth."""
 
+import functools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from jaxtyping import Float64
 from torch import nn
 
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
-from assay.analyses.generalization.ranking_builder import RankingBuilder
+from assay.analyses.generalization.baselines import MEASURES
+from assay.analyses.generalization.dependency import layer_sets
+from assay.analyses.generalization.inspection import (
+    STREAM,
+    Inspection,
+    InspectionSettings,
+    check_comparable_inspections,
+    inspect_model,
+)
+from assay.analyses.generalization.picking import Column, column_of
+from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
+from assay.analyses.generalization.predictors import DEFAULT_METRICS, ORDER
 from assay.analyses.generalization.ranking_table import Ranking
-from assay.core.errors import InputError
+from assay.core.errors import InputError, unknown_name
+from assay.core.random import stream
 from assay.models import Model, load_model
+from assay.stats.intervals import draw_counts
 from assay.tasks import EvalTransform, ImageSet, ImageTask, load_images
 from assay.zoo import Zoo
 
@@ -94,7 +110,7 @@ def rank_models(
         Peng et al. (2026), arXiv:2604.08192, sections 4 and 5.
     """
     settings = settings or InspectionSettings()
-    judged = RankingBuilder(
+    judged = _Builder(
         metrics, measure=measure, ratio=ratio, level=level, settings=settings, elsewhere=elsewhere
     )
     loaders = named_loaders(models)
@@ -175,7 +191,7 @@ def rank_inspections(
         odd = ", ".join(sorted(set(known) ^ set(targets)))
         raise InputError(f"target and known images were not shown to the same models; only one has {odd}")
     settings = settings or InspectionSettings()
-    judged = RankingBuilder(
+    judged = _Builder(
         metrics, measure=measure, ratio=ratio, level=level, settings=settings, elsewhere=elsewhere
     )
     for name, shown in targets.items():
@@ -189,47 +205,43 @@ def named_loaders(models: Models) -> list[tuple[str, Callable[[], Model]]]:
     Raises:
         InputError: For fewer than 2 models.
     """
-    found: list[tuple[str, Callable[[], Model]]]
     if isinstance(models, str | Path):
         models = Zoo.open(models)
+    loaders: list[tuple[str, Callable[[], Model]]]
     if isinstance(models, Mapping):
-        found = [(name, _model_loader(each)) for name, each in models.items()]
+        loaders = [(name, _loader(each)) for name, each in models.items()]
     elif isinstance(models, HoldsModels):
         keys = [str(entry.key) for entry in models.entries if getattr(entry, "status", "done") == "done"]
-        found = [(key, _loader(models, key)) for key in keys]
-    else:
-        if not isinstance(models, Sequence):
-            raise InputError(
-                f"models is a {type(models).__name__}; give a zoo or its folder, a list of models, or a "
-                "mapping from names to models"
-            )
+        loaders = [(key, functools.partial(models.load, key)) for key in keys]
+    elif isinstance(models, Sequence):
         ids = [each.id if isinstance(each, Model) else str(each) for each in models]
         names = [
             name if ids.count(name) == 1 else f"{name} ({ids[: place + 1].count(name)})"
             for place, name in enumerate(ids)
         ]
-        found = [(name, _model_loader(each)) for name, each in zip(names, models, strict=True)]
-    if len(found) < 2:
-        raise InputError(f"{len(found)} model(s) to rank; give at least 2")
-    return found
+        loaders = [(name, _loader(each)) for name, each in zip(names, models, strict=True)]
+    else:
+        raise InputError(
+            f"models is a {type(models).__name__}; give a zoo or its folder, a list of models, or a mapping "
+            "from names to models"
+        )
+    if len(loaders) < 2:
+        raise InputError(f"{len(loaders)} model(s) to rank; give at least 2")
+    return loaders
 
 
-def _model_loader(given: object) -> Callable[[], Model]:
+def _loader(model: object) -> Callable[[], Model]:
     """A function that gives one model, whatever it is named by."""
-    if isinstance(given, Model):
-        return lambda: given
-    if isinstance(given, str | Path | nn.Module):
-        return lambda: load_model(given)
-    if callable(given):
-        return given
+    if isinstance(model, Model):
+        return lambda: model
+    if isinstance(model, str | Path | nn.Module):
+        return functools.partial(load_model, model)
+    if callable(model):
+        return model
     raise InputError(
-        f"a model to rank is a {type(given).__name__}; expected a loaded model, what `load_model` takes, or "
+        f"a model to rank is a {type(model).__name__}; expected a loaded model, what `load_model` takes, or "
         "a function that gives one"
     )
-
-
-def _loader(zoo: HoldsModels, key: str) -> Callable[[], Model]:
-    return lambda: zoo.load(key)
 
 
 def _task(images: Images, model: Model, *, labels: bool | None = None) -> ImageTask:
@@ -253,3 +265,182 @@ def _task(images: Images, model: Model, *, labels: bool | None = None) -> ImageT
             "images, or leave labels out"
         )
     return replace(task, labels=None) if labels is False else task
+
+
+# ---------------------------------------------------------------------------------------- in the making
+
+
+class _Builder:
+    """A ranking in the making: models come one after the other, and only what tables need of each is kept."""
+
+    def __init__(
+        self,
+        metrics: Sequence[str] | None,
+        *,
+        measure: str,
+        ratio: float,
+        level: float,
+        settings: InspectionSettings,
+        elsewhere: Sequence[Ranking],
+    ) -> None:
+        self.chosen = _chosen(metrics)
+        if measure not in MEASURES:
+            raise unknown_name("measure", measure, MEASURES)
+        layer_sets(2, ratio)  # refuses a ratio out of range before any model runs
+        self.needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in self.chosen))
+        self.asked = frozenset(metrics or ())
+        self.measure, self.ratio, self.level = measure, ratio, level
+        self.settings, self.elsewhere = settings, elsewhere
+        self.names: list[str] = []
+        self.shown: list[MetricEvidence] = []
+        self.rows: list[dict[str, MetricEstimate]] = []
+        self.gaps: dict[str, str] = {}
+        self._counts: dict[tuple[int, str], Float64[np.ndarray, "draws n"]] = {}
+
+    def add(self, name: str, shown: Inspection, known: Inspection | None) -> None:
+        """One more model, by what it showed."""
+        for each in (shown, known):
+            made = {} if each is None else each.provenance.get("settings", {})
+            for key, value in sorted(self.settings.record().items()):
+                if made.get(key, value) != value:
+                    raise InputError(
+                        f"what {name} showed was measured with {key}={made[key]!r}, and this ranking uses "
+                        f"{value!r}; measure all with the same"
+                    )
+        if known is not None and known.labels is None:
+            self._lack("known", "the images of the models' own domain have no labels")
+            known = None
+        if self.shown:
+            circuits = bool(self.needs & {"output-scores", "edge-scores"})
+            names = (self.names[0], name)
+            check_comparable_inspections(names, self.shown[0].target, shown, what="target", circuits=circuits)
+            if self.shown[0].known is not None and known is not None:
+                check_comparable_inspections(names, self.shown[0].known, known, what="own-domain")
+        evidence = MetricEvidence(
+            target=shown,
+            known=known,
+            counts=self._resamples(shown.n),
+            known_counts=None if known is None else self._resamples(known.n, "rank/known-images"),
+            ratio=self.ratio,
+            measure=self.measure,
+            seed=self.settings.seed,
+            asked=self.asked,
+        )
+        self._note_missing(evidence)
+        alone = [key for key in self.chosen if key not in self.gaps and not PREDICTORS[key].together]
+        self.rows.append({key: PREDICTORS[key].of([evidence])[0] for key in alone})
+        self.shown.append(
+            replace(evidence, target=_light(shown), known=None if known is None else _light(known))
+        )
+        self.names.append(name)
+
+    def _lack(self, part: str, reason: str) -> None:
+        for key in self.chosen:
+            if part in PREDICTORS[key].needs:
+                self.gaps.setdefault(key, reason)
+
+    def _note_missing(self, evidence: MetricEvidence) -> None:
+        """Keep the reason for each metric that needs what the evidence has not."""
+        target, known = evidence.target, evidence.known
+        if known is None:
+            self._lack("known", "needs labelled images of the models' own domain (id_data)")
+        elif known.sharpness is None:
+            self._lack("sharpness", "the models were not inspected for sharpness")
+        for part, value in (
+            ("features", target.features),
+            ("output-scores", target.output_scores),
+            ("edge-scores", target.dependency_draws),
+        ):
+            if value is None:
+                self._lack(part, f"the models were inspected without {part.replace('-', ' ')}")
+
+    def _resamples(self, n: int, name: str = STREAM) -> Float64[np.ndarray, "draws n"]:
+        """Counts of `n` images; by default under the resamples that inspections use."""
+        if (n, name) not in self._counts:
+            self._counts[n, name] = draw_counts(n, self.settings.draws, stream(self.settings.seed, name))
+        return self._counts[n, name]
+
+    def ranking(self) -> Ranking:
+        """The table of the models so far."""
+        truth = self._performance()
+        columns: dict[str, Column] = {}
+        absent = {key: self.gaps[key] for key in self.chosen if key in self.gaps}
+        for key in (key for key in self.chosen if key not in self.gaps):
+            metric = PREDICTORS[key]
+            estimates = metric.of(list(self.shown)) if metric.together else [row[key] for row in self.rows]
+            if all(math.isnan(each.value) for each in estimates):
+                absent[key] = estimates[0].reason or "undefined on these images"
+                continue
+            regrets = [
+                column.regret.expected
+                for each in self.elsewhere
+                if (column := each.columns.get(key)) is not None and column.regret is not None
+            ]
+            columns[key] = column_of(
+                metric, estimates, truth, level=self.level, seed=self.settings.seed, elsewhere=regrets
+            )
+        first = self.shown[0]
+        return Ranking(
+            names=tuple(self.names),
+            columns=columns,
+            absent=absent,
+            performance=truth,
+            measure=self.measure,
+            inspections=tuple(each.target for each in self.shown),
+            target=_facts(first.target),
+            known=None if first.known is None else _facts(first.known),
+            ratio=self.ratio,
+            settings=self.settings,
+            level=self.level,
+            costs=_total(
+                [each for pair in self.shown for each in (pair.target, pair.known) if each is not None]
+            ),
+        )
+
+    def _performance(self) -> Column | None:
+        labels = self.shown[0].target.labels
+        if labels is None:
+            return None
+        found = [performance(each.target, labels, each.counts, each.measure) for each in self.shown]
+        metric = replace(
+            PREDICTORS["id-accuracy"], key="performance", name=self.measure, summary="true performance"
+        )
+        return column_of(metric, found, None, level=self.level, seed=self.settings.seed)
+
+
+def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
+    """Keys in the order of tables; those of other packages last."""
+    asked = tuple(DEFAULT_METRICS if metrics is None else dict.fromkeys(metrics))
+    if not asked:
+        raise InputError("no metric to rank by; name some, or leave metrics out for all")
+    for key in asked:
+        PREDICTORS[key]
+    return tuple(sorted(asked, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER)))
+
+
+def _light(inspection: Inspection) -> Inspection:
+    """Without what only metrics of single models read."""
+    return replace(inspection, features=None, dependency_draws=None)
+
+
+def _facts(inspection: Inspection) -> dict[str, Any]:
+    task = inspection.provenance.get("task", {})
+    return {
+        "name": task.get("name", ""),
+        "domain": task.get("domain", ""),
+        "data_hash": task.get("data_hash"),
+        "config": task.get("config", {}),
+        "n": inspection.n,
+        "n_classes": inspection.logits.shape[1],
+        "labelled": inspection.labels is not None,
+    }
+
+
+def _total(inspections: Sequence[Inspection]) -> dict[str, Any]:
+    """Seconds of each stage over all models and images, and the passes that it makes per image."""
+    stages: dict[str, dict[str, Any]] = {}
+    for each in inspections:
+        for name, spent in each.cost.items():
+            stage = stages.setdefault(name, {"seconds": 0.0, "passes": spent["passes"]})
+            stage["seconds"] += spent["seconds"]
+    return stages

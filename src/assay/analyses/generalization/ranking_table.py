@@ -1,4 +1,4 @@
-"""Models by metrics on one target domain: the result of a ranking, and how a column of it is made."""
+"""Models by metrics on one target domain: the result of a ranking, and its document."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,54 +13,21 @@ from assay.analyses.generalization.dependency import TARGETS, dependency_depth_b
 from assay.analyses.generalization.evaluation import RATIOS, TaskCorrelation, correlate
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.motifs import Motif, motif
-from assay.analyses.generalization.picking import (
-    MetricCorrelation,
-    Regret,
-    best_chances,
-    bias_corrected_interval,
-    correlation_with_intervals,
-    ranks,
-    regret_of_picking,
-)
-from assay.analyses.generalization.predictor import Estimate, Predictor
+from assay.analyses.generalization.picking import Column
+from assay.analyses.generalization.predictor import PREDICTORS
 from assay.core.errors import InputError, unknown_name
-from assay.core.measurement import Interval
+from assay.core.record import library_version, plain, record_id
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
+KIND, SCHEMA = "ranking", "assay-ranking/1"
+RESAMPLED = (
+    "Resampled are the images, {draws:,} times, the same resamples for every model; held fixed are the "
+    "models and the means that ablated edges carry."
+)
 _NO_EDGES = "scores of all edges are needed; ask for metrics=[..., 'ddb-deep'] or 'ddb-global'"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Column:
-    """One metric over all models.
-
-    Attributes:
-        metric: What it is.
-        values: `[n_models]`, NaN where undefined.
-        intervals: Over resampled images.
-        reasons: Why a value or an interval is missing, None where it is not.
-        ranks: 1 is predicted best; None where the metric's source states no direction.
-        chances: Share of the resamples in which each model is the best by the metric; None likewise, or
-            without replicates.
-        regret: Of picking by it; None without labels or direction.
-        correlation: With true performance; None without labels.
-        elsewhere: Mean expected regret of picking by it on other, labelled domains; None without any.
-        draws: Replicates `[n_draws, n_models]`; None where there are none.
-    """
-
-    metric: Predictor
-    values: Float64[np.ndarray, " models"]
-    intervals: tuple[Interval, ...]
-    reasons: tuple[str | None, ...]
-    ranks: Float64[np.ndarray, " models"] | None = None
-    chances: Float64[np.ndarray, " models"] | None = None
-    regret: Regret | None = None
-    correlation: MetricCorrelation | None = None
-    elsewhere: float | None = None
-    draws: Float64[np.ndarray, "draws models"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -186,86 +153,85 @@ class Ranking:
         return np.stack([each for each in found if each is not None])
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of the ranking: plain JSON, everything that a report shows."""
-        from assay.analyses.generalization.ranking_document import ranking_document
+        """The document of the ranking: finite JSON, everything that a report shows.
 
-        document: dict[str, Any] = ranking_document(self)
+        Its `id` is the hash of how it came to be.
+        """
+        made = [each.provenance.get("model") for each in self.inspections]
+        facts = {name: getattr(self, name) for name in ("target", "known", "measure", "ratio", "level")}
+        provenance = {
+            "library": library_version(),
+            "models": made,
+            **facts,
+            "metrics": [*self.columns, *self.absent],
+            "settings": self.settings.record(),
+        }
+        models = [
+            {"name": name, **{key: (model or {}).get(key) for key in ("id", "weight_hash")}}
+            for name, model in zip(self.names, made, strict=True)
+        ]
+        absent = [
+            {"key": key, "name": PREDICTORS[key].name, "reason": reason}
+            for key, reason in self.absent.items()
+        ]
+        document: dict[str, Any] = plain(
+            {
+                "kind": KIND,
+                "schema": SCHEMA,
+                "id": record_id(KIND, provenance),
+                **facts,
+                "resampled": RESAMPLED.format(draws=self.settings.draws),
+                "models": models,
+                "performance": None if self.performance is None else self.performance.rows(),
+                "metrics": [column.to_dict() for column in self.columns.values()],
+                "absent": absent,
+                "ratios": self._ratios_entry(),
+                "layers": layer_names(self.inspections[0].graph.n_layers),
+                "motif": self._motif_entry(),
+                "dependency": self._dependency_entry(),
+                "costs": self.costs,
+                "provenance": provenance,
+            }
+        )
         return document
 
+    def _ratios_entry(self) -> dict[str, list[dict[str, float]]] | None:
+        """Correlations of the depth bias with performance over values of tau; None without labels."""
+        if self.performance is None or len(self.names) < 3 or np.ptp(self.performance.values) == 0:
+            return None
+        tables = {targets: self.ratios(targets) for targets in TARGETS if f"ddb-{targets}" in self.columns}
+        return {
+            targets: [
+                {"ratio": ratio, "r2": each.r2, "srcc": each.srcc, "krcc": each.krcc}
+                for ratio, each in table.items()
+            ]
+            for targets, table in tables.items()
+        } or None
 
-def column_of(
-    metric: Predictor,
-    found: Sequence[Estimate],
-    truth: Column | None,
-    *,
-    level: float,
-    seed: int,
-    elsewhere: Sequence[Ranking] = (),
-) -> Column:
-    """A metric over all models, put together from its estimates.
+    def _motif_entry(self) -> dict[str, Any] | None:
+        """The motif, or the reason why there is none; None where scores of all edges were not asked for."""
+        if any(each.dependency is None for each in self.inspections):
+            return None
+        try:
+            pattern = self.motif()
+        except InputError as error:
+            return {"values": None, "reason": str(error)}
+        names = ("values", "used", "correlation", "n", "kind")
+        return {**{name: getattr(pattern, name) for name in names}, "reason": None}
 
-    Args:
-        metric: What it is.
-        found: Its estimate for each model.
-        truth: True performance; None without labels.
-        level: Coverage of the intervals.
-        seed: Of the resampled models of correlations.
-        elsewhere: Rankings on other domains that know the regret of the same metric.
-    """
-    values = np.array([each.value for each in found], dtype=np.float64)
-    have = [each.draws for each in found if each.draws is not None]
-    missing = np.full(len(have[0]) if have else 0, np.nan)
-    draws = (
-        np.stack([missing if each.draws is None else each.draws for each in found], axis=1) if have else None
-    )
-    oriented = metric.oriented(values)
-    oriented_draws = None if draws is None else metric.oriented(draws)
-    regret = correlation = None
-    if truth is not None:
-        assert truth.draws is not None
-        correlation = _correlation(values, draws, truth, level=level, seed=seed)
-        if oriented is not None:
-            # A metric that cannot be resampled picks the same model in every resample.
-            picks = np.tile(oriented, (len(truth.draws), 1)) if oriented_draws is None else oriented_draws
-            regret = regret_of_picking(oriented, picks, truth.values, truth.draws, level=level)
-    regrets = [
-        column.regret.expected
-        for each in elsewhere
-        if (column := each.columns.get(metric.key)) is not None and column.regret is not None
-    ]
-    return Column(
-        metric=metric,
-        values=values,
-        intervals=tuple(
-            bias_corrected_interval(each.value, each.draws, level=level, reason=each.reason) for each in found
-        ),
-        reasons=tuple(each.reason for each in found),
-        ranks=None if oriented is None else ranks(oriented),
-        chances=None if oriented_draws is None else best_chances(oriented_draws),
-        regret=regret,
-        correlation=correlation,
-        elsewhere=float(np.mean(regrets)) if regrets else None,
-        draws=draws,
-    )
+    def _dependency_entry(self) -> list[dict[str, Any]] | None:
+        """Dependency matrices of the models predicted best and worst by the depth bias."""
+        column = self.columns.get("ddb-output")
+        if (
+            column is None
+            or column.ranks is None
+            or any(each.dependency is None for each in self.inspections)
+        ):
+            return None
+        ends = dict.fromkeys((int(np.nanargmin(column.ranks)), int(np.nanargmax(column.ranks))))
+        return [{"name": self.names[place], "values": self.inspections[place].dependency} for place in ends]
 
 
-def _correlation(
-    values: Float64[np.ndarray, " models"],
-    draws: Float64[np.ndarray, "draws models"] | None,
-    truth: Column,
-    *,
-    level: float,
-    seed: int,
-) -> MetricCorrelation | None:
-    """Over the models for which the metric is defined; None where fewer than 3 are, or nothing varies."""
-    used = np.isfinite(values)
-    if used.sum() < 3 or np.ptp(values[used]) == 0 or np.ptp(truth.values[used]) == 0:
-        return None
-    assert truth.draws is not None
-    return correlation_with_intervals(
-        correlate(values[used], truth.values[used]),
-        None if draws is None else draws[:, used],
-        truth.draws[:, used],
-        level=level,
-        seed=seed,
-    )
+def layer_names(n_layers: int) -> list[str]:
+    """Names of the rows and columns of a dependency matrix."""
+    return ["input", *(f"block {layer}" for layer in range(n_layers)), "logits"]

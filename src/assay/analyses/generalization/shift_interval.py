@@ -1,6 +1,5 @@
 """How sure a circuit shift is: an interval from the scores of the single images."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -8,7 +7,9 @@ import torch
 from jaxtyping import Float64
 from scipy import stats as scipy_stats
 
-from assay.analyses.generalization.shift import DISTANCES, CircuitView, check_comparable
+from assay.analyses.generalization.circuit_view import CircuitView
+from assay.analyses.generalization.jackknife import jackknife_interval
+from assay.analyses.generalization.shift import DISTANCES, check_comparable
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError
 from assay.core.measurement import Interval, undefined_interval
@@ -68,18 +69,7 @@ def shift_interval(
         return undefined_interval(level, "jackknife", "too_few")
     shift = entry.compare(CircuitView(scores=reference_scores), CircuitView(scores=shifted_scores))
     left_out = leave_one_out_shifts(reference_scores, shifted_scores, distance)
-    if math.isnan(shift) or np.isnan(left_out).any():
-        return undefined_interval(level, "jackknife", "undefined")
-    spread = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
-    margin = float(scipy_stats.t.ppf((1 + level) / 2, n - 1)) * spread
-    low, high = entry.bounds
-    return Interval(
-        low=max(low, shift - margin),
-        high=min(high, shift + margin),
-        level=level,
-        method="jackknife",
-        reason=None if margin > 0 else "degenerate",
-    )
+    return jackknife_interval(shift, left_out, level=level, bounds=entry.bounds)
 
 
 def leave_one_out_shifts(

@@ -8,6 +8,7 @@ from jaxtyping import Float, Float64
 
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.random import stream
+from assay.core.record import HIDDEN, Record
 from assay.tasks import Grammar, Prompt
 
 
@@ -22,7 +23,7 @@ DRAWS = 100  # attempts to draw two prompts of one length
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ascent:
+class Ascent(Record):
     """One climb.
 
     Attributes:
@@ -34,8 +35,8 @@ class Ascent:
         finished: Whether no single slot leads further up, as far as its fillers were evaluated.
     """
 
-    clean: Prompt
-    corrupted: Prompt
+    clean: Prompt = field(metadata=HIDDEN)
+    corrupted: Prompt = field(metadata=HIDDEN)
     value: float
     start: float
     sweeps: int
@@ -129,6 +130,11 @@ def prompt_key(prompt: Prompt) -> tuple[str, tuple[int, ...] | None]:
     return prompt.text, prompt.ids
 
 
+def n_tokens(prompt: Prompt, grammar: Grammar) -> int:
+    """Tokens of a prompt, a beginning-of-sequence token not counted."""
+    return len(grammar.tokens.ids(prompt.text) if prompt.ids is None else prompt.ids)
+
+
 @dataclass
 class _Evaluated:
     """Values of pairs, each evaluated once, until a limit is reached."""
@@ -206,17 +212,14 @@ class _Climb:
             pair = (clean, corrupted)
             if not any(self.slots(pair, side) for side in SIDES):
                 raise InputError(f"the grammar of {grammar.key} describes no slots to vary")
-            n_tokens = [self.n_tokens(prompt) for prompt in pair]
-            if n_tokens[0] == n_tokens[1]:
+            lengths_of_pair = [n_tokens(prompt, grammar) for prompt in pair]
+            if lengths_of_pair[0] == lengths_of_pair[1]:
                 return pair
-            lengths.update(n_tokens)
+            lengths.update(lengths_of_pair)
         raise InputError(
             f"{DRAWS} draws of {grammar.key} gave no clean and corrupted prompt of equal length (token "
             f"counts {', '.join(map(str, sorted(lengths)))}); choose one template"
         )
-
-    def n_tokens(self, prompt: Prompt) -> int:
-        return len(self.grammar.tokens.ids(prompt.text) if prompt.ids is None else prompt.ids)
 
     def slots(self, pair: Pair, side: str) -> tuple[str, ...]:
         values = dict(pair[SIDES.index(side)].values)

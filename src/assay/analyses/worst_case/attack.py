@@ -13,8 +13,8 @@ import torch
 from assay.analyses.worst_case.blocks import (
     BlockShelf,
     DistinctPairs,
+    FolderShelf,
     Progress,
-    Shelf,
     distinct_pairs,
     n_blocks,
     run_blocks,
@@ -23,9 +23,10 @@ from assay.analyses.worst_case.blocks import (
 from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.inputs import PairSample
+from assay.analyses.worst_case.rerun import make_rerun
 from assay.analyses.worst_case.result import WorstCase
 from assay.analyses.worst_case.sampling import MAX_PAIRS, sample_pairs, usual_protocol
-from assay.analyses.worst_case.sanity import check_known_runs, make_rerun
+from assay.analyses.worst_case.sanity import check_known_runs
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core.errors import InputError
@@ -179,7 +180,7 @@ def run_sample(
     facts = facts_of(circuit, model, sample, measured, thresholds)
     kept = shelf
     if directory is not None:
-        kept = Shelf(Path(directory), block_record(facts))
+        kept = FolderShelf(Path(directory), block_record(facts))
     check_known_runs(model, circuit, sample)
     distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
     values = run_blocks(

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from assay.analyses.worst_case.evaluation import PairEvaluator, PairValues
-from assay.analyses.worst_case.inputs import PairSample, shown
+from assay.analyses.worst_case.inputs import PairSample, first_occurrences, shown
 from assay.circuits import write_atomically
 from assay.core.errors import InputError, NonFiniteError, OutputError
 from assay.core.record import canonical_json, record_id
@@ -95,25 +95,13 @@ def distinct_pairs(sample: PairSample, *, with_answers: bool) -> DistinctPairs:
     if sample.pairs is None:
         return DistinctPairs(clean_rows, corrupted_rows, None, np.ix_(clean, corrupted))
     listed = np.stack([clean[sample.pairs[:, 0]], corrupted[sample.pairs[:, 1]]], axis=1)
-    ids = listed[:, 0] * len(corrupted_rows) + listed[:, 1]
-    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return DistinctPairs(clean_rows, corrupted_rows, listed[first[order]], rank[inverse.ravel()])
+    first, inverse = first_occurrences(listed[:, 0] * len(corrupted_rows) + listed[:, 1])
+    return DistinctPairs(clean_rows, corrupted_rows, listed[first], inverse)
 
 
 def n_blocks(distinct: DistinctPairs) -> int:
     """Blocks that the pairs are divided into."""
     return sum(1 for _ in distinct.blocks())
-
-
-class Values(NamedTuple):
-    """Of every pair of a sample, in its shape."""
-
-    divergence: Float64[np.ndarray, "..."]
-    empty: Float64[np.ndarray, "..."]
-    argmax_differs: Bool[np.ndarray, "..."]
 
 
 @runtime_checkable
@@ -127,7 +115,7 @@ class BlockShelf(Protocol):
         """Keep a block, the one after `finished` of `total`."""
 
 
-class Shelf:
+class FolderShelf:
     """A directory that keeps the finished blocks of one job.
 
     Args:
@@ -219,8 +207,8 @@ def run_blocks(
     shelf: BlockShelf | None,
     precise: bool,
     progress: Progress,
-) -> Values:
-    """Values of all pairs of a sample.
+) -> PairValues:
+    """Values of all pairs of a sample, in its shape.
 
     Args:
         evaluator: Over the distinct inputs.
@@ -252,7 +240,7 @@ def run_blocks(
             into[block.key] = value
         done += values.divergence.size
         progress("attack", done, total)
-    return Values(
+    return PairValues(
         found.divergence.astype(np.float64)[distinct.spread],
         found.empty.astype(np.float64)[distinct.spread],
         found.argmax_differs[distinct.spread],

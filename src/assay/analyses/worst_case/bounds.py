@@ -18,6 +18,7 @@ from assay.stats import (
 from assay.stats.percentile_bounds import order_of, share
 
 
+CERTIFIED = (0.95, 0.99, 0.999)  # percentiles of the default certificates
 EXACT = "exact"
 _OF_ROWS = ("ustat", "published")  # methods for a task's own rows, crossed
 

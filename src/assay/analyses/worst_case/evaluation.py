@@ -46,7 +46,7 @@ class PairValues(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Side:
+class _PreparedSide:
     """Inputs of one read position, trimmed behind it, and what has been prepared of them.
 
     `example` is one of them, and `nbytes` what one takes once it is prepared.
@@ -61,12 +61,12 @@ class _Side:
 
 
 @dataclass(eq=False)
-class _Group:
+class _PositionGroup:
     """All inputs of one read position."""
 
     runner: PairRunner
-    clean: _Side
-    corrupted: _Side
+    clean: _PreparedSide
+    corrupted: _PreparedSide
     keep_all: bool = False
 
 
@@ -110,7 +110,7 @@ class PairEvaluator:
         self.runner = PairRunner(model, circuit) if runner is None else runner
         self._clean_at, self._corrupted_at = (_positions(side) for side in (clean, corrupted))
         self._clean_row, self._corrupted_row = (_distinct_rows(side) for side in (clean, corrupted))
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _PositionGroup] = {}
 
     # ---- what callers ask for ---------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class PairEvaluator:
 
     # ---- preparing inputs -------------------------------------------------------------------------
 
-    def _group(self, position: int) -> _Group:
+    def _group(self, position: int) -> _PositionGroup:
         if position not in self._groups:
             sides = []
             for side, at, row in (
@@ -186,17 +186,19 @@ class PairEvaluator:
                 sides.append((tokens, torch.from_numpy(at[first] == position)))
             prefix = _shared_prefix(torch.cat([tokens[here] for tokens, here in sides]))
             clean, corrupted = (
-                _Side(tokens, clean=clean, example=int(here.nonzero()[0]))
+                _PreparedSide(tokens, clean=clean, example=int(here.nonzero()[0]))
                 for clean, (tokens, here) in zip((True, False), sides, strict=True)
             )
-            group = _Group(runner=self.runner.with_prefix(prefix), clean=clean, corrupted=corrupted)
+            group = _PositionGroup(runner=self.runner.with_prefix(prefix), clean=clean, corrupted=corrupted)
             for each in (clean, corrupted):
                 each.nbytes = self._prepare(group, each, np.array([each.example])).nbytes
             group.keep_all = self._fits(group)
             self._groups[position] = group
         return self._groups[position]
 
-    def _prepare(self, group: _Group, side: _Side, rows: Int64[np.ndarray, " n"]) -> PreparedInputs:
+    def _prepare(
+        self, group: _PositionGroup, side: _PreparedSide, rows: Int64[np.ndarray, " n"]
+    ) -> PreparedInputs:
         prepare = group.runner.prepare_clean if side.clean else group.runner.prepare_corrupted
         length = side.tokens.shape[1]
         fits = self.memory // 2 // group.runner.bytes_to_prepare(length, clean=side.clean)
@@ -204,7 +206,9 @@ class PairEvaluator:
         blocks = (prepare(side.tokens[part]) for part in torch.from_numpy(rows).split(size))
         return PreparedInputs.concatenate(blocks, len(rows))
 
-    def _prepared(self, group: _Group, side: _Side, rows: Int64[np.ndarray, " n"]) -> PreparedInputs:
+    def _prepared(
+        self, group: _PositionGroup, side: _PreparedSide, rows: Int64[np.ndarray, " n"]
+    ) -> PreparedInputs:
         """Prepared inputs: out of all of them where they fit in memory, else made and kept for a while."""
         if group.keep_all:
             if side.whole is None:
@@ -221,11 +225,11 @@ class PairEvaluator:
         side.recent.move_to_end(key)
         return side.recent[key]
 
-    def _inputs_kept(self, side: _Side) -> int:
+    def _inputs_kept(self, side: _PreparedSide) -> int:
         """Inputs of one side that may be kept where not all can."""
         return max(1, self.memory // 4 // side.nbytes)
 
-    def _fits(self, group: _Group) -> bool:
+    def _fits(self, group: _PositionGroup) -> bool:
         """Whether all inputs can be prepared at once."""
         if len(np.unique(self._clean_at)) > 1 or len(np.unique(self._corrupted_at)) > 1:
             return False
@@ -234,19 +238,19 @@ class PairEvaluator:
 
     # ---- running pairs ----------------------------------------------------------------------------
 
-    def _pairs_per_pass(self, group: _Group) -> int:
+    def _pairs_per_pass(self, group: _PositionGroup) -> int:
         length = group.clean.tokens.shape[1] - len(group.runner.prefix)
         free = max(1, self.memory // 2 // group.runner.bytes_per_pair(length))
         asked = TOKENS_PER_PASS // length if self.model.device.type == "cpu" else 2**16 // length
         return max(1, min(free, asked))
 
-    def _portions(self, group: _Group, places: Int64[np.ndarray, " n"]) -> Iterator[np.ndarray]:
+    def _portions(self, group: _PositionGroup, places: Int64[np.ndarray, " n"]) -> Iterator[np.ndarray]:
         size = self._pairs_per_pass(group)
         if not group.keep_all:
             size = min(size, *(self._inputs_kept(side) for side in (group.clean, group.corrupted)))
         return (places[start : start + size] for start in range(0, len(places), size))
 
-    def _tiles(self, group: _Group, n_clean: int, n_corrupted: int) -> Iterator[tuple[slice, slice]]:
+    def _tiles(self, group: _PositionGroup, n_clean: int, n_corrupted: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a table whose inputs can be prepared at once."""
         sizes = [n_clean, n_corrupted]
         if not group.keep_all:
@@ -256,7 +260,9 @@ class PairEvaluator:
             for row in range(0, n_clean, sizes[0]):
                 yield slice(row, row + sizes[0]), slice(column, column + sizes[1])
 
-    def _blocks(self, group: _Group, n_clean: int, n_corrupted: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _blocks(
+        self, group: _PositionGroup, n_clean: int, n_corrupted: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of a table: few clean inputs against many corrupted ones, as many pairs as suit a pass."""
         size = self._pairs_per_pass(group)
         width = min(size, n_corrupted)
@@ -265,7 +271,10 @@ class PairEvaluator:
                 yield rows, columns
 
     def _tile(
-        self, group: _Group, rows: Int64[np.ndarray, " n_clean"], columns: Int64[np.ndarray, " n_corrupted"]
+        self,
+        group: _PositionGroup,
+        rows: Int64[np.ndarray, " n_clean"],
+        columns: Int64[np.ndarray, " n_corrupted"],
     ) -> PairValues:
         """Values of every combination of some distinct inputs."""
         clean = self._prepared(group, group.clean, rows)
@@ -288,7 +297,7 @@ class PairEvaluator:
 
     def _listed(
         self,
-        group: _Group,
+        group: _PositionGroup,
         rows: Int64[np.ndarray, " n"],
         columns: Int64[np.ndarray, " n"],
         chosen: Int64[np.ndarray, " n"],

@@ -1,4 +1,4 @@
-"""Statistics of an enumerated population: every distinct pair with its probability, nothing estimated."""
+"""Statistics of a sample, or of an enumerated population, of which nothing is estimated."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,34 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import stats as scipy_stats
 
-from assay.stats import AnchorComparison, Summary, weighted_quantiles
+from assay.stats import AnchorComparison, Summary, compare_with_anchor, summarize, weighted_quantiles
 from assay.stats.summary import PERCENTILES
 
 
 _ROUNDING = 1e-12  # probabilities that are sums of many shares
+
+
+def describe_distribution(
+    values: Float64[np.ndarray, "..."],
+    weights: Float64[np.ndarray, "..."] | None,
+    *,
+    thresholds: Sequence[float] = (),
+) -> Summary:
+    """Moments, percentiles and exceedances: of the population where there are weights, else of the sample."""
+    if weights is None:
+        return summarize(values, thresholds=thresholds)
+    return exact_summary(values, weights, thresholds=thresholds)
+
+
+def compare_distributions(
+    values: Float64[np.ndarray, "..."],
+    anchor: Float64[np.ndarray, "..."],
+    weights: Float64[np.ndarray, "..."] | None,
+) -> AnchorComparison:
+    """Values beside an anchor: of the population where there are weights, else of the sample."""
+    if weights is None:
+        return compare_with_anchor(values, anchor)
+    return exact_comparison(values, anchor, weights)
 
 
 def exact_summary(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.core.record import Record, plain
 from assay.execution.forward import check_circuit, free_memory
 from assay.execution.soft import SoftRunner
 from assay.models import Model
@@ -47,7 +48,7 @@ class PathIntegral:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainedEdge:
+class ExplainedEdge(Record):
     """One edge of an explanation.
 
     Attributes:
@@ -62,10 +63,6 @@ class ExplainedEdge:
     score: float
     share: float
     kept: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, JSON-able."""
-        return dict(vars(self)) | {"share": _plain(self.share)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,30 +159,31 @@ class Explanation:
 
     def to_dict(self, k: int = 20) -> dict[str, Any]:
         """What a report shows, plain JSON; undefined numbers are None."""
-        parts: dict[str, Any] = {}
-        for name, kept in (("missing", False), ("kept", True)):
-            if kept and self.kept is None:
-                parts[name] = None
-                continue
-            part, _ = self._part(kept=kept)
-            parts[name] = {
-                "difference": part.difference,
-                "total": part.total,
-                "completeness_gap": _plain(part.completeness_gap),
-                "top": [edge.to_dict() for edge in self.top(k, kept=kept)],
-                "by_source": self.by_source(kept=kept),
-                "by_target": self.by_target(kept=kept),
-                "by_layer": self.by_layer(kept=kept),
+        record: dict[str, Any] = plain(
+            {
+                "kind": "explanation",
+                "circuit": {"hash": self.circuit.hash, "n_edges": self.circuit.n_edges},
+                "n_pairs": self.n_pairs,
+                "divergence": self.key,
+                "steps": self.steps,
+                "mean": self.divergence,
+                "empty_mean": self.empty,
+                "missing": self._part_entry(k, kept=False),
+                "kept": None if self.kept is None else self._part_entry(k, kept=True),
             }
+        )
+        return record
+
+    def _part_entry(self, k: int, *, kept: bool) -> dict[str, Any]:
+        part, _ = self._part(kept=kept)
         return {
-            "kind": "explanation",
-            "circuit": {"hash": self.circuit.hash, "n_edges": self.circuit.n_edges},
-            "n_pairs": self.n_pairs,
-            "divergence": self.key,
-            "steps": self.steps,
-            "mean": self.divergence,
-            "empty_mean": self.empty,
-            **parts,
+            "difference": part.difference,
+            "total": part.total,
+            "completeness_gap": part.completeness_gap,
+            "top": self.top(k, kept=kept),
+            "by_source": self.by_source(kept=kept),
+            "by_target": self.by_target(kept=kept),
+            "by_layer": self.by_layer(kept=kept),
         }
 
 
@@ -364,7 +362,3 @@ def _check_finite(values: Tensor, rows: Tensor) -> None:
 def _ranked(names: tuple[str, ...], sums: Tensor) -> dict[str, float]:
     order = np.argsort(-sums.double().numpy(), kind="stable")
     return {names[index]: float(sums[index]) for index in order.tolist()}
-
-
-def _plain(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from assay.analyses.worst_case.inputs import PairSample, PromptSet
-from assay.analyses.worst_case.result import WorstCase
 from assay.circuits import Circuit, write_atomically
 from assay.core.errors import FileFormatError, GraphMismatchError, InputError
 from assay.core.record import canonical_json
@@ -26,18 +25,22 @@ _SIDES = ("clean", "corrupted")
 _IDS = ("tokens", "lengths", "positions", "answers", "wrong")
 
 
-def save_result(result: WorstCase, path: Path) -> Path:
-    """Write both files; each appears only once it is complete, the document last."""
+def write_result(
+    path: Path, sample: PairSample, values: Mapping[str, np.ndarray], record: Mapping[str, Any]
+) -> Path:
+    """Write both files; each appears only once it is complete, the document last.
+
+    Args:
+        path: `NAME.safetensors`; the document lies beside it.
+        sample: The inputs and pairs.
+        values: Values of the pairs, by name.
+        record: What else the document holds, JSON-able.
+    """
     if path.suffix != ".safetensors":
         raise InputError(f"a worst-case result is saved as NAME.safetensors; got {path.name!r}")
-    sample = result.sample
-    arrays: dict[str, Tensor] = {
-        name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in result.arrays().items()
-    }
-    if sample.pairs is not None:
-        arrays["pairs"] = torch.from_numpy(sample.pairs)
-    if sample.weights is not None:
-        arrays["weights"] = torch.from_numpy(sample.weights)
+    extra = {"pairs": sample.pairs, "weights": sample.weights}
+    known = {**values, **{name: each for name, each in extra.items() if each is not None}}
+    arrays = {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in known.items()}
     inputs = {}
     for name in _SIDES:
         side: PromptSet = getattr(sample, name)
@@ -45,31 +48,25 @@ def save_result(result: WorstCase, path: Path) -> Path:
         # A list, since the text of the record sorts keys and fields have an order.
         inputs[name] = {"texts": side.texts, "fields": list(side.fields.items())}
     content = save({key: value.contiguous() for key, value in arrays.items()})
-    record = {
-        "format": FORMAT,
-        "kind": "worst_case",
-        "arrays": path.name,
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "document": result.to_dict(),
-        "sample": {
-            **sample.describe(),
-            "heatmap_fields": sample.heatmap_fields,
-        },
-        "thresholds": result.thresholds,
-        "notes": dict(result.notes),
-        "inputs": inputs,
-    }
-    text = canonical_json(record)
+    text = canonical_json(
+        {
+            "format": FORMAT,
+            "kind": "worst_case",
+            "arrays": path.name,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "sample": {**sample.describe(), "heatmap_fields": sample.heatmap_fields},
+            "inputs": inputs,
+            **record,
+        }
+    )
     whole = {"record_sha256": hashlib.sha256(text.encode()).hexdigest(), **json.loads(text)}
     write_atomically(path, content)
     write_atomically(path.with_suffix(".json"), json.dumps(whole, indent=1, ensure_ascii=False).encode())
     return path
 
 
-def load_result(path: Path, *, model: Model | None, circuit: Circuit | None) -> WorstCase:
-    """Read both files and verify them against each other."""
-    if (model is None) != (circuit is None):
-        raise InputError("give both model and circuit to run pairs again, or neither")
+def read_result(path: Path) -> tuple[dict[str, Any], PairSample, dict[str, Tensor]]:
+    """Record, inputs and arrays of both files, verified against each other."""
     record = _read_record(path.with_suffix(".json"))
     try:
         content = path.read_bytes()
@@ -85,51 +82,17 @@ def load_result(path: Path, *, model: Model | None, circuit: Circuit | None) -> 
     except (SafetensorError, *MALFORMED) as error:
         raise FileFormatError(f"{path} is not a readable safetensors file ({error})") from error
     with malformed(path, "a worst-case result"):
-        return _restored(path, record, arrays, model, circuit)
-
-
-def _restored(
-    path: Path,
-    record: dict[str, Any],
-    arrays: dict[str, Tensor],
-    model: Model | None,
-    circuit: Circuit | None,
-) -> WorstCase:
-    document = record["document"]
-    sample = _sample(record, arrays)
-    shape = (sample.clean.n, sample.corrupted.n) if sample.pairs is None else (len(sample.pairs),)
-    for name in ("divergence", "empty", "argmax_differs"):
-        if tuple(arrays[name].shape) != shape or arrays[name].is_complex():
-            raise ValueError(f"{name} has shape {tuple(arrays[name].shape)}; {shape} is that of the pairs")
-    if sample.pairs is not None:
-        _check_ids(arrays["pairs"], len(sample.pairs), 2)
-    if not isinstance(document.get("worst", []), list):
-        raise ValueError("its worst pairs are no list")
-    if sample.data_hash != record["sample"]["data_hash"]:
-        raise FileFormatError(f"{path}: the inputs have another hash than the document says; run again")
-    rerun = None
-    if model is not None and circuit is not None:
-        _check_origin(document, model, circuit)
-        from assay.analyses.worst_case.sanity import make_rerun
-
-        sample = replace(sample, tokenizer=model.tokenizer)
-        rerun = make_rerun(model, circuit, sample, document["divergence"])
-    names = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
-    return WorstCase(
-        divergence=arrays["divergence"].double().numpy(),
-        empty=arrays["empty"].double().numpy(),
-        argmax_differs=arrays["argmax_differs"].bool().numpy(),
-        sample=sample,
-        facts={name: document[name] for name in names},
-        thresholds=tuple(record["thresholds"]),
-        notes=dict(record["notes"]),
-        seconds=document["seconds"],
-        rerun=rerun,
-        document=document,
-        search=document["search"],
-        outside=document["outside"],
-        explanation=document["explanation"],
-    )
+        sample = _sample(record, arrays)
+        for name in ("divergence", "empty", "argmax_differs"):
+            if tuple(arrays[name].shape) != sample.shape or arrays[name].is_complex():
+                raise ValueError(
+                    f"{name} has shape {tuple(arrays[name].shape)}; {sample.shape} is that of the pairs"
+                )
+        if sample.pairs is not None:
+            _check_ids(arrays["pairs"], len(sample.pairs), 2)
+        if sample.data_hash != record["sample"]["data_hash"]:
+            raise FileFormatError(f"{path}: the inputs have another hash than the document says; run again")
+    return record, sample, arrays
 
 
 def _read_record(path: Path) -> dict[str, Any]:
@@ -195,7 +158,8 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
     )
 
 
-def _check_origin(document: dict[str, Any], model: Model, circuit: Circuit) -> None:
+def check_origin(document: Mapping[str, Any], model: Model, circuit: Circuit) -> None:
+    """Refuse a model or a circuit other than those of a result."""
     for what, stored, given in (
         ("model", document["model"]["weight_hash"], model.weight_hash),
         ("circuit", document["circuit"]["hash"], circuit.hash),

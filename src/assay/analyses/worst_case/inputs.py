@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from assay.tasks import PairTask, Prompt
+from assay.tasks import PairTask, Prompt, Tokens, encode_prompts
 from assay.tasks.task import NO_TOKEN
 
 
@@ -65,13 +65,13 @@ class PromptSet:
     @cached_property
     def distinct(self) -> DistinctInputs:
         """The distinct inputs in order of first occurrence: token sequence and read position."""
-        return _distinct([self.lengths[:, None], self.positions[:, None], self.tokens])
+        return _distinct(self.lengths[:, None], self.positions[:, None], self.tokens)
 
     @cached_property
     def distinct_with_answers(self) -> DistinctInputs:
         """The same with inputs told apart that differ in their answers or wrong answers alone."""
         known = [ids for ids in (self.answers, self.wrong) if ids is not None]
-        return _distinct([self.lengths[:, None], self.positions[:, None], self.tokens, *known])
+        return _distinct(self.lengths[:, None], self.positions[:, None], self.tokens, *known)
 
     def subset(self, indices: Int[np.ndarray, " k"] | Sequence[int]) -> "PromptSet":
         """The inputs in these rows, in this order; rows may repeat."""
@@ -224,15 +224,34 @@ def _stacked(tables: Sequence[Tensor | None], fill: int) -> Tensor | None:
     return torch.cat([functional.pad(table, (0, width - table.shape[1]), value=fill) for table in known])
 
 
-def _distinct(columns: Sequence[Tensor]) -> DistinctInputs:
-    """The distinct rows of some columns, in order of first occurrence."""
-    rows = torch.cat(list(columns), dim=1).numpy()
-    _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+def _distinct(*columns: Tensor) -> DistinctInputs:
+    return first_occurrences(torch.cat(columns, dim=1).numpy())
+
+
+def first_occurrences(values: Int64[np.ndarray, "n ..."]) -> DistinctInputs:
+    """The distinct numbers of a list, or rows of a table, in order of first occurrence."""
+    axis = None if values.ndim == 1 else 0
+    _, first, inverse = np.unique(values, axis=axis, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
     return DistinctInputs(
         first_index=first[order].astype(np.int64), inverse=rank[inverse.ravel()].astype(np.int64)
+    )
+
+
+def prompt_set(prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True) -> PromptSet:
+    """Prompts of a grammar as the inputs of one side; `keep` says whether they stay with their ids."""
+    found = encode_prompts(prompts, tokens)
+    return PromptSet(
+        tokens=found.ids,
+        lengths=found.lengths,
+        positions=found.positions,
+        answers=found.answers,
+        wrong=found.wrong,
+        texts=found.texts,
+        fields=dict(found.fields),
+        prompts=tuple(prompts) if keep else None,
     )
 
 

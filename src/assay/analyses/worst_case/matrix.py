@@ -229,7 +229,7 @@ def fit_table(
         covariate = prior[rows, columns].astype(np.float64)
         spread = float(covariate.std())
         covariate = (covariate - covariate.mean()) / spread if spread > 0 else np.zeros_like(y)
-    sides = _Side(rows, columns, shape[0]), _Side(columns, rows, shape[1])
+    sides = _TableSide(rows, columns, shape[0]), _TableSide(columns, rows, shape[1])
     effects = [np.zeros(n) for n in shape]
     draws = stream(seed, "matrix-factors")
     factors = [0.1 * draws.standard_normal((n, rank)) for n in shape]
@@ -258,7 +258,7 @@ def fit_table(
     )
 
 
-class _Side:
+class _TableSide:
     """Least-squares steps for the unknowns of the rows, or with the indices swapped of the columns."""
 
     def __init__(self, own: Int64[np.ndarray, " known"], other: Int64[np.ndarray, " known"], n: int) -> None:

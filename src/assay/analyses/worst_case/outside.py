@@ -17,7 +17,7 @@ from assay.analyses.worst_case.sampling import sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core.errors import FileFormatError, InputError, unknown_name
-from assay.core.record import plain
+from assay.core.record import Record, plain
 from assay.models import Model
 from assay.stats import summarize
 from assay.tasks import Grammar, PairTask, Prompt, load_task
@@ -30,7 +30,7 @@ CORRUPTED = ("changed", "ordinary")  # where corrupted inputs may come from
 
 
 @dataclass(frozen=True, kw_only=True)
-class FillerRow:
+class FillerRow(Record):
     """What the pairs of one own filler diverge by.
 
     Attributes:
@@ -94,7 +94,7 @@ class Outside:
                 "argmax_differs": self.result.share_argmax_differs,
                 "ordinary": self.ordinary.summary()["absolute"],
                 "ordinary_argmax_differs": self.ordinary.share_argmax_differs,
-                "fillers": [vars(row) for row in self.fillers],
+                "fillers": self.fillers,
                 "worst": [pair.to_dict() for pair in self.worst()],
                 "warnings": self.warnings,
                 "note": "from outside the grammar: no percentile or certificate of the task speaks of them",

@@ -1,110 +1,40 @@
-"""What a worst-case run found: divergences of every pair, and the questions one can ask them."""
+"""What a worst-case run found: divergences of every pair, the worst pairs, and the document of both."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
-from torch import Tensor
+from jaxtyping import Float, Float64
 
-from assay.analyses.worst_case.bounds import not_certified, sample_certificate
-from assay.analyses.worst_case.document import CERTIFIED, SHOWN_INPUTS, as_document
-from assay.analyses.worst_case.exact import exact_comparison, exact_summary
-from assay.analyses.worst_case.fields import (
-    FieldTable,
-    field_tests,
-    field_trends,
-    heatmaps,
-    known_fields,
-    table_by_field,
-)
-from assay.analyses.worst_case.inputs import PairSample
-from assay.analyses.worst_case.rows import (
-    WorstInput,
-    WorstPair,
-    count_pairs,
-    describe_pairs,
-    rank_inputs,
-    rank_pairs,
-)
+from assay.analyses.worst_case.bounds import CERTIFIED, not_certified
+from assay.analyses.worst_case.files import check_origin, read_result, write_result
+from assay.analyses.worst_case.rerun import Rerun, make_rerun
+from assay.analyses.worst_case.rows import WorstPair, describe_pairs, rank_pairs
+from assay.analyses.worst_case.statistics import PairStatistics
 from assay.circuits import Circuit
 from assay.core import display
-from assay.core.errors import InconsistentRunError, InputError, unknown_name
-from assay.core.record import record_id
-from assay.stats import (
-    AnchorComparison,
-    Certificate,
-    Histogram,
-    Summary,
-    compare_with_anchor,
-    histogram,
-    maximum_exceedance,
-    summarize,
-)
+from assay.core.errors import InputError, unknown_name
+from assay.core.record import plain, record_id
+from assay.core.untrusted import malformed
+from assay.models import Model
+from assay.stats import histogram
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from assay.models import Model
-
-RERUN_ABSOLUTE, RERUN_RELATIVE = 1e-3, 1e-3  # by how much a second run may differ
-
-
-class Logits(NamedTuple):
-    """Logits of the same pairs in three runs, each `[k, d_vocab]`."""
-
-    model: Float[Tensor, "k d_vocab"]
-    circuit: Float[Tensor, "k d_vocab"]
-    corrupted: Float[Tensor, "k d_vocab"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rerun:
-    """How pairs of a result are run once more.
-
-    Attributes:
-        logits: `(clean rows, corrupted rows, exact) -> Logits`, a fresh batch; `exact` in float64.
-        divergence: `(Logits, clean rows) -> [k]` float64.
-        tolerance: By how much a second run may differ, absolutely and relative to the first; more for
-            number types below float32, whose logits have a few units in the last place to play with.
-    """
-
-    logits: Callable[..., Logits]
-    divergence: Callable[..., Float64[np.ndarray, " k"]]
-    tolerance: tuple[float, float] = (RERUN_ABSOLUTE, RERUN_RELATIVE)
-
-
-class WorstInputs(NamedTuple):
-    """The inputs behind the tail, by mean divergence over their pairs."""
-
-    clean: tuple[WorstInput, ...]
-    corrupted: tuple[WorstInput, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Anchor:
-    """The empty circuit on the same pairs.
-
-    Attributes:
-        absolute: Its moments and percentiles, as in `WorstCase.summary()["absolute"]`.
-        ratio_of_means: Mean divergence of the circuit over that of the empty one; NaN where the latter is 0.
-        share_above: Share of pairs on which the circuit is worse than no circuit.
-        spearman: Rank correlation of the two; NaN where either is constant.
-    """
-
-    absolute: Mapping[str, int | float | None]
-    ratio_of_means: float
-    share_above: float
-    spearman: float
+SCHEMA = "assay-worst-case/1"
+SHOWN_PAIRS = 10
+FACTS = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
+FINDINGS = ("search", "outside", "explanation")  # stand beside the pairs and enter no statistics
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class WorstCase:
+class WorstCase(PairStatistics):
     """Divergence of a circuit from its model on many pairs of a clean and a corrupted input.
 
     Attributes:
@@ -125,12 +55,7 @@ class WorstCase:
         explanation: Which missing edges would repair the worst pairs, plain JSON.
     """
 
-    divergence: Float64[np.ndarray, "..."]
-    empty: Float64[np.ndarray, "..."]
-    argmax_differs: Bool[np.ndarray, "..."]
-    sample: PairSample
     facts: Mapping[str, Any]
-    thresholds: tuple[float, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     rerun: Rerun | None = None
@@ -191,143 +116,6 @@ class WorstCase:
             id=self.id,
         )
 
-    # ---- statistics -------------------------------------------------------------------------------
-
-    @cached_property
-    def statistics(self) -> Summary:
-        """Everything that describes the sample; exact for an enumerated population."""
-        if self.sample.weights is not None:
-            found = exact_summary(self.divergence, self.sample.weights, thresholds=self.thresholds)
-        else:
-            found = summarize(self.divergence, thresholds=self.thresholds)
-        return found.resolved(self.n_distinct_pairs)
-
-    @cached_property
-    def n_distinct_pairs(self) -> int:
-        """Distinct pairs of inputs; a pair that was drawn several times counts once."""
-        return count_pairs(self.sample)
-
-    def summary(self) -> dict[str, dict[str, int | float | None]]:
-        """Moments, percentiles and z-scores of the divergences.
-
-        Returns:
-            `absolute`: count (of distinct pairs), mean, std, min, p25, p50, p75, p95, p99, p99.9, p99.99,
-            max. `z`: the same from min on, less the mean, in standard deviations; NaN where those are 0.
-            Percentiles describe the sample (type 7); for bounds on those of the distribution see
-            `certificate`. Percentile p is None where (1 - p) times the count is below 1.
-        """
-        found = self.statistics
-        return {"absolute": dict(found.absolute), "z": dict(found.z)}
-
-    @property
-    def mean_standard_error(self) -> float:
-        """Of the mean; for all pairs of two samples by the two-way formula. NaN with one input a side."""
-        return self.statistics.standard_error
-
-    @property
-    def share_argmax_differs(self) -> float:
-        """Share of pairs on which circuit and model disagree about the likeliest token."""
-        return self._share(self.argmax_differs)
-
-    def share_above(self, threshold: float) -> float:
-        """Share of pairs whose divergence exceeds a threshold."""
-        return self._share(self.divergence > threshold)
-
-    def _share(self, condition: Bool[np.ndarray, "..."]) -> float:
-        weights = self.sample.weights
-        return float(condition.mean() if weights is None else weights[condition].sum())
-
-    @cached_property
-    def anchor(self) -> Anchor:
-        """The empty circuit on the same pairs, and how the circuit compares with it."""
-        weights = self.sample.weights
-        compared: AnchorComparison
-        if weights is None:
-            found = summarize(self.empty)
-            compared = compare_with_anchor(self.divergence, self.empty)
-        else:
-            found = exact_summary(self.empty, weights)
-            compared = exact_comparison(self.divergence, self.empty, weights)
-        absolute = found.resolved(self.n_distinct_pairs).absolute
-        return Anchor(absolute=absolute, **vars(compared))
-
-    def histogram(self, *, n_bins: int = 100, maximum: float | None = None) -> Histogram:
-        """Counts of divergences in equal bins on [0, maximum], the last bin closed.
-
-        The pairs of an enumerated population count by their probability.
-
-        Args:
-            n_bins: Number of bins; there is one where the maximum is 0.
-            maximum: Right end; give the largest value over several results to compare them. Default: this
-                result's own.
-        """
-        return histogram(self.divergence, n_bins=n_bins, maximum=maximum, weights=self.sample.weights)
-
-    # ---- guarantees -------------------------------------------------------------------------------
-
-    def certificate(
-        self,
-        percentile: float,
-        *,
-        epsilon: float | None = None,
-        delta: float = 0.95,
-        method: str | None = None,
-    ) -> Certificate:
-        """An upper bound on a percentile of the distribution that the pairs were drawn from.
-
-        Args:
-            percentile: Share in (0, 1): 0.99 for the 99th percentile.
-            epsilon: The paper's form: the order statistic this far above the percentile, whatever its
-                confidence. Default: the smallest order statistic whose confidence reaches `delta`.
-            delta: Confidence, in (0, 1).
-            method: For protocol `all`: `ustat` (default, rigorous), `disjoint`, `asymptotic` or `published`.
-
-        Returns:
-            See `assay.stats.Certificate`; `bound` is None, with the number of inputs needed, where the sample
-            is too small for any bound. For an enumerated population the percentile itself, failure 0.
-
-        Raises:
-            InputError: An argument out of range, or a sample that supports no certificate (`reuse_clean`, or
-                rows that are no independent draws).
-        """
-        return sample_certificate(
-            self.divergence, self.sample, percentile, delta=delta, epsilon=epsilon, method=method
-        )
-
-    def certificates(
-        self,
-        percentiles: Sequence[float] = CERTIFIED,
-        *,
-        family: bool = False,
-        delta: float = 0.95,
-        method: str | None = None,
-    ) -> tuple[Certificate, ...]:
-        """Certificates of several percentiles.
-
-        Args:
-            percentiles: Shares in (0, 1), at least one.
-            family: Whether all of them are to hold at once with confidence `delta` (Bonferroni); otherwise
-                each does by itself.
-            delta: Confidence, in (0, 1).
-            method: As for `certificate`.
-        """
-        if not percentiles:
-            raise InputError("no percentiles were given; at least one is needed")
-        each = 1 - (1 - delta) / len(percentiles) if family else delta
-        return tuple(self.certificate(share, delta=each, method=method) for share in percentiles)
-
-    def maximum_exceedance(self, *, delta: float = 0.95) -> float:
-        """Share of the distribution that may exceed the largest divergence seen, with confidence `delta`."""
-        reason = not_certified(self.sample)
-        if reason is not None:
-            raise InputError(f"this sample bounds nothing beyond itself: {reason}")
-        if self.sample.enumerated:
-            return 0.0
-        n = min(self.divergence.shape)
-        return maximum_exceedance(max(n // 2, 1) if self.sample.paired else n, delta=delta)
-
-    # ---- which pairs ------------------------------------------------------------------------------
-
     def worst(
         self,
         k: int = 10,
@@ -360,89 +148,11 @@ class WorstCase:
                 "WorstCase.load(path, model=model, circuit=circuit)"
             )
         ranking = rank_pairs(self.divergence, self.sample, k, distinct=distinct)
-        found = self.rerun.logits(ranking.clean_index, ranking.corrupted_index, exact)
-        again = self.rerun.divergence(found, ranking.clean_index)
         stored = self.divergence.ravel()[ranking.place]
-        # Not `>`: a NaN of the second run is a disagreement too.
-        absolute, relative = self.rerun.tolerance
-        agrees = np.abs(again - stored) <= absolute + relative * np.abs(stored)
-        if not agrees.all():
-            at = int(np.flatnonzero(~agrees)[0])
-            raise InconsistentRunError(
-                f"inconsistent_rerun: pair (clean {ranking.clean_index[at]}, corrupted "
-                f"{ranking.corrupted_index[at]}) has divergence {stored[at]:.6g} in the run and "
-                f"{again[at]:.6g} when run again; the numbers of one of them are not "
-                "those of this circuit, so do not use them"
-            )
+        logits_of_runs = self.rerun.confirmed(ranking, stored, exact=exact)
         return describe_pairs(
-            ranking, self.divergence, self.empty, self.sample, found, centred=logits == "centered"
+            ranking, self.divergence, self.empty, self.sample, logits_of_runs, centred=logits == "centered"
         )
-
-    def worst_inputs(self, k: int = SHOWN_INPUTS) -> WorstInputs:
-        """The k distinct inputs of each side with the largest mean divergence over their pairs."""
-        if k < 1:
-            raise InputError(f"k is {k}; at least 1 is needed")
-        return WorstInputs(
-            clean=rank_inputs(self.divergence, self.sample, "clean", k),
-            corrupted=rank_inputs(self.divergence, self.sample, "corrupted", k),
-        )
-
-    # ---- fields -----------------------------------------------------------------------------------
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names that `by_field` knows; those of the corrupted input begin with `corrupted.`."""
-        return known_fields(self.sample)
-
-    def by_field(
-        self, field: str, other: str | None = None, *, percentile: float | None = None
-    ) -> FieldTable:
-        """Divergences grouped by what the prompts were filled with.
-
-        Args:
-            field: A field of the clean input (`object`) or of the corrupted one (`corrupted.object`).
-            other: A second field, for a matrix.
-            percentile: Share in [0, 1], 1 the maximum. Default: all percentiles of `summary` and the maximum
-                for one field, the maximum for two.
-
-        Returns:
-            Count, mean and percentiles per cell, cells in ascending order of the values; `.values` is the
-            percentile asked for as a matrix. Pairs of an enumerated population count by their probability.
-
-        Raises:
-            UnknownNameError: If there is no such field.
-            InputError: If the percentile is outside [0, 1].
-        """
-        return table_by_field(self.divergence, self.sample, field, other, percentile=percentile)
-
-    def significant_fields(self) -> list[dict[str, Any]]:
-        """Values of fields whose pairs exceed the pooled 99th percentile more often than chance.
-
-        Permutation tests over inputs, Benjamini-Hochberg at 5 % over the values of each field.
-
-        Returns:
-            Records `field`, `value`, `n_inputs`, `n_pairs`, `mean`, `exceed`, `pooled`, `p_value`, `q_value`.
-        """
-        return [record for record in self.field_tests if record["significant"]]
-
-    @cached_property
-    def field_tests(self) -> list[dict[str, Any]]:
-        """The records of every value that was tested, by ascending p-value."""
-        return field_tests(self.divergence, self.sample, seed=self.sample.seed)
-
-    @cached_property
-    def field_trends(self) -> list[dict[str, Any]]:
-        """Numeric fields with which the divergence rises or falls, by ascending p-value.
-
-        Records `field`, `n_inputs`, `n_values`, `rho` (Spearman, over distinct inputs), `p_value`, `q_value`,
-        `significant`.
-        """
-        return field_trends(self.divergence, self.sample, seed=self.sample.seed)
-
-    @cached_property
-    def heatmaps(self) -> list[dict[str, Any]]:
-        """Max, p99.9 and p99.99 over the pairs of fields that the task names, with tests of the cells."""
-        return heatmaps(self.divergence, self.sample, self.sample.heatmap_fields, seed=self.sample.seed)
 
     # ---- documents and files ----------------------------------------------------------------------
 
@@ -464,7 +174,74 @@ class WorstCase:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as one JSON document: what `--json`, the store and the report read."""
-        return as_document(self)
+        sample, summary = self.sample, self.statistics
+        inputs = self.worst_inputs()
+        n_distinct = {
+            f"n_distinct_{name}": len(side.distinct.first_index)
+            for name, side in (("clean", sample.clean), ("corrupted", sample.corrupted))
+        }
+        of_sample = ("protocol", "independent", "reuse_clean", "own_rows", "enumerated", "n_pairs", "seed")
+        document: dict[str, Any] = plain(
+            {
+                "schema": SCHEMA,
+                "kind": "worst_case",
+                "id": self.id,
+                **{name: getattr(sample, name) for name in of_sample},
+                "n_clean": sample.clean.n,
+                "n_corrupted": sample.corrupted.n,
+                "n_distinct_pairs": self.n_distinct_pairs,
+                **n_distinct,
+                "population": sample.population,
+                **{name: self.facts[name] for name in FACTS},
+                "summary": {
+                    "absolute": summary.absolute,
+                    "z": summary.z,
+                    "argmax_differs": self.share_argmax_differs,
+                    "above": [
+                        {"threshold": threshold, "share": share}
+                        for threshold, share in summary.exceedance.items()
+                    ],
+                    "mean_standard_error": summary.standard_error,
+                },
+                "anchor": self.anchor,
+                "histogram": self._histograms(),
+                "certificates": self._usual_certificates(),
+                "maximum_exceedance": None if not_certified(sample) else self.maximum_exceedance(),
+                "worst": self._shown_pairs(),
+                "worst_clean": inputs.clean,
+                "worst_corrupted": inputs.corrupted,
+                "fields": {
+                    "tests": self.field_tests,
+                    "trends": self.field_trends,
+                    "heatmaps": self.heatmaps,
+                },
+                **{name: getattr(self, name) for name in FINDINGS},
+                "warnings": [{"name": name, "message": message} for name, message in self.warnings.items()],
+                "seconds": self.seconds,
+            }
+        )
+        return document
+
+    def _histograms(self) -> dict[str, Any]:
+        """Circuit and empty circuit in the same bins."""
+        largest = max(float(self.divergence.max()), float(self.empty.max()))
+        own = self.histogram(maximum=largest)
+        anchor = histogram(self.empty, maximum=largest, weights=self.sample.weights)
+        return {"edges": own.edges, "counts": own.counts, "anchor_counts": anchor.counts}
+
+    def _usual_certificates(self) -> list[dict[str, Any]]:
+        """The default ones; for crossed inputs the published bound beside the sound one."""
+        if not_certified(self.sample):
+            return []
+        crossed = self.sample.pairs is None and not self.sample.enumerated
+        methods = (None, "published") if crossed else (None,)
+        return [self.certificate(share, method=method).to_dict() for share in CERTIFIED for method in methods]
+
+    def _shown_pairs(self) -> list[Any]:
+        """The worst pairs; of a result without its model those it was saved with."""
+        if self.rerun is None:
+            return list((self.document or {}).get("worst", []))
+        return [pair.to_dict() for pair in self.worst(min(SHOWN_PAIRS, self.n_distinct_pairs))]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The values of all pairs by name, in float32 where that loses nothing."""
@@ -480,13 +257,16 @@ class WorstCase:
         Raises:
             OutputError: If either cannot be written.
         """
-        from assay.analyses.worst_case.files import save_result
-
-        return save_result(self, Path(path))
+        record = {
+            "document": self.to_dict(),
+            "thresholds": self.thresholds,
+            "notes": dict(self.notes),
+        }
+        return write_result(Path(path), self.sample, self.arrays(), record)
 
     @staticmethod
     def load(
-        path: str | os.PathLike[str], *, model: "Model | None" = None, circuit: Circuit | None = None
+        path: str | os.PathLike[str], *, model: Model | None = None, circuit: Circuit | None = None
     ) -> "WorstCase":
         """Read what `save` wrote.
 
@@ -499,9 +279,31 @@ class WorstCase:
             FileFormatError: If a file is missing, truncated, tampered with or too new.
             GraphMismatchError: If model or circuit are not those of the result.
         """
-        from assay.analyses.worst_case.files import load_result
-
-        return load_result(Path(path), model=model, circuit=circuit)
+        if (model is None) != (circuit is None):
+            raise InputError("give both model and circuit to run pairs again, or neither")
+        path = Path(path)
+        record, sample, arrays = read_result(path)
+        with malformed(path, "a worst-case result"):
+            document = record["document"]
+            if not isinstance(document.get("worst", []), list):
+                raise ValueError("its worst pairs are no list")
+            rerun = None
+            if model is not None and circuit is not None:
+                check_origin(document, model, circuit)
+                sample = replace(sample, tokenizer=model.tokenizer)
+                rerun = make_rerun(model, circuit, sample, document["divergence"])
+            return WorstCase(
+                divergence=arrays["divergence"].double().numpy(),
+                empty=arrays["empty"].double().numpy(),
+                argmax_differs=arrays["argmax_differs"].bool().numpy(),
+                sample=sample,
+                facts={name: document[name] for name in FACTS},
+                thresholds=tuple(record["thresholds"]),
+                notes=dict(record["notes"]),
+                rerun=rerun,
+                document=document,
+                **{name: document[name] for name in ("seconds", *FINDINGS)},
+            )
 
     def __repr__(self) -> str:
         absolute = self.statistics.absolute

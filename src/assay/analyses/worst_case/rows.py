@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from assay.analyses.worst_case.inputs import PairSample, PromptSet
-from assay.core.record import plain
+from assay.core.record import Record, plain
 from assay.stats import top_indices
 
 
@@ -19,7 +19,7 @@ RUNS = ("model", "circuit", "corrupted")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopToken:
+class TopToken(Record):
     """One of the likeliest next tokens of a run.
 
     Attributes:
@@ -34,7 +34,7 @@ class TopToken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(Record):
     """The right answer of a pair: of several, the one that the model ranks first.
 
     Attributes:
@@ -107,13 +107,8 @@ class WorstPair:
                     "fields": self.corrupted_fields,
                 },
                 "differs": self.differs,
-                "answer": None if self.answer is None else vars(self.answer),
-                "top": {
-                    run: [vars(token) for token in tokens]
-                    for run, tokens in zip(
-                        RUNS, (self.model, self.circuit, self.corrupted_model), strict=True
-                    )
-                },
+                "answer": self.answer,
+                "top": dict(zip(RUNS, (self.model, self.circuit, self.corrupted_model), strict=True)),
             }
         )
         return record
@@ -123,7 +118,7 @@ _PLAIN = ("rank", "clean_index", "corrupted_index", "multiplicity", "divergence"
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorstInput:
+class WorstInput(Record):
     """One input with what its pairs diverge by.
 
     Attributes:
@@ -139,8 +134,15 @@ class WorstInput:
     max: float
 
 
+class WorstInputs(NamedTuple):
+    """The inputs behind the tail, by mean divergence over their pairs."""
+
+    clean: tuple[WorstInput, ...]
+    corrupted: tuple[WorstInput, ...]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ranking:
+class RankedPairs:
     """Which pairs are worst.
 
     Attributes:
@@ -156,7 +158,9 @@ class Ranking:
     multiplicity: Int64[np.ndarray, " k"]
 
 
-def rank_pairs(values: Float64[np.ndarray, "..."], sample: PairSample, k: int, *, distinct: bool) -> Ranking:
+def rank_pairs(
+    values: Float64[np.ndarray, "..."], sample: PairSample, k: int, *, distinct: bool
+) -> RankedPairs:
     """The k pairs of largest value; ties by clean index, then corrupted index, ascending."""
     clean, corrupted = sample.clean.distinct, sample.corrupted.distinct
     if sample.pairs is None:
@@ -182,7 +186,7 @@ def rank_pairs(values: Float64[np.ndarray, "..."], sample: PairSample, k: int, *
         chosen = order[top_indices(values[first[order]], k)]
         place, multiplicity = first[chosen], counts[chosen]
         clean_index, corrupted_index = sample.pairs[place].T
-    return Ranking(
+    return RankedPairs(
         clean_index=np.asarray(clean_index, dtype=np.int64),
         corrupted_index=np.asarray(corrupted_index, dtype=np.int64),
         place=np.asarray(place, dtype=np.int64),
@@ -241,7 +245,7 @@ def rank_inputs(
 
 
 def describe_pairs(
-    ranking: Ranking,
+    ranking: RankedPairs,
     values: Float64[np.ndarray, "..."],
     empty: Float64[np.ndarray, "..."],
     sample: PairSample,

@@ -12,11 +12,18 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from assay.analyses.worst_case.inputs import PairSample, PromptSet, shown, sides_of
+from assay.analyses.worst_case.inputs import (
+    PairSample,
+    PromptSet,
+    first_occurrences,
+    prompt_set,
+    shown,
+    sides_of,
+)
 from assay.analyses.worst_case.support import distinct_matched, distinct_product
 from assay.core.errors import InputError, TokenizationError, unknown_name
 from assay.core.random import stream
-from assay.tasks import PairTask, Prompt, encode_prompts
+from assay.tasks import PairTask, Prompt
 
 
 PROTOCOLS = ("all", "matched", "iid", "file")
@@ -75,7 +82,7 @@ def sample_pairs(
     if reuse_clean and (protocol != "all" or enumerate):
         other = "an enumeration" if enumerate else f"protocol {protocol!r}"
         raise InputError(f"reuse_clean belongs to samples of protocol 'all'; {other} has no use for it")
-    draw = _Draw(task, protocol, n_clean, n_corrupted, seed, prefix)
+    draw = _PairDraw(task, protocol, n_clean, n_corrupted, seed, prefix)
     if enumerate:
         sample = draw.enumerated(max_pairs)
     elif protocol == "file":
@@ -96,7 +103,7 @@ def usual_protocol(task: PairTask) -> str:
 
 
 @dataclass(frozen=True)
-class _Draw:
+class _PairDraw:
     """What the protocols have in common: the task, the counts, the streams."""
 
     task: PairTask
@@ -218,12 +225,10 @@ class _Draw:
         n = self.task.n
         if self.protocol == "matched":
             both = np.stack([clean.distinct.inverse, corrupted.distinct.inverse], axis=1)
-            _, first, counts = np.unique(both, axis=0, return_index=True, return_counts=True)
-            _check_size(len(first), max_pairs, f"{len(first):,} distinct pairs")
-            order = np.argsort(first)
-            rows = first[order]
+            rows, inverse = first_occurrences(both)
+            _check_size(len(rows), max_pairs, f"{len(rows):,} distinct pairs")
             sides = clean.subset(rows), corrupted.subset(rows)
-            return self.sample(*sides, own_rows=True, weights=counts[order] / n)
+            return self.sample(*sides, own_rows=True, weights=np.bincount(inverse) / n)
         kept = [
             (side.subset(side.distinct.first_index), side.distinct.inverse) for side in (clean, corrupted)
         ]
@@ -254,17 +259,7 @@ class _Draw:
     def encoded(self, prompts: Sequence[Prompt], *, keep: bool = True) -> PromptSet:
         """Prompts of the grammar as token ids; `keep` them too."""
         assert self.task.grammar is not None
-        found = encode_prompts(prompts, self.task.grammar.tokens)
-        return PromptSet(
-            tokens=found.ids,
-            lengths=found.lengths,
-            positions=found.positions,
-            answers=found.answers,
-            wrong=found.wrong,
-            texts=found.texts,
-            fields=dict(found.fields),
-            prompts=tuple(prompts) if keep else None,
-        )
+        return prompt_set(prompts, self.task.grammar.tokens, keep=keep)
 
 
 def _drawn_from(task: PairTask) -> dict[str, Any]:

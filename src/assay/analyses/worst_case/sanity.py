@@ -1,19 +1,16 @@
-"""Checks that never go without saying: runs whose result is known, and pairs run by another engine."""
+"""A check before every evaluation: runs whose result is known, by an engine that shares nothing with it."""
 
 import math
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence, table_divergences
-from assay.analyses.worst_case.evaluation import rerun
 from assay.analyses.worst_case.inputs import PairSample, PromptSet, shown
-from assay.analyses.worst_case.result import RERUN_ABSOLUTE, RERUN_RELATIVE, Logits, Rerun
 from assay.circuits import Circuit
 from assay.core.errors import InconsistentRunError
 from assay.execution import PairRunner
@@ -26,7 +23,6 @@ TOLERANCE = 1e-3  # of logits, relative to the largest one where that exceeds 1
 # Below float32, in units of what the model's own clean run is off: two engines that both add up in float32,
 # and one of them against the model, which rounds the stream after every block.
 ROUNDINGS, ROUNDINGS_OF_MODEL = 4, 8
-_HALF = 8  # units in the last place that divergences of number types below float32 are allowed
 
 
 def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None:
@@ -132,29 +128,3 @@ def _model_logits(model: Model, tokens: Tensor) -> Float[Tensor, "1 d_vocab"]:
     tokens = tokens.to(model.device)
     last = torch.tensor([tokens.shape[1] - 1], device=model.device)
     return model.read(model.forward(tokens), last)
-
-
-def make_rerun(
-    model: Model, circuit: Circuit, sample: PairSample, divergence: str | Divergence | Kernel
-) -> Rerun:
-    """Runs pairs of a sample again by the one-pair engine, which shares nothing with the factored one."""
-    found = get_divergence(divergence)
-
-    def logits(
-        clean_index: Int64[np.ndarray, " k"], corrupted_index: Int64[np.ndarray, " k"], exact: bool
-    ) -> Logits:
-        clean, corrupted = sample.clean.subset(clean_index), sample.corrupted.subset(corrupted_index)
-        # Of the edges alone: where a circuit was found is no matter of a float64 copy of the model.
-        edges = Circuit(graph=circuit.graph, mask=circuit.mask)
-        runs = rerun(model, edges, clean, corrupted, exact=exact)
-        return Logits(*(each.detach().cpu() for each in runs))
-
-    def divergences(logits: Logits, clean_index: Int64[np.ndarray, " k"]) -> Float64[np.ndarray, " k"]:
-        side = sample.clean.subset(clean_index)
-        answers = {"answers": side.answers, "wrong": side.wrong} if found.needs_answers else {}
-        table = table_divergences(found, logits.model, logits.circuit[:, None], **answers)
-        return np.asarray(table[:, 0])
-
-    eps = torch.finfo(model.dtype).eps
-    tolerance = (max(RERUN_ABSOLUTE, _HALF * eps), max(RERUN_RELATIVE, 2 * eps))
-    return Rerun(logits=logits, divergence=divergences, tolerance=tolerance)

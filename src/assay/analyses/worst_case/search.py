@@ -13,22 +13,23 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from assay.analyses.worst_case.ascent import Ascent, Climbs, grammar_ascent, prompt_key
+from assay.analyses.worst_case.ascent import Ascent, Climbs, grammar_ascent, n_tokens, prompt_key
 from assay.analyses.worst_case.attack import run_sample
 from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.first_order import FirstOrder
-from assay.analyses.worst_case.inputs import PairSample, PromptSet
+from assay.analyses.worst_case.inputs import PairSample, PromptSet, prompt_set
 from assay.analyses.worst_case.matrix import MatrixSearch, matrix_search
 from assay.analyses.worst_case.rows import WorstPair
 from assay.analyses.worst_case.sampling import sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core.errors import InputError
+from assay.core.record import HIDDEN, Record
 from assay.execution import PairRunner
 from assay.execution.forward import check_circuit
 from assay.models import Model
-from assay.tasks import Grammar, PairTask, Prompt, encode_prompts, load_task
+from assay.tasks import PairTask, Prompt, load_task
 
 
 BUDGET = 20_000
@@ -41,7 +42,7 @@ NOTE = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SearchResult:
+class SearchResult(Record):
     """The worst pairs that a search has found.
 
     Attributes:
@@ -57,43 +58,32 @@ class SearchResult:
         seconds: Time taken.
     """
 
-    worst: tuple[WorstPair, ...]
+    derived = ("max", "pairs", "note")
+
+    worst: tuple[WorstPair, ...] = field(metadata=HIDDEN)
     n_evaluations: int
     ascents: tuple[Ascent, ...]
     climbing_evaluations: int
     matrix_shape: tuple[int, int]
-    unit: str
+    unit: str = field(metadata=HIDDEN)
     seed: int
     budget: int
-    seconds: float = field(compare=False)
+    seconds: float
 
     @property
     def max(self) -> float:
         """Largest divergence found: a lower bound on the maximum."""
         return self.worst[0].divergence
 
-    def to_dict(self) -> dict[str, Any]:
-        """What a worst-case document holds under `search`: plain JSON."""
-        return {
-            "max": self.max,
-            "n_evaluations": self.n_evaluations,
-            "pairs": [pair.to_dict() for pair in self.worst],
-            "note": f"max K >= {self.max:.4g} {self.unit}: {NOTE}",
-            "budget": self.budget,
-            "seed": self.seed,
-            "ascents": [
-                {
-                    "start": climb.start,
-                    "value": climb.value,
-                    "sweeps": climb.sweeps,
-                    "finished": climb.finished,
-                }
-                for climb in self.ascents
-            ],
-            "climbing_evaluations": self.climbing_evaluations,
-            "matrix_shape": list(self.matrix_shape),
-            "seconds": round(self.seconds, 1),
-        }
+    @property
+    def pairs(self) -> list[dict[str, Any]]:
+        """The worst pairs as in documents."""
+        return [pair.to_dict() for pair in self.worst]
+
+    @property
+    def note(self) -> str:
+        """What follows from a search, and what does not."""
+        return f"max K >= {self.max:.4g} {self.unit}: {NOTE}"
 
     def __str__(self) -> str:
         lines = [f"max K >= {self.max:.4g} {self.unit}, by search ({self.n_evaluations:,} evaluations)"]
@@ -170,7 +160,7 @@ def search_worst(
     if not isinstance(task, PairTask):
         task = load_task(os.fspath(task), model)
     task.validate(model.n_vocab, model.n_positions)
-    search = _Search(model, circuit, task, get_divergence(divergence), seed)
+    search = _PairSearch(model, circuit, task, get_divergence(divergence), seed)
     climbs = search.climb(budget, restarts)
     done = 0 if climbs is None else climbs.n_evaluations
     table = search.gather(climbs, budget - done)
@@ -185,11 +175,11 @@ def search_worst(
         unit=search.divergence.unit,
         seed=seed,
         budget=budget,
-        seconds=time.perf_counter() - began,
+        seconds=round(time.perf_counter() - began, 1),
     )
 
 
-class _Search:
+class _PairSearch:
     """The model and circuit of a search, its inputs as the stages need them."""
 
     def __init__(
@@ -214,7 +204,7 @@ class _Search:
         grammar = self.grammar
 
         def evaluate(clean: Sequence[Prompt], corrupted: Sequence[Prompt]) -> Float64[np.ndarray, " pairs"]:
-            sides = [encoded(prompts, grammar) for prompts in (clean, corrupted)]
+            sides = [prompt_set(prompts, grammar.tokens) for prompts in (clean, corrupted)]
             rows = np.arange(len(clean))
             return self.evaluator(*sides).pairs(rows, rows).divergence
 
@@ -227,7 +217,7 @@ class _Search:
             rank_fillers=FirstOrder(self.model, self.circuit, grammar),
         )
 
-    def gather(self, climbs: Climbs | None, budget: int) -> "_Table":
+    def gather(self, climbs: Climbs | None, budget: int) -> "_InputTable":
         """The inputs to combine, as many as the budget supports, those of the worst pairs first."""
         # Eight evaluations per input of either side: twice what the effects need.
         most = max(1, budget // 8)
@@ -236,7 +226,7 @@ class _Search:
             sides = [
                 side.subset(side.distinct.first_index[:most]) for side in (sample.clean, sample.corrupted)
             ]
-            return _Table(clean=sides[0], corrupted=sides[1], start=None)
+            return _InputTable(clean=sides[0], corrupted=sides[1], start=None)
         assert self.grammar is not None
         order = np.argsort(-climbs.values, kind="stable")
         length = n_tokens(climbs.pairs[order[0]][0], self.grammar)
@@ -252,9 +242,9 @@ class _Search:
             if keys[0] in rows[0] and keys[1] in rows[1]:
                 known.append((rows[0][keys[0]], rows[1][keys[1]], at))
         places = np.array(known, dtype=np.int64)
-        return _Table(
-            clean=encoded(prompts[0], self.grammar),
-            corrupted=encoded(prompts[1], self.grammar),
+        return _InputTable(
+            clean=prompt_set(prompts[0], self.grammar.tokens),
+            corrupted=prompt_set(prompts[1], self.grammar.tokens),
             start=MatrixSearch(
                 shape=(len(prompts[0]), len(prompts[1])),
                 pairs=places[:, :2],
@@ -263,7 +253,7 @@ class _Search:
             ),
         )
 
-    def combine(self, table: "_Table", budget: int) -> MatrixSearch:
+    def combine(self, table: "_InputTable", budget: int) -> MatrixSearch:
         """Matrix search over the inputs; what the climbs know of them is known from the start."""
         evaluator = self.evaluator(table.clean, table.corrupted)
 
@@ -275,7 +265,7 @@ class _Search:
         sizes = table.clean.n, table.corrupted.n
         return matrix_search(evaluate, *sizes, budget, start=table.start, seed=self.seed)
 
-    def describe(self, table: "_Table", found: MatrixSearch, k: int) -> tuple[WorstPair, ...]:
+    def describe(self, table: "_InputTable", found: MatrixSearch, k: int) -> tuple[WorstPair, ...]:
         """The k worst pairs, run once more."""
         best = found.best(k)
         sample = PairSample(
@@ -295,32 +285,12 @@ class _Search:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Table:
+class _InputTable:
     """Inputs whose combinations are searched, and what is known of them."""
 
     clean: PromptSet
     corrupted: PromptSet
     start: MatrixSearch | None
-
-
-def n_tokens(prompt: Prompt, grammar: Grammar) -> int:
-    """Tokens of a prompt, a beginning-of-sequence token not counted."""
-    return len(grammar.tokens.ids(prompt.text) if prompt.ids is None else prompt.ids)
-
-
-def encoded(prompts: Sequence[Prompt], grammar: Grammar) -> PromptSet:
-    """Prompts of a grammar as the inputs of one side."""
-    found = encode_prompts(prompts, grammar.tokens)
-    return PromptSet(
-        tokens=found.ids,
-        lengths=found.lengths,
-        positions=found.positions,
-        answers=found.answers,
-        wrong=found.wrong,
-        texts=found.texts,
-        fields=dict(found.fields),
-        prompts=tuple(prompts),
-    )
 
 
 def _check_counts(budget: int, restarts: int, k: int) -> None:

@@ -256,7 +256,7 @@ def attack(
 
 def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsilon: float | None) -> None:
     """Refuse what no sample could certify before a sample is run."""
-    from assay.analyses.worst_case.document import CERTIFIED
+    from assay.analyses.worst_case.bounds import CERTIFIED
     from assay.stats.percentile_bounds import order_of, share
 
     share(delta, "delta")
@@ -284,7 +284,7 @@ def _certificates(
     result: "WorstCase", percentiles: Sequence[float] | None, delta: float, epsilon: float | None
 ) -> list[dict[str, Any]]:
     """The certificates asked for; for crossed inputs the published bound beside the sound one."""
-    from assay.analyses.worst_case.document import CERTIFIED
+    from assay.analyses.worst_case.bounds import CERTIFIED
 
     crossed = result.sample.pairs is None and not result.sample.enumerated
     methods = (None, "published") if crossed else (None,)

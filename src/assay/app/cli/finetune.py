@@ -193,7 +193,7 @@ def _load(name: str | None) -> "Model":
 
 def _show_plan(loaded: "Model", sets: Any, settings: Any, steps: int, *, as_json: bool) -> None:
     """What a step costs, a backward pass counted as two forward ones."""
-    from assay.analyses.generalization.circuit_loss import SECOND_ORDER
+    from assay.analyses.generalization.live_scores import SECOND_ORDER
 
     inner = (settings.steps - 1) * (4 if settings.variant == SECOND_ORDER else 1)
     if settings.variant == "target_logit":
