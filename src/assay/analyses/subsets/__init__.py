@@ -25,13 +25,7 @@ from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, Line, correlate, fit_line, line_correlation, probit
 from assay.analyses.subsets.model_curve import ModelsNeeded, models_needed
 from assay.analyses.subsets.path import LargestSubset, SelectionPath, default_sizes, selection_path
-from assay.analyses.subsets.permutation import (
-    PermutationNull,
-    aotl_null,
-    correct_over_sets,
-    permutation_null,
-    permute_accuracy,
-)
+from assay.analyses.subsets.permutation import permute_accuracy
 from assay.analyses.subsets.predictions import load_predictions
 from assay.analyses.subsets.prevalence import PrevalenceRow, PrevalenceShift, prevalence_shift
 from assay.analyses.subsets.proposals import text_proposer
@@ -68,7 +62,6 @@ __all__ = [
     "ModelSplit",
     "ModelsNeeded",
     "PackedMatrix",
-    "PermutationNull",
     "PrevalenceRow",
     "PrevalenceShift",
     "PublishedSelections",
@@ -80,11 +73,9 @@ __all__ = [
     "Subset",
     "SubsetDescription",
     "SubsetVerdict",
-    "aotl_null",
     "baseline_rows",
     "class_composition",
     "class_correlations",
-    "correct_over_sets",
     "correlate",
     "cross_fit",
     "default_sizes",
@@ -109,7 +100,6 @@ __all__ = [
     "marginal_indices",
     "models_needed",
     "oodselect",
-    "permutation_null",
     "permute_accuracy",
     "prevalence_shift",
     "probit",

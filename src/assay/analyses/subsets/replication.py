@@ -1,7 +1,7 @@
 """Does a subset come back: example by example, from other models, or from other examples of its kind?"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from assay.analyses.subsets.permutation import (
     Exchange,
     Kind,
     Progress,
-    column_chunks,
     n_workers,
     run_permutations,
 )
@@ -38,6 +37,7 @@ N_HALVES_NULL = 19
 EXAMPLE_FOLDS = 5
 N_BINS = 40
 _LEAST_DF = 1.0
+_COLUMNS = 1 << 21  # entries worked on at a time
 _INNER_FOLDS = 3
 _STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # C of the logistic regression
 _MOST_OTHERS = 20_000  # unselected examples the membership model is trained on
@@ -181,6 +181,13 @@ def slope_p_values(r: Float64[np.ndarray, " n"], df: float | int) -> Float64[np.
     return np.where(np.isnan(r), 1.0, special.stdtr(df, t))
 
 
+def column_chunks(n_examples: int, n_models: int) -> Iterator[Int64[np.ndarray, " k"]]:
+    """Places of examples, so many at a time that a dense chunk over the models stays small."""
+    width = max(1, _COLUMNS // max(n_models, 1))
+    for start in range(0, n_examples, width):
+        yield np.arange(start, min(start + width, n_examples))
+
+
 def _share_negative(r: Float64[np.ndarray, " n"]) -> float:
     varying = r[np.isfinite(r)]
     return float(np.mean(varying < 0)) if len(varying) else math.nan
@@ -235,7 +242,8 @@ def replicate_halves(
     Args:
         selection: With its data; its size, settings and split are used.
         n_permutations: Permutations behind the null, at least 1.
-        kind: As in `permutation_null`.
+        kind: `group` permutes units, `free` models; see `permute_accuracy`. Default: `group` where training
+            runs or families are known.
         seed: Root seed. Default: that of the selection.
         workers: Threads. Default: one per core. The result does not depend on it.
         progress: Called with stage, permutations done and their number.
