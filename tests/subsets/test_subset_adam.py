@@ -14,7 +14,7 @@ from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.adam import AdamParameters, Judge, Relaxation, adam, descend
 from assay.analyses.subsets.layouts import DenseMatrix, PackedMatrix
 from assay.analyses.subsets.line import line_correlation
-from assay.analyses.subsets.swap import Found
+from assay.analyses.subsets.objective import Found
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 
 

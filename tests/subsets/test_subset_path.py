@@ -116,7 +116,7 @@ def test_the_default_grid_fits_what_may_be_selected(planted):
     )
     assert many.sizes == (50, 60)
     with pytest.raises(InputError, match="use solver='swap'"):
-        assay.selection_path(planted.correct, planted.id_accuracy, [5, 9], path="warm", solver="greedy")
+        assay.selection_path(planted.correct, planted.id_accuracy, [5, 9], path="warm", solver="adam")
 
 
 def test_none_is_reported_where_no_size_qualifies():

@@ -24,6 +24,7 @@ from assay.analyses.subsets.distance import distance_scores
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, Line, correlate, fit_line, line_correlation, probit
 from assay.analyses.subsets.model_curve import ModelsNeeded, models_needed
+from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.path import LargestSubset, SelectionPath, default_sizes, selection_path
 from assay.analyses.subsets.permutation import permute_accuracy
 from assay.analyses.subsets.predictions import load_predictions
@@ -41,7 +42,6 @@ from assay.analyses.subsets.replication import (
 from assay.analyses.subsets.selection import Evaluation, Settings, Subset, load_subset, oodselect
 from assay.analyses.subsets.sources import from_estimators, from_frame, from_zoo
 from assay.analyses.subsets.splits import ModelSplit, folds, split_models
-from assay.analyses.subsets.swap import Found
 from assay.analyses.subsets.verdict import CrossFit, SubsetVerdict, cross_fit, judge_sizes
 
 

@@ -17,8 +17,7 @@ from scipy import special
 from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.layouts import Matrix
 from assay.analyses.subsets.line import EPS, probit
-from assay.analyses.subsets.small import check_models, check_objective, exact_correlation
-from assay.analyses.subsets.swap import Found
+from assay.analyses.subsets.objective import Found, check_models, check_objective, exact_correlation
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
 

@@ -19,9 +19,9 @@ from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import Matrix, PackedMatrix, check_device
 from assay.analyses.subsets.line import EPS, Correlation, Line, clip_of, correlate, fit_line, probit
-from assay.analyses.subsets.small import exhaustive, greedy
+from assay.analyses.subsets.objective import OBJECTIVES, Found
 from assay.analyses.subsets.splits import PARTS, ModelSplit, split_models
-from assay.analyses.subsets.swap import Found, swap
+from assay.analyses.subsets.swap import swap
 from assay.circuits import write_atomically
 from assay.core import display
 from assay.core.errors import FileFormatError, InputError, OutputError, ShapeError, unknown_name
@@ -35,13 +35,8 @@ if TYPE_CHECKING:
     from assay.analyses.subsets.composition import ClassComposition
     from assay.analyses.subsets.verdict import SubsetVerdict
 
-SOLVERS: Mapping[str, Callable[..., Found]] = {
-    "swap": swap,
-    "adam": adam,
-    "greedy": greedy,
-    "exhaustive": exhaustive,
-}
-OBJECTIVES = ("r", "r2")
+SOLVERS: Mapping[str, Callable[..., Found]] = {"swap": swap, "adam": adam}
+REFERENCES = ("greedy", "exhaustive")  # solvers of the tests
 PATHS = ("independent", "warm", "nested")
 KIND, SCHEMA = "subset", "assay-selection/1"
 _SET_HERE = frozenset(
@@ -56,7 +51,7 @@ class Settings:
     """How subsets are selected, apart from data, size and split.
 
     Attributes:
-        solver: `swap`, `adam`, `greedy` or `exhaustive`.
+        solver: `swap` or `adam`.
         objective: `r`: the most negative correlation; `r2`: the weakest.
         strata: Stratum of each example `[N]`: each keeps its share; None for no quotas.
         strata_name: What the strata are, for the record.
@@ -586,7 +581,7 @@ def oodselect(
         correct: X, models by examples: 1 where a model is right; or `CorrectnessData`.
         id_accuracy: y: in-distribution accuracy of each model, a share; None with data.
         size: S: examples to select, 1 to N.
-        solver: `swap` (default), `adam` (the paper's), `greedy` or `exhaustive` (small cases).
+        solver: `swap` (default) or `adam` (the paper's).
         split: Parts of the models; see `split_models`.
         compat: The authors' random split of the models.
         seed: Root seed of split and solver.
@@ -702,6 +697,11 @@ def make_settings(
     clip_of(clip, 2, eps)
     if seed < 0:
         raise InputError(f"seed is {seed}; 0 or more is needed")
+    if solver in REFERENCES:
+        raise InputError(
+            f"solver is {solver!r}; greedy and exhaustive are test references now. Use 'swap' (the default) "
+            "or 'adam' (as published)"
+        )
     if solver not in SOLVERS:
         raise unknown_name("solver", solver, SOLVERS)
     if objective not in OBJECTIVES:
