@@ -89,7 +89,7 @@ def test_every_room_asks_here(groups: Path) -> None:
     from assay import execution
     from assay.analyses.subsets import archive, layouts
     from assay.analyses.subsets.permutation import n_workers
-    from assay.analyses.subsets.selection import Settings
+    from assay.analyses.subsets.settings import Settings
     from assay.core import untrusted
     from assay.pipeline.limits import Limits
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -218,6 +219,15 @@ def test_constraints_survive_the_file(planted, tmp_path):
     again = assay.load_subset(sub.save(tmp_path / "subset.json"), sub.data)
     assert again.settings.record() == sub.settings.record()
     assert again.id == sub.id
+
+
+def test_a_file_of_the_first_release_is_read(tmp_path):
+    kept = Path(__file__).with_name("subset-1.json")
+    again = assay.load_subset(kept)
+    assert again.sweep == (6, 9)
+    assert again.settings.allowed.sum() == 54
+    assert again.judged
+    assert again.to_dict() == json.loads(kept.read_text())
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.distance import distance_scores
 from assay.analyses.subsets.layouts import Matrix
 from assay.analyses.subsets.line import EPS, N_RESAMPLES, Correlation, clip_of, correlate, line_correlations
+from assay.analyses.subsets.members import interval_units
 from assay.analyses.subsets.objective import marginal_scores
-from assay.analyses.subsets.selection import Problem, interval_units
+from assay.analyses.subsets.problem import Problem
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
 from assay.core.record import Record

@@ -1,4 +1,4 @@
-"""What a selection finds where nothing is: the whole selection, run again under permuted accuracies."""
+"""Permutations of in-distribution accuracies, reruns under them, and the p-values that follow."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +10,17 @@ from jaxtyping import Float64, Int64
 from scipy import special
 
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.layouts import Matrix
-from assay.analyses.subsets.line import clip_of, line_correlation, probit
-from assay.analyses.subsets.selection import Problem, Settings, check_size
-from assay.analyses.subsets.splits import ModelSplit, unit_codes
+from assay.analyses.subsets.line import probit
+from assay.analyses.subsets.problem import Progress
+from assay.analyses.subsets.settings import Settings
+from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.machine import usable_cores
 from assay.core.random import stream
 
 
 Kind = Literal["free", "group"]
-Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
-Sizes = Sequence[int] | Int64[np.ndarray, " n_sizes"]
 
 KINDS = ("free", "group")
 N_PERMUTATIONS = 99
@@ -157,49 +155,6 @@ class Exchange:
 # ------------------------------------------------------------------------------------- running it again
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Parts:
-    """A selection problem and the rows of its test models: matrices made once, shared by all reruns."""
-
-    problem: Problem
-    test: Matrix
-
-    @classmethod
-    def of(cls, data: CorrectnessData, split: ModelSplit, settings: Settings) -> "Parts":
-        """The matrices of a split, laid out as the settings ask."""
-        return cls(
-            problem=Problem.of(data, split, settings),
-            test=data.matrix(split.test, layout=settings.layout, device=settings.device),
-        )
-
-    @property
-    def split(self) -> ModelSplit:
-        """The parts of the models."""
-        return self.problem.split
-
-    def select(self, id_accuracy: Float64[np.ndarray, " m"], size: int) -> Int64[np.ndarray, " size"]:
-        """One run of the solver on the training and validation models, under these accuracies."""
-        return self.problem.solve(size, id_accuracy=id_accuracy).indices
-
-    def accuracy(self, examples: Int64[np.ndarray, " size"], part: str = "test") -> Float64[np.ndarray, " n"]:
-        """Accuracy of the models of a part on examples."""
-        matrix = {"train": self.problem.train, "validation": self.problem.validation, "test": self.test}[part]
-        return np.asarray(matrix.count(examples), dtype=np.float64) / len(examples)
-
-    def correlation(
-        self,
-        examples: Int64[np.ndarray, " size"],
-        id_accuracy: Float64[np.ndarray, " m"],
-        part: str = "test",
-    ) -> float:
-        """R of a part on examples; NaN where it is undefined."""
-        settings = self.problem.settings
-        eps = clip_of(settings.clip, len(examples), settings.eps)
-        return line_correlation(
-            id_accuracy[self.split.part(part)], self.accuracy(examples, part), eps=eps, id_eps=settings.eps
-        )
-
-
 def n_workers(workers: int | None, settings: Settings) -> int:
     """Threads to use: as asked, else one per available core; one where an accelerator does the work."""
     if workers is not None and workers < 1:
@@ -293,15 +248,3 @@ def permutation_p(
     defined = ~np.isnan(observed)
     total = len(null) + 1
     return np.where(defined, (1 + same) / total, np.nan), np.where(defined, (1 + anywhere) / total, np.nan)
-
-
-def checked_sizes(size: int | Sizes, n_examples: int) -> tuple[int, ...]:
-    """One size or several, as a tuple.
-
-    Raises:
-        InputError: For no size, or one outside [1, N].
-    """
-    sizes = (int(size),) if isinstance(size, int | np.integer) else tuple(size)
-    if not sizes:
-        raise InputError("no size given; at least one is needed")
-    return tuple(check_size(each, n_examples) for each in sizes)

@@ -11,7 +11,7 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.subsets.composition import class_composition, coded_labels
 from assay.analyses.subsets.consistency import positions
-from assay.analyses.subsets.selection import Subset
+from assay.analyses.subsets.members import SelectedExamples
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
 from assay.core.record import Record, plain
@@ -230,7 +230,7 @@ def prevalence_shift(
             f"level={level}, q={q}, n_resamples={n_resamples}; shares between 0 and 1 and at least one "
             "resample are needed"
         )
-    if isinstance(indices, Subset):
+    if isinstance(indices, SelectedExamples):
         if labels is not None:
             raise InputError("labels= goes with positions; a selection has those of its data")
         data, chosen_from = indices.require_data("a comparison with the pool"), indices.settings.allowed

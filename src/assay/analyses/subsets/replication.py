@@ -14,14 +14,14 @@ from assay.analyses.subsets.consistency import consistency_within
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import Matrix
 from assay.analyses.subsets.line import Correlation, correlate, probit
+from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.permutation import (
     Exchange,
     Kind,
-    Progress,
     n_workers,
     run_permutations,
 )
-from assay.analyses.subsets.selection import Problem, Subset
+from assay.analyses.subsets.problem import Problem, Progress
 from assay.analyses.subsets.splits import halves
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
@@ -86,7 +86,7 @@ class ExampleReplication(Record):
         return slope_p_values(self.r, self.degrees_of_freedom)
 
 
-def replicate_examples(selection: Subset, *, level: float = LEVEL) -> ExampleReplication:
+def replicate_examples(selection: SelectedExamples, *, level: float = LEVEL) -> ExampleReplication:
     """Test every selected example, and every other one, on the models that took no part in selecting.
 
     r_j = correlation over test models of X_j with probit(y); one-sided t test of r_j < 0 with n_eff - 2
@@ -226,7 +226,7 @@ class HalfReplication(Record):
 
 
 def replicate_halves(
-    selection: Subset,
+    selection: SelectedExamples,
     *,
     n_permutations: int = N_HALVES_NULL,
     kind: Kind | None = None,
@@ -335,7 +335,7 @@ class ExampleHoldout(Record):
 
 
 def example_holdout(
-    selection: Subset,
+    selection: SelectedExamples,
     features: str | Float64[np.ndarray, "n d"] | np.ndarray | Sequence[str] | None = None,
     *,
     folds: int = EXAMPLE_FOLDS,
