@@ -10,15 +10,13 @@ from planted_subsets import planted_matrix
 from scipy import stats as scipy_stats
 
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.layouts import as_matrix
+from assay.analyses.subsets.holdout import ExampleHoldout, example_features, example_holdout
 from assay.analyses.subsets.line import probit
+from assay.analyses.subsets.placement import as_matrix
 from assay.analyses.subsets.replication import (
-    ExampleHoldout,
     ExampleReplication,
     HalfReplication,
     example_correlations,
-    example_features,
-    example_holdout,
     replicate_examples,
     replicate_halves,
     slope_p_values,

@@ -11,9 +11,9 @@ from planted_subsets import planted_matrix
 from scipy.special import ndtr, ndtri
 
 from assay.analyses.subsets._exchange import stratum_quota
-from assay.analyses.subsets.layouts import as_matrix
 from assay.analyses.subsets.line import line_correlation
 from assay.analyses.subsets.objective import Found, line_gradient, marginal_scores, unit_probit
+from assay.analyses.subsets.placement import as_matrix
 from assay.analyses.subsets.swap import KAPPAS, swap
 from assay.core.errors import AssayWarning, InputError, ShapeError
 

@@ -10,18 +10,20 @@ the authors of the method judge this step unreliable, and with good reason.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int64
 
-from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.phrase_scores import PhraseScore, Ranker, score_phrases
 from assay.analyses.subsets.proposals import LONGEST_PHRASE, Captioner, Proposer, caption_prompt
 from assay.core.errors import InputError, ShapeError
 from assay.core.random import stream
 from assay.core.record import Record
 
+
+if TYPE_CHECKING:
+    from assay.analyses.subsets.members import SelectedExamples
 
 N_IMAGES, N_CAPTIONS, N_PHRASES = 200, 25, 25
 
@@ -181,7 +183,7 @@ def describe_subset(
 
 
 def describe_selection(
-    selection: SelectedExamples, images: Images | None = None, **options: Any
+    selection: "SelectedExamples", images: Images | None = None, **options: Any
 ) -> SubsetDescription:
     """`describe_subset` of a selection against the examples of its pool that were not selected.
 

@@ -12,10 +12,10 @@ from jaxtyping import Float64, Int64
 from assay.analyses.subsets.baselines import BaselineRow
 from assay.analyses.subsets.composition import ClassCorrelation, class_composition, class_correlations
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.layouts import as_matrix
 from assay.analyses.subsets.line import clip_of, fit_line
 from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.model_curve import models_needed
+from assay.analyses.subsets.placement import as_matrix
 from assay.analyses.subsets.prevalence import LABEL, prevalence_shift
 from assay.analyses.subsets.replication import (
     example_correlations,

@@ -168,6 +168,14 @@ def check_models(
     return unit_probit(id_accuracy, eps=eps, name=name)
 
 
+def check_same_examples(train: Matrix, validation: Matrix) -> None:
+    """Raises `ShapeError` unless both parts of the models have the same examples."""
+    if validation.n_examples != train.n_examples:
+        raise ShapeError(
+            f"validation has {validation.n_examples} examples, train {train.n_examples}; both need the same"
+        )
+
+
 def exact_correlation(
     matrix: Matrix | None,
     id_accuracy: Float64[np.ndarray, " m"] | None,

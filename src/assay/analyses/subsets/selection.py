@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
+from assay.analyses.subsets._saved import SCHEMA, SubsetFile
 from assay.analyses.subsets.baselines import baseline_rows
 from assay.analyses.subsets.composition import ClassComposition, class_composition
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
 from assay.analyses.subsets.evaluation import Evaluation, evaluate_models
 from assay.analyses.subsets.layouts import PackedMatrix
-from assay.analyses.subsets.line import EPS, Correlation, correlate
+from assay.analyses.subsets.line import EPS, correlate
 from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance, interval_units
 from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.problem import Problem, Progress, check_size, make_problem
@@ -26,63 +26,14 @@ from assay.analyses.subsets.verdict import SubsetVerdict, judge_sizes
 from assay.circuits import write_atomically
 from assay.core import display
 from assay.core.errors import FileFormatError, InputError, OutputError
-from assay.core.record import Record, library_version
+from assay.core.record import library_version
 from assay.core.untrusted import MALFORMED, parse_json
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = "assay-selection/1"
 DOCUMENT_SCHEMA = "assay-subset/1"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SubsetFile(Record):
-    """A subset in a file: everything but the data.
-
-    Attributes:
-        id: Hash of the provenance.
-        size: Examples selected.
-        indices: Their places, most harmful first.
-        example_ids: Their names.
-        scores: What they are ordered by.
-        correlation: On the subset, for each part of the models.
-        full: On all examples.
-        trace: What the solver passed through.
-        arrays: Strata, and places of allowed and included examples.
-        verdict: None where it was not asked for.
-        provenance: How the subset came to be.
-    """
-
-    record_kind = KIND
-    record_schema = SCHEMA
-
-    id: str
-    size: int
-    indices: Int64[np.ndarray, " size"]
-    example_ids: tuple[str, ...]
-    scores: Float64[np.ndarray, " size"]
-    correlation: Mapping[str, Correlation]
-    full: Mapping[str, Correlation]
-    trace: tuple[Mapping[str, Any], ...]
-    arrays: Mapping[str, Int64[np.ndarray, " _"]]
-    verdict: SubsetVerdict | None
-    provenance: SubsetProvenance
-
-    def check(self) -> None:
-        """Raises `FileFormatError` unless indices and ids name one set of the examples."""
-        indices, n_examples = self.indices, self.provenance.data["n_examples"]
-        if (
-            len(self.example_ids) != len(indices)
-            or len(np.unique(indices)) != len(indices)
-            or not len(indices)
-        ):
-            raise FileFormatError(
-                f"{len(indices)} indices and {len(self.example_ids)} example ids do not name one set"
-            )
-        if indices.min() < 0 or indices.max() >= n_examples:
-            raise FileFormatError(f"an index lies outside the {n_examples} examples")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

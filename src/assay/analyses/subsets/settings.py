@@ -11,9 +11,9 @@ from jaxtyping import Int64
 
 from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.layouts import check_device
 from assay.analyses.subsets.line import EPS, clip_of
 from assay.analyses.subsets.objective import OBJECTIVES, Found
+from assay.analyses.subsets.placement import check_device
 from assay.analyses.subsets.swap import swap
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.record import plain

@@ -28,10 +28,11 @@ from assay.analyses.subsets.objective import (
     centred,
     check_models,
     check_objective,
+    check_same_examples,
     line_gradient,
     marginal_scores,
 )
-from assay.core.errors import AssayWarning, InputError, ShapeError
+from assay.core.errors import AssayWarning, InputError
 
 
 KAPPAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)  # rho in units of ||u||^2 at the start
@@ -161,10 +162,7 @@ def _held_out(
         return None
     if id_validation is None:
         raise InputError("validation came without id_validation, the in-distribution accuracy of its models")
-    if validation.n_examples != train.n_examples:
-        raise ShapeError(
-            f"validation has {validation.n_examples} examples, train {train.n_examples}; both need the same"
-        )
+    check_same_examples(train, validation)
     return _Side(validation, id_validation, size, eps, "id_validation")
 
 

@@ -153,13 +153,7 @@ def judge_sizes(
         )
     settings = selections[0].settings
     seed = settings.seed if seed is None else seed
-    record = settings.record()
-    for other in selections[1:]:
-        if other.settings.record() != record:
-            raise InputError(
-                f"selections of size {selections[0].size} and {other.size} were made with different "
-                "settings; judge them apart"
-            )
+    _check_alike(selections)
     sizes = check_sizes([each.size for each in selections], data.n_examples)
     plan = plan_folds(data, folds)
     if plan.splits is None:
@@ -188,10 +182,8 @@ def judge_sizes(
     null = np.stack(drawn)
     p_unadjusted, p_adjusted = permutation_p(fit.r, null)
     counts = reached(fit.r, null)[1]
-    defined = np.isfinite(null).any(axis=1)
-    lowest = np.full(len(null), np.nan)
-    lowest[defined] = np.nanmin(null[defined], axis=1)
-    found = []
+    lowest = _lowest(null)
+    verdicts = []
     for column, selection in enumerate(selections):
         verdict = replace(
             untested(data, selection, plan, sizes),
@@ -209,7 +201,7 @@ def judge_sizes(
         )
         reasons = _reasons(data, selection, verdict, int(counts[column]), n_permutations)
         supported = not reasons
-        found.append(
+        verdicts.append(
             replace(
                 verdict,
                 status="supported" if supported else "inconclusive",
@@ -218,7 +210,25 @@ def judge_sizes(
                 notes=plan.notes + _notes(selection, verdict, n_permutations),
             )
         )
-    return tuple(found)
+    return tuple(verdicts)
+
+
+def _check_alike(selections: Sequence[SelectedExamples]) -> None:
+    """Raises `InputError` unless all selections were made with the same settings."""
+    for other in selections[1:]:
+        if other.settings.record() != selections[0].settings.record():
+            raise InputError(
+                f"selections of size {selections[0].size} and {other.size} were made with different "
+                "settings; judge them apart"
+            )
+
+
+def _lowest(null: Float64[np.ndarray, "n_permutations k"]) -> Float64[np.ndarray, " n_permutations"]:
+    """Lowest R_cf over the sizes of each rerun; NaN where undefined in all."""
+    defined = np.isfinite(null).any(axis=1)
+    lowest = np.full(len(null), np.nan)
+    lowest[defined] = np.nanmin(null[defined], axis=1)
+    return lowest
 
 
 def untested(
