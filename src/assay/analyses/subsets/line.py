@@ -253,12 +253,11 @@ def correlate(
     ood_eps = clip_of(clip, size, eps)
     r = line_correlation(x, y, eps=ood_eps, id_eps=eps)
     names = np.unique(units)
-    frac_clipped = float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan
     common: dict[str, Any] = {
         "level": level,
         "n": len(x),
         "n_units": len(names),
-        "frac_clipped": frac_clipped,
+        "frac_clipped": float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan,
     }
     if math.isnan(r):
         value = 0.0 if on_degenerate == "zero" else math.nan

@@ -145,15 +145,9 @@ def judge_sizes(
         The paper has no such test. Phipson and Smyth (2010), doi:10.2202/1544-6115.1585 (p-values);
         Westfall and Young (1993) (the minimum over sizes).
     """
-    if not selections:
-        raise InputError("no selection to judge; give at least one")
-    if n_permutations < 1:
-        raise InputError(
-            f"n_permutations is {n_permutations}; at least 1 is needed, {N_PERMUTATIONS} by default"
-        )
+    _check(selections, n_permutations)
     settings = selections[0].settings
     seed = settings.seed if seed is None else seed
-    _check_alike(selections)
     sizes = check_sizes([each.size for each in selections], data.n_examples)
     plan = plan_folds(data, folds)
     if plan.splits is None:
@@ -213,8 +207,14 @@ def judge_sizes(
     return tuple(verdicts)
 
 
-def _check_alike(selections: Sequence[SelectedExamples]) -> None:
-    """Raises `InputError` unless all selections were made with the same settings."""
+def _check(selections: Sequence[SelectedExamples], n_permutations: int) -> None:
+    """Raises `InputError` unless there are selections, all with the same settings, and permutations."""
+    if not selections:
+        raise InputError("no selection to judge; give at least one")
+    if n_permutations < 1:
+        raise InputError(
+            f"n_permutations is {n_permutations}; at least 1 is needed, {N_PERMUTATIONS} by default"
+        )
     for other in selections[1:]:
         if other.settings.record() != selections[0].settings.record():
             raise InputError(
