@@ -38,9 +38,11 @@ from typing import Any
 import numpy as np
 import scipy
 
-from assay.analyses.subsets.layouts import DenseMatrix, Matrix, PackedMatrix, as_matrix
+from assay.analyses.subsets.layouts import DenseMatrix, Matrix, PackedMatrix
 from assay.analyses.subsets.line import line_correlation
-from assay.analyses.subsets.swap import Found, swap
+from assay.analyses.subsets.objective import Found
+from assay.analyses.subsets.placement import as_matrix
+from assay.analyses.subsets.swap import swap
 from assay.core.random import stream
 
 

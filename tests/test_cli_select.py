@@ -230,6 +230,7 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--sizes", "20,20"], "size 20 is given more than once"),
         (["--size", "201"], "size is 201; between 1 and the 200 examples"),
         (["--solver", "swop"], "did you mean 'swap'"),
+        (["--solver", "greedy"], "test references now"),
         (["--split", "grup"], "did you mean 'group'"),
         (["--path", "warmish"], "did you mean 'warm'"),
         (["--strata", "lihgt"], "did you mean 'light'"),

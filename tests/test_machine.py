@@ -87,9 +87,9 @@ def test_every_room_asks_here(groups: Path) -> None:
     import torch
 
     from assay import execution
-    from assay.analyses.subsets import archive, layouts
+    from assay.analyses.subsets import _contents, archive, layouts
     from assay.analyses.subsets.permutation import n_workers
-    from assay.analyses.subsets.selection import Settings
+    from assay.analyses.subsets.settings import Settings
     from assay.core import untrusted
     from assay.pipeline.limits import Limits
 
@@ -99,7 +99,7 @@ def test_every_room_asks_here(groups: Path) -> None:
     assert Limits(threads=1).n_workers == 3
     assert n_workers(None, Settings()) == 3
     assert execution.forward.free_memory(torch.device("cpu")) == GIB
-    assert {each.free_memory for each in (archive, layouts, untrusted)} == {free_memory}
+    assert {each.free_memory for each in (_contents, archive, layouts, untrusted)} == {free_memory}
 
 
 def test_a_system_without_control_groups_has_no_limits(groups: Path, tmp_path: Path) -> None:

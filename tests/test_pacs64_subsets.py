@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from assay.analyses.subsets import CorrectnessData, oodselect
+from assay.analyses.subsets._exchange import stratum_quota
+from assay.analyses.subsets.crossfit import combine
 from assay.analyses.subsets.line import correlate, fit_line, line_correlation
 from assay.analyses.subsets.splits import folds, split_models, unit_codes
-from assay.analyses.subsets.swap import stratum_quota
-from assay.analyses.subsets.verdict import combine
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent

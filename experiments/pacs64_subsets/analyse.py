@@ -19,10 +19,10 @@ from images import read as read_images
 
 from assay import save_report
 from assay.analyses.subsets import CorrectnessData, SelectionPath, selection_path
+from assay.analyses.subsets.crossfit import cross_fit
 from assay.analyses.subsets.line import correlate
 from assay.analyses.subsets.model_curve import models_needed
 from assay.analyses.subsets.replication import example_correlations, replicate_examples, replicate_halves
-from assay.analyses.subsets.verdict import cross_fit
 from assay.core.record import plain
 
 

@@ -27,8 +27,10 @@ import numpy as np
 from structures import N_EXAMPLES, N_MODELS, PLANTED, SIZE, STRUCTURES, Drawn, draw
 
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.permutation import Exchange, Parts
-from assay.analyses.subsets.selection import Settings, make_selection
+from assay.analyses.subsets.permutation import Exchange
+from assay.analyses.subsets.problem import Problem
+from assay.analyses.subsets.selection import make_selection
+from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import split_models
 from assay.analyses.subsets.verdict import judge_sizes
 from assay.stats import clopper_pearson
@@ -69,8 +71,8 @@ def judge_split(data: CorrectnessData, kind: str, seed: int, drawn: Drawn, *, pe
     """The tests that one split of the models allows; the product's verdict where its units are disjoint."""
     split = split_models(data.n_models, split=kind, groups=data.groups, seed=seed)
     settings = Settings(seed=seed)
-    parts = Parts.of(data, split, settings)
-    selection = make_selection(parts.problem, parts.problem.solve(SIZE))
+    problem = Problem.of(data, split, settings)
+    selection = make_selection(problem, problem.solve(SIZE))
     test = selection.correlation["test"]
     record: Record = {
         "train": selection.correlation["train"].r,
@@ -81,7 +83,7 @@ def judge_split(data: CorrectnessData, kind: str, seed: int, drawn: Drawn, *, pe
         "precision": float(np.isin(selection.indices, drawn.planted).mean()),
     }
     for permutation in ("free", "group") if permuted else ():
-        record[permutation] = significant(parts, Exchange.of(data, permutation), test.r, seed)
+        record[permutation] = significant(problem, Exchange.of(data, permutation), test.r, seed)
     if kind == "group":
         verdict = judge_sizes(
             data, (selection,), n_permutations=N_PERMUTATIONS, seed=seed, workers=1, batch=1
@@ -100,12 +102,12 @@ def judge_split(data: CorrectnessData, kind: str, seed: int, drawn: Drawn, *, pe
     return rounded(record)
 
 
-def significant(parts: Parts, exchange: Exchange, observed: float, seed: int) -> bool:
+def significant(problem: Problem, exchange: Exchange, observed: float, seed: int) -> bool:
     """Whether p <= 0.05: none of 19 reruns under permuted accuracies comes out as low. Stops at the first."""
-    y = parts.problem.data.id_accuracy
+    y = problem.data.id_accuracy
     for place in range(N_PERMUTATIONS):
         permuted = exchange.draw(y, seed, place)
-        if not parts.correlation(parts.select(permuted, SIZE), permuted) > observed:
+        if not problem.correlation(problem.solve(SIZE, id_accuracy=permuted).indices, permuted) > observed:
             return False
     return True
 

@@ -374,7 +374,7 @@ def _(folder: Path) -> Path:
 
 
 def _read_predictions(folder: Path) -> object:
-    from assay.analyses.subsets.predictions import load_predictions
+    from assay.analyses.subsets import load_predictions
 
     return load_predictions(folder, ood_env=2)
 

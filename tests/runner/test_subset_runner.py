@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
 from assay.analyses.subsets import CorrectnessData, default_sizes
-from assay.analyses.subsets.selection import Problem
+from assay.analyses.subsets.problem import Problem
 from assay.core.errors import FileFormatError, InputError
 from assay.pipeline.subset_data import DIGITS_SIZES, read_data
 from assay.pipeline.subsets import (
@@ -386,7 +386,7 @@ def test_the_solver_runs_as_often_as_planned(
 def test_sizes_are_sorted_and_checked() -> None:
     assert checked_sizes([30, 10], 40) == (10, 30)
     assert checked_sizes(None, 40) == default_sizes(40)
-    with pytest.raises(InputError, match="no size is given"):
+    with pytest.raises(InputError, match="sizes is empty"):
         checked_sizes([], 40)
     with pytest.raises(InputError, match="size 10 is given more than once"):
         checked_sizes([10, 20, 10], 40)

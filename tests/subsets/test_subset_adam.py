@@ -9,19 +9,21 @@ from goldens import SMALL, arrays, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assay.analyses.subsets import _descent
 from assay.analyses.subsets import adam as module
+from assay.analyses.subsets._descent import AdamParameters, AdamTarget, Judge, Relaxation, descend
 from assay.analyses.subsets._exchange import Pool
-from assay.analyses.subsets.adam import AdamParameters, Judge, Relaxation, adam, descend
+from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.layouts import DenseMatrix, PackedMatrix
 from assay.analyses.subsets.line import line_correlation
-from assay.analyses.subsets.swap import Found
+from assay.analyses.subsets.objective import Found
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 
 
 def relaxation(correct, id_accuracy, size, penalty="softplus", objective="r"):
     return Relaxation(
         correct=torch.from_numpy(correct).double(),
-        target=module._Target.of(id_accuracy, 1e-6),
+        target=AdamTarget.of(id_accuracy, 1e-6),
         size=size,
         penalty=penalty,
         objective=objective,
@@ -31,7 +33,7 @@ def relaxation(correct, id_accuracy, size, penalty="softplus", objective="r"):
 def judge(correct, id_accuracy, size, objective="r"):
     return Judge(
         correct=torch.from_numpy(correct).double(),
-        target=module._Target.of(id_accuracy, 1e-6),
+        target=AdamTarget.of(id_accuracy, 1e-6),
         pool=Pool(correct.shape[1], size, locked={}),
         objective=objective,
     )
@@ -163,7 +165,7 @@ def test_gradients_are_those_of_the_loss(data):
 def test_a_clipped_model_pulls_nothing():
     correct = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.uint8)
     id_accuracy = np.array([0.5, 0.6, 0.7, 0.8])
-    _, slope = module._Target.of(id_accuracy, 1e-6).correlation(correct.mean(axis=1))
+    _, slope = AdamTarget.of(id_accuracy, 1e-6).correlation(correct.mean(axis=1))
     assert slope[0] == 0
     assert slope[3] == 0
     assert slope[1] < 0 < slope[2]
@@ -179,7 +181,7 @@ def test_largest_entries_equal_a_stable_sort(data):
     drawn = st.lists(st.integers(-3, 3), min_size=rows * n, max_size=rows * n)
     found = np.array(data.draw(drawn), dtype=np.float32).reshape(rows, n)
     count = data.draw(st.integers(0, n))
-    chosen = module._largest(found, count)
+    chosen = _descent._largest(found, count)
     for row, mask in zip(found, chosen, strict=True):
         assert np.flatnonzero(mask).tolist() == sorted(np.argsort(-row, kind="stable")[:count].tolist())
 
@@ -419,7 +421,7 @@ def test_matrices_too_large_for_floating_point_are_refused(problem, monkeypatch)
 
 def test_the_ridge_makes_constant_accuracies_uncorrelated():
     id_accuracy = np.array([0.5, 0.6, 0.7, 0.8])
-    target = module._Target.of(id_accuracy, 1e-6)
+    target = AdamTarget.of(id_accuracy, 1e-6)
     assert target.correlation(np.zeros(4))[0] == 0
     accuracy = np.array([[0.1, 0.3, 0.2, 0.4], [0.4, 0.2, 0.3, 0.1]])
     exact = [line_correlation(id_accuracy, row) for row in accuracy]

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from assay.analyses.subsets import archive
-from assay.analyses.subsets.archive import load_correctness, save_correctness
+from assay.analyses.subsets import _contents, archive, load_correctness, parquet, save_correctness
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.core.errors import (
@@ -199,7 +198,7 @@ def test_a_matrix_too_large_for_memory_is_packed_while_it_is_read(
     data = CorrectnessData.of(rng.integers(0, 2, size=(203, 37), dtype=np.uint8), rng.random(203))
     save_correctness(data, tmp_path / f"data.{suffix}")
     monkeypatch.setattr(archive, "_BLOCK", block)
-    monkeypatch.setattr(archive, "free_memory", lambda: 203 * 37 * 2 - 1)
+    monkeypatch.setattr(_contents, "free_memory", lambda: 203 * 37 * 2 - 1)
     read = load_correctness(tmp_path / f"data.{suffix}")
     assert isinstance(read.correct, PackedMatrix)
     assert read.hash == data.hash
@@ -212,7 +211,7 @@ def test_a_matrix_that_does_not_fit_even_packed_is_refused(
 ) -> None:
     data = CorrectnessData.of(np.tile(CORRECT, (40, 120)), np.tile(ACCURACY, 40))
     save_correctness(data, tmp_path / f"data.{suffix}")
-    monkeypatch.setattr(archive, "free_memory", lambda: 15_000)
+    monkeypatch.setattr(_contents, "free_memory", lambda: 15_000)
     with pytest.raises(InputError, match="200 models and 360 examples does not fit: even packed"):
         load_correctness(tmp_path / f"data.{suffix}")
 
@@ -223,6 +222,7 @@ def test_a_matrix_too_large_in_column_order_is_refused(
     path = write(
         tmp_path / "data.npz", X=np.asfortranarray(np.tile(CORRECT, (40, 40))), y=np.tile(ACCURACY, 40)
     )
+    monkeypatch.setattr(_contents, "free_memory", lambda: 40_000)
     monkeypatch.setattr(archive, "free_memory", lambda: 40_000)
     with pytest.raises(InputError, match="row order, or X_bits"):
         load_correctness(path)
@@ -398,7 +398,7 @@ def test_a_matrix_shorter_than_it_says_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["missing.npz", "missing.parquet"])
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FileFormatError, match=f"{name} is no file"):
+    with pytest.raises(FileFormatError, match=f"{name} is not a file"):
         load_correctness(tmp_path / name)
 
 
@@ -488,7 +488,7 @@ def test_models_of_one_name_are_refused_before_they_could_be_columns() -> None:
 def test_an_embedding_too_large_for_parquet_metadata_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "_LARGEST_METADATA", 100)
+    monkeypatch.setattr(parquet, "_LARGEST_METADATA", 100)
     with pytest.raises(InputError, match=r"save as \.npz"):
         save_correctness(full_data(), tmp_path / "data.parquet")
 
@@ -497,6 +497,6 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr("assay.analyses.subsets.archive.importlib.import_module", missing)
+    monkeypatch.setattr("assay.analyses.subsets.parquet.importlib.import_module", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'assay\[parquet\]'"):
         save_correctness(full_data(), tmp_path / "data.parquet")

@@ -25,7 +25,8 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.distance import distance_scores
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import correlate, line_correlation
-from assay.analyses.subsets.selection import Problem, Settings
+from assay.analyses.subsets.problem import Problem
+from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import ModelSplit, split_models
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.core.random import stream

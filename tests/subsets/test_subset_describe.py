@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats
 from sklearn.datasets import load_digits
 
 from assay.analyses.subsets.describe import SubsetDescription, describe_selection, describe_subset
-from assay.analyses.subsets.proposals import caption_each, caption_prompt, parse_phrases, text_proposer
+from assay.analyses.subsets.proposals import caption_prompt, parse_phrases, text_proposer
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 
 
@@ -297,20 +297,6 @@ def test_a_language_model_is_asked_for_properties_other_than_the_class() -> None
     assert "All pictures of both groups show: dog." in asked[1]
     assert caption_prompt("dog").startswith(caption_prompt())
     assert "dog" in caption_prompt("dog")
-
-
-def test_one_unreadable_image_has_no_caption_and_other_errors_pass() -> None:
-    def read(image: int, prompt: str) -> str:
-        if image == 1:
-            raise OSError("truncated")
-        if image == 2:
-            raise RuntimeError("out of memory")
-        return "fine"
-
-    captioner = caption_each(read)
-    assert captioner([0, 1], "?") == ["fine", None]
-    with pytest.raises(RuntimeError, match="out of memory"):
-        captioner([2], "?")
 
 
 # -------------------------------------------------------------------------------------------- wrong use

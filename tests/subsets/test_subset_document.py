@@ -16,12 +16,12 @@ from type_checks import no_type_checks
 
 from assay.analyses.subsets import document as subset_document
 from assay.analyses.subsets.consistency import selection_consistency
+from assay.analyses.subsets.crossfit import cross_fit
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.document import path_document, selection_document, thumbnail
+from assay.analyses.subsets.document import thumbnail
 from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.path import SelectionPath, selection_path
 from assay.analyses.subsets.selection import Subset, load_subset, oodselect
-from assay.analyses.subsets.verdict import cross_fit
 from assay.core.errors import InputError
 from assay.report import figures, save_report
 
@@ -64,7 +64,7 @@ def path() -> SelectionPath:
 def of_path() -> dict[str, Any]:
     judged = path()
     with no_type_checks():
-        return path_document(judged, n_halves=2)
+        return judged.to_document(n_halves=2)
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def selection(*, bare: bool = False) -> Subset:
 
 @functools.cache
 def of_selection(*, bare: bool = False) -> dict[str, Any]:
-    return selection_document(selection(bare=bare), n_halves=0)
+    return selection(bare=bare).to_document(n_halves=0)
 
 
 def test_documents_are_finite_json() -> None:
@@ -167,7 +167,7 @@ def test_lines_are_those_of_the_test_models() -> None:
 
 def test_the_whole_pool_has_no_rest() -> None:
     whole = path()[N_EXAMPLES]
-    document = selection_document(whole, n_halves=0)
+    document = whole.to_document(n_halves=0)
     assert document["models"]["rest"] is None
     assert document["lines"]["rest"] is None
     assert document["examples"]["others"] == []
@@ -194,7 +194,7 @@ def test_prevalence_covers_classes_text_and_numbers() -> None:
 def test_a_fact_named_label_stands_beside_the_labels() -> None:
     named = dataclasses.replace(data(), meta={"label": data().meta["place"]})
     found = dataclasses.replace(selection(), data=named)
-    rows = selection_document(found, n_halves=0)["prevalence"]["rows"]
+    rows = found.to_document(n_halves=0)["prevalence"]["rows"]
     assert {row["attribute"] for row in rows} == {"label", "label (fact)"}
 
 
@@ -247,7 +247,7 @@ def test_too_few_training_units_to_halve_give_the_reason() -> None:
     given = {"train": range(4), "validation": range(24, 48), "test": range(48, 72)}
     few = oodselect(data(), size=40, split=given)
     few.keep_verdict(selection().verdict)
-    found = selection_document(few, n_halves=1)["halves"]
+    found = few.to_document(n_halves=1)["halves"]
     assert found["overlap"] is None
     assert found["reason"]
 
@@ -284,7 +284,7 @@ def test_what_was_not_allowed_is_part_of_no_comparison() -> None:
     chosen = oodselect(known, size=40, allowed=allowed)
     with no_type_checks():
         chosen.judge(n_permutations=19, folds=3, workers=1)
-        document = selection_document(chosen, n_halves=2)
+        document = chosen.to_document(n_halves=2)
     # By hand: shares of the pool are those of the 120 examples that could be selected.
     shares = np.bincount(known.labels[allowed], minlength=3) / allowed.sum()
     np.testing.assert_allclose(document["composition"]["pool"], shares)

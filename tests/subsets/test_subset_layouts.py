@@ -8,15 +8,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from assay.analyses.subsets import layouts
-from assay.analyses.subsets.layouts import (
-    EXACT_WEIGHTS,
-    DenseMatrix,
-    DeviceMatrix,
-    PackedMatrix,
-    as_matrix,
-    whole_weights,
-)
+from assay.analyses.subsets import layouts, placement
+from assay.analyses.subsets.layouts import EXACT_WEIGHTS, DenseMatrix, PackedMatrix, whole_weights
+from assay.analyses.subsets.placement import DeviceMatrix, as_matrix
 from assay.core.errors import InputError, ShapeError
 
 
@@ -102,8 +96,9 @@ def test_blocks_do_not_change_a_result(layout, monkeypatch):
     correct = random_matrix(37, 5000)
     weights = whole_weights(np.random.default_rng(1).standard_normal(37))[0]
     monkeypatch.setattr(layouts, "_COLUMNS", 700)
-    monkeypatch.setattr(layouts, "_CHUNK", 64)
-    monkeypatch.setattr(layouts, "_DEVICE_ENTRIES", 1000)
+    monkeypatch.setattr(layouts, "CHUNK", 64)
+    monkeypatch.setattr(placement, "CHUNK", 64)
+    monkeypatch.setattr(placement, "_DEVICE_ENTRIES", 1000)
     matrix = matrix_of(correct, layout)
     assert np.array_equal(matrix.weigh(weights), weights @ correct)
     assert np.array_equal(matrix.count(np.arange(0, 5000, 3)), correct[:, ::3].sum(axis=1))
@@ -191,7 +186,7 @@ def test_weights_of_zero_and_below_any_scale_are_zero(size):
 def test_auto_is_dense_for_small_matrices_and_packed_for_large_ones(monkeypatch):
     correct = random_matrix(10, 100)
     assert as_matrix(correct).name == "dense"
-    monkeypatch.setattr(layouts, "_DENSE_ENTRIES", 999)
+    monkeypatch.setattr(placement, "_DENSE_ENTRIES", 999)
     assert as_matrix(correct).name == "packed"
     assert as_matrix(correct, np.arange(9)).name == "dense"
     assert as_matrix(correct, device="cpu").name == "packed"

@@ -116,7 +116,7 @@ def test_the_default_grid_fits_what_may_be_selected(planted):
     )
     assert many.sizes == (50, 60)
     with pytest.raises(InputError, match="use solver='swap'"):
-        assay.selection_path(planted.correct, planted.id_accuracy, [5, 9], path="warm", solver="greedy")
+        assay.selection_path(planted.correct, planted.id_accuracy, [5, 9], path="warm", solver="adam")
 
 
 def test_none_is_reported_where_no_size_qualifies():
@@ -130,7 +130,11 @@ def test_none_is_reported_where_no_size_qualifies():
 
 
 def test_bad_sizes_are_named(planted):
-    for sizes, message in (([], "empty"), ([5, 5], "5 more than once"), ([401], "between 1 and the 400")):
+    for sizes, message in (
+        ([], "empty"),
+        ([5, 5], "5 is given more than once"),
+        ([401], "between 1 and the 400"),
+    ):
         with pytest.raises(InputError, match=message):
             assay.selection_path(planted.correct, planted.id_accuracy, sizes, families=planted.families)
     with pytest.raises(InputError, match="kind of path"):

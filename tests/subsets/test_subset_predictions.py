@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.analyses.subsets import archive
+from assay.analyses.subsets import _contents, load_predictions
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import PackedMatrix
-from assay.analyses.subsets.predictions import load_predictions
 from assay.core.errors import AlignmentError, FileFormatError, InputError
 
 
@@ -138,7 +137,7 @@ def test_a_matrix_too_large_for_memory_is_packed(tmp_path: Path, monkeypatch: py
     for step in range(300, 306):
         (place / f"vit/b/global_step_{step}_predictions.csv").write_text(text())
     plain = load_predictions(place, ood_env=2, checkpoints="all")
-    monkeypatch.setattr(archive, "free_memory", lambda: 50)
+    monkeypatch.setattr(_contents, "free_memory", lambda: 50)
     packed = load_predictions(place, ood_env=2, checkpoints="all")
     assert plain.n_models == 10
     assert isinstance(packed.correct, PackedMatrix)

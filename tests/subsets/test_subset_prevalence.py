@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
+from assay.analyses.subsets._columns import MISSING
 from assay.analyses.subsets.composition import (
     ClassComposition,
     ClassCorrelation,
@@ -21,7 +22,7 @@ from assay.analyses.subsets.composition import (
 )
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import correlate
-from assay.analyses.subsets.prevalence import MISSING, PrevalenceShift, hypergeometric_p, prevalence_shift
+from assay.analyses.subsets.prevalence import PrevalenceShift, hypergeometric_p, prevalence_shift
 from assay.analyses.subsets.selection import oodselect
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.stats import benjamini_hochberg

@@ -10,15 +10,13 @@ from planted_subsets import planted_matrix
 from scipy import stats as scipy_stats
 
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.layouts import as_matrix
+from assay.analyses.subsets.holdout import ExampleHoldout, example_features, example_holdout
 from assay.analyses.subsets.line import probit
+from assay.analyses.subsets.placement import as_matrix
 from assay.analyses.subsets.replication import (
-    ExampleHoldout,
     ExampleReplication,
     HalfReplication,
     example_correlations,
-    example_features,
-    example_holdout,
     replicate_examples,
     replicate_halves,
     slope_p_values,
@@ -79,7 +77,7 @@ def test_chunks_of_columns_change_nothing(monkeypatch):
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 2, (12, 50)).astype(np.uint8), generator.uniform(0.3, 0.9, 12)
     whole = example_correlations(as_matrix(x), y)
-    monkeypatch.setattr("assay.analyses.subsets.permutation._COLUMNS", 12 * 7)
+    monkeypatch.setattr("assay.analyses.subsets.replication._COLUMNS", 12 * 7)
     # BLAS sums in an order that depends on the width.
     np.testing.assert_allclose(whole, example_correlations(as_matrix(x, layout="packed"), y), atol=1e-14)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from assay.analyses.subsets import from_estimators, from_frame, from_zoo
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.sources import from_estimators, from_frame, from_zoo
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.tasks import draw_shapes
 from assay.zoo import Zoo

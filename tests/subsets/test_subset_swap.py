@@ -10,17 +10,11 @@ from hypothesis import strategies as st
 from planted_subsets import planted_matrix
 from scipy.special import ndtr, ndtri
 
-from assay.analyses.subsets.layouts import as_matrix
+from assay.analyses.subsets._exchange import stratum_quota
 from assay.analyses.subsets.line import line_correlation
-from assay.analyses.subsets.swap import (
-    KAPPAS,
-    Found,
-    line_gradient,
-    marginal_scores,
-    stratum_quota,
-    swap,
-    unit_probit,
-)
+from assay.analyses.subsets.objective import Found, line_gradient, marginal_scores, unit_probit
+from assay.analyses.subsets.placement import as_matrix
+from assay.analyses.subsets.swap import KAPPAS, swap
 from assay.core.errors import AssayWarning, InputError, ShapeError
 
 

@@ -13,8 +13,8 @@ from assay.analyses.subsets.consistency import selection_consistency
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import DenseMatrix
 from assay.analyses.subsets.line import EPS, fit_line, line_correlation, probit
-from assay.analyses.subsets.selection import SOLVERS
-from assay.analyses.subsets.swap import marginal_scores
+from assay.analyses.subsets.objective import marginal_scores
+from assay.analyses.subsets.settings import SOLVERS
 
 
 CLIPS = (EPS, 0.02, 0.2)  # the first makes the Lipschitz constant 2e5, the last 3.6

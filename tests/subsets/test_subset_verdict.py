@@ -15,25 +15,18 @@ from hypothesis import strategies as st
 from planted_subsets import planted_matrix
 from scipy import stats as scipy_stats
 
-from assay.analyses.subsets import verdict as verdict_module
+from assay.analyses.subsets import crossfit
 from assay.analyses.subsets.consistency import selection_consistency
+from assay.analyses.subsets.crossfit import CrossFit, FoldRuns, combine, cross_fit, plan_folds, unit_jackknife
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import AOTIL, correlate, line_correlation, probit
 from assay.analyses.subsets.path import selection_path
 from assay.analyses.subsets.permutation import Exchange, permutation_p
-from assay.analyses.subsets.selection import Problem, Settings, make_problem, oodselect
+from assay.analyses.subsets.problem import Problem, make_problem
+from assay.analyses.subsets.selection import oodselect
+from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import folds
-from assay.analyses.subsets.verdict import (
-    UNKNOWN_UNITS,
-    CrossFit,
-    FoldRuns,
-    SubsetVerdict,
-    combine,
-    cross_fit,
-    judge_sizes,
-    plan_folds,
-    unit_jackknife,
-)
+from assay.analyses.subsets.verdict import UNKNOWN_UNITS, SubsetVerdict, judge_sizes
 from assay.core.errors import InputError
 
 
@@ -507,13 +500,13 @@ def test_reruns_follow_the_path_of_the_selections(unchecked, planted):
 def test_folds_stay_on_the_device_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, device: str | None, layout: str
 ) -> None:
-    monkeypatch.setattr(verdict_module, "_DENSE_ENTRIES", 1)
+    monkeypatch.setattr(crossfit, "_DENSE_ENTRIES", 1)
     laid_out: list[Settings] = []
 
-    def parts(data: Any, split: Any, settings: Settings) -> None:
+    def laid(data: Any, split: Any, settings: Settings) -> None:
         laid_out.append(settings)
 
-    monkeypatch.setattr(verdict_module.Parts, "of", parts)
+    monkeypatch.setattr(Problem, "of", laid)
     data = CorrectnessData.of(np.eye(12, dtype=np.uint8), np.linspace(0.5, 0.9, 12), groups=range(12))
     splits = folds(data.units, 3)
     FoldRuns(data, splits, (2,), Settings(device=device))

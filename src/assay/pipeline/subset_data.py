@@ -1,7 +1,6 @@
 """Correctness of models on examples from whatever holds it: archives, tables, prediction files, zoos."""
 
 import hashlib
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.digits import digits_data
+from assay.analyses.subsets.parquet import is_archive, pyarrow_modules
 from assay.core.errors import FileFormatError, InputError, MissingExtraError
 from assay.core.record import canonical_json, library_version
 from assay.core.untrusted import MALFORMED, check_rows, malformed, parquet_table
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 DIGITS_SIZES = (50, 100, 200)
 DIGITS_MODELS = 320
 FOLDER = "select"  # of a store: data that were expensive to make
-ARCHIVE = b"assay-correctness"  # key in the metadata of a Parquet archive
 EXAMPLE = "example_id"
 EACH_MODEL = "model"  # of --groups: every model is a run of its own
 
@@ -105,7 +104,7 @@ def read_data(
             data = _from_folder(source, id_envs, ood_env, checkpoints, progress)
         return GivenData(data=_with_units(data, groups, families))
     _refuse("a file", of_folder | of_zoo)
-    if source.suffix == ".npz" or (source.suffix == ".parquet" and _is_archive(source)):
+    if source.suffix == ".npz" or (source.suffix == ".parquet" and is_archive(source)):
         _refuse("an archive", of_table)
         return GivenData(data=_with_units(CorrectnessData.load(source), groups, families))
     if source.suffix in (".csv", ".parquet"):
@@ -198,22 +197,6 @@ def _from_zoo(
 # --------------------------------------------------------------------------------------------- tables
 
 
-def _is_archive(path: Path) -> bool:
-    """Whether a Parquet file is an archive, not a table."""
-    arrow, parquet = _parquet()
-    try:
-        return ARCHIVE in (parquet.read_schema(path).metadata or {})
-    except (OSError, arrow.ArrowException) as error:
-        raise FileFormatError(f"cannot read {path} as Parquet: {error}") from error
-
-
-def _parquet() -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError("Parquet needs pyarrow; run: pip install 'assay[parquet]'") from error
-
-
 def _from_table(
     source: Path,
     groups: str | None,
@@ -258,7 +241,7 @@ def _table(path: Path, *names: str | int | None) -> "pd.DataFrame":
 
     try:
         if path.suffix == ".parquet":
-            with _parquet()[1].ParquetFile(path) as file:
+            with pyarrow_modules()[1].ParquetFile(path) as file:
                 check_rows(file.metadata.num_rows, file.metadata.num_columns, path)
                 frame: pd.DataFrame = parquet_table(file, path).to_pandas()
                 return frame

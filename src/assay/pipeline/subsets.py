@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.document import N_HALVES, path_document
-from assay.analyses.subsets.path import SelectionPath, default_sizes, selection_path
+from assay.analyses.subsets.document import N_HALVES
+from assay.analyses.subsets.path import SelectionPath, selection_path
 from assay.analyses.subsets.permutation import n_workers
-from assay.analyses.subsets.selection import PATHS, check_size, make_problem
-from assay.analyses.subsets.verdict import plan_folds, untested
+from assay.analyses.subsets.problem import PATHS, check_sizes, default_sizes, make_problem
+from assay.analyses.subsets.verdict import untested
 from assay.core.errors import InputError, unknown_name
-from assay.core.record import Record, library_version, plain, record_id
+from assay.core.record import Record, library_version, record_id
 from assay.pipeline.stages import Progress
 from assay.store import Store
 
@@ -106,14 +107,7 @@ def checked_sizes(sizes: Sequence[int] | None, n_examples: int) -> tuple[int, ..
     Raises:
         InputError: A size that is not between 1 and `n_examples`, or given twice.
     """
-    if sizes is None:
-        return default_sizes(n_examples)
-    found = sorted(check_size(size, n_examples) for size in sizes)
-    if not found:
-        raise InputError("no size is given; give at least one")
-    if len(set(found)) < len(found):
-        raise InputError(f"size {max(found, key=found.count)} is given more than once")
-    return tuple(found)
+    return default_sizes(n_examples) if sizes is None else tuple(sorted(check_sizes(sizes, n_examples)))
 
 
 def select_stored(
@@ -162,8 +156,8 @@ def select_stored(
         _announce(time.perf_counter() - started, n_permutations * folds, threads, note)
         found.judge(n_permutations=n_permutations, folds=folds, workers=workers, progress=progress)
     else:
-        found = _not_tested(found)
-    document = plain(path_document(found, n_halves=None if n_permutations else 0))
+        _keep_untested(found)
+    document = found.to_document(n_halves=None if n_permutations else 0)
     payload = document | {"id": identity, "selections": [each.to_dict() for each in found]}
     if store is not None:
         store.put(KIND, record, payload)
@@ -257,10 +251,8 @@ def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str],
         )
 
 
-def _not_tested(found: SelectionPath) -> SelectionPath:
-    """The path with verdicts that say that nothing was tested."""
-    plan = plan_folds(found.data)
-    found.keep_verdicts(
-        [untested(found.data, each, plan, found.sizes, (NOT_TESTED,)) for each in found.selections]
-    )
-    return found
+def _keep_untested(path: SelectionPath) -> None:
+    """Give every size the verdict that nothing was tested."""
+    plan = plan_folds(path.data)
+    for selection in path:
+        selection.keep_verdict(untested(path.data, selection, plan, path.sizes, (NOT_TESTED,)))

@@ -75,7 +75,7 @@ def subset_view(document: Document, key: str) -> dict[str, Any]:
     """Everything the template of a subset needs.
 
     Args:
-        document: What `selection_document` or `path_document` gave.
+        document: What `Subset.document` or `SelectionPath.document` gave.
         key: Identifier of the article.
 
     Raises:

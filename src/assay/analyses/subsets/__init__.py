@@ -1,6 +1,5 @@
 """OODSelect: find where better in-distribution accuracy means worse accuracy, and whether it is real."""
 
-from assay.analyses.subsets.archive import load_correctness, save_correctness
 from assay.analyses.subsets.baselines import (
     BaselineRow,
     RandomBaseline,
@@ -17,38 +16,34 @@ from assay.analyses.subsets.composition import (
     class_correlations,
 )
 from assay.analyses.subsets.consistency import SelectionConsistency, selection_consistency
-from assay.analyses.subsets.data import CorrectnessData, Quality
+from assay.analyses.subsets.crossfit import CrossFit, cross_fit
+from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.describe import SubsetDescription, describe_selection, describe_subset
 from assay.analyses.subsets.digits import digits_data
 from assay.analyses.subsets.distance import distance_scores
+from assay.analyses.subsets.evaluation import Evaluation
+from assay.analyses.subsets.holdout import ExampleHoldout, example_holdout
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, Line, correlate, fit_line, line_correlation, probit
 from assay.analyses.subsets.model_curve import ModelsNeeded, models_needed
-from assay.analyses.subsets.path import LargestSubset, SelectionPath, default_sizes, selection_path
-from assay.analyses.subsets.permutation import (
-    PermutationNull,
-    aotl_null,
-    correct_over_sets,
-    permutation_null,
-    permute_accuracy,
-)
-from assay.analyses.subsets.predictions import load_predictions
+from assay.analyses.subsets.objective import Found
+from assay.analyses.subsets.path import LargestSubset, SelectionPath, selection_path
+from assay.analyses.subsets.permutation import permute_accuracy
 from assay.analyses.subsets.prevalence import PrevalenceRow, PrevalenceShift, prevalence_shift
+from assay.analyses.subsets.problem import default_sizes
 from assay.analyses.subsets.proposals import text_proposer
 from assay.analyses.subsets.published import PublishedSelections, load_published
+from assay.analyses.subsets.quality import Quality
 from assay.analyses.subsets.replication import (
-    ExampleHoldout,
     ExampleReplication,
     HalfReplication,
-    example_holdout,
     replicate_examples,
     replicate_halves,
 )
-from assay.analyses.subsets.selection import Evaluation, Settings, Subset, load_subset, oodselect
-from assay.analyses.subsets.sources import from_estimators, from_frame, from_zoo
+from assay.analyses.subsets.selection import Subset, load_subset, oodselect
+from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import ModelSplit, folds, split_models
-from assay.analyses.subsets.swap import Found
-from assay.analyses.subsets.verdict import CrossFit, SubsetVerdict, cross_fit, judge_sizes
+from assay.analyses.subsets.verdict import SubsetVerdict, judge_sizes
 
 
 __all__ = [
@@ -68,7 +63,6 @@ __all__ = [
     "ModelSplit",
     "ModelsNeeded",
     "PackedMatrix",
-    "PermutationNull",
     "PrevalenceRow",
     "PrevalenceShift",
     "PublishedSelections",
@@ -80,11 +74,9 @@ __all__ = [
     "Subset",
     "SubsetDescription",
     "SubsetVerdict",
-    "aotl_null",
     "baseline_rows",
     "class_composition",
     "class_correlations",
-    "correct_over_sets",
     "correlate",
     "cross_fit",
     "default_sizes",
@@ -109,7 +101,6 @@ __all__ = [
     "marginal_indices",
     "models_needed",
     "oodselect",
-    "permutation_null",
     "permute_accuracy",
     "prevalence_shift",
     "probit",
@@ -122,3 +113,7 @@ __all__ = [
     "split_models",
     "text_proposer",
 ]
+
+load_correctness, save_correctness = CorrectnessData.load, CorrectnessData.save
+load_predictions, from_zoo = CorrectnessData.from_predictions, CorrectnessData.from_zoo
+from_frame, from_estimators = CorrectnessData.from_frame, CorrectnessData.from_estimators

@@ -13,8 +13,10 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.distance import distance_scores
 from assay.analyses.subsets.layouts import Matrix
 from assay.analyses.subsets.line import EPS, N_RESAMPLES, Correlation, clip_of, correlate, line_correlations
-from assay.analyses.subsets.selection import Problem, interval_units
-from assay.analyses.subsets.swap import marginal_scores
+from assay.analyses.subsets.members import interval_units
+from assay.analyses.subsets.objective import marginal_scores
+from assay.analyses.subsets.problem import Problem
+from assay.analyses.subsets.settings import Settings
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
 from assay.core.record import Record
@@ -139,19 +141,15 @@ class BaselineRow(Record):
         return self.r
 
     @classmethod
-    def of(cls, kind: str, size: int, found: Correlation) -> "BaselineRow":
+    def of(cls, kind: str, size: int, correlation: Correlation) -> "BaselineRow":
         """The row of one subset."""
+        shared = ("r", "low", "high", "spearman", "spearman_low", "spearman_high")
         return cls(
             kind=kind,
             size=size,
-            r=found.r,
-            low=found.low,
-            high=found.high,
-            spearman=found.spearman,
-            spearman_low=found.spearman_low,
-            spearman_high=found.spearman_high,
-            n_degenerate=int(found.degenerate),
-            correlation=found,
+            n_degenerate=int(correlation.degenerate),
+            correlation=correlation,
+            **{name: getattr(correlation, name) for name in shared},
         )
 
 
@@ -189,18 +187,8 @@ def random_baseline(
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Figure 2.
     """
-    return _random_baselines(
-        data,
-        models,
-        (size,),
-        data.matrix(models),
-        draws=draws,
-        seed=seed,
-        eps=eps,
-        clip=clip,
-        allowed=allowed,
-        strata=strata,
-    )[0]
+    settings = Settings(seed=seed, eps=eps, clip=clip, allowed=allowed, strata=strata)
+    return _random_baselines(data, models, (size,), data.matrix(models), settings, draws)[0]
 
 
 def _random_baselines(
@@ -208,52 +196,41 @@ def _random_baselines(
     models: Int64[np.ndarray, " m"],
     sizes: Sequence[int],
     matrix: Matrix,
-    *,
+    settings: Settings,
     draws: int,
-    seed: int,
-    eps: float | int,
-    clip: str,
-    allowed: Bool[np.ndarray, " n"] | None,
-    strata: Int64[np.ndarray, " n"] | None,
 ) -> tuple[RandomBaseline, ...]:
     """For several sizes at once: every example of an order is counted once."""
     if draws < 1:
         raise InputError(f"draws is {draws}; at least 1 random subset is needed, {DRAWS} by default")
-    pool = _pool(data, allowed)
+    pool = _pool(data, settings.allowed)
     for size in sizes:
         _check_size(size, pool)
     ends = np.unique(np.asarray(sizes, dtype=np.int64))
     counts = np.empty((draws, len(ends), len(models)), dtype=np.int64)
     for draw in range(draws):
-        order = pool[stream(seed, f"random-subset/{draw}").permutation(len(pool))]
-        if strata is not None:  # quotas of a larger size need not contain those of a smaller one
+        order = pool[stream(settings.seed, f"random-subset/{draw}").permutation(len(pool))]
+        if settings.strata is not None:  # quotas of a larger size need not contain those of a smaller one
             place_in_order = np.empty(data.n_examples, dtype=np.int64)
             place_in_order[order] = np.arange(len(order))
             for place, size in enumerate(ends.tolist()):
-                counts[draw, place] = matrix.count(
-                    _by_quota(place_in_order, size, allowed=allowed, strata=strata)
-                )
+                counts[draw, place] = matrix.count(_by_quota(place_in_order, size, settings))
             continue
         total = np.zeros(len(models), dtype=np.int64)
         for place, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             total = total + matrix.count(order[start:end])
             counts[draw, place] = total
     y = data.id_accuracy[models]
-    found = {}
+    baselines = {}
     for place, size in enumerate(ends.tolist()):
         accuracy = counts[:, place] / size
-        found[size] = RandomBaseline(
+        baselines[size] = RandomBaseline(
             size=size,
-            values=line_correlations(y, accuracy, eps=clip_of(clip, size, eps), id_eps=eps),
-            spearman=_rank_correlations(y, accuracy),
+            values=line_correlations(
+                y, accuracy, eps=clip_of(settings.clip, size, settings.eps), id_eps=settings.eps
+            ),
+            spearman=np.array([spearman_matrix(np.stack([y, row]))[0, 1] for row in accuracy]),
         )
-    return tuple(found[size] for size in sizes)
-
-
-def _rank_correlations(
-    y: Float64[np.ndarray, " m"], accuracy: Float64[np.ndarray, "draws m"]
-) -> Float64[np.ndarray, " draws"]:
-    return np.array([spearman_matrix(np.stack([y, row]))[0, 1] for row in accuracy])
+    return tuple(baselines[size] for size in sizes)
 
 
 def _pool(data: CorrectnessData, allowed: Bool[np.ndarray, " n"] | None) -> Int64[np.ndarray, " pool"]:
@@ -272,15 +249,9 @@ def _check_size(size: int, pool: Int64[np.ndarray, " pool"]) -> None:
         raise InputError(f"size is {size}; a subset of 1 to {len(pool)} examples is possible")
 
 
-def _by_quota(
-    values: np.ndarray,
-    size: int,
-    *,
-    allowed: Bool[np.ndarray, " n"] | None,
-    strata: Int64[np.ndarray, " n"],
-) -> Int64[np.ndarray, " size"]:
+def _by_quota(values: np.ndarray, size: int, settings: Settings) -> Int64[np.ndarray, " size"]:
     """The `size` smallest values, every stratum with its share, as in a selection."""
-    pool = Pool(len(values), size, strata=strata, allowed=allowed, locked={})
+    pool = Pool(len(values), size, strata=settings.strata, allowed=settings.allowed, locked={})
     return np.flatnonzero(pool.lowest(values))
 
 
@@ -432,7 +403,7 @@ def baseline_rows(
 
     def row(kind: str, examples: Int64[np.ndarray, " size"]) -> BaselineRow:
         size = len(examples)
-        found = correlate(
+        correlation = correlate(
             data.id_accuracy[models],
             matrix.count(examples) / size,
             units=units,
@@ -443,40 +414,36 @@ def baseline_rows(
             level=level,
             seed=settings.seed,
         )
-        return BaselineRow.of(kind, size, found)
+        return BaselineRow.of(kind, size, correlation)
 
-    found: dict[str, tuple[BaselineRow, ...]] = {}
+    table: dict[str, tuple[BaselineRow, ...]] = {}
     for kind in kinds:
         if kind == "random":
-            drawn = _random_baselines(
-                data,
-                models,
-                grid,
-                matrix,
-                draws=draws,
-                seed=settings.seed,
-                eps=settings.eps,
-                clip=settings.clip,
-                allowed=settings.allowed,
-                strata=settings.strata,
-            )
-            found[kind] = tuple(each.row for each in drawn)
-            continue
-        if kind == "all":
-            found[kind] = (row(kind, pool),)
-            continue
-        if kind == "hard":
-            values: np.ndarray = problem.train.column_sums()
-        elif kind == "marginal":
-            values = marginal_scores(problem.train, data.id_accuracy[split.train], eps=settings.eps)
+            baselines = _random_baselines(data, models, grid, matrix, settings, draws)
+            table[kind] = tuple(each.row for each in baselines)
+        elif kind == "all":
+            table[kind] = (row(kind, pool),)
         else:
-            values = -_rounded_distances(data, mode)
-        if settings.strata is not None:
-            found[kind] = tuple(
-                row(kind, _by_quota(values, size, allowed=settings.allowed, strata=settings.strata))
-                for size in grid
-            )
-            continue
-        order = _lowest(values, max(grid, default=1), pool)
-        found[kind] = tuple(row(kind, order[:size]) for size in grid)
-    return found
+            values = _ranking_values(problem, kind, mode)
+            table[kind] = tuple(row(kind, each) for each in _lowest_of_each(values, grid, pool, settings))
+    return table
+
+
+def _ranking_values(problem: Problem, kind: str, mode: str) -> np.ndarray:
+    """What the examples of a baseline are the lowest in, one number per example."""
+    data, train = problem.data, problem.split.train
+    if kind == "hard":
+        return problem.train.column_sums()
+    if kind == "marginal":
+        return marginal_scores(problem.train, data.id_accuracy[train], eps=problem.settings.eps)
+    return -_rounded_distances(data, mode)
+
+
+def _lowest_of_each(
+    values: np.ndarray, sizes: Sequence[int], pool: Int64[np.ndarray, " pool"], settings: Settings
+) -> list[Int64[np.ndarray, " _"]]:
+    """For each size the examples with the lowest values; strata keep their shares."""
+    if settings.strata is not None:
+        return [_by_quota(values, size, settings) for size in sizes]
+    order = _lowest(values, max(sizes, default=1), pool)
+    return [order[:size] for size in sizes]

@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.consistency import positions
 from assay.analyses.subsets.line import N_RESAMPLES, Correlation, correlate
-from assay.analyses.subsets.selection import Subset, interval_units
+from assay.analyses.subsets.members import SelectedExamples, interval_units
 from assay.core.errors import InputError, ShapeError
 from assay.core.record import Record
 
@@ -79,7 +79,7 @@ class ClassComposition(Record):
 
 
 def class_composition(
-    sets: Sequence[Any] | Subset, labels: Any = None, label_names: Sequence[str] | None = None
+    sets: Sequence[Any] | SelectedExamples, labels: Any = None, label_names: Sequence[str] | None = None
 ) -> ClassComposition:
     """Class shares of each selection and of the pool they come from.
 
@@ -100,7 +100,7 @@ def class_composition(
         >>> class_composition([[0, 1], [0, 1, 2]], ["dog", "dog", "cat", "cat"]).largest_ratio
         array([2.        , 1.33333333])
     """
-    if isinstance(sets, Subset):
+    if isinstance(sets, SelectedExamples):
         data = sets.require_data("a class composition")
         pool, labels, label_names = sets.pool, data.labels, data.label_names
         labels = None if labels is None else labels[pool]
@@ -161,7 +161,7 @@ class ClassCorrelation(Record):
 
 
 def class_correlations(
-    selection: Subset, part: str = "test", *, n_resamples: int = N_RESAMPLES, level: float = 0.95
+    selection: SelectedExamples, part: str = "test", *, n_resamples: int = N_RESAMPLES, level: float = 0.95
 ) -> tuple[ClassCorrelation, ...]:
     """R of a selection within each of its classes.
 

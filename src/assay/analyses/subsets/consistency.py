@@ -15,7 +15,6 @@ from assay.core.record import Record
 
 _EQUAL = 1e-12  # room between chance and nesting below which there is nothing to normalise by
 _REACH = 6.0  # roots of the smaller size around the mean overlap; the mass beyond is below exp(-72)
-_MATRICES = ("jaccard", "maximum", "expected", "normalised")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,18 +5,35 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped, UInt8
 from scipy import stats as scipy_stats
 
-from assay.analyses.subsets.layouts import Matrix, PackedMatrix, as_matrix
+from assay.analyses.subsets._checks import (
+    checked_accuracies,
+    checked_example_ids,
+    checked_images,
+    checked_labels,
+    checked_matrix,
+    checked_model_ids,
+    checked_n_id,
+    checked_names,
+    checked_rows,
+)
+from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
+from assay.analyses.subsets.frames import read_frame
+from assay.analyses.subsets.layouts import Matrix, PackedMatrix
 from assay.analyses.subsets.line import MIN_MODELS, probit
+from assay.analyses.subsets.placement import as_matrix
+from assay.analyses.subsets.predictions import read_predictions
+from assay.analyses.subsets.quality import Quality
+from assay.analyses.subsets.sources import ask_estimators, ask_zoo
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError, ShapeError
-from assay.core.record import Record
 
 
 if TYPE_CHECKING:
@@ -25,40 +42,7 @@ if TYPE_CHECKING:
     from assay.tasks.images import ImageSet
     from assay.zoo import Zoo
 
-_BLOCK = 1 << 26  # bytes looked at or hashed at a time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quality(Record):
-    """What a correctness matrix is made of.
-
-    Attributes:
-        n_models: M.
-        n_examples: N.
-        n_groups: Training runs; None where they are not known.
-        n_families: Architecture families; None where they are not known.
-        id_accuracy: Lowest and highest in-distribution accuracy.
-        accuracy: Lowest and highest out-of-distribution accuracy of a model on all examples.
-        n_all_right: Examples that every model gets right.
-        n_all_wrong: Examples that every model gets wrong.
-        n_constant_models: Models that get every example right, or every one wrong.
-        n_duplicates: Models whose row equals that of an earlier one.
-        reliability: Share of the variance of probit in-distribution accuracies that is not sampling noise of
-            the `n_id` examples behind each, 1 - mean(v_i) / var(probit(y)),
-            v_i = y_i (1 - y_i) / (n_id phi(probit(y_i))^2); NaN where `n_id` is not known.
-    """
-
-    n_models: int
-    n_examples: int
-    n_groups: int | None
-    n_families: int | None
-    id_accuracy: tuple[float, float]
-    accuracy: tuple[float, float]
-    n_all_right: int
-    n_all_wrong: int
-    n_constant_models: int
-    n_duplicates: int
-    reliability: float
+_BLOCK = 1 << 26  # bytes hashed at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,14 +133,14 @@ class CorrectnessData:
                     "id_accuracy is part of the data given; give arrays for both, or the data alone"
                 )
             changed: dict[str, Any] = {
-                name: _names(given, data.n_models, name)
+                name: checked_names(given, data.n_models, name)
                 for name, given in (("groups", groups), ("families", families))
                 if given is not None
             }
             found = replace(data, **changed) if changed else data
             found._check_nesting()
             return found
-        matrix = _matrix(correct)
+        matrix = checked_matrix(correct)
         n_models, n_examples = (
             (matrix.n_models, matrix.n_examples) if isinstance(matrix, PackedMatrix) else matrix.shape
         )
@@ -164,25 +148,25 @@ class CorrectnessData:
             raise InputError(f"correct holds {n_models} models; at least {at_least} are needed")
         if n_examples < 1:
             raise InputError("correct holds no example")
-        codes, names = _labels(labels, label_names, n_examples)
+        codes, names = checked_labels(labels, label_names, n_examples)
         columns = {str(name): np.array(column) for name, column in (meta or {}).items()}
         for name, column in columns.items():
             if column.shape != (n_examples,):
                 raise ShapeError(f"meta[{name!r}] has shape {column.shape}; {n_examples} examples are given")
         found = cls(
             correct=matrix,
-            id_accuracy=_accuracies(id_accuracy, n_models),
-            model_ids=_model_ids(model_ids, n_models),
-            example_ids=_example_ids(example_ids, n_examples),
-            n_id=_n_id(n_id, n_models),
-            groups=_names(groups, n_models, "groups"),
-            families=_names(families, n_models, "families"),
+            id_accuracy=checked_accuracies(id_accuracy, n_models),
+            model_ids=checked_model_ids(model_ids, n_models),
+            example_ids=checked_example_ids(example_ids, n_examples),
+            n_id=checked_n_id(n_id, n_models),
+            groups=checked_names(groups, n_models, "groups"),
+            families=checked_names(families, n_models, "families"),
             labels=codes,
             label_names=names,
             meta=columns,
-            embedding=_rows(embedding, "embedding", n_examples),
-            id_embedding=_rows(id_embedding, "id_embedding", None),
-            images=_images(images, n_examples),
+            embedding=checked_rows(embedding, "embedding", n_examples),
+            id_embedding=checked_rows(id_embedding, "id_embedding", None),
+            images=checked_images(images, n_examples),
             source=dict(source or {}),
         )
         if found.embedding is not None and found.id_embedding is not None:
@@ -205,44 +189,66 @@ class CorrectnessData:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "CorrectnessData":
-        """Read an archive, `.npz` or `.parquet`; see `assay.analyses.subsets.load_correctness`."""
-        from assay.analyses.subsets.archive import load_correctness
+        """Read an archive of `save`, of `assay zoo`, or made by hand.
 
-        return load_correctness(path)
+        Its keys are in `assay.analyses.subsets.archive`. A matrix that would take more than half of the free
+        memory as bytes is packed while it is read; `source` then has an entry `packed_while_read`.
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an archive, `.npz` or `.parquet`; see `assay.analyses.subsets.save_correctness`."""
-        from assay.analyses.subsets.archive import save_correctness
+        Args:
+            path: Ends in `.npz` or `.parquet`.
 
-        save_correctness(self, path)
+        Raises:
+            FileFormatError: If the file is missing, truncated, no such archive, lacks `X` or `y`, or holds an
+                array that no archive has.
+            UnsafeFileError: If it holds pickled objects; they are not read.
+            InputError: If an array holds what no data can: entries that are not 0 or 1, NaN accuracies or
+                accuracies in per cent, ids that repeat, lengths that differ (`ShapeError`); or if it does not
+                fit in memory.
+            MissingExtraError: If pyarrow is needed and not installed.
+        """
+        arguments = read_archive(Path(path))
+        with naming_arrays(Path(path)):
+            return cls.of(**arguments)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write an archive that `load` reads back unchanged.
+
+        A packed matrix, and one of more than 64 million entries, is written as bits.
+
+        Args:
+            path: Ends in `.npz` or `.parquet`.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: If the suffix is another one, or a metadata column holds neither text nor numbers.
+            MissingExtraError: If pyarrow is needed and not installed.
+            OutputError: If the file cannot be written.
+        """
+        return write_archive({each.name: getattr(self, each.name) for each in fields(self)}, path)
 
     @classmethod
     def from_predictions(cls, paths: Any, **options: Any) -> "CorrectnessData":
-        """Read the authors' prediction CSVs; see `assay.analyses.subsets.load_predictions`."""
-        from assay.analyses.subsets.predictions import load_predictions
-
-        return load_predictions(paths, **options)
+        """Read the authors' prediction CSVs; see `predictions.read_predictions` for the options."""
+        return cls.of(**read_predictions(paths, **options))
 
     @classmethod
     def from_zoo(cls, zoo: "Zoo", images: "ImageSet", **options: Any) -> "CorrectnessData":
-        """Ask every model of a zoo; see `assay.analyses.subsets.from_zoo`."""
-        from assay.analyses.subsets.sources import from_zoo
-
-        return from_zoo(zoo, images, **options)
+        """Ask every model of a zoo; see `sources.ask_zoo` for the options."""
+        return cls.of(**ask_zoo(zoo, images, **options))
 
     @classmethod
     def from_frame(cls, frame: "pd.DataFrame", **options: Any) -> "CorrectnessData":
-        """Read a pandas frame of predictions; see `assay.analyses.subsets.from_frame`."""
-        from assay.analyses.subsets.sources import from_frame
-
-        return from_frame(frame, **options)
+        """Read a pandas frame of predictions; see `frames.read_frame` for the options."""
+        return cls.of(**read_frame(frame, **options))
 
     @classmethod
-    def from_estimators(cls, estimators: Any, *args: Any, **options: Any) -> "CorrectnessData":
-        """Ask scikit-learn estimators; see `assay.analyses.subsets.from_estimators`."""
-        from assay.analyses.subsets.sources import from_estimators
-
-        return from_estimators(estimators, *args, **options)
+    def from_estimators(
+        cls, estimators: Any, X_id: Any, y_id: Any, X_ood: Any, y_ood: Any, **options: Any
+    ) -> "CorrectnessData":
+        """Ask scikit-learn estimators; see `sources.ask_estimators` for the options."""
+        return cls.of(**ask_estimators(estimators, X_id, y_id, X_ood, y_ood, **options))
 
     # ----------------------------------------------------------------------------------------- what it is
 
@@ -429,139 +435,3 @@ class CorrectnessData:
                     f"group {group!r} lies in the families {family_of[group]!r} and {family!r}; the models "
                     "of one training run share a family"
                 )
-
-
-# ----------------------------------------------------------------------------------------------- checks
-
-
-def _matrix(correct: Any) -> Any:
-    if isinstance(correct, PackedMatrix):
-        return correct
-    given = np.asarray(correct)
-    if given.ndim != 2:
-        raise ShapeError(f"correct has shape {given.shape}; models by examples is needed")
-    if given.dtype == bool:
-        return given.astype(np.uint8)
-    if given.dtype.kind not in "iuf":
-        raise InputError(f"correct holds {given.dtype}; 0 and 1, models by examples, are needed")
-    rows = max(1, _BLOCK // max(1, given.shape[1] * given.itemsize))
-    for start in range(0, len(given), rows):
-        block = given[start : start + rows]
-        bad = ~((block == 0) | (block == 1))
-        if bad.any():
-            row, column = np.argwhere(bad)[0]
-            raise InputError(
-                f"correct[{start + row}, {column}] is {block[row, column]}; every entry must be 0 (wrong) or "
-                "1 (right)"
-            )
-    return given.astype(np.uint8)
-
-
-def _accuracies(given: Any, n_models: int) -> Float64[np.ndarray, " m"]:
-    if given is None:
-        raise InputError("id_accuracy is missing: the in-distribution accuracy of each model is needed")
-    y = np.array(given, dtype=np.float64)
-    if y.shape != (n_models,):
-        raise ShapeError(f"id_accuracy has shape {y.shape}; correct holds {n_models} models")
-    bad = np.flatnonzero(~((y >= 0) & (y <= 1)))
-    if len(bad):
-        value = y[bad[0]]
-        per_cent = np.isfinite(y).all() and y.min() >= 0 and 1 < y.max() <= 100
-        hint = "; these look like per cent: divide them by 100" if per_cent else ""
-        raise InputError(f"id_accuracy[{bad[0]}] is {value}; accuracies are shares between 0 and 1{hint}")
-    return y
-
-
-def _names(given: Any, n_models: int, name: str) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    listed = np.atleast_1d(given).tolist() if isinstance(given, np.ndarray) else list(given)
-    if len(listed) != n_models:
-        raise ShapeError(f"{name} holds {len(listed)} names; correct holds {n_models} models")
-    for place, each in enumerate(listed):
-        if each is None or each != each:  # NaN is what a missing cell of a table becomes
-            raise InputError(
-                f"{name}[{place}] is {each}; name the unit of every model, or leave models without one out"
-            )
-    return tuple(map(str, listed))
-
-
-def _model_ids(given: Any, n_models: int) -> tuple[str, ...]:
-    found = _names(given, n_models, "model_ids")
-    if found is None:
-        return tuple(f"model_{place}" for place in range(n_models))
-    if len(set(found)) < n_models:
-        twice = next(name for place, name in enumerate(found) if name in found[:place])
-        raise InputError(f"model_ids holds {twice!r} more than once; an id stands for one model")
-    return found
-
-
-def _example_ids(given: Any, n_examples: int) -> np.ndarray:
-    if given is None:
-        return np.array([f"row_{place}" for place in range(n_examples)])
-    found = np.array(given).astype(str)
-    if found.shape != (n_examples,):
-        raise ShapeError(f"example_ids has shape {found.shape}; correct holds {n_examples} examples")
-    names, counts = np.unique(found, return_counts=True)
-    if len(names) < n_examples:
-        raise InputError(
-            f"example_ids holds {str(names[counts > 1][0])!r} {counts.max()} times; an id stands for one "
-            f"example ({n_examples - len(names)} repetitions in all)"
-        )
-    return found
-
-
-def _n_id(given: Any, n_models: int) -> Int64[np.ndarray, " m"] | None:
-    if given is None:
-        return None
-    found = np.asarray(given)
-    if found.shape not in ((), (n_models,)):
-        raise ShapeError(f"n_id has shape {found.shape}; one number, or one per model ({n_models})")
-    if found.dtype.kind not in "iu" or (found < 1).any():
-        raise InputError("n_id holds a value that is no count of at least 1")
-    return np.broadcast_to(found, (n_models,)).astype(np.int64)
-
-
-def _labels(given: Any, names: Any, n_examples: int) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
-    if given is None:
-        return None, None if names is None else tuple(map(str, names))
-    found = np.asarray(given)
-    if found.shape != (n_examples,):
-        raise ShapeError(f"labels has shape {found.shape}; correct holds {n_examples} examples")
-    if found.dtype.kind in "iub":
-        codes = found.astype(np.int64)
-        if len(codes) and codes.min() < 0:
-            raise InputError(f"labels holds {codes.min()}; classes are counted from 0")
-        listed = None if names is None else tuple(map(str, names))
-        if listed is not None and len(codes) and codes.max() >= len(listed):
-            raise InputError(f"labels holds class {codes.max()}; label_names lists {len(listed)}")
-        return codes, listed
-    if names is not None:
-        raise InputError("label_names goes with integer labels; the labels given are names already")
-    listed_names, codes = np.unique(found.astype(str), return_inverse=True)
-    return codes.astype(np.int64), tuple(listed_names.tolist())
-
-
-def _rows(given: Any, name: str, n: int | None) -> np.ndarray | None:
-    if given is None:
-        return None
-    found = np.asarray(given, dtype=np.float32)
-    if found.ndim != 2 or (n is not None and len(found) != n):
-        raise ShapeError(f"{name} has shape {found.shape}; {'one row per example' if n else 'rows'} needed")
-    if not np.isfinite(found).all():
-        raise InputError(f"{name} holds NaN or infinite numbers")
-    return found
-
-
-def _images(given: Any, n_examples: int) -> np.ndarray | None:
-    if given is None:
-        return None
-    found = np.asarray(given)
-    if found.dtype != np.uint8 or found.ndim not in (3, 4) or len(found) != n_examples:
-        raise ShapeError(
-            f"images are {found.dtype} {found.shape}; uint8 [{n_examples}, height, width] or "
-            f"[{n_examples}, height, width, 3] is needed"
-        )
-    if found.ndim == 4 and found.shape[3] != 3:
-        raise ShapeError(f"images have {found.shape[3]} channels; grey or RGB is needed")
-    return found

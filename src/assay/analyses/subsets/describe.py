@@ -23,7 +23,7 @@ from assay.core.record import Record
 
 
 if TYPE_CHECKING:
-    from assay.analyses.subsets.selection import Subset
+    from assay.analyses.subsets.members import SelectedExamples
 
 N_IMAGES, N_CAPTIONS, N_PHRASES = 200, 25, 25
 
@@ -183,7 +183,7 @@ def describe_subset(
 
 
 def describe_selection(
-    selection: "Subset", images: Images | None = None, **options: Any
+    selection: "SelectedExamples", images: Images | None = None, **options: Any
 ) -> SubsetDescription:
     """`describe_subset` of a selection against the examples of its pool that were not selected.
 

@@ -1,28 +1,27 @@
-"""The documents of a subset and of a path over sizes: plain JSON, everything that a report shows."""
+"""The document of subsets of one or more sizes: plain JSON, everything that a report shows."""
 
 import base64
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from assay.analyses.subsets.baselines import BaselineRow, baseline_rows
+from assay.analyses.subsets.baselines import BaselineRow
 from assay.analyses.subsets.composition import ClassCorrelation, class_composition, class_correlations
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.layouts import as_matrix
 from assay.analyses.subsets.line import clip_of, fit_line
+from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.model_curve import models_needed
+from assay.analyses.subsets.placement import as_matrix
 from assay.analyses.subsets.prevalence import LABEL, prevalence_shift
 from assay.analyses.subsets.replication import (
     example_correlations,
     replicate_examples,
     replicate_halves,
 )
-from assay.analyses.subsets.selection import Problem, Subset
 from assay.analyses.subsets.splits import PARTS, ModelSplit
 from assay.analyses.subsets.verdict import SubsetVerdict
 from assay.core.errors import InputError
@@ -30,11 +29,6 @@ from assay.core.random import stream
 from assay.core.record import plain
 
 
-if TYPE_CHECKING:
-    from assay.analyses.subsets.path import SelectionPath
-
-KIND, SCHEMA = "subset", "assay-subset/1"
-PATH_KIND, PATH_SCHEMA = "subset-path", "assay-subset-path/1"
 SHOWN = 48  # single examples on either side
 THUMBNAIL = 64  # pixels of the longer side
 FACTS = 6  # metadata columns beside a single example
@@ -43,102 +37,62 @@ N_HALVES = 19  # permutations behind the overlap of halves
 MOST_CLASSES = 100  # of a subset, beyond which R inside each is left out
 
 
-def selection_document(selection: Subset, *, n_halves: int | None = None) -> dict[str, Any]:
-    """Everything a report shows of a subset; its verdict is computed if it is not known.
+def subset_document(
+    header: Mapping[str, Any],
+    headline: SelectedExamples,
+    verdicts: Mapping[SelectedExamples, SubsetVerdict],
+    baselines: Mapping[str, Sequence[BaselineRow]],
+    *,
+    n_halves: int | None = None,
+) -> dict[str, Any]:
+    """Everything a report shows of subsets of one or more sizes; details are those of the headline size.
 
     Args:
-        selection: With its data.
-        n_halves: Permutations behind the overlap of two selections by halves of the training models, two
-            selections each; 0 leaves that part out. Default: 19.
+        header: What the document says beyond the subsets: kind, schema, identity, path, consistency, largest,
+            provenance.
+        headline: The subset that the page is about.
+        verdicts: The subsets, ascending by size, with their verdicts.
+        baselines: By kind, a row per size.
+        n_halves: Permutations behind the overlap of halves; 0 leaves it out. Default: 19.
 
     Returns:
-        Finite JSON with `id`, the hash of how the subset came to be; undefined numbers are null. What the
-        data do not tell (labels, facts, images, families) is null or empty.
+        Finite JSON; undefined numbers are null. What the data do not tell (labels, facts, images, families)
+        is null or empty.
 
     Raises:
         InputError: For a selection that was loaded without data.
     """
-    data = selection.require_data("a report")
-    verdict = selection.verdict
-    problem = Problem.of(data, selection.split, selection.settings)
-    document = {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "id": selection.id,
-        "path": None,
-        **_common(selection, data, n_halves),
-        "rows": [_row(selection, verdict, baseline_rows(problem, [selection.size]), 0)],
-        "verdict": verdict.to_dict(),
-        "null": _null(verdict),
-        "largest": None,
-        "consistency": None,
-        "composition": _composition(data, selection, (selection,)),
-        "provenance": selection.provenance,
-    }
-    return _finite(document)
-
-
-def path_document(path: "SelectionPath", *, n_halves: int | None = None) -> dict[str, Any]:
-    """Everything a report shows of subsets of many sizes; details are those of the headline size.
-
-    Args:
-        path: What `selection_path` returned; its verdicts are computed if they are not known.
-        n_halves: As in `selection_document`.
-
-    Returns:
-        Finite JSON as of `selection_document`, with a row per size.
-    """
-    verdicts, headline = path.verdicts, path.headline
-    place = path.sizes.index(headline.size)
-    document = {
-        "kind": PATH_KIND,
-        "schema": PATH_SCHEMA,
-        "id": path.id,
-        "path": path.path,
-        **_common(headline, path.data, n_halves),
-        "rows": [
-            _row(selection, verdict, path.baselines, row)
-            for row, (selection, verdict) in enumerate(zip(path.selections, verdicts, strict=True))
-        ],
-        "verdict": verdicts[place].to_dict(),
-        "null": _null(verdicts[place]),
-        "largest": [_largest(path, rule, verdicts) for rule in ("val", "ci", "paper")],
-        "consistency": path.consistency.to_dict(),
-        "composition": _composition(path.data, headline, path.selections),
-        "provenance": path.provenance,
-    }
-    return _finite(document)
-
-
-def _finite(document: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = plain(document)
-    json.dumps(found, allow_nan=False)
-    return found
+    data, verdict = headline.require_data("a report"), verdicts[headline]
+    rows = [_row(each, judged, baselines, row) for row, (each, judged) in enumerate(verdicts.items())]
+    document: dict[str, Any] = plain(
+        {
+            **header,
+            "size": headline.size,
+            "level": headline.correlation["test"].level,
+            "data": _data(data),
+            "interval_units": headline.facts["interval_units"],
+            "split": _split(headline.split, data),
+            "settings": headline.settings.record(),
+            "full": {name: on for name, on in headline.full.items() if name != "train"},
+            "rows": rows,
+            "verdict": verdict,
+            "null": _null(verdict),
+            "composition": _composition(data, headline, tuple(verdicts)),
+            "prevalence": _prevalence(data, headline),
+            "replication": _replication(headline),
+            "halves": _halves(headline, n_halves),
+            "models_needed": _models_needed(data, headline),
+            **_models(data, headline),
+            "examples": _examples(data, headline),
+            "indices": headline.indices,
+            "example_ids": headline.example_ids,
+            "scores": headline.scores,
+        }
+    )
+    return document
 
 
 # ---------------------------------------------------------------------------------------------- one subset
-
-
-def _common(selection: Subset, data: CorrectnessData, n_halves: int | None) -> dict[str, Any]:
-    """What both documents say of the subset that the page is about."""
-    return {
-        "size": selection.size,
-        "level": selection.correlation["test"].level,
-        "data": _data(data),
-        "interval_units": selection.facts["interval_units"],
-        "split": _split(selection.split, data),
-        "settings": selection.settings.record(),
-        "full": {name: found.to_dict() for name, found in selection.full.items() if name != "train"},
-        "prevalence": _prevalence(data, selection),
-        "replication": _replication(selection),
-        "halves": _halves(selection, n_halves),
-        "models_needed": _models_needed(data, selection),
-        **_models(data, selection),
-        "examples": _examples(data, selection),
-        "indices": selection.indices,
-        "example_ids": list(selection.example_ids),
-        "scores": selection.scores,
-    }
 
 
 def _data(data: CorrectnessData) -> dict[str, Any]:
@@ -171,7 +125,7 @@ def _split(split: ModelSplit, data: CorrectnessData) -> dict[str, Any]:
 
 
 def _row(
-    selection: Subset,
+    selection: SelectedExamples,
     verdict: SubsetVerdict,
     baselines: Mapping[str, Sequence[BaselineRow]],
     place: int,
@@ -208,25 +162,6 @@ def _null(verdict: SubsetVerdict) -> dict[str, Any] | None:
     }
 
 
-def _largest(path: "SelectionPath", rule: str, verdicts: Sequence[SubsetVerdict]) -> dict[str, Any]:
-    """The largest size of the grid on the inverse line, with the verdict at that size.
-
-    Sizes between those of the grid are found by `SelectionPath.largest_aotil`; they have no verdict.
-    """
-    found = path.largest_aotil(rule, refine=False)
-    if found.selection is None:
-        return {"rule": rule, "size": None}
-    test = found.selection.correlation["test"]
-    return {
-        "rule": rule,
-        "size": found.size,
-        "r": test.r,
-        "low": test.low,
-        "high": test.high,
-        "status": verdicts[path.sizes.index(found.selection.size)].status,
-    }
-
-
 # ------------------------------------------------------------------------------------------- what is in it
 
 
@@ -236,7 +171,7 @@ def _names(data: CorrectnessData, codes: Int64[np.ndarray, " k"]) -> list[str]:
 
 
 def _composition(
-    data: CorrectnessData, headline: Subset, selections: Sequence[Subset]
+    data: CorrectnessData, headline: SelectedExamples, selections: Sequence[SelectedExamples]
 ) -> dict[str, Any] | None:
     """Class shares by size, and R inside each class of the headline subset."""
     if data.labels is None:
@@ -268,7 +203,7 @@ def _composition(
     }
 
 
-def _prevalence(data: CorrectnessData, selection: Subset) -> dict[str, Any] | None:
+def _prevalence(data: CorrectnessData, selection: SelectedExamples) -> dict[str, Any] | None:
     """Shares and means in the subset against the pool; None where nothing is known of the examples."""
     # Labels stand under a name of their own, so a column of that name gets another.
     facts = {name if name != LABEL else f"{LABEL} (fact)": column for name, column in data.meta.items()}
@@ -280,7 +215,7 @@ def _prevalence(data: CorrectnessData, selection: Subset) -> dict[str, Any] | No
 # ----------------------------------------------------------------------------------------- is it real
 
 
-def _replication(selection: Subset) -> dict[str, Any]:
+def _replication(selection: SelectedExamples) -> dict[str, Any]:
     """Correlations of single examples over the test models, as shares per bin, chosen and others apart."""
     found = replicate_examples(selection)
     n_others = len(selection.pool) - selection.size
@@ -301,7 +236,7 @@ def _replication(selection: Subset) -> dict[str, Any]:
     }
 
 
-def _halves(selection: Subset, n_permutations: int | None) -> dict[str, Any] | None:
+def _halves(selection: SelectedExamples, n_permutations: int | None) -> dict[str, Any] | None:
     """Overlap of two selections by halves of the training units; the reason where these are too few."""
     n_permutations = N_HALVES if n_permutations is None else n_permutations
     if n_permutations == 0:
@@ -323,7 +258,7 @@ def _halves(selection: Subset, n_permutations: int | None) -> dict[str, Any] | N
     }
 
 
-def _models_needed(data: CorrectnessData, selection: Subset) -> dict[str, Any]:
+def _models_needed(data: CorrectnessData, selection: SelectedExamples) -> dict[str, Any]:
     """R on all examples over growing numbers of models, in random orders."""
     found = models_needed(
         data.id_accuracy,
@@ -338,7 +273,7 @@ def _models_needed(data: CorrectnessData, selection: Subset) -> dict[str, Any]:
     return {name: record[name] for name in kept} | {"n_models": found.n_models}
 
 
-def _models(data: CorrectnessData, selection: Subset) -> dict[str, Any]:
+def _models(data: CorrectnessData, selection: SelectedExamples) -> dict[str, Any]:
     """Accuracies of every model on all, the chosen and the other examples, and lines over the test models."""
     chosen, everything = selection.accuracies(), data.accuracy()
     rest: Float64[np.ndarray, " m"] | None = None
@@ -374,7 +309,7 @@ def _models(data: CorrectnessData, selection: Subset) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------ single examples
 
 
-def _examples(data: CorrectnessData, selection: Subset) -> dict[str, list[dict[str, Any]]]:
+def _examples(data: CorrectnessData, selection: SelectedExamples) -> dict[str, list[dict[str, Any]]]:
     """The most harmful chosen examples and as many others at random, with pictures where there are any."""
     outside = np.setdiff1d(selection.pool, selection.indices)
     rng = stream(selection.settings.seed, "examples of a report")
@@ -386,7 +321,7 @@ def _examples(data: CorrectnessData, selection: Subset) -> dict[str, list[dict[s
 
 
 def _described(
-    data: CorrectnessData, selection: Subset, places: Int64[np.ndarray, " k"]
+    data: CorrectnessData, selection: SelectedExamples, places: Int64[np.ndarray, " k"]
 ) -> list[dict[str, Any]]:
     if not len(places):
         return []

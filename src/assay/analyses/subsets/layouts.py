@@ -11,28 +11,20 @@ agree.
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64, Integer, UInt8
+from jaxtyping import Float, Float64, Int64, UInt8
 
 from assay.core.errors import InputError, ShapeError
 from assay.core.machine import free_memory
 
 
-if TYPE_CHECKING:
-    import torch
-
-Layout = Literal["auto", "dense", "packed", "accelerator"]
-LAYOUTS: tuple[Layout, ...] = ("auto", "dense", "packed", "accelerator")
-
 EXACT_WEIGHTS = 2**24  # whole weights whose absolute values sum to at most this are summed exactly in float32
 _SMALLEST_WEIGHTS = 1e-290  # sums below this have no finite scale and count as zero
-_DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
 _COLUMNS = 16384  # examples per block of a packed product: index, gathered values and sums stay in cache
 _PAIR_EXAMPLES = 16_000  # from here on a table of 65,536 sums costs less to fill than it saves
-_CHUNK = 4096  # examples unpacked at a time; a multiple of 64
-_DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
+CHUNK = 4096  # examples unpacked at a time; a multiple of 64
 
 
 @runtime_checkable
@@ -113,16 +105,17 @@ class _ExampleBits:
         return total
 
 
-def _checked_examples(examples: np.ndarray, n_examples: int) -> np.ndarray:
-    if examples.size and not (examples.min() >= 0 and examples.max() < n_examples):
+def checked_places(places: np.ndarray, n: int, what: str) -> np.ndarray:
+    """Places of models or examples (`what`), all of which the matrix has."""
+    if places.size and not (places.min() >= 0 and places.max() < n):
         raise InputError(
-            f"examples holds indices from {examples.min()} to {examples.max()}; "
-            f"the matrix has examples 0 to {n_examples - 1}"
+            f"{what} holds indices from {places.min()} to {places.max()}; the matrix has {what} 0 to {n - 1}"
         )
-    return examples
+    return places
 
 
-def _checked_weights(weights: np.ndarray, n_models: int) -> np.ndarray:
+def checked_weights(weights: np.ndarray, n_models: int) -> np.ndarray:
+    """One number per model."""
     if weights.shape != (n_models,):
         raise ShapeError(
             f"weights has shape {weights.shape}; one number for each of {n_models} models is needed"
@@ -130,16 +123,8 @@ def _checked_weights(weights: np.ndarray, n_models: int) -> np.ndarray:
     return weights
 
 
-def _checked_models(models: np.ndarray, n_models: int) -> np.ndarray:
-    if models.size and not (models.min() >= 0 and models.max() < n_models):
-        raise InputError(
-            f"models holds indices from {models.min()} to {models.max()}; "
-            f"the matrix has models 0 to {n_models - 1}"
-        )
-    return models
-
-
-def _checked_correct(correct: np.ndarray) -> np.ndarray:
+def checked_correct(correct: np.ndarray) -> np.ndarray:
+    """uint8, models by examples."""
     if correct.ndim != 2 or correct.dtype != np.uint8:
         raise ShapeError(
             f"correct is {correct.dtype} of shape {correct.shape}; uint8 of shape (models, examples) is due"
@@ -157,8 +142,8 @@ class DenseMatrix:
     name = "dense"
 
     def __init__(self, correct: UInt8[np.ndarray, "m n"]):
-        self.n_models, self.n_examples = _checked_correct(correct).shape
-        _require_memory(4 * correct.size, f"a dense matrix of {self.n_models} x {self.n_examples}")
+        self.n_models, self.n_examples = checked_correct(correct).shape
+        require_memory(4 * correct.size, f"a dense matrix of {self.n_models} x {self.n_examples}")
         self.values = correct.astype(np.float32, order="C")
 
     @property
@@ -168,19 +153,19 @@ class DenseMatrix:
     @cached_property
     def _example_bits(self) -> _ExampleBits:
         chunks = (
-            self.values[:, start : start + _CHUNK].astype(np.uint8)
-            for start in range(0, self.n_examples, _CHUNK)
+            self.values[:, start : start + CHUNK].astype(np.uint8)
+            for start in range(0, self.n_examples, CHUNK)
         )
         return _ExampleBits(self.n_models, self.n_examples, chunks)
 
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
-        return _checked_weights(weights, self.n_models).astype(np.float32) @ self.values
+        return checked_weights(weights, self.n_models).astype(np.float32) @ self.values
 
     def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
-        return self._example_bits.count(_checked_examples(examples, self.n_examples))
+        return self._example_bits.count(checked_places(examples, self.n_examples, "examples"))
 
     def take(self, models: Int64[np.ndarray, " k"]) -> "DenseMatrix":
-        return DenseMatrix(self.values[_checked_models(models, self.n_models)].astype(np.uint8))
+        return DenseMatrix(self.values[checked_places(models, self.n_models, "models")].astype(np.uint8))
 
     def column_sums(self) -> Int64[np.ndarray, " n"]:
         # Exact: the sums are whole and below 2**24.
@@ -189,7 +174,7 @@ class DenseMatrix:
     def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
         if examples is None:
             return self.values.astype(np.uint8)
-        return self.values[:, _checked_examples(examples, self.n_examples)].astype(np.uint8)
+        return self.values[:, checked_places(examples, self.n_examples, "examples")].astype(np.uint8)
 
 
 _BITS_OF_BYTE = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.float64)  # [byte, bit], LSB first
@@ -232,11 +217,11 @@ class PackedMatrix:
     @classmethod
     def pack(cls, correct: UInt8[np.ndarray, "m n"]) -> "PackedMatrix":
         """Packs a 0/1 array, a chunk of examples at a time; a memory map is read once."""
-        n_models, n_examples = _checked_correct(correct).shape
+        n_models, n_examples = checked_correct(correct).shape
         bits = np.empty((-(-n_models // 8), n_examples), dtype=np.uint8)
-        for start in range(0, n_examples, _CHUNK):
-            part = np.asarray(correct[:, start : start + _CHUNK])
-            bits[:, start : start + _CHUNK] = np.packbits(part, axis=0, bitorder="little")
+        for start in range(0, n_examples, CHUNK):
+            part = np.asarray(correct[:, start : start + CHUNK])
+            bits[:, start : start + CHUNK] = np.packbits(part, axis=0, bitorder="little")
         return cls(bits, n_models)
 
     @property
@@ -246,7 +231,7 @@ class PackedMatrix:
     @cached_property
     def _example_bits(self) -> _ExampleBits:
         chunks = (
-            _unpacked(self.bits[:, start : start + _CHUNK], self.n_models) for start in self._starts(_CHUNK)
+            unpacked(self.bits[:, start : start + CHUNK], self.n_models) for start in self._starts(CHUNK)
         )
         return _ExampleBits(self.n_models, self.n_examples, chunks)
 
@@ -263,7 +248,7 @@ class PackedMatrix:
 
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
         padded = np.zeros(16 * -(-self.n_models // 16))
-        padded[: self.n_models] = _checked_weights(weights, self.n_models)
+        padded[: self.n_models] = checked_weights(weights, self.n_models)
         by_byte = (padded.reshape(-1, 8) @ _BITS_OF_BYTE.T).astype(np.float32)
         total = np.zeros(self.n_examples, dtype=np.float32)
         index = np.empty(min(_COLUMNS, self.n_examples), dtype=np.intp)
@@ -291,10 +276,10 @@ class PackedMatrix:
         return total
 
     def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
-        return self._example_bits.count(_checked_examples(examples, self.n_examples))
+        return self._example_bits.count(checked_places(examples, self.n_examples, "examples"))
 
     def take(self, models: Int64[np.ndarray, " k"]) -> "PackedMatrix":
-        _checked_models(models, self.n_models)
+        checked_places(models, self.n_models, "models")
         bits = np.zeros((-(-len(models) // 8), self.n_examples), dtype=np.uint8)
         for position, model in enumerate(models.tolist()):
             row = self.bits[model >> 3] >> (model & 7)
@@ -312,11 +297,11 @@ class PackedMatrix:
 
     def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
         if examples is None:
-            return _unpacked(self.bits, self.n_models)
-        return _unpacked(self.bits[:, _checked_examples(examples, self.n_examples)], self.n_models)
+            return unpacked(self.bits, self.n_models)
+        return unpacked(self.bits[:, checked_places(examples, self.n_examples, "examples")], self.n_models)
 
 
-def _unpacked(bits: UInt8[np.ndarray, "rows k"], n_models: int) -> UInt8[np.ndarray, "m k"]:
+def unpacked(bits: UInt8[np.ndarray, "rows k"], n_models: int) -> UInt8[np.ndarray, "m k"]:
     """0/1 from bytes; shifting whole rows is many times faster than `numpy.unpackbits` on the first axis."""
     out = np.empty((n_models, bits.shape[1]), dtype=np.uint8)
     for bit in range(8):
@@ -324,107 +309,6 @@ def _unpacked(bits: UInt8[np.ndarray, "rows k"], n_models: int) -> UInt8[np.ndar
         np.right_shift(bits[: len(part)], bit, out=part)
         part &= 1
     return out
-
-
-class DeviceMatrix:
-    """Int8 on a torch device, multiplied in chunks of examples.
-
-    Weights are rounded to whole numbers on a grid of 2**-24 of the sum of their absolute values and cut into
-    three digits of eight bits; products of digits with 0/1 are exact in float32, with or without TF32, so the
-    result is the exact sum of the rounded weights on any device.
-
-    Args:
-        correct: 0/1, shape (m, N).
-        device: Torch device; default the accelerator that torch finds, else the CPU.
-
-    Raises:
-        InputError: If the matrix does not fit the memory of the device.
-    """
-
-    name = "accelerator"
-
-    def __init__(
-        self,
-        correct: "UInt8[np.ndarray, 'm n'] | PackedMatrix",
-        *,
-        device: "str | torch.device | None" = None,
-    ):
-        import torch
-
-        source = correct if isinstance(correct, PackedMatrix) else _checked_correct(correct)
-        if isinstance(source, PackedMatrix):
-            self.n_models, self.n_examples = source.n_models, source.n_examples
-        else:
-            self.n_models, self.n_examples = source.shape
-        self.device = torch.device(device) if device is not None else _default_device()
-        _require_memory(
-            self.n_models * self.n_examples,
-            f"the int8 matrix of {self.n_models} x {self.n_examples} on {self.device}",
-            free=_device_memory(self.device),
-        )
-        # Rows are examples: a chunk of them is contiguous, and a set of them is gathered whole.
-        self._rows = torch.empty((self.n_examples, self.n_models), dtype=torch.int8, device=self.device)
-        for start in range(0, self.n_examples, _CHUNK):
-            stop = min(start + _CHUNK, self.n_examples)
-            if isinstance(source, PackedMatrix):
-                part = _unpacked(source.bits[:, start:stop], self.n_models)
-            else:
-                part = np.asarray(source[:, start:stop]).astype(np.uint8)
-            rows = np.ascontiguousarray(part.T).view(np.int8)
-            self._rows[start:stop] = torch.from_numpy(rows).to(self.device)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._rows.nbytes)
-
-    @property
-    def _step(self) -> int:
-        return max(1, _DEVICE_ENTRIES // self.n_models)
-
-    def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
-        import torch
-
-        whole, scale = whole_weights(_checked_weights(weights, self.n_models))
-        digits = torch.from_numpy(_digits(whole)).to(self.device)  # [m, 3]
-        parts = [
-            (self._rows[start : start + self._step].to(torch.float32) @ digits).cpu()
-            for start in range(0, self.n_examples, self._step)
-        ]
-        sums: np.ndarray = torch.cat(parts).double().numpy() @ _DIGIT_VALUES
-        return sums / scale
-
-    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
-        import torch
-
-        _checked_examples(examples, self.n_examples)
-        total = torch.zeros(self.n_models, dtype=torch.int64, device=self.device)
-        for start in range(0, len(examples), self._step):
-            part = torch.from_numpy(examples[start : start + self._step]).to(self.device)
-            total += self._rows.index_select(0, part).sum(dim=0, dtype=torch.int64)
-        return total.cpu().numpy()
-
-    def take(self, models: Int64[np.ndarray, " k"]) -> "DeviceMatrix":
-        import torch
-
-        at = torch.from_numpy(_checked_models(models, self.n_models)).to(self.device)
-        taken = object.__new__(DeviceMatrix)
-        taken.device, taken.n_models, taken.n_examples = self.device, len(models), self.n_examples
-        taken._rows = self._rows.index_select(1, at)
-        return taken
-
-    def column_sums(self) -> Int64[np.ndarray, " n"]:
-        import torch
-
-        return self._rows.sum(dim=1, dtype=torch.int64).cpu().numpy()
-
-    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
-        import torch
-
-        rows = self._rows
-        if examples is not None:
-            at = torch.from_numpy(_checked_examples(examples, self.n_examples))
-            rows = rows.index_select(0, at.to(self.device))
-        return np.ascontiguousarray(rows.cpu().numpy().T).view(np.uint8)
 
 
 def whole_weights(weights: Float64[np.ndarray, " m"]) -> tuple[Float64[np.ndarray, " m"], float]:
@@ -446,120 +330,11 @@ def whole_weights(weights: Float64[np.ndarray, " m"]) -> tuple[Float64[np.ndarra
     return np.rint(weights * scale), scale
 
 
-_DIGIT_VALUES = np.array([1.0, 256.0, 65536.0])
-
-
-def _digits(whole: Float64[np.ndarray, " m"]) -> np.ndarray:
-    """Whole numbers up to 2**24 as three digits to the base 256 with the number's sign, float32 [m, 3]."""
-    size = np.abs(whole).astype(np.int64)
-    digits = np.stack([size & 255, (size >> 8) & 255, size >> 16], axis=1)
-    return np.asarray(digits * np.sign(whole)[:, None], dtype=np.float32)
-
-
-def as_matrix(
-    correct: np.ndarray | PackedMatrix,
-    models: Integer[np.ndarray, " k"] | None = None,
-    *,
-    layout: str = "auto",
-    device: "str | torch.device | None" = None,
-) -> Matrix:
-    """The rows of some models in the layout that suits their size.
-
-    Args:
-        correct: 0/1 uint8 of shape (models, examples), or packed.
-        models: Row indices, in the order wanted; default all.
-        layout: `dense` (float32), `packed` (bits), `accelerator` (int8 on a device), or `auto`: dense up
-            to 64 million entries, packed beyond, the accelerator only when `device` names one that is not the
-            CPU.
-        device: Torch device of the accelerator layout.
-
-    Raises:
-        InputError: If the layout is unknown or does not fit the memory.
-    """
-    if layout not in LAYOUTS:
-        raise InputError(f"layout is {layout!r}; choose one of {', '.join(LAYOUTS)}")
-    rows = None if models is None else np.asarray(models, dtype=np.int64)
-    if isinstance(correct, PackedMatrix):
-        n_models, n_examples = correct.n_models, correct.n_examples
-    else:
-        n_models, n_examples = _checked_correct(correct).shape
-    if rows is not None:
-        _checked_models(rows, n_models)
-        n_models = len(rows)
-    check_device(device, layout)
-    if layout == "auto":
-        if device is not None and str(device) != "cpu":
-            layout = "accelerator"
-        else:
-            layout = "dense" if n_models * n_examples <= _DENSE_ENTRIES else "packed"
-    if layout == "accelerator":
-        return DeviceMatrix(_rows_of(correct, rows), device=device)
-    if layout == "dense":
-        _require_memory(5 * n_models * n_examples, f"a dense matrix of {n_models} x {n_examples}")
-        taken = _rows_of(correct, rows)
-        return DenseMatrix(taken.dense() if isinstance(taken, PackedMatrix) else taken)
-    if isinstance(correct, PackedMatrix):
-        return correct if rows is None else correct.take(rows)
-    return _packed_rows(correct, rows)
-
-
-def _rows_of(correct: Any, rows: Int64[np.ndarray, " k"] | None) -> Any:
-    if rows is None:
-        return correct
-    return correct.take(rows) if isinstance(correct, PackedMatrix) else correct[rows]
-
-
-def _packed_rows(correct: np.ndarray, rows: Int64[np.ndarray, " k"] | None) -> PackedMatrix:
-    """Packs some rows of a dense array, eight at a time, so that no copy of all of them is made."""
-    if rows is None:
-        return PackedMatrix.pack(correct)
-    bits = np.empty((-(-len(rows) // 8), correct.shape[1]), dtype=np.uint8)
-    for row in range(len(bits)):
-        bits[row] = np.packbits(correct[rows[8 * row : 8 * row + 8]], axis=0, bitorder="little")[0]
-    return PackedMatrix(bits, len(rows))
-
-
-def _require_memory(needed: int, what: str, *, free: int | None = None) -> None:
+def require_memory(needed: int, what: str, *, free: int | None = None) -> None:
+    """Raises `InputError` unless so many bytes are free."""
     free = free_memory() if free is None else free
     if needed > free:
         raise InputError(
             f"{what} needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
             'use layout="packed", which holds eight models per byte'
         )
-
-
-def check_device(device: "str | torch.device | None", layout: str = "auto") -> None:
-    """Refuse a device that PyTorch cannot use, or that a layout of main memory would leave idle.
-
-    Raises:
-        InputError: Naming the device.
-    """
-    if device is None or str(device) == "cpu":
-        return
-    if layout in ("dense", "packed"):
-        raise InputError(
-            f"device is {str(device)!r} and layout {layout!r} lies in main memory; leave one of them out"
-        )
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # an unknown name, no driver, or a build without it
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device is {str(device)!r}, which PyTorch cannot use here: {reason}") from error
-
-
-def _default_device() -> "torch.device":
-    import torch
-
-    if torch.accelerator.is_available():
-        found = torch.accelerator.current_accelerator()
-        if found is not None:
-            return found
-    return torch.device("cpu")
-
-
-def _device_memory(device: "torch.device") -> int | None:
-    import torch
-
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None

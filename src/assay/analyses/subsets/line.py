@@ -246,22 +246,18 @@ def correlate(
     if n_resamples < 1:
         raise InputError(f"n_resamples is {n_resamples}; at least 1 is needed, {N_RESAMPLES} by default")
     x, y = np.asarray(id_accuracy, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
-    for name, side in (("id_accuracy", x), ("accuracy", y)):
-        if not ((side >= 0) & (side <= 1)).all():
-            bad = side[~((side >= 0) & (side <= 1))][0]
-            raise InputError(f"{name} holds {bad}; accuracies are shares in [0, 1]")
+    _check_shares(id_accuracy=x, accuracy=y)
     units = np.arange(len(x)) if units is None else np.asarray(units, dtype=np.int64)
     if units.shape != x.shape:
         raise ShapeError(f"units has shape {units.shape}, id_accuracy {x.shape}: one unit per model")
     ood_eps = clip_of(clip, size, eps)
     r = line_correlation(x, y, eps=ood_eps, id_eps=eps)
     names = np.unique(units)
-    frac_clipped = float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan
     common: dict[str, Any] = {
         "level": level,
         "n": len(x),
         "n_units": len(names),
-        "frac_clipped": frac_clipped,
+        "frac_clipped": float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan,
     }
     if math.isnan(r):
         value = 0.0 if on_degenerate == "zero" else math.nan
@@ -288,12 +284,6 @@ def correlate(
         low, high = (float(end) for end in np.quantile(kept, [(1 - level) / 2, (1 + level) / 2]))
         spread = float(np.arctanh(np.clip(kept, -_CERTAIN, _CERTAIN)).var(ddof=1))
         n_eff = 3 + 1 / spread if spread > 0 else math.inf
-    caution = None
-    if len(names) < RELIABLE_UNITS:
-        caution = (
-            f"{len(names)} independent unit{'s' if len(names) != 1 else ''}: with fewer than "
-            f"{RELIABLE_UNITS} the interval is unreliable"
-        )
     return Correlation(
         r=r,
         low=low,
@@ -306,8 +296,25 @@ def correlate(
         n_eff=n_eff,
         n_degenerate=n_resamples - len(kept),
         degenerate=False,
-        caution=caution,
+        caution=_few_units(len(names)),
         **common,
+    )
+
+
+def _check_shares(**sides: Float64[np.ndarray, " _"]) -> None:
+    for name, side in sides.items():
+        if not ((side >= 0) & (side <= 1)).all():
+            bad = side[~((side >= 0) & (side <= 1))][0]
+            raise InputError(f"{name} holds {bad}; accuracies are shares in [0, 1]")
+
+
+def _few_units(n_units: int) -> str | None:
+    """What makes an interval over so few units unreliable."""
+    if n_units >= RELIABLE_UNITS:
+        return None
+    return (
+        f"{n_units} independent unit{'s' if n_units != 1 else ''}: with fewer than {RELIABLE_UNITS} the "
+        "interval is unreliable"
     )
 
 

@@ -2,56 +2,34 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from assay.analyses.subsets.baselines import BaselineRow, baseline_rows
+from assay.analyses.subsets.consistency import SelectionConsistency, consistency_within
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.document import subset_document
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import AOTIL, Correlation
-from assay.analyses.subsets.selection import (
-    PATHS,
-    Problem,
-    Progress,
-    Settings,
-    Subset,
-    check_size,
-    make_problem,
-    make_selection,
-)
+from assay.analyses.subsets.problem import PATHS, Problem, Progress, check_sizes, make_problem, possible_sizes
+from assay.analyses.subsets.selection import Subset, make_selection, make_sweep
 from assay.analyses.subsets.splits import ModelSplit
+from assay.analyses.subsets.verdict import SubsetVerdict
 from assay.core.errors import InputError, unknown_name
-from assay.core.record import library_version, plain, record_id
+from assay.core.record import HIDDEN, Record, record_id
 
-
-if TYPE_CHECKING:
-    from assay.analyses.subsets.baselines import BaselineRow
-    from assay.analyses.subsets.consistency import SelectionConsistency
-    from assay.analyses.subsets.verdict import SubsetVerdict
 
 RULES = ("val", "ci", "paper")
 KIND, SCHEMA = "subset-path", "assay-selection-path/1"
+DOCUMENT_SCHEMA = "assay-subset-path/1"
 _REFINED = 0.05  # relative width at which the search for the largest subset stops
-_FIRST_SIZES = (10, 20, 50, 100, 250, 500, 750, 1000, 2500, 5000, 7500)
-
-
-def default_sizes(n_examples: int) -> tuple[int, ...]:
-    """The usual grid: 10 to 7500, then every 5000 to 50,000, then every 10,000, cut at N, and N itself."""
-    grid = [*_FIRST_SIZES, *range(10_000, 50_000, 5000), *range(50_000, n_examples, 10_000)]
-    return tuple(sorted({size for size in grid if size < n_examples} | {n_examples}))
-
-
-def possible_sizes(settings: Settings, n_examples: int) -> tuple[int, ...]:
-    """The usual grid among the examples that may be selected, from as many as must be."""
-    n_allowed = n_examples if settings.allowed is None else int(settings.allowed.sum())
-    least = 1 if settings.must_include is None else len(settings.must_include)
-    return tuple(size for size in default_sizes(n_allowed) if size >= least)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargestSubset:
+class LargestSubset(Record):
     """The largest subset on the inverse line, by a rule.
 
     Attributes:
@@ -62,21 +40,17 @@ class LargestSubset:
         sizes: Every size looked at, refined ones included.
     """
 
+    derived = ("correlation",)
+
     rule: str
     size: int | None
-    selection: Subset | None
     sizes: tuple[int, ...]
+    selection: Subset | None = field(default=None, metadata=HIDDEN)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; the correlations are those of the chosen subset."""
-        chosen = self.selection
-        correlation = (
-            None if chosen is None else {name: each.to_dict() for name, each in chosen.correlation.items()}
-        )
-        record: dict[str, Any] = plain(
-            {"rule": self.rule, "size": self.size, "sizes": list(self.sizes), "correlation": correlation}
-        )
-        return record
+    @property
+    def correlation(self) -> Mapping[str, Correlation] | None:
+        """The correlations of the subset; None where there is none."""
+        return None if self.selection is None else self.selection.correlation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,15 +69,14 @@ class SelectionPath:
     selections: tuple[Subset, ...]
     path: str
     problem: Problem
-    baselines: Mapping[str, "tuple[BaselineRow, ...]"]
-    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+    baselines: Mapping[str, tuple[BaselineRow, ...]]
 
     def __getitem__(self, size: int) -> Subset:
         if size not in self.sizes:
             raise InputError(f"size {size} is not on the path; it holds {', '.join(map(str, self.sizes))}")
         return self.selections[self.sizes.index(size)]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Subset]:
         return iter(self.selections)
 
     def __len__(self) -> int:
@@ -133,7 +106,7 @@ class SelectionPath:
         folds: int = 5,
         workers: int | None = None,
         progress: Progress | None = None,
-    ) -> "tuple[SubsetVerdict, ...]":
+    ) -> tuple[SubsetVerdict, ...]:
         """A verdict per size, corrected for having looked at all of them; see `judge_sizes`.
 
         Args:
@@ -142,43 +115,26 @@ class SelectionPath:
             workers: Threads. Default: one per CPU. The result does not depend on it.
             progress: Called with the stage, the runs done and all runs.
         """
-        from assay.analyses.subsets.verdict import judge_sizes
-
-        found = judge_sizes(
-            self.data,
-            self.selections,
-            path=self.path,
-            n_permutations=n_permutations,
-            folds=folds,
-            workers=workers,
-            progress=progress,
+        self.selections[0].judge(
+            n_permutations=n_permutations, folds=folds, workers=workers, progress=progress
         )
-        self.keep_verdicts(found)
-        return found
-
-    def keep_verdicts(self, verdicts: "Sequence[SubsetVerdict]") -> None:
-        """Take verdicts reached elsewhere, one per size."""
-        for selection, verdict in zip(self.selections, verdicts, strict=True):
-            selection.keep_verdict(verdict)
-        self._kept["verdicts"] = tuple(verdicts)
+        return self.verdicts
 
     @property
-    def verdicts(self) -> "tuple[SubsetVerdict, ...]":
+    def verdicts(self) -> tuple[SubsetVerdict, ...]:
         """One per size, computed when first asked for, with the defaults of `judge`."""
-        return self._kept["verdicts"] if "verdicts" in self._kept else self.judge()
+        return tuple(each.verdict for each in self.selections)
 
     @property
     def judged(self) -> bool:
         """Whether the verdicts are known already."""
-        return "verdicts" in self._kept
+        return all(each.judged for each in self.selections)
 
     # --------------------------------------------------------------------------------------- questions
 
     @functools.cached_property
-    def consistency(self) -> "SelectionConsistency":
+    def consistency(self) -> SelectionConsistency:
         """Overlap of the subsets over sizes, between random (0) and nested (1); no sign that one is real."""
-        from assay.analyses.subsets.consistency import consistency_within
-
         return consistency_within([each.indices for each in self.selections], self.headline.pool)
 
     def largest_aotil(self, rule: str = "val", *, refine: bool = True) -> LargestSubset:
@@ -198,7 +154,7 @@ class SelectionPath:
             raise unknown_name("rule for the largest subset", rule, RULES)
         good = [place for place, each in enumerate(self.selections) if _qualifies(each, rule)]
         if not good:
-            return LargestSubset(rule=rule, size=None, selection=None, sizes=self.sizes)
+            return LargestSubset(rule=rule, size=None, sizes=self.sizes)
         place = good[-1]
         best, seen = self.selections[place], list(self.sizes)
         low, high = self.sizes[place], self.sizes[min(place + 1, len(self.sizes) - 1)]
@@ -231,14 +187,10 @@ class SelectionPath:
     @functools.cached_property
     def provenance(self) -> dict[str, Any]:
         """How it came to be."""
-        return {
-            "library": library_version(),
-            "data": dict(self.selections[0].facts),
-            "split": self.split.to_dict(),
-            "sizes": list(self.sizes),
-            "path": self.path,
-            "settings": self.problem.settings.record(),
+        shared = {
+            name: self.selections[0].provenance[name] for name in ("library", "data", "split", "settings")
         }
+        return shared | {"sizes": list(self.sizes), "path": self.path}
 
     @property
     def id(self) -> str:
@@ -261,9 +213,42 @@ class SelectionPath:
     @property
     def document(self) -> Mapping[str, Any]:
         """Everything a report shows, the verdicts included; see `assay.save_report`."""
-        from assay.analyses.subsets.document import path_document
+        return self.to_document()
 
-        return path_document(self)
+    def to_document(self, *, n_halves: int | None = None) -> dict[str, Any]:
+        """Everything a report shows of subsets of many sizes; details are those of the headline size.
+
+        Args:
+            n_halves: As in `Subset.to_document`.
+        """
+        header = {"kind": KIND, "schema": DOCUMENT_SCHEMA, "id": self.id, "path": self.path}
+        return subset_document(
+            header
+            | {
+                "largest": [self._largest_of_grid(rule) for rule in RULES],
+                "consistency": self.consistency,
+                "provenance": self.provenance,
+            },
+            self.headline,
+            dict(zip(self.selections, self.verdicts, strict=True)),
+            self.baselines,
+            n_halves=n_halves,
+        )
+
+    def _largest_of_grid(self, rule: str) -> dict[str, Any]:
+        """The largest size of the grid on the inverse line, with the verdict at that size."""
+        largest = self.largest_aotil(rule, refine=False).selection
+        if largest is None:
+            return {"rule": rule, "size": None}
+        test = largest.correlation["test"]
+        return {
+            "rule": rule,
+            "size": largest.size,
+            "r": test.r,
+            "low": test.low,
+            "high": test.high,
+            "status": largest.verdict.status,
+        }
 
 
 def _qualifies(selection: Subset, rule: str) -> bool:
@@ -308,20 +293,13 @@ def selection_path(
             f"{problem.settings.solver!r} cannot; use solver='swap' or path='independent'"
         )
     n_examples = problem.data.n_examples
-    asked = possible_sizes(problem.settings, n_examples) if sizes is None else sizes
-    wanted = [check_size(size, n_examples) for size in asked]
-    if not wanted:
-        raise InputError("sizes is empty; give at least one subset size")
-    if len(set(wanted)) < len(wanted):
-        raise InputError(f"sizes names {max(wanted, key=wanted.count)} more than once")
-    wanted.sort()
-    found = problem.solve_path(wanted, path=path, progress=progress)
-    selections = tuple(make_selection(problem, each, sweep=wanted, path=path) for each in found)
-    rows: Mapping[str, tuple[BaselineRow, ...]] = {}
-    if baselines:
-        from assay.analyses.subsets.baselines import baseline_rows
-
-        rows = baseline_rows(problem, wanted)
+    grid = possible_sizes(problem.settings, n_examples) if sizes is None else sizes
+    ascending = tuple(sorted(check_sizes(grid, n_examples)))
+    solved = problem.solve_path(ascending, path=path, progress=progress)
     return SelectionPath(
-        sizes=tuple(wanted), selections=selections, path=path, problem=problem, baselines=rows
+        sizes=ascending,
+        selections=make_sweep(problem, solved, path=path),
+        path=path,
+        problem=problem,
+        baselines=baseline_rows(problem, ascending) if baselines else {},
     )

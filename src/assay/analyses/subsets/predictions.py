@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64, UInt8
 
-from assay.analyses.subsets.archive import gather_rows, must_pack
-from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets._contents import gather_rows, must_pack
 from assay.core.errors import AlignmentError, FileFormatError, InputError
 
 
@@ -29,7 +28,7 @@ _SCORE = re.compile(r"p_(\d+)")
 _ROWS = 8  # files whose answers wait to be packed together
 
 
-def load_predictions(
+def read_predictions(
     paths: Paths,
     *,
     ood_env: int | Sequence[int],
@@ -40,7 +39,7 @@ def load_predictions(
     example_ids: Sequence[object] | np.ndarray | None = None,
     label_names: Sequence[object] | None = None,
     progress: Progress | None = None,
-) -> CorrectnessData:
+) -> dict[str, Any]:
     """Read prediction CSVs, one at a time, as one row of answers each.
 
     y_i is the share of right answers over all rows of `env<e>_out`, e in `id_envs`, pooled. Row i of the
@@ -60,8 +59,8 @@ def load_predictions(
         progress: Called with `read`, the files done and all files.
 
     Returns:
-        Models in the order of their sorted paths, named by path and step below the common folder; the domain
-        of each row as the column `domain`.
+        Arguments of `CorrectnessData.of`: models in the order of their sorted paths, named by path and step
+        below the common folder; the domain of each row as the column `domain`.
 
     Raises:
         FileFormatError: If a file is missing, cut off, or no such table; with the file and the row.
@@ -107,25 +106,25 @@ def load_predictions(
         pack=must_pack(len(files), n, what="the matrix"),
         named=lambda row, column: f"row {column} of {files[row]}",
     )
-    return CorrectnessData.of(
-        matrix,
-        accuracies,
-        groups=runs,
-        families=None if family_of is None else [str(family_of(file)) for file in files],
-        model_ids=[_name(file.parent, root, _step(file) or file.stem) for file in files],
-        example_ids=example_ids,
-        n_id=counts,
-        labels=first.labels,
-        label_names=label_names,
-        meta={"domain": first.domains},
-        source={
+    return {
+        "correct": matrix,
+        "id_accuracy": accuracies,
+        "groups": runs,
+        "families": None if family_of is None else [str(family_of(file)) for file in files],
+        "model_ids": [_name(file.parent, root, _step(file) or file.stem) for file in files],
+        "example_ids": example_ids,
+        "n_id": counts,
+        "labels": first.labels,
+        "label_names": label_names,
+        "meta": {"domain": first.domains},
+        "source": {
             "kind": "predictions",
             "n_files": len(files),
             "id_envs": list(first.inside),
             "ood_env": list(outside),
             "checkpoints": checkpoints if isinstance(checkpoints, str) else list(checkpoints),
         },
-    )
+    }
 
 
 # ----------------------------------------------------------------------------------------------- files

@@ -6,25 +6,31 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64, Shaped
+from jaxtyping import Float64, Int64
 from scipy import stats as scipy_stats
 
+from assay.analyses.subsets._columns import (
+    MISSING,
+    MOST_VALUES,
+    Coded,
+    coded_column,
+    crossed_column,
+    n_examples_of,
+    numeric_names,
+    plain_column,
+)
 from assay.analyses.subsets.composition import class_composition, coded_labels
 from assay.analyses.subsets.consistency import positions
-from assay.analyses.subsets.selection import Subset
+from assay.analyses.subsets.members import SelectedExamples
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
-from assay.core.record import Record, plain
+from assay.core.record import Record
 from assay.stats import benjamini_hochberg
 
 
 N_RESAMPLES = 1000
 LABEL = "label"  # name of the class among the attributes
-MISSING = "missing"
-FEW_VALUES = 20  # whole numbers of no more different values are compared as categories
-MOST_VALUES = 1000  # of an attribute, beyond which it names examples rather than describing them
 _BLOCK = 1 << 22  # draws held at a time
-_UNDEFINED_AS_NULL = ("selected", "pool", "difference", "ratio", "low", "high", "p_value", "q_value")
 
 Draws = tuple[Int64[np.ndarray, "n_resamples s"], Int64[np.ndarray, "n_resamples n"]]
 
@@ -77,11 +83,8 @@ class PrevalenceRow(Record):
         return bool(self.low > 0 or self.high < 0)
 
 
-_SETTINGS = ("n_selected", "n_pool", "level", "q", "n_resamples", "seed", "largest_class_ratio", "notice")
-
-
 @dataclass(frozen=True, kw_only=True)
-class PrevalenceShift:
+class PrevalenceShift(Record):
     """How a selection differs from its pool in what is known of the examples.
 
     Attributes:
@@ -123,24 +126,6 @@ class PrevalenceShift:
         if not found:
             raise unknown_name("attribute", attribute, {row.attribute for row in self.rows})
         return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        settings: dict[str, Any] = plain({name: getattr(self, name) for name in _SETTINGS})
-        rows = [row.to_dict() for row in self.rows]
-        return settings | {"left_out": list(self.left_out), "rows": rows}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "PrevalenceShift":
-        """The inverse of `to_dict`."""
-        settings = {name: record[name] for name in _SETTINGS}
-        if settings["largest_class_ratio"] is None:
-            settings["largest_class_ratio"] = math.nan
-        return cls(
-            rows=tuple(PrevalenceRow.from_dict(row) for row in record["rows"]),
-            left_out=tuple(record["left_out"]),
-            **settings,
-        )
 
 
 def hypergeometric_p(n_selected_with: int, n_selected: int, n_pool_with: int, n_pool: int) -> float:
@@ -230,7 +215,7 @@ def prevalence_shift(
             f"level={level}, q={q}, n_resamples={n_resamples}; shares between 0 and 1 and at least one "
             "resample are needed"
         )
-    if isinstance(indices, Subset):
+    if isinstance(indices, SelectedExamples):
         if labels is not None:
             raise InputError("labels= goes with positions; a selection has those of its data")
         data, chosen_from = indices.require_data("a comparison with the pool"), indices.settings.allowed
@@ -240,21 +225,21 @@ def prevalence_shift(
             attributes = {name: np.asarray(column)[chosen_from] for name, column in attributes.items()}
             labels = None if labels is None else labels[chosen_from]
             indices = np.searchsorted(np.flatnonzero(chosen_from), indices)
-    columns = {str(name): _plain(np.asarray(column)) for name, column in (attributes or {}).items()}
+    columns = {str(name): plain_column(np.asarray(column)) for name, column in (attributes or {}).items()}
     if LABEL in columns:
         raise InputError(f"attributes holds {LABEL!r}, the name under which labels= stand; rename it")
-    n = _n_examples(columns, labels)
+    n = n_examples_of(columns, labels)
     chosen = positions(indices, n)
     if draws is not None:
         draws = _checked_draws(draws, len(chosen), n)
         n_resamples = len(draws[0])
-    means = _numeric(columns, numeric)
-    coded = {} if labels is None else {LABEL: _Coded(*coded_labels(labels, label_names))}
-    coded |= {name: _coded(columns[name]) for name in columns if name not in means}
+    means = numeric_names(columns, numeric)
+    coded = {} if labels is None else {LABEL: Coded(*coded_labels(labels, label_names))}
+    coded |= {name: coded_column(columns[name]) for name in columns if name not in means}
     left_out = tuple(name for name, each in coded.items() if name != LABEL and len(each.names) > MOST_VALUES)
     coded = {name: each for name, each in coded.items() if name not in left_out}
     for names in crossed:
-        coded[" x ".join(names)] = _crossed(names, coded)
+        coded[" x ".join(names)] = crossed_column(names, coded)
     compare = _Comparison(chosen, n, n_resamples, level, draws, seed)
     rows = [row for name, each in coded.items() for row in compare.shares(name, each)]
     for name in means:
@@ -284,14 +269,6 @@ def prevalence_shift(
 
 
 @dataclass(frozen=True, eq=False)
-class _Coded:
-    """A categorical column: the values that occur, and the place of each example among them."""
-
-    names: tuple[str, ...]
-    codes: Int64[np.ndarray, " n"]
-
-
-@dataclass(frozen=True, eq=False)
 class _Comparison:
     """A selection and its pool, ready to be compared in one attribute after the other."""
 
@@ -302,7 +279,7 @@ class _Comparison:
     draws: Draws | None
     seed: int
 
-    def shares(self, name: str, column: _Coded) -> list[PrevalenceRow]:
+    def shares(self, name: str, column: Coded) -> list[PrevalenceRow]:
         """A row for each value."""
         size = len(self.chosen)
         selected = np.bincount(column.codes[self.chosen], minlength=len(column.names))
@@ -371,8 +348,8 @@ class _Comparison:
         absent = ~np.isfinite(values)
         if not absent.any():
             return []
-        column = _Coded(("present", MISSING), absent.astype(np.int64)) if not absent.all() else None
-        rows = self.shares(name, column or _Coded((MISSING,), np.zeros(self.n, dtype=np.int64)))
+        column = Coded(("present", MISSING), absent.astype(np.int64)) if not absent.all() else None
+        rows = self.shares(name, column or Coded((MISSING,), np.zeros(self.n, dtype=np.int64)))
         return rows[-1:]
 
     def _mean_differences(
@@ -425,95 +402,6 @@ def _mann_whitney(first: Float64[np.ndarray, " a"], second: Float64[np.ndarray, 
     if np.ptp(np.concatenate([first, second])) == 0:
         return 1.0
     return float(scipy_stats.mannwhitneyu(first, second, alternative="two-sided").pvalue)
-
-
-# ----------------------------------------------------------------------------------------------- columns
-
-
-def _n_examples(columns: Mapping[str, np.ndarray], labels: Any) -> int:
-    """Size of the pool, on which every column agrees."""
-    lengths = {name: column.shape for name, column in columns.items()}
-    if labels is not None:
-        lengths = {"labels": np.shape(labels)} | lengths
-    if not lengths:
-        raise InputError("nothing to compare: give labels=, attributes=, or both")
-    shape = next(iter(lengths.values()))
-    for name, other in lengths.items():
-        if len(other) != 1 or other != shape:
-            raise ShapeError(
-                f"{name} has shape {other}; a vector with one value per example ({shape[0]}) fits"
-            )
-    return int(shape[0])
-
-
-def _numeric(columns: Mapping[str, np.ndarray], numeric: Sequence[str] | None) -> tuple[str, ...]:
-    """Names of the attributes that are compared by their mean."""
-    if numeric is None:
-        return tuple(name for name, column in columns.items() if _is_numeric(column))
-    for name in numeric:
-        if name not in columns:
-            raise unknown_name("attribute", name, columns)
-        if columns[name].dtype.kind not in "biuf":
-            raise InputError(f"attribute {name!r} holds {columns[name].dtype}; a numeric one holds numbers")
-    return tuple(numeric)
-
-
-def _is_numeric(column: Shaped[np.ndarray, " n"]) -> bool:
-    """Whether values are compared by their mean unless the caller says: a code has few, an age many."""
-    kind = column.dtype.kind
-    return kind == "f" or (kind in "iu" and len(np.unique(column)) > FEW_VALUES)
-
-
-def _plain(column: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-    """A column of objects that are all numbers, or missing, as the numbers that they are."""
-    if column.dtype.kind != "O":
-        return column
-    values = [value.item() if isinstance(value, np.generic) else value for value in column.tolist()]
-    present = [value for value in values if not _is_missing(value)]
-    if not present or not all(type(value) in (int, float) for value in present):
-        return np.array(values, dtype=object)
-    if len(present) == len(values):
-        return np.array(values)
-    numbers = np.array([math.nan if _is_missing(value) else value for value in values], dtype=np.float64)
-    codes = all(type(value) is int for value in present) and len(set(present)) <= FEW_VALUES
-    return np.array(values, dtype=object) if codes else numbers
-
-
-def _coded(column: Shaped[np.ndarray, " n"]) -> _Coded:
-    """Values in ascending order, numbers by size and the rest as text; `missing` where there is none."""
-    values = column
-    if column.dtype.kind not in "iu":
-        values = np.array([MISSING if _is_missing(value) else str(value) for value in column.tolist()])
-    names, codes = np.unique(values, return_inverse=True)
-    return _Coded(tuple(str(name) for name in names), codes.astype(np.int64))
-
-
-def _is_missing(value: Any) -> bool:
-    # NaN does not equal itself, and of what pandas holds as not available nobody can tell.
-    same = value == value
-    return value is None or not isinstance(same, bool) or not same or value == ""
-
-
-def _crossed(names: Sequence[str], coded: Mapping[str, _Coded]) -> _Coded:
-    """The combinations that occur of some categorical attributes."""
-    for name in names:
-        if name not in coded:
-            raise unknown_name("categorical attribute", name, coded)
-    if len(set(names)) < 2:
-        raise InputError(
-            f"crossed holds {tuple(names)!r}; two or more different attributes make a combination"
-        )
-    found, codes = np.unique(np.stack([coded[name].codes for name in names]), axis=1, return_inverse=True)
-    together = tuple(
-        " x ".join(coded[name].names[code] for name, code in zip(names, column, strict=True))
-        for column in found.T.tolist()
-    )
-    if len(together) > MOST_VALUES:
-        raise InputError(
-            f"{' x '.join(names)} has {len(together)} combinations; at most {MOST_VALUES} are compared, so "
-            "cross attributes with fewer values"
-        )
-    return _Coded(together, codes.reshape(-1).astype(np.int64))
 
 
 def _checked_draws(draws: Draws, size: int, n: int) -> Draws:

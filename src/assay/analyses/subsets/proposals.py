@@ -78,23 +78,3 @@ def text_proposer(generate: Callable[[str], str], *, fixed_class: str | None = N
         return parse_phrases(generate(prompt))
 
     return propose
-
-
-def caption_each(
-    caption: Callable[[Any, str], str], *, errors: tuple[type[Exception], ...] = (ValueError, OSError)
-) -> Captioner:
-    """A captioner from a function of one image.
-
-    Args:
-        caption: From image and prompt to the caption.
-        errors: What it raises for an image that it cannot read; such an image has no caption. Anything else
-            it raises is passed on.
-    """
-
-    def one(image: Any, prompt: str) -> str | None:
-        try:
-            return caption(image, prompt)
-        except errors:
-            return None
-
-    return lambda images, prompt: [one(image, prompt) for image in images]

@@ -1,47 +1,35 @@
-"""Does a subset come back: example by example, from other models, or from other examples of its kind?"""
+"""Does a subset come back: example by example on other models, or selected on halves of the models?"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float64, Int64
 from scipy import special
 
-from assay.analyses.subsets.baselines import random_baseline
 from assay.analyses.subsets.consistency import consistency_within
-from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import Matrix
-from assay.analyses.subsets.line import Correlation, correlate, probit
+from assay.analyses.subsets.line import probit
+from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.permutation import (
     Exchange,
     Kind,
-    Progress,
-    column_chunks,
     n_workers,
     run_permutations,
 )
-from assay.analyses.subsets.selection import Problem, Subset
+from assay.analyses.subsets.problem import Problem, Progress
 from assay.analyses.subsets.splits import halves
-from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.random import stream
+from assay.core.errors import InputError
 from assay.core.record import Record
-from assay.stats import auroc, benjamini_hochberg
+from assay.stats import benjamini_hochberg
 
-
-if TYPE_CHECKING:
-    from sklearn.pipeline import Pipeline
 
 LEVEL = 0.05
 N_HALVES_NULL = 19
-EXAMPLE_FOLDS = 5
 N_BINS = 40
 _LEAST_DF = 1.0
-_INNER_FOLDS = 3
-_STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # C of the logistic regression
-_MOST_OTHERS = 20_000  # unselected examples the membership model is trained on
-_MOST_VALUES = 50  # values of a column of text beyond which it is no category
+_COLUMNS = 1 << 21  # entries worked on at a time
 
 
 # ------------------------------------------------------------------------------------ example by example
@@ -86,7 +74,7 @@ class ExampleReplication(Record):
         return slope_p_values(self.r, self.degrees_of_freedom)
 
 
-def replicate_examples(selection: Subset, *, level: float = LEVEL) -> ExampleReplication:
+def replicate_examples(selection: SelectedExamples, *, level: float = LEVEL) -> ExampleReplication:
     """Test every selected example, and every other one, on the models that took no part in selecting.
 
     r_j = correlation over test models of X_j with probit(y); one-sided t test of r_j < 0 with n_eff - 2
@@ -181,6 +169,13 @@ def slope_p_values(r: Float64[np.ndarray, " n"], df: float | int) -> Float64[np.
     return np.where(np.isnan(r), 1.0, special.stdtr(df, t))
 
 
+def column_chunks(n_examples: int, n_models: int) -> Iterator[Int64[np.ndarray, " k"]]:
+    """Places of examples, so many at a time that a dense chunk over the models stays small."""
+    width = max(1, _COLUMNS // max(n_models, 1))
+    for start in range(0, n_examples, width):
+        yield np.arange(start, min(start + width, n_examples))
+
+
 def _share_negative(r: Float64[np.ndarray, " n"]) -> float:
     varying = r[np.isfinite(r)]
     return float(np.mean(varying < 0)) if len(varying) else math.nan
@@ -219,7 +214,7 @@ class HalfReplication(Record):
 
 
 def replicate_halves(
-    selection: Subset,
+    selection: SelectedExamples,
     *,
     n_permutations: int = N_HALVES_NULL,
     kind: Kind | None = None,
@@ -235,7 +230,8 @@ def replicate_halves(
     Args:
         selection: With its data; its size, settings and split are used.
         n_permutations: Permutations behind the null, at least 1.
-        kind: As in `permutation_null`.
+        kind: `group` permutes units, `free` models; see `permute_accuracy`. Default: `group` where training
+            runs or families are known.
         seed: Root seed. Default: that of the selection.
         workers: Threads. Default: one per core. The result does not depend on it.
         progress: Called with stage, permutations done and their number.
@@ -284,239 +280,3 @@ def replicate_halves(
         n_units=(len(np.unique(data.units[first])), len(np.unique(data.units[second]))),
         kind=exchange.kind,
     )
-
-
-# ------------------------------------------------------------------------------------------ other examples
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ExampleHoldout(Record):
-    """A subset predicted from features of the examples, on examples that took no part in selecting.
-
-    Attributes:
-        correlation: Of the test models on the pooled predicted set.
-        random_mean: Mean R of random sets of that size on the same models.
-        random_low: 2.5 % point of those.
-        random_high: 97.5 % point.
-        auroc: How well the features tell the members of the given subset from the rest, in folds held out;
-            mean over the folds with both. 0.5 is chance.
-        fold_aurocs: Per fold; NaN where a fold has no member or nothing else.
-        predicted: Places of the predicted set.
-        size: Its size.
-        features: What the features are.
-        n_features: How many.
-        strengths: C chosen in each fold.
-    """
-
-    correlation: Correlation
-    random_mean: float
-    random_low: float
-    random_high: float
-    auroc: float
-    fold_aurocs: tuple[float, ...]
-    predicted: Int64[np.ndarray, " size"]
-    size: int
-    features: str
-    n_features: int
-    strengths: tuple[float, ...]
-
-    @property
-    def describable(self) -> bool:
-        """Whether R of the predicted set lies below 95 % of random sets and below 0."""
-        return self.correlation.r < min(self.random_low, 0.0)
-
-
-def example_holdout(
-    selection: Subset,
-    features: str | Float64[np.ndarray, "n d"] | np.ndarray | Sequence[str] | None = None,
-    *,
-    folds: int = EXAMPLE_FOLDS,
-    seed: int | None = None,
-) -> ExampleHoldout:
-    """Is the subset a describable kind of input, or a list of single examples?
-
-    For each of K folds of the examples: select S (K - 1) / K examples among the other folds, teach a logistic
-    regression on features to tell them from the rest, and predict the S / K examples of the fold that look
-    most like them. R of the test models on the pooled predictions, clearly below that of random sets, says
-    that the features describe what makes better models fail.
-
-    Args:
-        selection: With its data.
-        features: `embedding`; `meta` (metadata columns and class labels); names of metadata columns (`label`
-            is the class); or an array `[N, d]`. Default: the embedding where the data have one, else `meta`.
-        folds: Folds of the examples, at least 2.
-        seed: Root seed. Default: that of the selection.
-
-    Raises:
-        InputError: For a selection without data, unknown or missing features, or a subset smaller than
-            `folds`.
-        ShapeError: If `features` has not one row per example.
-
-    Notes:
-        L2 penalty, classes balanced, C by cross-validation inside the training folds (AUROC). Beyond 20 000
-        unselected examples a random 20 000 of them train the regression. Quotas of the selection are kept
-        within the folds; examples that must be included are not forced.
-    """
-    if folds < 2:
-        raise InputError(f"folds is {folds}; at least 2 are needed")
-    data, settings, size = selection.require_data("example hold-out"), selection.settings, selection.size
-    if size < folds:
-        raise InputError(f"a subset of {size} examples cannot fill {folds} folds; use at most {size} folds")
-    phi, name = example_features(data, features)
-    seed = settings.seed if seed is None else seed
-    rng = stream(seed, "example folds")
-    allowed = np.ones(data.n_examples, dtype=bool) if settings.allowed is None else settings.allowed
-    fold_of = np.full(data.n_examples, -1, dtype=np.int64)
-    possible = rng.permutation(np.flatnonzero(allowed))
-    fold_of[possible] = np.arange(len(possible)) % folds
-    member = np.zeros(data.n_examples, dtype=bool)
-    member[selection.indices] = True
-    base = Problem.of(data, selection.split, settings)
-    predicted, aurocs, strengths = [], [], []
-    for fold in range(folds):
-        n_predicted = size // folds + (fold < size % folds)
-        others, here = (fold_of >= 0) & (fold_of != fold), np.flatnonzero(fold_of == fold)
-        if size - n_predicted > others.sum() or n_predicted > len(here):
-            raise InputError(
-                f"a subset of {size} of {len(possible)} examples leaves nothing to predict in {folds} folds; "
-                "choose a smaller subset"
-            )
-        problem = replace(base, settings=replace(settings, allowed=others, must_include=None))
-        chosen = problem.solve(size - n_predicted).indices
-        model, strength = _membership(phi, chosen, np.flatnonzero(others), rng)
-        score = np.asarray(model.decision_function(phi[here]), dtype=np.float64)
-        predicted.append(here[np.argsort(-score, kind="stable")[:n_predicted]])
-        aurocs.append(auroc(score, member[here]).value if 0 < member[here].sum() < len(here) else math.nan)
-        strengths.append(strength)
-    pooled = np.concatenate(predicted)
-    models = selection.split.test
-    baseline = random_baseline(
-        data,
-        models,
-        size,
-        seed=seed,
-        eps=settings.eps,
-        clip=settings.clip,
-        allowed=settings.allowed,
-        strata=settings.strata,
-    )
-    defined = [each for each in aurocs if not math.isnan(each)]
-    return ExampleHoldout(
-        correlation=correlate(
-            data.id_accuracy[models],
-            data.accuracy_on(pooled, models),
-            units=data.units[models],
-            size=size,
-            eps=settings.eps,
-            clip=settings.clip,
-            seed=seed,
-        ),
-        random_mean=baseline.mean,
-        random_low=baseline.low,
-        random_high=baseline.high,
-        auroc=float(np.mean(defined)) if defined else math.nan,
-        fold_aurocs=tuple(aurocs),
-        predicted=np.sort(pooled),
-        size=size,
-        features=name,
-        n_features=phi.shape[1],
-        strengths=tuple(strengths),
-    )
-
-
-def _membership(
-    phi: Float64[np.ndarray, "n d"],
-    chosen: Int64[np.ndarray, " k"],
-    pool: Int64[np.ndarray, " p"],
-    rng: np.random.Generator,
-) -> "tuple[Pipeline, float]":
-    """A logistic regression of being chosen on standardised features, and its C."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    others = np.setdiff1d(pool, chosen)
-    if len(others) > _MOST_OTHERS:
-        others = rng.choice(others, _MOST_OTHERS, replace=False)
-    rows = np.concatenate([chosen, others])
-    is_member = np.arange(len(rows)) < len(chosen)
-    pipeline = make_pipeline(
-        StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000, C=_STRENGTHS[0])
-    )
-    inner = min(_INNER_FOLDS, len(chosen), len(others))
-    if inner < 2:
-        return pipeline.fit(phi[rows], is_member), _STRENGTHS[0]
-    search = GridSearchCV(
-        pipeline,
-        {"logisticregression__C": list(_STRENGTHS)},
-        scoring="roc_auc",
-        cv=StratifiedKFold(inner, shuffle=True, random_state=int(rng.integers(2**31))),
-    )
-    search.fit(phi[rows], is_member)
-    return search.best_estimator_, float(search.best_params_["logisticregression__C"])
-
-
-def example_features(
-    data: CorrectnessData, features: str | np.ndarray | Sequence[str] | None = None
-) -> tuple[Float64[np.ndarray, "n d"], str]:
-    """Features of the examples as numbers, and what they are.
-
-    Categories become one column per value, a missing value being one of its own; numbers stay, a missing one
-    takes the mean and a column that marks it.
-
-    Args:
-        data: With an embedding, metadata or labels.
-        features: As in `example_holdout`.
-    """
-    if isinstance(features, np.ndarray):
-        given = np.asarray(features, dtype=np.float64)
-        if given.ndim != 2 or len(given) != data.n_examples:
-            raise ShapeError(
-                f"features has shape {given.shape}; one row for each of {data.n_examples} examples is needed"
-            )
-        if not np.isfinite(given).all():
-            raise InputError("features holds NaN or infinite numbers")
-        return given, "given"
-    columns: dict[str, np.ndarray] = dict(data.meta)
-    if data.labels is not None:
-        columns["label"] = data.labels.astype(str)
-    if features is None:
-        features = "embedding" if data.embedding is not None else "meta"
-    if isinstance(features, str) and features == "embedding":
-        if data.embedding is None:
-            raise InputError("features='embedding' and the data have none; give embedding= or other features")
-        return data.embedding.astype(np.float64), "embedding"
-    if isinstance(features, str) and features == "meta":
-        if not columns:
-            raise InputError(
-                "the data have no embedding, metadata or labels; give features= as an array [N, d]"
-            )
-        names = [name for name, column in columns.items() if _usable(column)]
-        label = "meta"
-    else:
-        names = [features] if isinstance(features, str) else list(features)
-        for name in names:
-            if name not in columns:
-                raise unknown_name("column of the examples", name, columns)
-        label = ", ".join(names)
-    encoded = [_encoded(columns[name]) for name in names]
-    if not encoded:
-        raise InputError("no metadata column has between 2 and 50 values or holds numbers; give features=")
-    return np.concatenate(encoded, axis=1), label
-
-
-def _usable(column: np.ndarray) -> bool:
-    return column.dtype.kind in "fiub" or 2 <= len(np.unique(column.astype(str))) <= _MOST_VALUES
-
-
-def _encoded(column: np.ndarray) -> Float64[np.ndarray, "n d"]:
-    if column.dtype.kind in "fiu" and len(np.unique(column)) > 2:
-        values = column.astype(np.float64)
-        missing = ~np.isfinite(values)
-        if not missing.any():
-            return values[:, None]
-        mean = values[~missing].mean() if (~missing).any() else 0.0
-        return np.stack([np.where(missing, mean, values), missing.astype(np.float64)], axis=1)
-    codes = np.unique(column.astype(str), return_inverse=True)[1]
-    return np.asarray(codes[:, None] == np.arange(codes.max() + 1), dtype=np.float64)

@@ -1,285 +1,48 @@
-"""Select the examples on which better in-distribution accuracy means worse accuracy, and what came of it."""
+"""Select the examples on which better in-distribution accuracy means worse accuracy; keep and read them."""
 
-import functools
-import hashlib
-import inspect
 import json
-import math
-import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
-from assay.analyses.subsets.adam import adam
+from assay.analyses.subsets._saved import SCHEMA, SubsetFile
+from assay.analyses.subsets.baselines import baseline_rows
+from assay.analyses.subsets.composition import ClassComposition, class_composition
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.layouts import Matrix, PackedMatrix, check_device
-from assay.analyses.subsets.line import EPS, Correlation, Line, clip_of, correlate, fit_line, probit
-from assay.analyses.subsets.small import exhaustive, greedy
-from assay.analyses.subsets.splits import PARTS, ModelSplit, split_models
-from assay.analyses.subsets.swap import Found, swap
+from assay.analyses.subsets.document import subset_document
+from assay.analyses.subsets.evaluation import Evaluation, evaluate_models
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.line import EPS, correlate
+from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance, interval_units
+from assay.analyses.subsets.objective import Found
+from assay.analyses.subsets.problem import Problem, Progress, check_size, make_problem
+from assay.analyses.subsets.settings import Settings
+from assay.analyses.subsets.splits import PARTS, ModelSplit
+from assay.analyses.subsets.verdict import SubsetVerdict, judge_sizes
 from assay.circuits import write_atomically
 from assay.core import display
-from assay.core.errors import FileFormatError, InputError, OutputError, ShapeError, unknown_name
-from assay.core.record import library_version, plain, record_id
+from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.core.record import library_version
 from assay.core.untrusted import MALFORMED, parse_json
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from assay.analyses.subsets.composition import ClassComposition
-    from assay.analyses.subsets.verdict import SubsetVerdict
-
-SOLVERS: Mapping[str, Callable[..., Found]] = {
-    "swap": swap,
-    "adam": adam,
-    "greedy": greedy,
-    "exhaustive": exhaustive,
-}
-OBJECTIVES = ("r", "r2")
-PATHS = ("independent", "warm", "nested")
-KIND, SCHEMA = "subset", "assay-selection/1"
-_SET_HERE = frozenset(
-    ("train", "id_train", "size", "validation", "id_validation", "start", "fixed", "keep_path")
-)
-
-Progress = Callable[[str, int, int], None]
+DOCUMENT_SCHEMA = "assay-subset/1"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Settings:
-    """How subsets are selected, apart from data, size and split.
+class Subset(SelectedExamples):
+    """A subset of the examples, its verdict, its composition, and other models on it.
 
-    Attributes:
-        solver: `swap`, `adam`, `greedy` or `exhaustive`.
-        objective: `r`: the most negative correlation; `r2`: the weakest.
-        strata: Stratum of each example `[N]`: each keeps its share; None for no quotas.
-        strata_name: What the strata are, for the record.
-        allowed: Boolean `[N]`: examples that may be selected; None for all.
-        must_include: Examples that are selected in any case.
-        layout: Of the matrix: `auto`, `dense`, `packed` or `accelerator`.
-        device: Of the accelerator.
-        eps: Clip of accuracies.
-        clip: Clip of reported subset accuracies: `eps`, or `half` an example.
-        seed: Root seed.
-        options: Of the solver alone.
+    `indices`, `scores`, `correlation` and `full` are those of `SelectedExamples`.
     """
 
-    solver: str = "swap"
-    objective: str = "r"
-    strata: Int64[np.ndarray, " n"] | None = None
-    strata_name: str | None = None
-    allowed: np.ndarray | None = None
-    must_include: Int64[np.ndarray, " k"] | None = None
-    layout: str = "auto"
-    device: str | None = None
-    eps: float | int = EPS
-    clip: str = "eps"
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def pool(self, n_examples: int) -> Int64[np.ndarray, " pool"]:
-        """Examples that may be selected of `n_examples`, ascending."""
-        return np.arange(n_examples) if self.allowed is None else np.flatnonzero(self.allowed)
-
-    def record(self) -> dict[str, Any]:
-        """JSON of what decides the selection, arrays as hashes; layout and device do not."""
-        record: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("solver", "objective", "strata_name", "eps", "clip", "seed")
-        }
-        for name in ("strata", "allowed", "must_include"):
-            given = getattr(self, name)
-            record[name] = None if given is None else hashlib.sha256(given.tobytes()).hexdigest()[:16]
-        found: dict[str, Any] = plain(record | {"options": dict(self.options)})
-        return found
-
-    def arrays(self) -> dict[str, list[int]]:
-        """What `record` only has the hashes of: strata, and the places of allowed and included examples."""
-        given = {
-            "strata": self.strata,
-            "allowed": None if self.allowed is None else np.flatnonzero(self.allowed),
-            "must_include": self.must_include,
-        }
-        return {name: values.tolist() for name, values in given.items() if values is not None}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
-    """Data, a split and settings, with the matrices that the solver reads: made once, solved often.
-
-    Attributes:
-        data: Where the matrices come from.
-        split: Models to train and validate on.
-        settings: The solver and its options.
-        train: Rows of the training models.
-        validation: Rows of the validation models.
-    """
-
-    data: CorrectnessData
-    split: ModelSplit
-    settings: Settings
-    train: Matrix
-    validation: Matrix
-
-    @classmethod
-    def of(cls, data: CorrectnessData, split: ModelSplit, settings: Settings) -> "Problem":
-        """Lay the matrices out as the settings ask."""
-        layout: dict[str, Any] = {"layout": settings.layout, "device": settings.device}
-        return cls(
-            data=data,
-            split=split,
-            settings=settings,
-            train=data.matrix(split.train, **layout),
-            validation=data.matrix(split.validation, **layout),
-        )
-
-    def solve(
-        self,
-        size: int,
-        *,
-        id_accuracy: Float64[np.ndarray, " m"] | None = None,
-        start: Int64[np.ndarray, " size"] | None = None,
-        fixed: Int64[np.ndarray, " k"] | None = None,
-        keep_path: bool = False,
-    ) -> Found:
-        """Run the solver.
-
-        Args:
-            size: Examples to select.
-            id_accuracy: Of all models of the data, instead of the data's: a permutation of them.
-            start: A first set to improve; a smaller one is extended first (`swap`).
-            fixed: Members that may not leave (`swap`).
-            keep_path: Whether `extras["path"]` gets every set passed (`swap`).
-        """
-        settings = self.settings
-        y = self.data.id_accuracy if id_accuracy is None else id_accuracy
-        for name in ("train", "validation"):
-            side = probit(y[self.split.part(name)], eps=settings.eps)
-            if np.ptp(side) == 0:
-                raise InputError(
-                    f"id_accuracy is the same for all {len(side)} {name} models; a correlation over models "
-                    "needs models that differ: give others, or another split"
-                )
-        only_swap = {"start": start, "fixed": fixed, "keep_path": keep_path or None}
-        given: dict[str, Any] = {name: value for name, value in only_swap.items() if value is not None}
-        if given and settings.solver != "swap":
-            raise InputError(
-                f"solver {settings.solver!r} cannot take {', '.join(given)}; use solver='swap' for warm and "
-                "nested paths"
-            )
-        for name in ("strata", "allowed", "must_include"):
-            if getattr(settings, name) is not None:
-                given[name] = getattr(settings, name)
-        solver = SOLVERS[settings.solver]
-        if "seed" in inspect.signature(solver).parameters:
-            given["seed"] = settings.seed
-        return solver(
-            self.train,
-            y[self.split.train],
-            size,
-            validation=self.validation,
-            id_validation=y[self.split.validation],
-            objective=settings.objective,
-            eps=settings.eps,
-            **given,
-            **settings.options,
-        )
-
-    def solve_path(
-        self,
-        sizes: Sequence[int],
-        *,
-        path: str = "independent",
-        id_accuracy: Float64[np.ndarray, " m"] | None = None,
-        progress: Progress | None = None,
-    ) -> list[Found]:
-        """Run the solver for ascending sizes.
-
-        Args:
-            sizes: Examples to select.
-            path: `independent`: each size by itself; `warm`: also from the previous set, and the better of
-                the two by validation kept; `nested`: the previous set stays.
-            id_accuracy: Of all models of the data, instead of the data's.
-            progress: Called with the stage, the sizes done and all sizes.
-        """
-        found: list[Found] = []
-        for place, size in enumerate(sizes):
-            if progress is not None:
-                progress("select", place, len(sizes))
-            previous = found[-1].indices if found else None
-            if previous is not None and path == "nested":
-                best = self.solve(size, id_accuracy=id_accuracy, fixed=previous)
-            else:
-                best = self.solve(size, id_accuracy=id_accuracy)
-            if previous is not None and path == "warm":
-                warm = self.solve(size, id_accuracy=id_accuracy, start=previous)
-                best = warm if self._validated(warm) < self._validated(best) else best
-            found.append(best)
-        if progress is not None:
-            progress("select", len(sizes), len(sizes))
-        return found
-
-    def _validated(self, found: Found) -> float:
-        """What is compared: lower is better, and an undefined correlation loses to any."""
-        if math.isnan(found.r_validation):
-            return math.inf
-        return found.r_validation**2 if self.settings.objective == "r2" else found.r_validation
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation(Correlation):
-    """Other models on a subset: the correlation over them, and how they do. The verdict is the subset's.
-
-    Attributes:
-        full: The same models on all examples of their matrix.
-        line: Least squares through them in probit axes.
-        accuracy: Of each model on the subset.
-    """
-
-    full: Correlation
-    line: Line
-    accuracy: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Subset:
-    """A subset of the examples, with the correlation on each part of the models.
-
-    Attributes:
-        indices: Selected examples, most harmful first, `[size]`.
-        scores: What they are ordered by, ascending: the derivative of the solver's objective by the weight of
-            each; of `adam` minus its logits.
-        example_ids: Their names.
-        correlation: Of `train`, `validation` and `test` models on the subset. Only `test` is a result: the
-            subset was optimised on `train` and stopped by `validation`.
-        full: The same on all examples.
-        split: The parts of the models.
-        settings: How it was selected.
-        trace: What the solver passed through.
-        facts: Of the data: `hash`, `n_models`, `n_examples`, units.
-        sweep: All sizes that were looked at together with this one; the verdict is corrected for them.
-        path: How one size of the sweep led to the next.
-        data: The data; None after loading without them.
-    """
-
-    indices: Int64[np.ndarray, " size"]
-    scores: Float64[np.ndarray, " size"]
-    example_ids: tuple[str, ...]
-    correlation: Mapping[str, Correlation]
-    full: Mapping[str, Correlation]
-    split: ModelSplit
-    settings: Settings
-    trace: tuple[Mapping[str, Any], ...]
-    facts: Mapping[str, Any]
-    sweep: tuple[int, ...]
-    path: str = "independent"
-    data: CorrectnessData | None = None
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def _repr_html_(self) -> str:
@@ -293,7 +56,7 @@ class Subset:
         ]
         return display.card(
             "subset of the examples",
-            (("examples", self.size), *rows, ("solver", self.settings.record().get("solver"))),
+            (("examples", self.size), *rows, ("solver", self.settings.solver)),
             id=self.id,
         )
 
@@ -303,55 +66,15 @@ class Subset:
 
         return pd.DataFrame({"example": list(self.example_ids), "index": self.indices, "score": self.scores})
 
-    @property
-    def size(self) -> int:
-        """S."""
-        return len(self.indices)
-
-    @functools.cached_property
-    def provenance(self) -> dict[str, Any]:
-        """How it came to be; its hash is the identity of the result."""
-        made: dict[str, Any] = plain(
-            {
-                "library": library_version(),
-                "data": dict(self.facts),
-                "split": self.split.to_dict(),
-                "size": self.size,
-                "sweep": list(self.sweep),
-                "path": self.path,
-                "settings": self.settings.record(),
-            }
-        )
-        made.update(self._kept.get("made by", {}))
-        return made
-
-    @property
-    def id(self) -> str:
-        """Hash of the provenance."""
-        return record_id(KIND, self.provenance)
-
-    def require_data(self, what: str) -> CorrectnessData:
-        """The data, or the error that says how to give them.
-
-        Raises:
-            InputError: After loading without data.
-        """
-        if self.data is None:
-            raise InputError(
-                f"{what} needs the data that the subset was selected on; give them to "
-                "`assay.load_subset(path, data)`"
-            )
-        return self.data
-
     # ----------------------------------------------------------------------------------------- verdict
 
     @property
-    def verdict(self) -> "SubsetVerdict":
+    def verdict(self) -> SubsetVerdict:
         """Whether the subset is real; computed when first asked for, with the defaults of `judge`."""
         if "verdict" not in self._kept:
             self.judge()
-        found: SubsetVerdict = self._kept["verdict"]
-        return found
+        verdict: SubsetVerdict = self._kept["verdict"]
+        return verdict
 
     @property
     def judged(self) -> bool:
@@ -364,11 +87,12 @@ class Subset:
         n_permutations: int = 99,
         folds: int = 5,
         workers: int | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
-    ) -> "SubsetVerdict":
+        progress: Progress | None = None,
+    ) -> SubsetVerdict:
         """Cross-fit the selection and compare with permuted accuracies; see `judge_sizes`.
 
-        A subset of a sweep is judged with all sizes of the sweep, and p is corrected for them.
+        A subset of a sweep is judged with all sizes of the sweep, and p is corrected for them. The others
+        keep their verdicts too.
 
         Args:
             n_permutations: Permutations of the accuracies, each a selection per fold and size: seconds with
@@ -377,59 +101,40 @@ class Subset:
             workers: Threads. Default: one per CPU. The result does not depend on it.
             progress: Called with the stage, the runs done and all runs.
         """
-        from assay.analyses.subsets.verdict import judge_sizes
-
-        data = self.require_data("a verdict")
-        found = judge_sizes(
-            data,
-            self._swept(data),
+        swept = self._swept()
+        verdicts = judge_sizes(
+            self.require_data("a verdict"),
+            swept,
             path=self.path,
             n_permutations=n_permutations,
             folds=folds,
             workers=workers,
             progress=progress,
         )
-        self._kept["verdict"] = found[self.sweep.index(self.size)]
+        for subset, verdict in zip(swept, verdicts, strict=True):
+            subset.keep_verdict(verdict)
         return self.verdict
 
-    def _swept(self, data: CorrectnessData) -> "tuple[Subset, ...]":
-        """This subset among those of the other sizes of its sweep, which are selected again."""
-        if len(self.sweep) == 1:
-            return (self,)
-        problem = Problem.of(data, self.split, self.settings)
-        found = problem.solve_path(self.sweep, path=self.path)
-        return tuple(
-            self if size == self.size else make_selection(problem, each)
-            for size, each in zip(self.sweep, found, strict=True)
-        )
+    def _swept(self) -> "tuple[Subset, ...]":
+        """This subset among those of the other sizes of its sweep, which are selected again where unknown."""
+        data = self.require_data("a verdict")
+        if "swept" not in self._kept:
+            problem = Problem.of(data, self.split, self.settings)
+            others = problem.solve_path(self.sweep, path=self.path) if len(self.sweep) > 1 else ()
+            subsets = {len(each.indices): make_selection(problem, each) for each in others}
+            subsets[self.size] = self
+            self._kept["swept"] = tuple(subsets[size] for size in self.sweep)
+        swept: tuple[Subset, ...] = self._kept["swept"]
+        return swept
 
-    def keep_verdict(self, verdict: "SubsetVerdict") -> None:
+    def keep_verdict(self, verdict: SubsetVerdict) -> None:
         """Take a verdict reached elsewhere, as that of a sweep over sizes."""
         self._kept["verdict"] = verdict
 
-    # --------------------------------------------------------------------------------------- what it is
+    # ------------------------------------------------------------------------------------ what it holds
 
-    def accuracies(self, models: Int64[np.ndarray, " k"] | None = None) -> Float64[np.ndarray, " k"]:
-        """Accuracy of each model of the data on the subset."""
-        return self.require_data("the accuracies of the models").accuracy_on(self.indices, models)
-
-    def line(self, part: str = "test") -> Line:
-        """Least-squares line of a part of the models on the subset, in probit axes."""
-        data = self.require_data("a line")
-        models = self.split.part(part)
-        eps = self.settings.eps
-        clip = clip_of(self.settings.clip, self.size, eps)
-        return fit_line(data.id_accuracy[models], self.accuracies(models), eps=clip, id_eps=eps)
-
-    @property
-    def pool(self) -> Int64[np.ndarray, " pool"]:
-        """Examples that could have been selected, ascending: what the subset is compared with."""
-        return self.settings.pool(self.facts["n_examples"])
-
-    def composition(self) -> "ClassComposition":
+    def composition(self) -> ClassComposition:
         """Shares of the classes in the subset and in the pool; see `class_composition`."""
-        from assay.analyses.subsets.composition import class_composition
-
         return class_composition(self)
 
     def evaluate(
@@ -461,85 +166,53 @@ class Subset:
             InputError: If nothing says which column is which example, an example of the subset is missing,
                 and as `CorrectnessData.of`.
         """
-        data = _others(correct, id_accuracy, example_ids, groups, families)
-        if order not in (None, "data"):
-            raise unknown_name("order of columns", order, ("data",))
-        named = example_ids is not None or _is_frame(correct) or (data.has_ids and self._has_ids)
-        if order is None and not named:
-            raise InputError(
-                "the columns of correct have no names, so they cannot be matched with the examples of the "
-                "subset. Give example_ids=, a frame whose columns are their names, or order='data' if they "
-                "are the examples it was selected from, in the same order"
-            )
-        if order is None:
-            place = {name: column for column, name in enumerate(data.example_ids.tolist())}
-            missing = [name for name in self.example_ids if name not in place]
-            if missing:
-                raise InputError(
-                    f"{len(missing)} of the {self.size} examples of the subset are not among the "
-                    f"{data.n_examples} given, {missing[0]!r} first; give the same example ids"
-                )
-            columns = np.array([place[name] for name in self.example_ids], dtype=np.int64)
-        elif data.n_examples != self.facts["n_examples"]:
-            raise ShapeError(
-                f"correct holds {data.n_examples} examples, the subset was selected from "
-                f"{self.facts['n_examples']}; give the same columns, or example_ids= instead of order="
-            )
-        else:
-            columns = self.indices
-        accuracy = data.accuracy_on(columns)
-        kind = "family" if self.split.kind == "family" and data.families is not None else None
-        kind = kind or ("group" if data.groups is not None else data.unit_kind)
-        options: dict[str, Any] = {
-            "units": data.unit_codes(kind),
-            "eps": self.settings.eps,
-            "seed": self.settings.seed,
-        }
-        found = correlate(data.id_accuracy, accuracy, size=self.size, clip=self.settings.clip, **options)
-        return Evaluation(
-            **vars(found),
-            full=correlate(data.id_accuracy, data.accuracy(), **options),
-            line=fit_line(
-                data.id_accuracy,
-                accuracy,
-                eps=clip_of(self.settings.clip, self.size, self.settings.eps),
-                id_eps=self.settings.eps,
-            ),
-            accuracy=tuple(accuracy.tolist()),
+        return evaluate_models(
+            self,
+            correct,
+            id_accuracy,
+            example_ids=example_ids,
+            order=order,
+            groups=groups,
+            families=families,
         )
-
-    @property
-    def _has_ids(self) -> bool:
-        """Whether the examples have names of their own, not the numbers of their columns."""
-        named = zip(self.indices.tolist(), self.example_ids, strict=True)
-        return any(name != f"row_{place}" for place, name in named)
 
     # ------------------------------------------------------------------------------------------- files
 
     def to_dict(self) -> dict[str, Any]:
         """Finite JSON with everything but the data; the verdict where it is known."""
-        return {
-            "kind": KIND,
-            "schema": SCHEMA,
-            "id": self.id,
-            "size": self.size,
-            "indices": self.indices.tolist(),
-            "example_ids": list(self.example_ids),
-            "scores": plain(self.scores),
-            "correlation": {name: found.to_dict() for name, found in self.correlation.items()},
-            "full": {name: found.to_dict() for name, found in self.full.items()},
-            "trace": plain(list(self.trace)),
-            "arrays": self.settings.arrays(),
-            "verdict": self._kept["verdict"].to_dict() if self.judged else None,
-            "provenance": self.provenance,
-        }
+        shared = ("id", "size", "indices", "example_ids", "scores", "correlation", "full", "trace")
+        return SubsetFile(
+            **{name: getattr(self, name) for name in shared},
+            arrays=self.settings.arrays(),
+            verdict=self._kept.get("verdict"),
+            provenance=self.made,
+        ).to_dict()
 
     @property
     def document(self) -> Mapping[str, Any]:
         """Everything a report shows, the verdict included; see `assay.save_report`."""
-        from assay.analyses.subsets.document import selection_document
+        return self.to_document()
 
-        return selection_document(self)
+    def to_document(self, *, n_halves: int | None = None) -> dict[str, Any]:
+        """Everything a report shows: finite JSON, undefined numbers null.
+
+        What the data do not tell (labels, facts, images, families) is null or empty.
+
+        Args:
+            n_halves: Permutations behind the overlap of halves; 0 leaves it out. Default: 19.
+
+        Raises:
+            InputError: After loading without data.
+        """
+        problem = Problem.of(self.require_data("a report"), self.split, self.settings)
+        header = {"kind": KIND, "schema": DOCUMENT_SCHEMA, "id": self.id, "path": None}
+        return subset_document(
+            header | {"largest": None, "consistency": None, "provenance": self.provenance},
+            self,
+            {self: self.verdict},
+            baseline_rows(problem, [self.size]),
+            n_halves=n_halves,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the subset as JSON: example ids, correlations, how it was made, and its verdict if known.
@@ -586,7 +259,7 @@ def oodselect(
         correct: X, models by examples: 1 where a model is right; or `CorrectnessData`.
         id_accuracy: y: in-distribution accuracy of each model, a share; None with data.
         size: S: examples to select, 1 to N.
-        solver: `swap` (default), `adam` (the paper's), `greedy` or `exhaustive` (small cases).
+        solver: `swap` (default) or `adam` (the paper's).
         split: Parts of the models; see `split_models`.
         compat: The authors' random split of the models.
         seed: Root seed of split and solver.
@@ -645,90 +318,6 @@ def oodselect(
     return make_selection(problem, problem.solve(check_size(size, problem.data.n_examples)))
 
 
-def make_problem(
-    correct: "np.ndarray | PackedMatrix | CorrectnessData",
-    id_accuracy: Sequence[float] | np.ndarray | None = None,
-    *,
-    split: str | ModelSplit | Mapping[str, Any] | Sequence[Any] | None = None,
-    compat: bool = False,
-    seed: int = 0,
-    groups: Sequence[object] | np.ndarray | None = None,
-    families: Sequence[object] | np.ndarray | None = None,
-    **options: Any,
-) -> Problem:
-    """Data, split and settings from the arguments of `oodselect`, all but the size."""
-    data = CorrectnessData.of(correct, id_accuracy, groups=groups, families=families)
-    parts = split_models(
-        data.n_models, split=split, seed=seed, compat=compat, groups=data.groups, families=data.families
-    )
-    return Problem.of(data, parts, make_settings(data, seed=seed, **options))
-
-
-def check_size(size: Any, n_examples: int) -> int:
-    """A size as an integer.
-
-    Raises:
-        InputError: If it is no whole number between 1 and `n_examples`.
-    """
-    try:
-        found = operator.index(size)
-    except TypeError:
-        raise InputError(f"size is {size!r}; a whole number of examples is needed") from None
-    if not 1 <= found <= n_examples:
-        raise InputError(f"size is {found}; between 1 and the {n_examples} examples given can be selected")
-    return found
-
-
-def make_settings(
-    data: CorrectnessData,
-    *,
-    solver: str = "swap",
-    objective: str = "r",
-    strata: Any = None,
-    allowed: Any = None,
-    must_include: Any = None,
-    layout: str = "auto",
-    device: str | None = None,
-    clip: str = "eps",
-    eps: float | int = EPS,
-    seed: int = 0,
-    **options: Any,
-) -> Settings:
-    """Settings with their arrays resolved against the data and every name checked.
-
-    Raises:
-        InputError: For an unknown name, or an array that does not fit the data.
-    """
-    clip_of(clip, 2, eps)
-    if seed < 0:
-        raise InputError(f"seed is {seed}; 0 or more is needed")
-    if solver not in SOLVERS:
-        raise unknown_name("solver", solver, SOLVERS)
-    if objective not in OBJECTIVES:
-        raise unknown_name("objective of a selection", objective, OBJECTIVES)
-    known = set(inspect.signature(SOLVERS[solver]).parameters) - _SET_HERE
-    known -= set(Settings.__dataclass_fields__)
-    for name in options:
-        if name not in known:
-            raise unknown_name(f"option of the solver {solver!r}", name, known)
-    codes, strata_name = _strata(data, strata)
-    check_device(device, layout)
-    return Settings(
-        solver=solver,
-        objective=objective,
-        strata=codes,
-        strata_name=strata_name,
-        allowed=None if allowed is None else _mask(allowed, data.n_examples),
-        must_include=None if must_include is None else _places(must_include, data.n_examples, "must_include"),
-        layout=layout,
-        device=device,
-        clip=clip,
-        eps=eps,
-        seed=seed,
-        options=options,
-    )
-
-
 def make_selection(
     problem: Problem, found: Found, *, sweep: Sequence[int] = (), path: str = "independent"
 ) -> Subset:
@@ -753,33 +342,41 @@ def make_selection(
             y, accuracy[models], size=len(found.indices), clip=settings.clip, **common
         )
         full[name] = correlate(y, data.accuracy(models), **common)
-    return Subset(
-        indices=found.indices,
-        scores=found.scores,
-        example_ids=tuple(data.example_ids[found.indices].tolist()),
-        correlation=correlation,
-        full=full,
-        split=split,
-        settings=settings,
-        trace=tuple(found.trace),
-        facts={
+    made = SubsetProvenance(
+        library=library_version(),
+        data={
             "hash": data.hash,
             "n_models": data.n_models,
             "n_examples": data.n_examples,
             "interval_units": kind,
             "source": dict(data.source),
         },
+        split=split,
+        size=len(found.indices),
         sweep=tuple(sweep) or (len(found.indices),),
         path=path,
+        settings=settings.record(),
+    )
+    return Subset(
+        indices=found.indices,
+        scores=found.scores,
+        example_ids=tuple(data.example_ids[found.indices].tolist()),
+        correlation=correlation,
+        full=full,
+        settings=settings,
+        trace=tuple(found.trace),
+        made=made,
         data=data,
     )
 
 
-def interval_units(data: CorrectnessData, split: ModelSplit) -> str:
-    """What the bootstrap draws: families after a split by family, else runs, where they are known."""
-    if data.groups is not None and not (split.kind == "family" and data.families is not None):
-        return "group"
-    return data.unit_kind
+def make_sweep(problem: Problem, solved: Sequence[Found], *, path: str) -> tuple[Subset, ...]:
+    """Subsets of several sizes, each of which knows the others: they are judged together."""
+    sweep = [len(each.indices) for each in solved]
+    subsets = tuple(make_selection(problem, each, sweep=sweep, path=path) for each in solved)
+    for subset in subsets:
+        subset._kept["swept"] = subsets
+    return subsets
 
 
 def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = None) -> Subset:
@@ -794,54 +391,21 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
         FileFormatError: If the file is no subset, is cut off, or of a newer version.
         InputError: If `data` are others than the subset was selected on.
     """
-    from assay.analyses.subsets.verdict import SubsetVerdict
-
     path = Path(path)
     try:
-        record = parse_json(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give a file that `Subset.save` wrote") from None
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{path} holds no subset: {error}") from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        got = record.get("schema") if isinstance(record, dict) else type(record).__name__
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        got = document.get("schema") if isinstance(document, dict) else type(document).__name__
         raise FileFormatError(f"{path} holds no subset: its schema is {got!r}, this version reads {SCHEMA!r}")
     try:
-        provenance = record["provenance"]
-        facts, given = provenance["data"], provenance["settings"]
-        given = {**given, "options": dict(given["options"])}
-        indices = np.array(record["indices"], dtype=np.int64)
-        ids = tuple(map(str, record["example_ids"]))
-        if len(ids) != len(indices) or len(np.unique(indices)) != len(indices) or len(indices) == 0:
-            raise ValueError(f"{len(indices)} indices and {len(ids)} example ids do not name one set")
-        if indices.min() < 0 or indices.max() >= facts["n_examples"]:
-            raise ValueError(f"an index lies outside the {facts['n_examples']} examples")
-        names = ("solver", "objective", "strata_name", "eps", "clip", "seed", "options")
-        arrays: dict[str, Any] = {
-            name: np.array(places, dtype=np.int64) for name, places in record["arrays"].items()
-        }
-        if "allowed" in arrays:
-            arrays["allowed"] = _mask(arrays["allowed"], facts["n_examples"])
-        kept: dict[str, Any] = {"made by": {"library": provenance["library"]}}
-        if record["verdict"] is not None:
-            kept["verdict"] = SubsetVerdict.from_dict(record["verdict"])
-        found = Subset(
-            indices=indices,
-            scores=np.array(
-                [math.nan if score is None else score for score in record["scores"]], dtype=float
-            ),
-            example_ids=ids,
-            correlation={name: Correlation.from_dict(each) for name, each in record["correlation"].items()},
-            full={name: Correlation.from_dict(each) for name, each in record["full"].items()},
-            split=ModelSplit.from_dict(provenance["split"]),
-            settings=Settings(**{name: given[name] for name in names}, **arrays),
-            trace=tuple(record["trace"]),
-            facts=facts,
-            sweep=tuple(map(int, provenance["sweep"])),
-            path=provenance["path"],
-            data=data,
-            _kept=kept,
-        )
+        saved = SubsetFile.from_dict(document)
+        saved.check()
+        facts = saved.provenance.data
+        settings = Settings.of_record(saved.provenance.settings, saved.arrays, facts["n_examples"])
     except MALFORMED as error:
         raise FileFormatError(f"{path} holds no whole subset: {error}") from error
     if data is not None and data.hash != facts["hash"]:
@@ -849,76 +413,15 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
             f"{path} was selected on other data (hash {facts['hash']}, these have {data.hash}); evaluate "
             "other models with `Subset.evaluate`"
         )
-    if data is not None and tuple(data.example_ids[found.indices].tolist()) != found.example_ids:
+    if data is not None and tuple(data.example_ids[saved.indices].tolist()) != saved.example_ids:
         raise FileFormatError(f"{path}: its indices and its example ids name different examples")
-    return found
-
-
-def _strata(data: CorrectnessData, given: Any) -> tuple[Int64[np.ndarray, " n"] | None, str | None]:
-    if given is None:
-        return None, None
-    if isinstance(given, str):
-        known = {**data.meta, **({} if data.labels is None else {"label": data.labels})}
-        if given not in known:
-            raise unknown_name("column to stratify by", given, known)
-        column, name = known[given], given
-    else:
-        column, name = np.asarray(given), "given"
-    if column.shape != (data.n_examples,):
-        raise ShapeError(f"strata has shape {column.shape}; one stratum per example ({data.n_examples})")
-    missing = [each for each in column.tolist() if each is None or each != each]
-    if missing:
-        raise InputError(f"strata holds {missing[0]} {len(missing)} times; give every example a stratum")
-    return np.unique(column, return_inverse=True)[1].astype(np.int64), name
-
-
-def _mask(given: Any, n_examples: int) -> np.ndarray:
-    found = np.asarray(given)
-    if found.dtype != bool:
-        mask = np.zeros(n_examples, dtype=bool)
-        mask[_places(found, n_examples, "allowed")] = True
-        return mask
-    if found.shape != (n_examples,):
-        raise ShapeError(f"allowed has shape {found.shape}; a mask over the {n_examples} examples is needed")
-    return found
-
-
-def _places(given: Any, n_examples: int, name: str) -> Int64[np.ndarray, " k"]:
-    found = np.asarray(given)
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise InputError(f"{name} is no list of places of examples: {found.dtype} of shape {found.shape}")
-    outside = found[(found < 0) | (found >= n_examples)]
-    if len(outside):
-        raise InputError(f"{name} holds {outside[0]}; there are {n_examples} examples, counted from 0")
-    if len(np.unique(found)) < len(found):
-        raise InputError(f"{name} names an example more than once")
-    return found.astype(np.int64)
-
-
-def _is_frame(given: object) -> "TypeGuard[pd.DataFrame]":
-    import pandas as pd
-
-    return isinstance(given, pd.DataFrame)
-
-
-def _others(
-    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
-    id_accuracy: float | Sequence[float] | np.ndarray | None,
-    example_ids: Sequence[object] | np.ndarray | None,
-    groups: Sequence[object] | np.ndarray | None,
-    families: Sequence[object] | np.ndarray | None,
-) -> CorrectnessData:
-    """Models to evaluate, one or more, whatever holds them."""
-    rates: Any = [id_accuracy] if isinstance(id_accuracy, int | float) else id_accuracy
-    if isinstance(correct, CorrectnessData):
-        return CorrectnessData.of(correct, rates, groups=groups, families=families)
-    if _is_frame(correct):
-        if example_ids is not None:
-            raise InputError("a frame names its examples itself; leave example_ids out")
-        return CorrectnessData.from_frame(
-            correct, id_accuracy=rates, group=groups, family=families, at_least=1
-        )
-    matrix = correct if isinstance(correct, PackedMatrix) else np.atleast_2d(np.asarray(correct))
-    return CorrectnessData.of(
-        matrix, rates, example_ids=example_ids, groups=groups, families=families, at_least=1
+    return Subset(
+        **{
+            name: getattr(saved, name) for name in ("indices", "scores", "example_ids", "correlation", "full")
+        },
+        settings=settings,
+        trace=saved.trace,
+        made=saved.provenance,
+        data=data,
+        _kept={} if saved.verdict is None else {"verdict": saved.verdict},
     )

@@ -12,151 +12,35 @@ models.
 """
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64, Integer
 
-from assay.analyses.subsets._exchange import Pairs, Pool, stratum_quota
+from assay.analyses.subsets._exchange import Pairs, Pool
 from assay.analyses.subsets.layouts import Matrix, whole_weights
 from assay.analyses.subsets.line import EPS, probit
-from assay.core.errors import AssayWarning, InputError, ShapeError
+from assay.analyses.subsets.objective import (
+    DEGENERATE,
+    FLOOR,
+    Found,
+    centred,
+    check_models,
+    check_objective,
+    check_same_examples,
+    line_gradient,
+    marginal_scores,
+)
+from assay.core.errors import AssayWarning, InputError
 
-
-__all__ = ["KAPPAS", "Found", "LineGradient", "line_gradient", "marginal_scores", "stratum_quota", "swap"]
 
 KAPPAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)  # rho in units of ||u||^2 at the start
 LAST_KAPPA_WITHOUT_VALIDATION = 0.1
 MAX_ITERATIONS = 200  # gradients per kappa
 PATIENCE = 40  # accepted steps without a lower validation R before the next kappa
 MIN_GAIN = 1e-9
-FLOOR = 0.25  # the objective clips accuracies at this share of an example
 _FEW = 1 / 64  # share of the examples up to which two counts of the exchanged beat one of all members
-_DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """What a solver returns.
-
-    Attributes:
-        indices: The S examples in rank order, most harmful first.
-        scores: One per example, ascending. For `swap`: the derivative of the objective with respect to the
-            weight of the example; negative ones lower R.
-        r_train: R of the set on the models it was selected on: optimistic, no result to report.
-        r_validation: R on the validation models, NaN without any; slightly optimistic, being the stopping
-        rule.
-        trace: One entry per stage of the solver.
-        extras: Further output, such as `path`.
-    """
-
-    indices: Int64[np.ndarray, " size"]
-    scores: Float64[np.ndarray, " size"]
-    r_train: float
-    r_validation: float
-    trace: tuple[dict[str, Any], ...] = ()
-    extras: Mapping[str, Any] = field(default_factory=dict)
-
-
-class LineGradient(NamedTuple):
-    """The objective, and the weights of a model's correctness in its derivative.
-
-    Attributes:
-        value: F_rho, in [-1, 1].
-        weights: q [m]. The derivative with respect to the weight of example j is sum_i q_i (X_ij - a_i) / S.
-    """
-
-    value: float
-    weights: Float64[np.ndarray, " m"]
-
-
-def line_gradient(
-    accuracy: Float64[np.ndarray, " m"],
-    z: Float64[np.ndarray, " m"],
-    *,
-    ridge: float | int = 0.0,
-    clip: float | int = EPS,
-) -> LineGradient:
-    """F_rho and q_i = (z_i - F u_i / d) / d * sqrt(2 pi) exp(t_i^2 / 2), with d = sqrt(u.u + rho).
-
-    Args:
-        accuracy: Selected accuracy a of every model, in [0, 1].
-        z: Centred, unit-norm probit of in-distribution accuracy (`unit_probit`).
-        ridge: rho >= 0.
-        clip: Accuracies are clipped to [clip, 1 - clip]; a clipped model has the slope at the clip
-            (straight-through), so that it can be moved.
-
-    Notes:
-        Where d = 0 the correlation is undefined; value 0 and the direction of the covariance (d = 1) come
-        back, so that a solver can leave such a set.
-
-    References:
-        Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4; the ridge is not in it.
-    """
-    t = probit(accuracy, eps=clip)
-    value, u, norm = _correlate(t, z, ridge)
-    return LineGradient(value, (z - value * u / norm) / norm * np.sqrt(2 * np.pi) * np.exp(t * t / 2))
-
-
-class _Correlated(NamedTuple):
-    """F_rho, u and d; F = 0 and d = 1 where undefined."""
-
-    value: float
-    centred: Float64[np.ndarray, " m"]
-    norm: float
-
-
-def _correlate(t: np.ndarray, z: np.ndarray, ridge: float | int) -> _Correlated:
-    u = t - t.mean()
-    squares = float(u @ u)
-    if squares <= _DEGENERATE:
-        squares = 0.0
-    norm = float(np.sqrt(squares + ridge))
-    return _Correlated(float(u @ z) / norm, u, norm) if norm else _Correlated(0.0, u, 1.0)
-
-
-def unit_probit(
-    id_accuracy: Float64[np.ndarray, " m"], *, eps: float | int = EPS, name: str = "id_accuracy"
-) -> Float64[np.ndarray, " m"]:
-    """Centred probit accuracies of unit Euclidean norm.
-
-    Raises:
-        InputError: If all are the same; the message calls them `name`.
-    """
-    z = probit(id_accuracy, eps=eps)
-    z = z - z.mean()
-    squares = float(z @ z)
-    if not squares > _DEGENERATE:
-        raise InputError(
-            f"{name} holds no two different accuracies; a correlation over models needs models that differ"
-        )
-    return np.asarray(z / np.sqrt(squares))
-
-
-def marginal_scores(
-    train: Matrix, id_train: Float64[np.ndarray, " m"], *, eps: float | int = EPS
-) -> Float64[np.ndarray, " n"]:
-    """Covariance over models of each example's correctness with in-distribution accuracy: sum_i z_i X_ij.
-
-    z is the centred probit of in-distribution accuracy, of unit norm. The S lowest are the start of `swap`
-    and the baseline "marginal". An example that every model gets right, or none, scores 0.
-
-    Args:
-        train: Correctness of the training models.
-        id_train: Their in-distribution accuracy, in [0, 1].
-        eps: Clip of accuracies before the probit.
-
-    Raises:
-        InputError: If all models have the same accuracy.
-    """
-    z = unit_probit(_per_model(id_train, train, "id_train"), eps=eps, name="id_train")
-    # Two exact passes, the rounding of the first being the weights of the second: about 14 digits in any
-    # layout.
-    coarse, scale = whole_weights(z)
-    fine, fine_scale = whole_weights(z - coarse / scale)
-    return train.weigh(coarse).astype(np.float64) / scale + train.weigh(fine).astype(np.float64) / fine_scale
 
 
 def swap(
@@ -219,8 +103,7 @@ def swap(
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4 for the objective; the solver is not in it.
     """
-    if objective not in ("r", "r2"):
-        raise InputError(f'objective is {objective!r}; choose "r" (lowest R) or "r2" (lowest R squared)')
+    check_objective(objective)
     pool = Pool(
         train.n_examples,
         size,
@@ -249,21 +132,12 @@ def swap(
     return run.found()
 
 
-def _per_model(id_accuracy: np.ndarray, matrix: Matrix, name: str) -> np.ndarray:
-    if id_accuracy.shape != (matrix.n_models,):
-        raise ShapeError(
-            f"{name} has shape {id_accuracy.shape}; one accuracy for each of {matrix.n_models} models is due"
-        )
-    return id_accuracy
-
-
 class _Side:
     """One part of the models, with its counts on the current set."""
 
     def __init__(self, matrix: Matrix, id_accuracy: np.ndarray, size: int, eps: float | int, name: str):
         self.matrix, self.size, self.eps = matrix, size, eps
-        self.id_accuracy = _per_model(id_accuracy, matrix, name)
-        self.z = unit_probit(id_accuracy, eps=eps, name=name)
+        self.id_accuracy, self.z = id_accuracy, check_models(matrix, id_accuracy, name, eps)
         self.counts = np.zeros(matrix.n_models, dtype=np.int64)
 
     def after(self, pairs: Pairs, inside: Bool[np.ndarray, " n"]) -> Int64[np.ndarray, " m"]:
@@ -277,8 +151,8 @@ class _Side:
     def r(self, counts: np.ndarray | None = None) -> float:
         """R as it is reported: no ridge, clipped at eps; NaN where undefined."""
         counts = self.counts if counts is None else counts
-        value, u, _ = _correlate(probit(counts / self.size, eps=self.eps), self.z, 0.0)
-        return value if float(u @ u) > _DEGENERATE else float("nan")
+        found = centred(probit(counts / self.size, eps=self.eps), self.z)
+        return float("nan") if found.constant else found.value
 
 
 def _held_out(
@@ -288,10 +162,7 @@ def _held_out(
         return None
     if id_validation is None:
         raise InputError("validation came without id_validation, the in-distribution accuracy of its models")
-    if validation.n_examples != train.n_examples:
-        raise ShapeError(
-            f"validation has {validation.n_examples} examples, train {train.n_examples}; both need the same"
-        )
+    check_same_examples(train, validation)
     return _Side(validation, id_validation, size, eps, "id_validation")
 
 
@@ -346,7 +217,7 @@ class _Run:
         t = probit(training.counts / size, eps=self.clip)
         spread = float(np.sum((t - t.mean()) ** 2))
         # A start without spread sets no unit; then it is that of models one standard deviation apart.
-        self.spread = spread if spread > _DEGENERATE else float(len(t))
+        self.spread = spread if spread > DEGENERATE else float(len(t))
         self.keep(KAPPAS[0] * self.spread)
         self.record(None)
 
@@ -359,7 +230,7 @@ class _Run:
         return _Linearised(value, self.training.matrix.weigh(whole), scale, weights)
 
     def objective(self, counts: np.ndarray, ridge: float) -> float:
-        value = _correlate(probit(counts / self.pool.size, eps=self.clip), self.training.z, ridge).value
+        value = centred(probit(counts / self.pool.size, eps=self.clip), self.training.z, ridge).value
         return value * value if self.square else value
 
     def judged(self) -> float:

@@ -58,9 +58,7 @@ def select(
         option("--sizes", "Subset sizes, separated by commas.  [default: 10, 20, 50, 100, 250, ... and all]"),
     ] = None,
     size: Annotated[int | None, option("--size", "One subset size, instead of --sizes.", min=1)] = None,
-    solver: Annotated[
-        str, option("--solver", "swap, adam (as published), greedy or exhaustive (small data).")
-    ] = "swap",
+    solver: Annotated[str, option("--solver", "swap, or adam (as published).")] = "swap",
     split: Annotated[
         str | None,
         option(

@@ -1,4 +1,4 @@
-"""Solvers for small pools, to judge the others by: greedy extension, and every subset there is."""
+"""Reference solvers for small pools: greedy extension, and every subset there is."""
 
 import itertools
 import math
@@ -10,15 +10,23 @@ from jaxtyping import Bool, Float64, Int64, Integer
 
 from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.layouts import Matrix
-from assay.analyses.subsets.line import EPS, line_correlation, line_correlations, probit
-from assay.analyses.subsets.swap import FLOOR, Found, line_gradient, marginal_scores, unit_probit
-from assay.core.errors import InputError, ShapeError
+from assay.analyses.subsets.line import EPS, line_correlations, probit
+from assay.analyses.subsets.objective import (
+    FLOOR,
+    Found,
+    check_models,
+    check_objective,
+    exact_correlation,
+    line_gradient,
+    marginal_scores,
+    unit_probit,
+)
+from assay.core.errors import InputError
 
 
 GREEDY_EXAMPLES = 5000  # largest pool of `greedy`
 GREEDY_START = 10
 EXHAUSTIVE_SUBSETS = 1_000_000  # most subsets that `exhaustive` goes through
-OBJECTIVES = ("r", "r2")
 _CHUNK = 1 << 22  # numbers held at a time while subsets are enumerated
 _ROUNDING = 1e-13  # of a sum over models: what is left of a constant column after cancellation is no spread
 
@@ -71,8 +79,8 @@ def greedy(
     check_objective(objective)
     if train.n_examples > GREEDY_EXAMPLES:
         raise InputError(
-            f"solver='greedy' takes at most {GREEDY_EXAMPLES} examples, there are {train.n_examples}; use "
-            "solver='swap', or narrow the matrix"
+            f"greedy takes at most {GREEDY_EXAMPLES} examples, there are {train.n_examples}; narrow "
+            "the matrix"
         )
     pool = Pool(train.n_examples, size, strata=strata, allowed=allowed, locked={"must_include": must_include})
     z = check_models(train, id_train, "id_train", eps)
@@ -180,9 +188,9 @@ def exhaustive(
     n_subsets = math.prod(math.comb(len(names), int(left[code])) for code, names in choices.items())
     if n_subsets > EXHAUSTIVE_SUBSETS:
         raise InputError(
-            f"solver='exhaustive' goes through at most {EXHAUSTIVE_SUBSETS:,} subsets; {size} of "
-            f"{train.n_examples} examples make more (10^{math.log10(n_subsets):.1f}); use solver='swap', or "
-            "narrow the pool with allowed="
+            f"exhaustive goes through at most {EXHAUSTIVE_SUBSETS:,} subsets; {size} of "
+            f"{train.n_examples} examples make more (10^{math.log10(n_subsets):.1f}); narrow "
+            "the pool with allowed="
         )
     by_example = train.dense().T.astype(np.uint8, order="C")
     locked = np.flatnonzero(pool.locked)
@@ -210,40 +218,6 @@ def _subsets(choices: list[Iterator[tuple[int, ...]]]) -> Iterator[tuple[int, ..
     if len(choices) == 1:  # a product would hold all of it in memory
         return choices[0]
     return (tuple(itertools.chain.from_iterable(parts)) for parts in itertools.product(*choices))
-
-
-def check_objective(objective: str) -> None:
-    """Raises `InputError` unless the objective is `r` or `r2`."""
-    if objective not in OBJECTIVES:
-        raise InputError(f'objective is {objective!r}; choose "r" (lowest R) or "r2" (lowest R squared)')
-
-
-def check_models(
-    matrix: Matrix, id_accuracy: Float64[np.ndarray, " m"], name: str, eps: float | int
-) -> Float64[np.ndarray, " m"]:
-    """Centred, unit-norm probits of in-distribution accuracies that fit a matrix and differ between models.
-
-    Raises:
-        ShapeError: If there is not one accuracy per model.
-        InputError: If all are the same.
-    """
-    if id_accuracy.shape != (matrix.n_models,):
-        raise ShapeError(
-            f"{name} has shape {id_accuracy.shape}; one accuracy per model, {matrix.n_models}, is needed"
-        )
-    return unit_probit(id_accuracy, eps=eps, name=name)
-
-
-def exact_correlation(
-    matrix: Matrix | None,
-    id_accuracy: Float64[np.ndarray, " m"] | None,
-    members: Int64[np.ndarray, " size"],
-    eps: float | int,
-) -> float:
-    """R of the models of a matrix on a set of examples, without ridge; NaN without models."""
-    if matrix is None or id_accuracy is None:
-        return math.nan
-    return line_correlation(id_accuracy, matrix.count(members) / len(members), eps=eps, id_eps=eps)
 
 
 def _found(

@@ -1,0 +1,156 @@
+"""The arguments of `CorrectnessData.of`, checked one by one: each error names the argument and the value."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.core.errors import InputError, ShapeError
+
+
+_BLOCK = 1 << 26  # bytes looked at at a time
+
+
+def checked_matrix(correct: Any) -> Any:
+    """0 and 1, models by examples."""
+    if isinstance(correct, PackedMatrix):
+        return correct
+    given = np.asarray(correct)
+    if given.ndim != 2:
+        raise ShapeError(f"correct has shape {given.shape}; models by examples is needed")
+    if given.dtype == bool:
+        return given.astype(np.uint8)
+    if given.dtype.kind not in "iuf":
+        raise InputError(f"correct holds {given.dtype}; 0 and 1, models by examples, are needed")
+    rows = max(1, _BLOCK // max(1, given.shape[1] * given.itemsize))
+    for start in range(0, len(given), rows):
+        block = given[start : start + rows]
+        bad = ~((block == 0) | (block == 1))
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            raise InputError(
+                f"correct[{start + row}, {column}] is {block[row, column]}; every entry must be 0 (wrong) or "
+                "1 (right)"
+            )
+    return given.astype(np.uint8)
+
+
+def checked_accuracies(given: Any, n_models: int) -> Float64[np.ndarray, " m"]:
+    """In-distribution accuracies, one per model, in [0, 1]."""
+    if given is None:
+        raise InputError("id_accuracy is missing: the in-distribution accuracy of each model is needed")
+    y = np.array(given, dtype=np.float64)
+    if y.shape != (n_models,):
+        raise ShapeError(f"id_accuracy has shape {y.shape}; correct holds {n_models} models")
+    bad = np.flatnonzero(~((y >= 0) & (y <= 1)))
+    if len(bad):
+        value = y[bad[0]]
+        per_cent = np.isfinite(y).all() and y.min() >= 0 and 1 < y.max() <= 100
+        hint = "; these look like per cent: divide them by 100" if per_cent else ""
+        raise InputError(f"id_accuracy[{bad[0]}] is {value}; accuracies are shares between 0 and 1{hint}")
+    return y
+
+
+def checked_names(given: Any, n_models: int, name: str) -> tuple[str, ...] | None:
+    """A name for each model, or None."""
+    if given is None:
+        return None
+    listed = np.atleast_1d(given).tolist() if isinstance(given, np.ndarray) else list(given)
+    if len(listed) != n_models:
+        raise ShapeError(f"{name} holds {len(listed)} names; correct holds {n_models} models")
+    for place, each in enumerate(listed):
+        if each is None or each != each:  # NaN is what a missing cell of a table becomes
+            raise InputError(
+                f"{name}[{place}] is {each}; name the unit of every model, or leave models without one out"
+            )
+    return tuple(map(str, listed))
+
+
+def checked_model_ids(given: Any, n_models: int) -> tuple[str, ...]:
+    """Unique names of the models."""
+    found = checked_names(given, n_models, "model_ids")
+    if found is None:
+        return tuple(f"model_{place}" for place in range(n_models))
+    if len(set(found)) < n_models:
+        twice = next(name for place, name in enumerate(found) if name in found[:place])
+        raise InputError(f"model_ids holds {twice!r} more than once; an id stands for one model")
+    return found
+
+
+def checked_example_ids(given: Any, n_examples: int) -> np.ndarray:
+    """Unique names of the examples."""
+    if given is None:
+        return np.array([f"row_{place}" for place in range(n_examples)])
+    found = np.array(given).astype(str)
+    if found.shape != (n_examples,):
+        raise ShapeError(f"example_ids has shape {found.shape}; correct holds {n_examples} examples")
+    names, counts = np.unique(found, return_counts=True)
+    if len(names) < n_examples:
+        raise InputError(
+            f"example_ids holds {str(names[counts > 1][0])!r} {counts.max()} times; an id stands for one "
+            f"example ({n_examples - len(names)} repetitions in all)"
+        )
+    return found
+
+
+def checked_n_id(given: Any, n_models: int) -> Int64[np.ndarray, " m"] | None:
+    """Examples behind each accuracy."""
+    if given is None:
+        return None
+    found = np.asarray(given)
+    if found.shape not in ((), (n_models,)):
+        raise ShapeError(f"n_id has shape {found.shape}; one number, or one per model ({n_models})")
+    if found.dtype.kind not in "iu" or (found < 1).any():
+        raise InputError("n_id holds a value that is no count of at least 1")
+    return np.broadcast_to(found, (n_models,)).astype(np.int64)
+
+
+def checked_labels(
+    given: Any, names: Any, n_examples: int
+) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+    """Classes as codes, and their names."""
+    if given is None:
+        return None, None if names is None else tuple(map(str, names))
+    found = np.asarray(given)
+    if found.shape != (n_examples,):
+        raise ShapeError(f"labels has shape {found.shape}; correct holds {n_examples} examples")
+    if found.dtype.kind in "iub":
+        codes = found.astype(np.int64)
+        if len(codes) and codes.min() < 0:
+            raise InputError(f"labels holds {codes.min()}; classes are counted from 0")
+        listed = None if names is None else tuple(map(str, names))
+        if listed is not None and len(codes) and codes.max() >= len(listed):
+            raise InputError(f"labels holds class {codes.max()}; label_names lists {len(listed)}")
+        return codes, listed
+    if names is not None:
+        raise InputError("label_names goes with integer labels; the labels given are names already")
+    listed_names, codes = np.unique(found.astype(str), return_inverse=True)
+    return codes.astype(np.int64), tuple(listed_names.tolist())
+
+
+def checked_rows(given: Any, name: str, n: int | None) -> np.ndarray | None:
+    """Finite rows of numbers."""
+    if given is None:
+        return None
+    found = np.asarray(given, dtype=np.float32)
+    if found.ndim != 2 or (n is not None and len(found) != n):
+        raise ShapeError(f"{name} has shape {found.shape}; {'one row per example' if n else 'rows'} needed")
+    if not np.isfinite(found).all():
+        raise InputError(f"{name} holds NaN or infinite numbers")
+    return found
+
+
+def checked_images(given: Any, n_examples: int) -> np.ndarray | None:
+    """Images of 8 bits per channel."""
+    if given is None:
+        return None
+    found = np.asarray(given)
+    if found.dtype != np.uint8 or found.ndim not in (3, 4) or len(found) != n_examples:
+        raise ShapeError(
+            f"images are {found.dtype} {found.shape}; uint8 [{n_examples}, height, width] or "
+            f"[{n_examples}, height, width, 3] is needed"
+        )
+    if found.ndim == 4 and found.shape[3] != 3:
+        raise ShapeError(f"images have {found.shape[3]} channels; grey or RGB is needed")
+    return found

@@ -1,0 +1,124 @@
+"""What a correctness archive holds, and the matrix of it, packed while it is read where memory is short."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.core.errors import FileFormatError, InputError
+from assay.core.machine import free_memory
+from assay.core.untrusted import parse_json
+
+
+META = "meta_"
+ARGUMENTS = {
+    "X": "correct",
+    "y": "id_accuracy",
+    "n_id": "n_id",
+    "model_id": "model_ids",
+    "group": "groups",
+    "family": "families",
+    "example_id": "example_ids",
+    "label": "labels",
+    "label_name": "label_names",
+    "embedding": "embedding",
+    "id_embedding": "id_embedding",
+    "images": "images",
+}
+
+
+class Contents(NamedTuple):
+    """What a file holds: the matrix, the other arrays by key, and what was noted while reading."""
+
+    matrix: np.ndarray | PackedMatrix
+    arrays: dict[str, Any]
+    source: dict[str, Any] | None
+    packed: bool
+
+
+def plain_column(name: str, column: np.ndarray) -> np.ndarray:
+    """The column, unless it holds objects."""
+    if column.dtype.kind == "O":
+        raise InputError(
+            f"meta[{name!r}] holds mixed objects, e.g. {column[0]!r}; give text (empty where missing) or "
+            "numbers (NaN where missing)"
+        )
+    return column
+
+
+def json_object(text: Any, key: str, path: Path) -> dict[str, Any]:
+    """The JSON object that an archive keeps under a key."""
+    try:
+        found = parse_json(str(text))
+    except ValueError as error:
+        raise FileFormatError(f"{path}: {key!r} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise FileFormatError(f"{path}: {key!r} holds a {type(found).__name__}; a JSON object is needed")
+    return found
+
+
+def must_pack(n_models: int, n_examples: int, *, what: str) -> bool:
+    """Whether a matrix takes more than half of the free memory as bytes, so that it is packed while it is
+    read.
+
+    Args:
+        n_models: M.
+        n_examples: N.
+        what: What it is, for the message.
+
+    Raises:
+        InputError: If it does not fit in memory even when packed.
+    """
+    shape, entries, free = (n_models, n_examples), n_models * n_examples, free_memory()
+    if 2 * entries <= free:
+        return False
+    if entries // 4 > free:
+        raise InputError(
+            f"{what} of {shape[0]} models and {shape[1]} examples does not fit: even packed it takes "
+            f"{entries // 8 / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; split the examples over several "
+            "files"
+        )
+    return True
+
+
+def gather_rows(
+    blocks: Iterator[np.ndarray],
+    n_models: int,
+    n_examples: int,
+    *,
+    pack: bool,
+    named: Callable[[int, int], str],
+) -> "np.ndarray | PackedMatrix":
+    """One matrix of blocks of rows, without a second copy of it.
+
+    Args:
+        blocks: Rows in order; every block but the last holds a multiple of 8.
+        n_models: Rows in all.
+        n_examples: Columns.
+        pack: Whether to keep bits; see `must_pack`.
+        named: What to call an entry, from its row and column.
+
+    Raises:
+        InputError: If an entry is neither 0 nor 1.
+    """
+    shape = (n_models, n_examples)
+    height = -(-shape[0] // 8) if pack else shape[0]
+    kept = np.empty((height, shape[1]), dtype=np.uint8)
+    row = 0
+    for block in blocks:
+        bad = ~((block == 0) | (block == 1))
+        if bad.any():
+            at, column = np.argwhere(bad)[0].tolist()
+            raise InputError(
+                f"{named(row + at, column)} is {block[at, column]}; every entry must be 0 (wrong) or 1 "
+                "(right)"
+            )
+        ones = block.astype(np.uint8, copy=False)
+        if pack:
+            kept[row // 8 : row // 8 + -(-len(ones) // 8)] = np.packbits(ones, axis=0, bitorder="little")
+        else:
+            kept[row : row + len(ones)] = ones
+        row += len(block)
+    return PackedMatrix(kept, shape[0]) if pack else kept

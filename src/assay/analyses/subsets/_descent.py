@@ -1,0 +1,307 @@
+"""The relaxed problem of the published optimiser, and its descent by Adam, restarts side by side."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64
+from scipy import special
+
+from assay.analyses.subsets._exchange import Pool
+from assay.analyses.subsets.line import probit
+
+
+if TYPE_CHECKING:
+    import torch
+
+RIDGE = 1e-6  # added to both variances and to the mass, as in the authors' loss
+_BETAS, _ADAM_EPS = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamParameters:
+    """Settings of one descent.
+
+    Attributes:
+        learning_rate: Learning rate lr at epoch 0.
+        minimum_rate: Learning rate eta_min at epochs `period`, 3 `period`, ...
+        period: Epochs T_max from the first learning rate to the minimum; it rises again in the next `period`.
+        penalty_weight: Weight lambda of the penalty on the mass once annealed.
+        anneal_epochs: Epochs K over which the weight rises from 0 to lambda.
+    """
+
+    learning_rate: float
+    minimum_rate: float
+    period: int
+    penalty_weight: float
+    anneal_epochs: int
+
+    def rate_at(self, epoch: int) -> float:
+        """Learning rate, eta_min + (lr - eta_min)(1 + cos(pi e / T_max)) / 2, for every e >= 0."""
+        cosine = math.cos(math.pi * epoch / self.period)
+        return self.minimum_rate + (self.learning_rate - self.minimum_rate) * (1 + cosine) / 2
+
+    def weight_at(self, epoch: int) -> float:
+        """Weight of the penalty, lambda (1 - cos(pi min(e / K, 1))) / 2."""
+        return self.penalty_weight * 0.5 * (1 - math.cos(math.pi * min(epoch / self.anneal_epochs, 1)))
+
+
+def draw_parameters(generator: np.random.Generator) -> AdamParameters:
+    """One draw from the published ranges: rates log-uniform, weight and integers uniform."""
+    return AdamParameters(
+        learning_rate=10.0 ** generator.uniform(-2, 2),
+        minimum_rate=10.0 ** generator.uniform(-3, 0),
+        period=int(generator.integers(10, 200, endpoint=True)),
+        penalty_weight=float(generator.uniform(0.1, 100)),
+        anneal_epochs=int(generator.integers(10, 1000, endpoint=True)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AdamTarget:
+    """The in-distribution side of the authors' correlation, which a descent does not change.
+
+    R_ridge = cov(u, v) / sqrt((var u + 1e-6)(var v + 1e-6)), u and v the probits of the two accuracies,
+    variances those of the population: 0 where models do not differ, elsewhere about 1e-5 from R.
+    """
+
+    centred: Float64[np.ndarray, " models"]  # v / sqrt(var v + ridge), v the centred probits
+    eps: float | int
+
+    @classmethod
+    def of(cls, id_accuracy: Float64[np.ndarray, " models"], eps: float | int) -> "AdamTarget":
+        v = probit(id_accuracy, eps=eps)
+        v = v - v.mean()
+        return cls(centred=v / math.sqrt(np.mean(v * v) + RIDGE), eps=eps)
+
+    def correlation(
+        self, accuracy: Float64[np.ndarray, "... models"]
+    ) -> tuple[Float64[np.ndarray, "..."], Float64[np.ndarray, "... models"]]:
+        """Ridge correlation and its derivative by each model's accuracy, which is 0 where that is clipped."""
+        t = probit(accuracy, eps=self.eps)
+        u = t - t.mean(axis=-1, keepdims=True)
+        spread = np.sqrt(np.mean(u * u, axis=-1, keepdims=True) + RIDGE)
+        r = np.mean(u * self.centred, axis=-1, keepdims=True) / spread
+        slope = (self.centred - r * u / spread) / (spread * len(self.centred))
+        # d probit / da = 1 / phi(t).
+        inside = (accuracy >= self.eps) & (accuracy <= 1 - self.eps)
+        slope = np.where(inside, slope * math.sqrt(2 * math.pi) * np.exp(t * t / 2), 0.0)
+        return r[..., 0], slope
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Relaxation:
+    """The relaxed problem on the training models (Eq. 5 of the paper).
+
+    loss(w) = R_ridge(s) + lambda P(sum_j s_j - S), or R_ridge^2 for `objective="r2"`, with s = sigmoid(w),
+    a_i = sum_j X_ij s_j / (sum_j s_j + 1e-6), and P(u) = softplus(-u) (one-sided) or u^2.
+    """
+
+    correct: "torch.Tensor"  # models x examples, in the precision of the descent
+    target: AdamTarget
+    size: int
+    penalty: str
+    objective: str
+
+    def correlation(
+        self, soft: "torch.Tensor", mass: Float64[np.ndarray, " trials"]
+    ) -> tuple[Float64[np.ndarray, " trials"], "torch.Tensor"]:
+        """R_ridge of each row of s, and its gradient by s; `mass` is the sum of each row.
+
+        dR/ds_j = sum_i q_i (X_ij - a_i) / (sum_k s_k + 1e-6), q_i = dR/da_i.
+        """
+        import torch
+
+        total = mass[:, None] + RIDGE
+        accuracy = (self.correct @ soft.T).T.to(torch.float64).numpy() / total
+        r, q = self.target.correlation(accuracy)
+        q = q / total
+        gradient = torch.from_numpy(q).to(self.correct.dtype) @ self.correct
+        gradient -= torch.from_numpy(np.sum(q * accuracy, axis=1, keepdims=True)).to(self.correct.dtype)
+        return r, gradient
+
+    def loss(
+        self, logits: "torch.Tensor", weights: Float64[np.ndarray, " trials"]
+    ) -> tuple[Float64[np.ndarray, " trials"], Float64[np.ndarray, " trials"], "torch.Tensor"]:
+        """Loss, R_ridge and the gradient of the loss by w, for each row of w."""
+        import torch
+
+        soft = torch.sigmoid(logits)
+        mass = soft.sum(dim=1, dtype=torch.float64).numpy()
+        r, gradient = self.correlation(soft, mass)
+        value = r
+        if self.objective == "r2":
+            value = r**2
+            gradient *= torch.from_numpy(2 * r[:, None]).to(gradient.dtype)
+        excess = mass - self.size
+        if self.penalty == "softplus":
+            cost, slope = np.logaddexp(0, -excess), -special.expit(-excess)
+        else:
+            cost, slope = excess**2, 2 * excess
+        gradient += torch.from_numpy((weights * slope)[:, None]).to(gradient.dtype)
+        return value + weights * cost, r, gradient.mul_(soft).mul_(1 - soft)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Descent:
+    """One restart, from its logits to where it stopped.
+
+    Attributes:
+        logits: Logits of the epoch that is kept.
+        epochs: Epochs run.
+        train: Ridge correlation of the relaxed selection on the training models, before each epoch's step.
+        validation: Ridge correlation of the S largest logits on the validation models, after each epoch's
+            step; its square for `objective="r2"`.
+        best_epoch: The first epoch, from 0, with the lowest of these.
+    """
+
+    logits: Float[np.ndarray, " examples"]
+    epochs: int
+    train: tuple[float, ...]
+    validation: tuple[float, ...]
+    best_epoch: int
+
+
+@dataclass(kw_only=True, eq=False)
+class _Row:
+    """What is noted of one restart while it descends."""
+
+    train: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    best_epoch: int = -1
+    kept: Any = None
+
+    def waited(self) -> int:
+        return len(self.validation) - 1 - self.best_epoch
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Judge:
+    """Scores logits by the hard set they mean, on the validation models."""
+
+    correct: "torch.Tensor"  # models x examples
+    target: AdamTarget
+    pool: Pool
+    objective: str
+
+    def members(self, logits: Float[np.ndarray, "trials examples"]) -> Bool[np.ndarray, "trials examples"]:
+        """The largest logits of each row, within each stratum; of equal ones the lower index."""
+        if self.pool.strata is None:
+            return _largest(logits, self.pool.size)
+        return np.stack([self.pool.lowest(-row) for row in logits])
+
+    def score(self, members: Bool[np.ndarray, "trials examples"]) -> Float64[np.ndarray, " trials"]:
+        """R_ridge of each set, or its square."""
+        import torch
+
+        chosen = torch.from_numpy(members).to(self.correct.dtype)
+        counts = (self.correct @ chosen.T).T.to(torch.float64).numpy()  # integers: exact in any order
+        r = self.target.correlation(counts / (self.pool.size + RIDGE))[0]
+        return r**2 if self.objective == "r2" else r
+
+
+def _largest(values: Float[np.ndarray, "rows columns"], count: int) -> Bool[np.ndarray, "rows columns"]:
+    """The `count` largest entries of each row; of equal ones the lower index."""
+    n = values.shape[1]
+    if count in (0, n):
+        return np.full(values.shape, count == n)
+    threshold = np.partition(values, n - count, axis=1)[:, n - count, None]
+    chosen = values >= threshold
+    for row in np.flatnonzero(chosen.sum(axis=1) > count):
+        ties = np.flatnonzero(values[row] == threshold[row])
+        chosen[row, ties[len(ties) - (int(chosen[row].sum()) - count) :]] = False
+    return chosen
+
+
+def descend(
+    problem: Relaxation,
+    judge: Judge,
+    logits: "torch.Tensor",
+    parameters: Sequence[AdamParameters],
+    *,
+    epochs: int,
+    patience: int,
+    keep: str,
+) -> list[Descent]:
+    """Descends every row of `logits` with its own parameters; a row stops by itself.
+
+    Args:
+        problem: The relaxed problem.
+        judge: The validation models.
+        logits: Start of each restart, restarts x examples. Not changed.
+        parameters: Of each restart.
+        epochs: Most epochs of a restart, each a step along the gradient of all examples.
+        patience: Epochs without a new minimum on the validation models after which a restart stops.
+        keep: `last` or `best`: the epoch whose logits are kept.
+
+    Returns:
+        One descent per row.
+    """
+    import torch
+
+    rows = [_Row() for _ in parameters]
+    alive = np.arange(len(rows))
+    w = logits.clone()
+    first, second = torch.zeros_like(w), torch.zeros_like(w)
+    members = np.zeros(tuple(w.shape), dtype=bool)
+    scores = np.full(len(rows), np.nan)
+    for epoch in range(epochs):
+        running = [parameters[row] for row in alive.tolist()]
+        weights = np.array([each.weight_at(epoch) for each in running])
+        rates = np.array([each.rate_at(epoch) for each in running])
+        _, r, gradient = problem.loss(w, weights)
+        _step(w, gradient, first, second, rates, epoch)
+        now = judge.members(w.numpy())
+        changed = np.flatnonzero((now != members).any(axis=1)) if epoch else np.arange(len(alive))
+        if len(changed):
+            scores[changed] = judge.score(now[changed])
+        members = now
+        going = np.ones(len(alive), dtype=bool)
+        for at, row in enumerate(alive.tolist()):
+            note = rows[row]
+            note.train.append(float(r[at]))
+            note.validation.append(float(scores[at]))
+            if note.best_epoch < 0 or scores[at] < note.validation[note.best_epoch]:
+                note.best_epoch = epoch
+                if keep == "best":
+                    note.kept = w[at].clone()
+            going[at] = note.waited() < patience and epoch + 1 < epochs
+            if not going[at] and keep == "last":
+                note.kept = w[at].clone()
+        if not going.any():
+            break
+        if not going.all():
+            left = torch.from_numpy(np.flatnonzero(going))
+            alive, members, scores = alive[going], members[going], scores[going]
+            w, first, second = w[left], first[left], second[left]
+    return [
+        Descent(
+            logits=note.kept.numpy(),
+            epochs=len(note.validation),
+            train=tuple(note.train),
+            validation=tuple(note.validation),
+            best_epoch=note.best_epoch,
+        )
+        for note in rows
+    ]
+
+
+def _step(
+    w: "torch.Tensor",
+    gradient: "torch.Tensor",
+    first: "torch.Tensor",
+    second: "torch.Tensor",
+    rates: Float64[np.ndarray, " trials"],
+    epoch: int,
+) -> None:
+    """One step of Adam (Kingma and Ba 2015, algorithm 1), in place; `gradient` is used up."""
+    import torch
+
+    beta1, beta2 = _BETAS
+    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    scale = torch.from_numpy(rates / (1 - beta1 ** (epoch + 1))).to(w.dtype)
+    root = torch.sqrt(second, out=gradient).div_(math.sqrt(1 - beta2 ** (epoch + 1))).add_(_ADAM_EPS)
+    w.sub_(torch.div(first, root, out=root).mul_(scale[:, None]))

@@ -1,0 +1,123 @@
+"""Other models on a subset: which of their columns are its examples, and the correlation over them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from jaxtyping import Int64
+
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.line import Correlation, Line, clip_of, correlate, fit_line
+from assay.analyses.subsets.members import SelectedExamples
+from assay.core.errors import InputError, ShapeError, unknown_name
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Correlation):
+    """Other models on a subset: the correlation over them, and how they do. The verdict is the subset's.
+
+    Attributes:
+        full: The same models on all examples of their matrix.
+        line: Least squares through them in probit axes.
+        accuracy: Of each model on the subset.
+    """
+
+    full: Correlation
+    line: Line
+    accuracy: tuple[float, ...]
+
+
+def evaluate_models(
+    selection: SelectedExamples,
+    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+    id_accuracy: float | Sequence[float] | np.ndarray | None,
+    *,
+    example_ids: Sequence[object] | np.ndarray | None,
+    order: str | None,
+    groups: Sequence[object] | np.ndarray | None,
+    families: Sequence[object] | np.ndarray | None,
+) -> Evaluation:
+    """Other models on the examples of a selection; see `Subset.evaluate`."""
+    data = _others(correct, id_accuracy, example_ids, groups, families)
+    named = example_ids is not None or _is_frame(correct) or (data.has_ids and selection.has_ids)
+    accuracy = data.accuracy_on(_columns(selection, data, order, named=named))
+    settings = selection.settings
+    kind = "family" if selection.split.kind == "family" and data.families is not None else None
+    kind = kind or ("group" if data.groups is not None else data.unit_kind)
+    options: dict[str, Any] = {"units": data.unit_codes(kind), "eps": settings.eps, "seed": settings.seed}
+    correlation = correlate(data.id_accuracy, accuracy, size=selection.size, clip=settings.clip, **options)
+    return Evaluation(
+        **vars(correlation),
+        full=correlate(data.id_accuracy, data.accuracy(), **options),
+        line=fit_line(
+            data.id_accuracy,
+            accuracy,
+            eps=clip_of(settings.clip, selection.size, settings.eps),
+            id_eps=settings.eps,
+        ),
+        accuracy=tuple(accuracy.tolist()),
+    )
+
+
+def _columns(
+    selection: SelectedExamples, data: CorrectnessData, order: str | None, *, named: bool
+) -> Int64[np.ndarray, " size"]:
+    """The columns of `data` that are the examples of the selection."""
+    if order not in (None, "data"):
+        raise unknown_name("order of columns", order, ("data",))
+    if order == "data":
+        if data.n_examples != selection.facts["n_examples"]:
+            raise ShapeError(
+                f"correct holds {data.n_examples} examples, the subset was selected from "
+                f"{selection.facts['n_examples']}; give the same columns, or example_ids= instead of order="
+            )
+        return selection.indices
+    if not named:
+        raise InputError(
+            "the columns of correct have no names, so they cannot be matched with the examples of the "
+            "subset. Give example_ids=, a frame whose columns are their names, or order='data' if they "
+            "are the examples it was selected from, in the same order"
+        )
+    place = {name: column for column, name in enumerate(data.example_ids.tolist())}
+    missing = [name for name in selection.example_ids if name not in place]
+    if missing:
+        raise InputError(
+            f"{len(missing)} of the {selection.size} examples of the subset are not among the "
+            f"{data.n_examples} given, {missing[0]!r} first; give the same example ids"
+        )
+    return np.array([place[name] for name in selection.example_ids], dtype=np.int64)
+
+
+def _is_frame(given: object) -> "TypeGuard[pd.DataFrame]":
+    import pandas as pd
+
+    return isinstance(given, pd.DataFrame)
+
+
+def _others(
+    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+    id_accuracy: float | Sequence[float] | np.ndarray | None,
+    example_ids: Sequence[object] | np.ndarray | None,
+    groups: Sequence[object] | np.ndarray | None,
+    families: Sequence[object] | np.ndarray | None,
+) -> CorrectnessData:
+    """Models to evaluate, one or more, whatever holds them."""
+    rates: Any = [id_accuracy] if isinstance(id_accuracy, int | float) else id_accuracy
+    if isinstance(correct, CorrectnessData):
+        return CorrectnessData.of(correct, rates, groups=groups, families=families)
+    if _is_frame(correct):
+        if example_ids is not None:
+            raise InputError("a frame names its examples itself; leave example_ids out")
+        return CorrectnessData.from_frame(
+            correct, id_accuracy=rates, group=groups, family=families, at_least=1
+        )
+    matrix = correct if isinstance(correct, PackedMatrix) else np.atleast_2d(np.asarray(correct))
+    return CorrectnessData.of(
+        matrix, rates, example_ids=example_ids, groups=groups, families=families, at_least=1
+    )

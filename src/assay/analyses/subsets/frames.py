@@ -1,0 +1,325 @@
+"""The arguments of `CorrectnessData.of` from a pandas frame, long or wide."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from assay.analyses.subsets._per_model import PerModel, countable, per_model, unique_names
+from assay.core.errors import InputError, unknown_name
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def read_frame(
+    frame: "pd.DataFrame",
+    *,
+    id_accuracy: PerModel | None = None,
+    model: str = "model",
+    example: str = "example_id",
+    correct: str = "correct",
+    prediction: str = "prediction",
+    label: str = "label",
+    domain: str = "domain",
+    group: PerModel | None = None,
+    family: PerModel | None = None,
+    n_id: PerModel | None = None,
+    meta: Sequence[str] = (),
+    examples: "pd.DataFrame | None" = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Read a pandas frame: long (a row per model and example) or wide (a row per model, a column per
+    example).
+
+    A frame with a column `model` is long. A wide one has the models as index and 0 or 1 in the columns.
+
+    Args:
+        frame: The frame.
+        id_accuracy: Accuracy of each model in distribution: the name of a column, a mapping or series from
+            the model, or a sequence in the order of the models. Default, long only: the share of right
+            answers in the rows whose `domain` is `id`.
+        model: Column of the model's name.
+        example: Column of the example's name.
+        correct: Column of 0 and 1. If there is none, `prediction` is compared with `label`.
+        prediction: Column of the predicted class.
+        label: Column of the class, if any.
+        domain: Column of `id` and `ood`, if any; only rows `ood` enter the matrix.
+        group: Training run of each model, given as `id_accuracy` is. Default: the column `group`, if any.
+        family: Family of each model, likewise. Default: the column `family`, if any.
+        n_id: Examples behind each accuracy: a number, or given as `id_accuracy` is. Default: counted, or not
+            known.
+        meta: Columns of a long frame that say something about the example.
+        examples: What is known of the examples: indexed by their names, a column each; a column `label` is
+            the class.
+        **facts: As for `CorrectnessData.of`: `label_names`, `embedding`, `id_embedding`, `images`, `source`.
+
+    Returns:
+        Arguments of `CorrectnessData.of`, models and examples in the order in which they first appear.
+
+    Raises:
+        InputError: If a cell is missing, repeated, or neither 0 nor 1, with its model and example; if a
+            column does not exist, or what belongs to a model or example differs between its rows.
+    """
+    if not len(frame):
+        raise InputError("frame has no row")
+    held: dict[str, Any]
+    if model in frame.columns:
+        held = _long(frame, model, example, correct, prediction, label, domain, id_accuracy, tuple(meta))
+    else:
+        if meta:
+            raise InputError(
+                "meta names columns of a long frame, and this one is wide; give examples instead"
+            )
+        held = _wide(frame, model, [id_accuracy, group, family, n_id])
+    table, names = cast("pd.DataFrame", held.pop("models")), held["model_ids"]
+    for argument, given, default in (
+        ("groups", group, "group"),
+        ("families", family, "family"),
+        ("n_id", n_id, None),
+        ("id_accuracy", id_accuracy, None),
+    ):
+        if given is None and default is not None and default in table.columns:
+            given = default
+        if isinstance(given, str):
+            given = _column_of_models(table, given, names, argument)
+        if given is not None:
+            held[argument] = (
+                given
+                if argument == "n_id" and np.ndim(given) == 0 and not isinstance(given, Mapping)
+                else per_model(given, names, argument)
+            )
+    if held.get("id_accuracy") is None:
+        raise InputError(
+            "id_accuracy is missing, and the frame has no rows in distribution; give the accuracy of each "
+            f"model (a mapping from its name), or rows whose column {domain!r} is 'id'"
+        )
+    if held.get("n_id") is not None:
+        held["n_id"] = np.asarray(held["n_id"])
+    if examples is not None:
+        held = held | _known(examples, held["example_ids"], label, held)
+    return {"source": {"kind": "frame"}, **held, **facts}
+
+
+def _long(
+    frame: "pd.DataFrame",
+    model: str,
+    example: str,
+    correct: str,
+    prediction: str,
+    label: str,
+    domain: str,
+    id_accuracy: PerModel | None,
+    meta: tuple[str, ...],
+) -> dict[str, Any]:
+    import pandas as pd
+
+    for name in (model, example, *meta):
+        _require_column(frame, name)
+    for name in (model, example):
+        if (empty := frame[name].isna()).any():
+            raise InputError(f"frame[{name!r}] is missing in row {int(np.flatnonzero(empty)[0])}; fill it in")
+    right = _right(frame, model, example, correct, prediction, label)
+    outside = np.ones(len(frame), dtype=bool)
+    held: dict[str, Any] = {}
+    models, names = pd.factorize(frame[model].astype(str))
+    if domain in frame.columns:
+        domains = frame[domain].astype(object).where(frame[domain].notna(), "").to_numpy().astype(str)
+        if len(strange := sorted(set(domains.tolist()) - {"id", "ood"})):
+            raise InputError(f"frame[{domain!r}] holds {strange[0]!r}; allowed are 'id' and 'ood'")
+        outside = domains == "ood"
+        if not outside.any():
+            raise InputError(f"frame[{domain!r}] is never 'ood'; nothing is out of distribution")
+        if id_accuracy is None:
+            held |= _within(models[~outside], right[~outside], names)
+    kept = frame[outside]
+    examples, ids = pd.factorize(kept[example].astype(str))
+    held |= {
+        "correct": _pivot(models[outside], examples, right[outside], names, ids),
+        "model_ids": tuple(names.tolist()),
+        "example_ids": np.asarray(ids.tolist()),
+        "models": frame.assign(**{model: frame[model].astype(str)}).set_index(model),
+        "meta": {
+            name: _plain(
+                _constant(kept[name], examples, ids, f"example {{}} has two values of {name!r}"), name
+            )
+            for name in meta
+        },
+    }
+    if label in frame.columns:
+        classes = _constant(kept[label], examples, ids, f"example {{}} has two values of {label!r}")
+        held["labels"] = countable(_plain(classes, label))
+    return held
+
+
+def _right(
+    frame: "pd.DataFrame", model: str, example: str, correct: str, prediction: str, label: str
+) -> Float64[np.ndarray, " rows"]:
+    """1 where the answer of a row is right, else 0."""
+    import pandas as pd
+
+    if correct in frame.columns:
+        column = frame[correct]
+        found: np.ndarray = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        bad = np.flatnonzero(~((found == 0) | (found == 1)))
+    else:
+        if prediction not in frame.columns or label not in frame.columns:
+            raise InputError(
+                f"frame has neither a column {correct!r} nor both {prediction!r} and {label!r}; it has "
+                f"{', '.join(map(str, frame.columns[:20]))}"
+            )
+        column = frame[prediction]
+        missing = (frame[prediction].isna() | frame[label].isna()).to_numpy()
+        found = (frame[prediction].astype(object) == frame[label].astype(object)).to_numpy(dtype=np.float64)
+        bad = np.flatnonzero(missing)
+    if len(bad):
+        row = frame.iloc[int(bad[0])]
+        raise InputError(
+            f"the answer of model {str(row[model])!r} on example {str(row[example])!r} "
+            f"{_what(column.iloc[int(bad[0])])}; every cell must be known, as 0 (wrong) or 1 (right) "
+            f"({len(bad)} such cells)"
+        )
+    return found
+
+
+def _within(models: Int64[np.ndarray, " k"], right: Float64[np.ndarray, " k"], names: Any) -> dict[str, Any]:
+    """In-distribution accuracies and the numbers of examples behind them."""
+    counts = np.bincount(models, minlength=len(names))
+    if len(empty := np.flatnonzero(counts == 0)):
+        raise InputError(
+            f"model {str(names[int(empty[0])])!r} has no row in distribution; its accuracy is not known"
+        )
+    return {"id_accuracy": np.bincount(models, right, minlength=len(names)) / counts, "n_id": counts}
+
+
+def _pivot(
+    models: Int64[np.ndarray, " k"],
+    examples: Int64[np.ndarray, " k"],
+    right: Float64[np.ndarray, " k"],
+    names: Any,
+    ids: Any,
+) -> np.ndarray:
+    seen = np.zeros((len(names), len(ids)), dtype=np.uint8)
+    correct = np.zeros_like(seen)
+    cells = models * len(ids) + examples
+    counts = np.unique(cells, return_counts=True)
+    if (repeated := counts[0][counts[1] > 1]).size:
+        row, column = divmod(int(repeated[0]), len(ids))
+        raise InputError(
+            f"model {str(names[row])!r} has {counts[1].max()} rows for example {str(ids[column])!r}; one is "
+            "needed"
+        )
+    seen[models, examples] = 1
+    correct[models, examples] = right.astype(np.uint8)
+    if not seen.all():
+        row, column = np.argwhere(seen == 0)[0].tolist()
+        raise InputError(
+            f"model {str(names[row])!r} has no row for example {str(ids[column])!r} "
+            f"({int((seen == 0).sum())} cells are missing); every model must answer every example"
+        )
+    return correct
+
+
+def _wide(frame: "pd.DataFrame", model: str, given: list[Any]) -> dict[str, Any]:
+    import pandas as pd
+
+    named = {each for each in given if isinstance(each, str)} | {"group", "family"}
+    columns = [name for name in frame.columns if name not in named]
+    names = unique_names([str(name) for name in frame.index])
+    if (repeated := frame.columns[frame.columns.duplicated()]).size:
+        raise InputError(f"two columns of the frame are named {str(repeated[0])!r}; each is one example")
+    textual = any(pd.api.types.is_string_dtype(frame[name].dtype) for name in columns)
+    if textual and frame.index.equals(pd.RangeIndex(len(frame))):
+        raise InputError(
+            f"frame has no column {model!r}, so it is taken as wide: models as index, 0 or 1 in every "
+            "column; name the column of a long one (model=...)"
+        )
+    rows = frame[columns].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    bad = ~((rows == 0) | (rows == 1))
+    if bad.any():
+        row, column = np.argwhere(bad)[0].tolist()
+        raise InputError(
+            f"the answer of model {names[row]!r} on example {str(columns[column])!r} "
+            f"{_what(frame[columns].iloc[row, column])}; every cell must be known, as 0 (wrong) or 1 (right) "
+            f"({int(bad.sum())} such cells)"
+        )
+    return {
+        "correct": rows.astype(np.uint8),
+        "model_ids": names,
+        "example_ids": np.array([str(name) for name in columns]),
+        "models": frame.set_axis(list(names), axis=0),
+    }
+
+
+def _known(examples: "pd.DataFrame", ids: np.ndarray, label: str, held: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a frame of examples, in the order of the matrix."""
+    table = examples.set_axis(examples.index.astype(str), axis=0)
+    if table.index.has_duplicates:
+        raise InputError(f"examples lists {table.index[table.index.duplicated()][0]!r} twice")
+    if len(missing := [name for name in ids.tolist() if name not in table.index]):
+        raise InputError(
+            f"examples has no row {missing[0]!r} ({len(missing)} examples of the frame are missing)"
+        )
+    table = table.loc[ids.tolist()]
+    columns = {str(name): _plain(table[name].to_numpy(), str(name)) for name in table.columns}
+    found: dict[str, Any] = {}
+    if label in columns:
+        found["labels"] = countable(columns.pop(label))
+    return found | {"meta": {**held.get("meta", {}), **columns}}
+
+
+def _what(held: Any) -> str:
+    """What a cell that is neither 0 nor 1 holds."""
+    import pandas as pd
+
+    return "is missing" if pd.isna(held) else f"is {held.item() if hasattr(held, 'item') else held!r}"
+
+
+def _require_column(frame: "pd.DataFrame", name: str) -> None:
+    if name not in frame.columns:
+        raise unknown_name("column of the frame", name, map(str, frame.columns))
+
+
+def _constant(
+    column: "pd.Series[Any]", codes: Int64[np.ndarray, " rows"], names: Any, message: str
+) -> np.ndarray:
+    """What a column says of each of some things, which must be the same in all rows of one."""
+    import pandas as pd
+
+    values, known = pd.factorize(column)
+    first = np.full(len(names), -2)
+    first[codes[::-1]] = values[::-1]  # the first row of each is written last
+    if len(different := np.flatnonzero(first[codes] != values)):
+        raise InputError(message.format(repr(str(names[int(codes[different[0]])]))) + "; they must agree")
+    held = np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))
+    return cast("np.ndarray", held[first])
+
+
+def _column_of_models(table: "pd.DataFrame", name: str, names: Sequence[str], argument: str) -> np.ndarray:
+    """A column that says something of each model: of all its rows the same."""
+    import pandas as pd
+
+    _require_column(table, name)
+    codes = pd.Index(list(names)).get_indexer(table.index)
+    found = _constant(table[name], codes, names, f"model {{}} has two values of {name!r}")
+    if len(empty := np.flatnonzero(pd.isna(found))):
+        raise InputError(f"{argument}: model {names[int(empty[0])]!r} has no {name!r}; fill it in")
+    return found
+
+
+def _plain(column: np.ndarray, name: str) -> np.ndarray:
+    """A column as numbers (NaN where missing) or text (empty where missing)."""
+    import pandas as pd
+
+    missing = pd.isna(column)
+    if column.dtype.kind in "biuf":
+        return column
+    present = column[~missing]
+    if len(present) and all(isinstance(each, bool | np.bool_) for each in present) and not missing.any():
+        return column.astype(bool)
+    if all(isinstance(each, int | float | np.number) and not isinstance(each, bool) for each in present):
+        whole = not missing.any() and all(isinstance(each, int | np.integer) for each in present)
+        return np.where(missing, np.nan, column).astype(np.float64) if not whole else column.astype(np.int64)
+    return np.array(["" if gone else str(each) for each, gone in zip(column, missing, strict=True)])

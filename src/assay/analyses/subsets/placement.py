@@ -1,0 +1,241 @@
+"""Where a correctness matrix is held: in memory, as numbers or bits, or on an accelerator."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64, Integer, UInt8
+
+from assay.analyses.subsets.layouts import (
+    CHUNK,
+    DenseMatrix,
+    Matrix,
+    PackedMatrix,
+    checked_correct,
+    checked_places,
+    checked_weights,
+    require_memory,
+    unpacked,
+    whole_weights,
+)
+from assay.core.errors import InputError
+
+
+if TYPE_CHECKING:
+    import torch
+
+Layout = Literal["auto", "dense", "packed", "accelerator"]
+LAYOUTS: tuple[Layout, ...] = ("auto", "dense", "packed", "accelerator")
+
+_DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
+_DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
+
+
+class DeviceMatrix:
+    """Int8 on a torch device, multiplied in chunks of examples.
+
+    Weights are rounded to whole numbers on a grid of 2**-24 of the sum of their absolute values and cut into
+    three digits of eight bits; products of digits with 0/1 are exact in float32, with or without TF32, so the
+    result is the exact sum of the rounded weights on any device.
+
+    Args:
+        correct: 0/1, shape (m, N).
+        device: Torch device; default the accelerator that torch finds, else the CPU.
+
+    Raises:
+        InputError: If the matrix does not fit the memory of the device.
+    """
+
+    name = "accelerator"
+
+    def __init__(
+        self,
+        correct: "UInt8[np.ndarray, 'm n'] | PackedMatrix",
+        *,
+        device: "str | torch.device | None" = None,
+    ):
+        import torch
+
+        source = correct if isinstance(correct, PackedMatrix) else checked_correct(correct)
+        if isinstance(source, PackedMatrix):
+            self.n_models, self.n_examples = source.n_models, source.n_examples
+        else:
+            self.n_models, self.n_examples = source.shape
+        self.device = torch.device(device) if device is not None else _default_device()
+        require_memory(
+            self.n_models * self.n_examples,
+            f"the int8 matrix of {self.n_models} x {self.n_examples} on {self.device}",
+            free=_device_memory(self.device),
+        )
+        # Rows are examples: a chunk of them is contiguous, and a set of them is gathered whole.
+        self._rows = torch.empty((self.n_examples, self.n_models), dtype=torch.int8, device=self.device)
+        for start in range(0, self.n_examples, CHUNK):
+            stop = min(start + CHUNK, self.n_examples)
+            if isinstance(source, PackedMatrix):
+                part = unpacked(source.bits[:, start:stop], self.n_models)
+            else:
+                part = np.asarray(source[:, start:stop]).astype(np.uint8)
+            rows = np.ascontiguousarray(part.T).view(np.int8)
+            self._rows[start:stop] = torch.from_numpy(rows).to(self.device)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._rows.nbytes)
+
+    @property
+    def _step(self) -> int:
+        return max(1, _DEVICE_ENTRIES // self.n_models)
+
+    def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
+        import torch
+
+        whole, scale = whole_weights(checked_weights(weights, self.n_models))
+        digits = torch.from_numpy(_digits(whole)).to(self.device)  # [m, 3]
+        parts = [
+            (self._rows[start : start + self._step].to(torch.float32) @ digits).cpu()
+            for start in range(0, self.n_examples, self._step)
+        ]
+        sums: np.ndarray = torch.cat(parts).double().numpy() @ _DIGIT_VALUES
+        return sums / scale
+
+    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
+        import torch
+
+        checked_places(examples, self.n_examples, "examples")
+        total = torch.zeros(self.n_models, dtype=torch.int64, device=self.device)
+        for start in range(0, len(examples), self._step):
+            part = torch.from_numpy(examples[start : start + self._step]).to(self.device)
+            total += self._rows.index_select(0, part).sum(dim=0, dtype=torch.int64)
+        return total.cpu().numpy()
+
+    def take(self, models: Int64[np.ndarray, " k"]) -> "DeviceMatrix":
+        import torch
+
+        at = torch.from_numpy(checked_places(models, self.n_models, "models")).to(self.device)
+        taken = object.__new__(DeviceMatrix)
+        taken.device, taken.n_models, taken.n_examples = self.device, len(models), self.n_examples
+        taken._rows = self._rows.index_select(1, at)
+        return taken
+
+    def column_sums(self) -> Int64[np.ndarray, " n"]:
+        import torch
+
+        return self._rows.sum(dim=1, dtype=torch.int64).cpu().numpy()
+
+    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
+        import torch
+
+        rows = self._rows
+        if examples is not None:
+            at = torch.from_numpy(checked_places(examples, self.n_examples, "examples"))
+            rows = rows.index_select(0, at.to(self.device))
+        return np.ascontiguousarray(rows.cpu().numpy().T).view(np.uint8)
+
+
+_DIGIT_VALUES = np.array([1.0, 256.0, 65536.0])
+
+
+def _digits(whole: Float64[np.ndarray, " m"]) -> np.ndarray:
+    """Whole numbers up to 2**24 as three digits to the base 256 with the number's sign, float32 [m, 3]."""
+    size = np.abs(whole).astype(np.int64)
+    digits = np.stack([size & 255, (size >> 8) & 255, size >> 16], axis=1)
+    return np.asarray(digits * np.sign(whole)[:, None], dtype=np.float32)
+
+
+def as_matrix(
+    correct: np.ndarray | PackedMatrix,
+    models: Integer[np.ndarray, " k"] | None = None,
+    *,
+    layout: str = "auto",
+    device: "str | torch.device | None" = None,
+) -> Matrix:
+    """The rows of some models in the layout that suits their size.
+
+    Args:
+        correct: 0/1 uint8 of shape (models, examples), or packed.
+        models: Row indices, in the order wanted; default all.
+        layout: `dense` (float32), `packed` (bits), `accelerator` (int8 on a device), or `auto`: dense up
+            to 64 million entries, packed beyond, the accelerator only when `device` names one that is not the
+            CPU.
+        device: Torch device of the accelerator layout.
+
+    Raises:
+        InputError: If the layout is unknown or does not fit the memory.
+    """
+    if layout not in LAYOUTS:
+        raise InputError(f"layout is {layout!r}; choose one of {', '.join(LAYOUTS)}")
+    rows = None if models is None else np.asarray(models, dtype=np.int64)
+    if isinstance(correct, PackedMatrix):
+        n_models, n_examples = correct.n_models, correct.n_examples
+    else:
+        n_models, n_examples = checked_correct(correct).shape
+    if rows is not None:
+        checked_places(rows, n_models, "models")
+        n_models = len(rows)
+    check_device(device, layout)
+    if layout == "auto":
+        if device is not None and str(device) != "cpu":
+            layout = "accelerator"
+        else:
+            layout = "dense" if n_models * n_examples <= _DENSE_ENTRIES else "packed"
+    if layout == "accelerator":
+        return DeviceMatrix(_rows_of(correct, rows), device=device)
+    if layout == "dense":
+        require_memory(5 * n_models * n_examples, f"a dense matrix of {n_models} x {n_examples}")
+        taken = _rows_of(correct, rows)
+        return DenseMatrix(taken.dense() if isinstance(taken, PackedMatrix) else taken)
+    if isinstance(correct, PackedMatrix):
+        return correct if rows is None else correct.take(rows)
+    return _packed_rows(correct, rows)
+
+
+def _rows_of(correct: Any, rows: Int64[np.ndarray, " k"] | None) -> Any:
+    if rows is None:
+        return correct
+    return correct.take(rows) if isinstance(correct, PackedMatrix) else correct[rows]
+
+
+def _packed_rows(correct: np.ndarray, rows: Int64[np.ndarray, " k"] | None) -> PackedMatrix:
+    """Packs some rows of a dense array, eight at a time, so that no copy of all of them is made."""
+    if rows is None:
+        return PackedMatrix.pack(correct)
+    bits = np.empty((-(-len(rows) // 8), correct.shape[1]), dtype=np.uint8)
+    for row in range(len(bits)):
+        bits[row] = np.packbits(correct[rows[8 * row : 8 * row + 8]], axis=0, bitorder="little")[0]
+    return PackedMatrix(bits, len(rows))
+
+
+def check_device(device: "str | torch.device | None", layout: str = "auto") -> None:
+    """Refuse a device that PyTorch cannot use, or that a layout of main memory would leave idle.
+
+    Raises:
+        InputError: Naming the device.
+    """
+    if device is None or str(device) == "cpu":
+        return
+    if layout in ("dense", "packed"):
+        raise InputError(
+            f"device is {str(device)!r} and layout {layout!r} lies in main memory; leave one of them out"
+        )
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, no driver, or a build without it
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device is {str(device)!r}, which PyTorch cannot use here: {reason}") from error
+
+
+def _default_device() -> "torch.device":
+    import torch
+
+    if torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        if found is not None:
+            return found
+    return torch.device("cpu")
+
+
+def _device_memory(device: "torch.device") -> int | None:
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
