@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted import allowed_errors, items, profile, runs
 
 from assay.analyses.calibration import reliability
-from assay.analyses.calibration.planted import allowed_errors, items, profile, runs
 from assay.analyses.calibration.reliability import (
     cronbach_items,
     reliability_suite,

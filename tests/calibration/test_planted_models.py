@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted import raters
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -13,7 +14,6 @@ from assay.analyses.calibration.agreement import convergent_validity, inter_rate
 from assay.analyses.calibration.discriminant import discriminant_validity
 from assay.analyses.calibration.distribution import distributional_characterization
 from assay.analyses.calibration.invariance import measurement_invariance
-from assay.analyses.calibration.planted import raters
 from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
 from assay.analyses.calibration.signal import derived_metrics
 from assay.analyses.calibration.stability import certified_stability, distributional_stability

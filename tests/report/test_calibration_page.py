@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from planted import runs
 from synthetic import synthetic_document, synthetic_worst_case
 from synthetic_calibration import MIXED, SOUND, UNSOUND, calibration_document, synthetic_calibration
 from test_html import HOSTILE, Page
 
 import assay
 from assay.analyses.calibration import GATES, ablation_invariance, bootstrap_stability, find_gate
-from assay.analyses.calibration.planted import runs
 from assay.core.errors import InputError, OutputError
 from assay.core.measurement import Verdict
 from assay.report import calibration_names, calibration_tables, calibration_words, save_report
@@ -859,7 +859,9 @@ def codes_of(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 SOURCES = sorted(
-    path for part in ("calibration", "stats") for path in (Path(assay.__file__).parent / part).glob("*.py")
+    path
+    for part in ("analyses/calibration", "stats")
+    for path in (Path(assay.__file__).parent / part).glob("*.py")
 )
 
 

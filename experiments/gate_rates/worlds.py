@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import planted
 
-from assay.analyses.calibration import planted
 from assay.analyses.calibration.ablations import ablation_invariance, method_invariance
 from assay.analyses.calibration.agreement import convergent_validity, inter_rater
 from assay.analyses.calibration.discriminant import discriminant_validity
