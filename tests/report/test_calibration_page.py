@@ -783,6 +783,7 @@ MAKERS = {
     "undefined_estimate": 0,
     "undefined_test": 0,
     "undefined_interval": -1,
+    "left_open": 1,
     "_report": 1,
     "_no_correlation": 0,
 }
@@ -830,7 +831,7 @@ def assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                 yield ast.unparse(target), node.value
     elif isinstance(node, ast.BinOp) and ast.unparse(node.left).endswith("warnings"):
         yield "warnings", node.right
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.append", "warnings.extend"):
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "draft.warn":
         yield "warnings", node.args[0]
     elif isinstance(node, ast.FunctionDef) and node.returns is not None:
         kind = {"str | None": "reason", "tuple[str, ...]": "warnings"}.get(ast.unparse(node.returns))
