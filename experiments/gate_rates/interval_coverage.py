@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import planted
 
-from assay.analyses.calibration import planted
 from assay.core.measurement import ONE_SIDED_95, Interval
 from assay.core.random import stream
 from assay.stats import (

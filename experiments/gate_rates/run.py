@@ -1,10 +1,9 @@
 """How often is each gate wrong? Worlds whose truth is known, drawn again and again.
 
 Counts the rigorous verdicts of each gate and part in worlds at their thresholds and near them (`limits`),
-both verdicts in the worlds of `assay.analyses.calibration.worlds`, and how often the intervals behind the
-gates hold their truth. Writes results.json beside this file, the tables of docs/theory/gate-rates.md and the
-pictures docs/images/gate-limits.svg and gate-rates.svg, the same files every time; about half an hour on
-two cores.
+both verdicts in the worlds of `worlds.py`, and how often the intervals behind the gates hold their truth.
+Writes results.json beside this file, the tables of docs/theory/gate-rates.md and the pictures
+docs/images/gate-limits.svg and gate-rates.svg, the same files every time; about half an hour on two cores.
 
     python experiments/gate_rates/run.py [--repetitions 200] [--coverage 400] [--only C16]
 """
@@ -26,9 +25,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.transforms import blended_transform_factory
+from planted import allowed_errors
+from worlds import WORLDS
 
-from assay.analyses.calibration.planted import allowed_errors
-from assay.analyses.calibration.worlds import WORLDS
 from assay.core.random import stream
 from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
 from assay.stats import clopper_pearson

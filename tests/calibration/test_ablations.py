@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted import methods
 from scipy import stats
 
 from assay.analyses.calibration.ablations import ablation_invariance, method_invariance
-from assay.analyses.calibration.planted import methods
 from assay.core.errors import ShapeError, UnknownNameError
 from assay.core.measurement import Verdict
 from assay.core.random import stream

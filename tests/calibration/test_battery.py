@@ -127,9 +127,10 @@ def test_forwarded_rows_of_the_derived_metrics(report: CalibrationReport, task: 
 
 
 def test_patching_scores_are_those_of_discover_heads(report: CalibrationReport, task: PairTask) -> None:
-    from assay.analyses.calibration.judges import Battery, _shares
+    from assay.analyses.calibration.judges import _shares
+    from assay.analyses.calibration.readings import Battery
 
-    scores = _shares(Battery(table=report.table), report.table)
+    scores = _shares(Battery(table=report.table))
     expected = assay.discover_heads(report.table.model, task, "activation-patching")
     np.testing.assert_allclose(scores, expected.flat, rtol=1e-5, atol=1e-7)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted import TaskEffects, task_effects
 from scipy import stats
 
 from assay.analyses.calibration.discriminant import discriminant_validity
 from assay.analyses.calibration.gate import gate_stream
-from assay.analyses.calibration.planted import TaskEffects, task_effects
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 
 

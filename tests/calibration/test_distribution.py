@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from limits.attributions import ratio
+from planted import allowed_errors, attributions
 
 from assay.analyses.calibration.distribution import distributional_characterization, moments
-from assay.analyses.calibration.planted import allowed_errors, attributions
 from assay.core.errors import ShapeError
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from planted import role_circuit
 
 from assay.analyses.calibration import (
     ablation_invariance,
@@ -22,7 +23,6 @@ from assay.analyses.calibration import (
     reliability_suite,
     seed_variance,
 )
-from assay.analyses.calibration.planted import role_circuit
 from assay.core.measurement import Verdict
 from assay.core.random import stream
 

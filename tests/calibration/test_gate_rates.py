@@ -14,11 +14,11 @@ import at_limits
 import numpy as np
 import pytest
 from limits import CELLS, Cell
+from planted import allowed_errors
 from scipy import stats
+from worlds import WORLDS, World
 
 from assay.analyses.calibration.gate import GATES
-from assay.analyses.calibration.planted import allowed_errors
-from assay.analyses.calibration.worlds import WORLDS, World
 from assay.core.measurement import Verdict
 from assay.core.random import stream
 

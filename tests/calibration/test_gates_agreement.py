@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from limits.cells import Judge
 from limits.rank_agreement import expected_scores, over_prompts, ranks_of
+from planted import allowed_errors
 
 from assay.analyses.calibration._correlations import _mean_correlation
 from assay.analyses.calibration.agreement import convergent_validity, inter_rater
 from assay.analyses.calibration.gate import find_gate
-from assay.analyses.calibration.planted import allowed_errors
 from assay.core.errors import InputError, ShapeError
 from assay.core.random import stream
 from assay.stats import spearman, spearman_matrix

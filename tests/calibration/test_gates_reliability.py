@@ -6,15 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted import allowed_errors, items, profile, runs
 
 from assay.analyses.calibration import reliability
-from assay.analyses.calibration.planted import allowed_errors, items, profile, runs
-from assay.analyses.calibration.reliability import (
-    cronbach_items,
-    reliability_suite,
-    split_half,
-    split_half_published,
-)
+from assay.analyses.calibration.consistency import cronbach_items, split_half, split_half_published
+from assay.analyses.calibration.reliability import reliability_suite
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import Verdict
 from assay.core.random import stream

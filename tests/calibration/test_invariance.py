@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted import allowed_errors, runs
 
 from assay.analyses.calibration.invariance import choose_groups, measurement_invariance
-from assay.analyses.calibration.planted import allowed_errors, runs
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.core.measurement import Verdict
 from assay.core.random import stream

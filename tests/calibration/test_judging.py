@@ -32,7 +32,7 @@ from assay.analyses.calibration import (
     reliability_suite,
     seed_variance,
 )
-from assay.analyses.calibration.judging import _ADAPTERS
+from assay.analyses.calibration._adapters import ADAPTERS
 from assay.circuits import Circuit, HeadCircuit, load_head_circuit
 from assay.circuits.heads import Role
 from assay.core.errors import InputError, ShapeError, UnknownNameError
@@ -49,7 +49,7 @@ from assay.discovery.heads import (
     weight_features,
     weight_scores,
 )
-from assay.discovery.heads.effects import activation_patching, drop_effect
+from assay.discovery.heads.single_heads import activation_patching, drop_effect
 from assay.metrics import measure
 from assay.models import Model, load_model
 from assay.stats import Estimate
@@ -493,7 +493,7 @@ def test_a_measurement_is_compared_with_random_circuits(world: World) -> None:
 
 @pytest.mark.parametrize("key", list(GATES))
 def test_every_gate_has_an_adapter_and_a_row_of_the_table(key: str) -> None:
-    assert key in _ADAPTERS
+    assert key in ADAPTERS
     assert re.search(rf"\| `{key}` \| {GATES[key].code} \| .+ \|", calibrate.__doc__ or "")
 
 
@@ -501,7 +501,7 @@ def test_every_gate_has_an_adapter_and_a_row_of_the_table(key: str) -> None:
 def test_every_gate_says_what_it_takes(key: str, world: World) -> None:
     with pytest.raises(InputError, match=GATES[key].code) as caught:
         calibrate(key, world.task)
-    assert "PairTask" in str(caught.value) or _ADAPTERS[key].takes in str(caught.value)
+    assert "PairTask" in str(caught.value) or ADAPTERS[key].takes in str(caught.value)
 
 
 @pytest.mark.parametrize("key", list(GATES))

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy import stats
-
-from assay.analyses.calibration.planted import (
+from planted import (
     attributions,
     head_effects,
     items,
@@ -19,6 +17,8 @@ from assay.analyses.calibration.planted import (
     shifted_heads,
     task_effects,
 )
+from scipy import stats
+
 from assay.core.errors import InputError
 
 

@@ -5,18 +5,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted import raters
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.analyses.calibration.ablations import ablation_invariance
 from assay.analyses.calibration.agreement import convergent_validity, inter_rater
+from assay.analyses.calibration.certified import certified_stability
 from assay.analyses.calibration.discriminant import discriminant_validity
 from assay.analyses.calibration.distribution import distributional_characterization
 from assay.analyses.calibration.invariance import measurement_invariance
-from assay.analyses.calibration.planted import raters
 from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
 from assay.analyses.calibration.signal import derived_metrics
-from assay.analyses.calibration.stability import certified_stability, distributional_stability
+from assay.analyses.calibration.stability import distributional_stability
 from assay.circuits import Circuit
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.interventions import INTERVENTIONS

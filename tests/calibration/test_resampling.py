@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted import allowed_errors, runs
 
 from assay.analyses.calibration import find_gate
-from assay.analyses.calibration.planted import allowed_errors, runs
 from assay.analyses.calibration.reliability import retest
 from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
 from assay.core.errors import InputError, ShapeError, UnknownNameError

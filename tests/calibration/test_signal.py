@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from limits.separation import distance
+from planted import allowed_errors, shifted_heads
 
+from assay.analyses.calibration._separation import _areas, _d_primes
 from assay.analyses.calibration.gate import undefined
-from assay.analyses.calibration.planted import allowed_errors, shifted_heads
-from assay.analyses.calibration.signal import _areas, _d_primes, derived_metrics, ratio_estimate
+from assay.analyses.calibration.signal import derived_metrics, ratio_estimate
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import Interval
 from assay.stats import Estimate, d_prime

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted import allowed_errors, head_effects
 from scipy import stats as scipy_stats
 
-from assay.analyses.calibration.planted import allowed_errors, head_effects
-from assay.analyses.calibration.stability import _beyond_limit, certified_stability, distributional_stability
+from assay.analyses.calibration.certified import certified_stability
+from assay.analyses.calibration.stability import _beyond_limit, distributional_stability
 from assay.core.errors import InputError, ShapeError
 from assay.core.random import stream
 

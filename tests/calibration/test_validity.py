@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted import paired_runs, role_circuit
 
-from assay.analyses.calibration.planted import paired_runs, role_circuit
 from assay.analyses.calibration.validity import incremental_validity, nomological_validity
 from assay.circuits import HeadCircuit
 from assay.circuits.heads import Role, load_head_circuit

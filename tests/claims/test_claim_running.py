@@ -12,7 +12,8 @@ from assay.analyses.claims import ClaimResult, parse_claim, read_registration, r
 from assay.analyses.claims.evidence import NO_CONTRADICTION
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.discovery.heads.interventions import logits_under, outside
+from assay.discovery.heads.interventions import logits_under
+from assay.discovery.heads.replacing import outside
 from assay.discovery.heads.table import MeasurementTable
 from assay.models import Model, load_model
 from assay.objectives import get_objective

@@ -15,16 +15,14 @@ from assay.circuits import Circuit
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.discovery.heads import HeadScores, MeasurementTable
 from assay.discovery.heads.effects import (
-    activation_patching,
     circuit_effect,
-    drop_effect,
     drop_scores,
-    mediation,
     mediation_reading,
     mediation_scores,
     patching_scores,
 )
 from assay.discovery.heads.interventions import INTERVENTIONS, Setting, logits_under
+from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

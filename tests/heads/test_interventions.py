@@ -14,15 +14,8 @@ from torch import nn
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.discovery.heads.interventions import (
-    INTERVENTIONS,
-    Donor,
-    Setting,
-    derangement,
-    logits_under,
-    outside,
-    run_with_heads_replaced,
-)
+from assay.discovery.heads.interventions import INTERVENTIONS, Donor, Setting, derangement, logits_under
+from assay.discovery.heads.replacing import outside, run_with_heads_replaced
 from assay.execution import run_circuit, run_model
 from assay.models import Model, load_model
 from assay.tasks import PairTask

@@ -13,9 +13,9 @@ from torch import nn
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import FileFormatError, InputError, UnknownNameError
 from assay.discovery.heads import MeasurementTable
-from assay.discovery.heads.effects import drop_effect
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.runs import base_run, bytes_of_base
+from assay.discovery.heads.single_heads import drop_effect
 from assay.execution import CircuitRuns
 from assay.models import Model, Trace, load_model
 from assay.tasks import PairTask

@@ -8,6 +8,16 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64
+from planted import (
+    attributions,
+    methods,
+    paired_runs,
+    pooled_results,
+    raters,
+    role_circuit,
+    runs,
+    task_effects,
+)
 
 from assay.analyses.calibration import (
     GATES,
@@ -28,16 +38,6 @@ from assay.analyses.calibration import (
     nomological_validity,
     reliability_suite,
     seed_variance,
-)
-from assay.analyses.calibration.planted import (
-    attributions,
-    methods,
-    paired_runs,
-    pooled_results,
-    raters,
-    role_circuit,
-    runs,
-    task_effects,
 )
 from assay.core.measurement import Verdict
 from assay.core.record import plain

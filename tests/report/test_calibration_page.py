@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from planted import runs
 from synthetic import synthetic_document, synthetic_worst_case
 from synthetic_calibration import MIXED, SOUND, UNSOUND, calibration_document, synthetic_calibration
 from test_html import HOSTILE, Page
 
 import assay
 from assay.analyses.calibration import GATES, ablation_invariance, bootstrap_stability, find_gate
-from assay.analyses.calibration.planted import runs
 from assay.core.errors import InputError, OutputError
 from assay.core.measurement import Verdict
 from assay.report import calibration_names, calibration_tables, calibration_words, save_report
@@ -783,6 +783,7 @@ MAKERS = {
     "undefined_estimate": 0,
     "undefined_test": 0,
     "undefined_interval": -1,
+    "left_open": 1,
     "_report": 1,
     "_no_correlation": 0,
 }
@@ -830,7 +831,7 @@ def assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                 yield ast.unparse(target), node.value
     elif isinstance(node, ast.BinOp) and ast.unparse(node.left).endswith("warnings"):
         yield "warnings", node.right
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.append", "warnings.extend"):
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "draft.warn":
         yield "warnings", node.args[0]
     elif isinstance(node, ast.FunctionDef) and node.returns is not None:
         kind = {"str | None": "reason", "tuple[str, ...]": "warnings"}.get(ast.unparse(node.returns))
@@ -859,7 +860,9 @@ def codes_of(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 SOURCES = sorted(
-    path for part in ("calibration", "stats") for path in (Path(assay.__file__).parent / part).glob("*.py")
+    path
+    for part in ("analyses/calibration", "stats")
+    for path in (Path(assay.__file__).parent / part).glob("*.py")
 )
 
 

@@ -5,14 +5,13 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
+from assay.analyses.calibration.certified import certified_stability, prove_halves
 from assay.analyses.calibration.gate import ALPHA
 from assay.analyses.calibration.stability import (
     STABLE_CV,
-    certified_stability,
     distributional_stability,
     errors_of_means,
     judge_variances,
-    prove_halves,
 )
 from assay.core.measurement import Verdict
 from assay.stats import partial_conjunction

@@ -14,15 +14,8 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.discovery.heads.edges import run_with_edges_replaced
-from assay.discovery.heads.interventions import (
-    INTERVENTIONS,
-    Donor,
-    Intervention,
-    Replacement,
-    Setting,
-    outside,
-    run_with_heads_replaced,
-)
+from assay.discovery.heads.interventions import INTERVENTIONS, Donor, Intervention, Setting
+from assay.discovery.heads.replacing import Replacement, outside, run_with_heads_replaced
 from assay.execution import ABLATIONS
 from assay.execution.forward import choose_batch_size
 from assay.metrics.metric import Runs

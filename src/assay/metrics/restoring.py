@@ -5,7 +5,8 @@ from torch import Tensor
 
 from assay.core.errors import unknown_name
 from assay.core.measurement import Measurement
-from assay.discovery.heads.interventions import INTERVENTIONS, Replacement, Setting, Site
+from assay.discovery.heads.interventions import INTERVENTIONS, Setting
+from assay.discovery.heads.replacing import Replacement, Site
 from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record, task_warnings
 from assay.metrics.replaced import Complement
 from assay.stats import recovery_of

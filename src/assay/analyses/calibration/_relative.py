@@ -1,15 +1,13 @@
 """The error of a score relative to the score, and scores of parts of the prompts."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64, Int, Int64, Shaped
 
-from assay.analyses.calibration._samples import Sample, judged, limits
-from assay.analyses.calibration.gate import undefined
+from assay.analyses.calibration._samples import Sample, judged
+from assay.analyses.calibration.gate import Draft
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.stats import Estimate, RatioOfSums, RelativeErrors, relative_errors
 from assay.stats.estimate import undefined_estimate
@@ -80,37 +78,16 @@ def relative_error(
 
 
 def by_relative_error(
-    rule: Rule,
-    published: float,
-    error: Estimate,
-    data: Sample,
-    *,
-    on_error: Rule | None = None,
-    warnings: tuple[str, ...],
-    details: Mapping[str, Any],
-    values: Mapping[str, float | None],
+    rule: Rule, published: float, error: Estimate, data: Sample, draft: Draft, *, on_error: Rule | None = None
 ) -> Verdict:
     """The published rule on its own number, `on_error` (default: the same) on the relative standard error."""
-    on_error = on_error or rule
     if error.reason:
-        return undefined(
-            error.reason, values=values, thresholds=limits(on_error), warnings=warnings, details=details
-        )
+        return draft.undefined(error.reason)
     assert error.interval is not None
-    if error.value == 0:
-        warnings += ("zero_variance",)
-    verdict = judged(
-        on_error,
-        error.value,
-        error.value,
-        error.interval,
-        data.n,
-        fewest=SMALLEST_POOL,
-        values={**values, "relative_standard_error": error.value},
-        warnings=warnings,
-        details=details,
-    )
-    return replace(verdict, published=rule.published(published))
+    draft.warn("zero_variance", error.value == 0)
+    draft.values = {**draft.values, "relative_standard_error": error.value}
+    verdict = judged(on_error or rule, error.value, error.value, error.interval, data.n, fewest=SMALLEST_POOL)
+    return draft.verdict(verdict, published=rule.published(published))
 
 
 def scores_of(

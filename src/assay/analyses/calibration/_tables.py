@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Bool, Float64, Real, Shaped
 
-from assay.analyses.calibration._samples import sample
+from assay.analyses.calibration._samples import Sample, sample
+from assay.analyses.calibration.gate import ALPHA
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
 
 
 _UNDEFINED_SHARE = 0.01  # replicates that may be undefined before their percentiles are
+HALF = Rule(pass_at=0.5, strict=False)  # of the heads
 _EQUAL = 1e-12  # relative spread below which replicates differ by rounding only
 
 
@@ -124,3 +126,22 @@ def circuit_size(k: int | None, members: Bool[np.ndarray, " H"] | None, n_heads:
     if not 0 <= k <= n_heads:
         raise InputError(f"k is {k}; a number of heads between 0 and {n_heads} is needed")
     return k
+
+
+def finite_heads(table: Real[np.ndarray, "n k"], unit_id: Any) -> tuple[Sample, Bool[np.ndarray, " k"]]:
+    """Prompts finite at all heads that are finite anywhere; the others hold zeros and are marked."""
+    x = np.asarray(table, dtype=np.float64)
+    if x.ndim != 2:
+        raise ShapeError(f"a table of heads has shape {x.shape}; prompts by heads are needed")
+    finite = np.isfinite(x).any(axis=0) if len(x) else np.ones(x.shape[1], dtype=np.bool_)
+    return sample(unit_id, heads=np.where(finite, x, 0.0)), np.asarray(finite)
+
+
+def majorities(k: int) -> tuple[int, int]:
+    """How many of k heads are half of them, and how many more than half."""
+    return (k + 1) // 2, k // 2 + 1
+
+
+def by_p(p_pass: float, p_fail: float) -> str:
+    """`fail` before `pass`: the two exclude each other, as heads of one kind are not of the other."""
+    return "fail" if p_fail <= ALPHA else "pass" if p_pass <= ALPHA else "inconclusive"

@@ -22,6 +22,9 @@ from assay.tasks import PairTask
 # Runs that each of the two measurements keeps per prompt: of the full model, and of the circuit.
 _RUNS = {"faithfulness": ("full", "keep"), "completeness": ("full", "drop")}
 
+# Positional arguments and options of a gate's function.
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
 _OBJECTS = (
     Measurement,
     HeadScores,
@@ -142,6 +145,11 @@ class Things:
         if len(found) > most:
             raise self.wrong(f"there are {len(found)} circuits")
         return found
+
+    def circuit(self) -> Any:
+        """The circuit, or None."""
+        circuits = self.circuits()
+        return circuits[0] if circuits else None
 
     def none_left(self) -> None:
         """Refuse what nobody took."""

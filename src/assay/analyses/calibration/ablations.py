@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from assay.analyses.calibration._samples import (
     cautious_alpha,
     circuit_flags,
     inner_metric,
+    limits,
     sample,
 )
-from assay.analyses.calibration.gate import gate, undefined
+from assay.analyses.calibration.gate import Draft, gate
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
 from assay.stats import (
+    RatioOfSums,
     coefficient_of_variation,
     delta_interval,
     fieller_interval,
@@ -50,90 +52,152 @@ def _compare_methods(
     lost = set(tables) - set(usable)
     if len(tables) < len(expected):
         lost |= set(expected) - set(tables)
-    warnings = circuit_flags(circuit_size, n_heads) + (("method_missing",) if lost else ())
-    details: dict[str, Any] = {"metric": code, "methods": sorted(usable), "missing": sorted(lost)}
-    thresholds = {"pass": _DIVERGENCE.pass_at, "fail": _DIVERGENCE.pass_at}
-
-    def none(reason: str, values: Mapping[str, float] | None = None) -> Verdict:
-        return undefined(reason, values=values, thresholds=thresholds, warnings=warnings, details=details)
-
-    if len(usable) < 2:
-        return none("not_applicable")
-    data = sample(unit_id, y_full=y_full, **{f"y_circuit of {name}": each for name, each in usable.items()})
-    warnings += data.warnings
-    details |= data.counts
-    if reason := data.missing():
-        return none(reason)
-    full, *runs = data.vectors
-    scores: dict[str, float] = {}
-    circuits: dict[str, Float64[np.ndarray, " n"]] = {}
-    for name, run in zip(usable, runs, strict=True):
-        draws = run.reshape(data.n, -1)
-        circuits[name] = draws.mean(axis=1)
-        scores[name] = float(statistic.of_sums(np.array([circuits[name].sum(), full.sum()]), data.n))
-        if draws.shape[1] > 1:
-            each = statistic.of_sums(
-                np.stack([draws.sum(axis=0), np.full(draws.shape[1], full.sum())], 1), data.n
-            )
-            details.setdefault("spread_of_draws", {})[name] = float(each.std(ddof=1))
-    if any(math.isnan(score) for score in scores.values()):
-        return none("zero_denominator", scores)
-    pairs = list(itertools.combinations(scores, 2))
-    alpha = cautious_alpha(data.n, FEWEST_FOR_MEANS)
-    level, strict_level = 1 - 2 * alpha, 1 - 2 * alpha / len(pairs)
-    differences = [statistic.scale * (circuits[a] - circuits[b]) for a, b in pairs]
-    narrow, strict = ([_bounds(each, full, at) for each in differences] for at in (level, strict_level))
-    if narrow[0].method == "fieller":
-        warnings += ("unstable_denominator",)
-    gaps = [scores[a] - scores[b] for a, b in pairs]
-    divergence = max(scores.values()) - min(scores.values())
-    values = {
-        **scores,
-        "divergence": divergence,
-        "coefficient_of_variation": coefficient_of_variation(np.array(list(scores.values()))).value,
-    }
-    bounded, few = all(each.defined for each in (*narrow, *strict)), data.n < FEWEST_AT_A_THIRD
-    if not bounded and not lost and not few:
-        return none("unbounded", values)
-    # One difference beyond the limit is enough to fail, so each has a share of the 5 %; a pass needs all.
-    interval = replace(
-        narrow[0],
-        low=max(_least(each) for each in strict),
-        high=max(max(abs(each.low), abs(each.high)) for each in narrow),
-        level=ONE_SIDED_95,  # what it is good for, at the level that makes it so
-        reason=None,
+    draft = Draft(
+        thresholds=limits(_DIVERGENCE),
+        warnings=circuit_flags(circuit_size, n_heads) + (("method_missing",) if lost else ()),
+        details={"metric": code, "methods": sorted(usable), "missing": sorted(lost)},
     )
-    flat = all(each.reason == "degenerate" for each in narrow)
-    if flat:
-        warnings += ("zero_variance",)
-    status, reason, needed = _DIVERGENCE.rigorous(interval), None, None
-    if lost:
+    if len(usable) < 2:
+        return draft.undefined("not_applicable")
+    data = sample(unit_id, y_full=y_full, **{f"y_circuit of {name}": each for name, each in usable.items()})
+    draft.warnings += data.warnings
+    draft.details |= data.counts
+    if reason := data.missing():
+        return draft.undefined(reason)
+    full, *runs = data.vectors
+    draws = {name: run.reshape(data.n, -1) for name, run in zip(usable, runs, strict=True)}
+    circuits = {name: each.mean(axis=1) for name, each in draws.items()}
+    scores = {
+        name: float(statistic.of_sums(np.array([each.sum(), full.sum()]), data.n))
+        for name, each in circuits.items()
+    }
+    if spreads := _spread_of_draws(statistic, draws, full):
+        draft.details["spread_of_draws"] = spreads
+    draft.values |= scores
+    if any(math.isnan(score) for score in scores.values()):
+        return draft.undefined("zero_denominator")
+    return _by_pairs(_compared(statistic, scores, circuits, full), draft, missing=bool(lost))
+
+
+def _spread_of_draws(
+    statistic: RatioOfSums, draws: Mapping[str, Float64[np.ndarray, "n _"]], full: Float64[np.ndarray, " n"]
+) -> dict[str, float]:
+    """Standard deviation over draws of the score of each method that has several."""
+    spreads = {}
+    for name, each in draws.items():
+        count = each.shape[1]
+        if count > 1:
+            sums = np.stack([each.sum(axis=0), np.full(count, full.sum())], 1)
+            spreads[name] = float(statistic.of_sums(sums, len(full)).std(ddof=1))
+    return spreads
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    """Differences of the scores of all pairs of methods.
+
+    Attributes:
+        n: Units.
+        names: Of the pairs.
+        gaps: First score less second.
+        narrow, strict: Bounds of the gaps at the level of a pass, which needs all pairs, and at that of a
+            fail, which needs one.
+        student: Published intervals.
+        levels: One-sided, of a pass and of a fail.
+    """
+
+    n: int
+    names: list[tuple[str, str]]
+    gaps: list[float]
+    narrow: list[Interval]
+    strict: list[Interval]
+    student: list[Interval]
+    levels: dict[str, float]
+
+    @property
+    def bounded(self) -> bool:
+        return all(each.defined for each in (*self.narrow, *self.strict))
+
+    @property
+    def flat(self) -> bool:
+        """Whether no prompt differs from another in any pair."""
+        return all(each.reason == "degenerate" for each in self.narrow)
+
+    @property
+    def interval(self) -> Interval:
+        """Of the divergence: one difference beyond the limit is enough to fail, a pass needs all."""
+        return replace(
+            self.narrow[0],
+            low=max(_least(each) for each in self.strict),
+            high=max(max(abs(each.low), abs(each.high)) for each in self.narrow),
+            level=ONE_SIDED_95,  # what it is good for, at the level that makes it so
+            reason=None,
+        )
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return {
+            "pair": list(self.names[int(np.abs(self.gaps).argmax())]),
+            "levels": self.levels,
+            "pairs": {
+                f"{a} - {b}": {"difference": gap, "interval": each.to_dict()}
+                for (a, b), gap, each in zip(self.names, self.gaps, self.student, strict=True)
+            },
+        }
+
+
+def _compared(
+    statistic: RatioOfSums,
+    scores: Mapping[str, float],
+    circuits: Mapping[str, Float64[np.ndarray, " n"]],
+    full: Float64[np.ndarray, " n"],
+) -> _Pairs:
+    """All pairs of methods, with bounds of their differences."""
+    names = list(itertools.combinations(scores, 2))
+    alpha = cautious_alpha(len(full), FEWEST_FOR_MEANS)
+    level, strict_level = 1 - 2 * alpha, 1 - 2 * alpha / len(names)
+    differences = [statistic.scale * (circuits[a] - circuits[b]) for a, b in names]
+    return _Pairs(
+        n=len(full),
+        names=names,
+        gaps=[scores[a] - scores[b] for a, b in names],
+        narrow=[_bounds(each, full, level) for each in differences],
+        strict=[_bounds(each, full, strict_level) for each in differences],
+        student=[_student(each, full, ONE_SIDED_95) for each in differences],
+        levels={"pass": (1 + level) / 2, "fail": (1 + strict_level) / 2},
+    )
+
+
+def _by_pairs(pairs: _Pairs, draft: Draft, *, missing: bool) -> Verdict:
+    """Both judgements of the divergence; open where a method is missing."""
+    scores = [float(score) for score in draft.values.values() if score is not None]
+    divergence = max(scores) - min(scores)
+    draft.values |= {
+        "divergence": divergence,
+        "coefficient_of_variation": coefficient_of_variation(np.array(scores)).value,
+    }
+    draft.warn("unstable_denominator", pairs.narrow[0].method == "fieller")
+    few = pairs.n < FEWEST_AT_A_THIRD
+    if not pairs.bounded and not missing and not few:
+        return draft.undefined("unbounded")
+    draft.warn("zero_variance", pairs.flat)
+    draft.details |= pairs.details
+    status, reason, needed = _DIVERGENCE.rigorous(pairs.interval), None, None
+    if missing:
         status, reason = "inconclusive", "method_missing"
-    elif few and not flat:
+    elif few and not pairs.flat:
         status, reason, needed = "inconclusive", "too_few", FEWEST_AT_A_THIRD
     elif status == "inconclusive":
-        needed = _n_needed(data.n, gaps, narrow, strict)
-        if max(_least(each) for each in narrow) > _DIVERGENCE.pass_at:
+        needed = _n_needed(pairs)
+        if max(_least(each) for each in pairs.narrow) > _DIVERGENCE.pass_at:
             reason = "stricter_level"
-    worst = int(np.abs(gaps).argmax())
-    details |= {
-        "pair": list(pairs[worst]),
-        "levels": {"pass": (1 + level) / 2, "fail": (1 + strict_level) / 2},
-        "pairs": {
-            f"{a} - {b}": {"difference": gap, "interval": _student(each, full, ONE_SIDED_95).to_dict()}
-            for (a, b), gap, each in zip(pairs, gaps, differences, strict=True)
-        },
-    }
     return Verdict(
         status=status,
         published=_DIVERGENCE.published(divergence),
-        values=values,
-        thresholds=thresholds,
-        interval=interval if bounded else None,
+        interval=pairs.interval if pairs.bounded else None,
         n_needed=needed,
         reason=reason,
-        warnings=warnings,
-        details=details,
+        **vars(draft),
     )
 
 
@@ -142,22 +206,24 @@ def _least(interval: Interval) -> float:
     return max(interval.low, -interval.high, 0.0)
 
 
-def _n_needed(n: int, gaps: list[float], narrow: list[Interval], strict: list[Interval]) -> int | None:
+def _n_needed(pairs: _Pairs) -> int | None:
     """Prompts that would settle an open verdict at the present spread; None with a pair on the limit.
 
     One difference beyond the limit is enough to fail, so the clearest of them counts; with none beyond it,
     every pair has to pass, so the last of them does.
     """
     limit = _DIVERGENCE.pass_at
-    sides = (-limit, limit)
     failing = [
-        n_to_settle(n, gap, each, math.copysign(limit, gap))
-        for gap, each in zip(gaps, strict, strict=True)
+        n_to_settle(pairs.n, gap, each, math.copysign(limit, gap))
+        for gap, each in zip(pairs.gaps, pairs.strict, strict=True)
         if abs(gap) > limit
     ]
     if failing:
         return min((each for each in failing if each is not None), default=None)
-    passing = [n_to_settle(n, gap, each, *sides) for gap, each in zip(gaps, narrow, strict=True)]
+    passing = [
+        n_to_settle(pairs.n, gap, each, -limit, limit)
+        for gap, each in zip(pairs.gaps, pairs.narrow, strict=True)
+    ]
     return None if None in passing else max(each for each in passing if each is not None)
 
 

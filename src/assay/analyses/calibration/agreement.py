@@ -2,25 +2,35 @@
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
-from assay.analyses.calibration._correlations import FEWEST_PROMPTS, Matrix, over_heads, over_prompts, upper
+from assay.analyses.calibration._correlations import upper
+from assay.analyses.calibration._raters import (
+    InCommon,
+    Orient,
+    Scores,
+    all_oriented,
+    check_choice,
+    checked_profiles,
+    correlation_bounds,
+    in_common,
+    mean_defined,
+    pair_names,
+)
 from assay.analyses.calibration._tables import (
     Profiles,
     circuit_size,
     percentile_bounds,
-    profiles,
-    scored_heads,
 )
-from assay.analyses.calibration.gate import SEED, gate, gate_stream, positive, undefined
-from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Interval, Rule, Verdict
+from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive, undefined
+from assay.core.errors import InputError
+from assay.core.measurement import Rule, Verdict
 from assay.stats import (
+    Concordance,
     intraclass_correlation,
     kappa_matrix,
     kendall_w,
@@ -34,131 +44,6 @@ from assay.stats import (
 
 FEWEST_HEADS = 5
 LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an important head
-
-Scores = Mapping[str, Any]
-Orient = Callable[[str, Float64[np.ndarray, "*rows n"]], Float64[np.ndarray, "*rows n"]]
-
-
-# --------------------------------------------------------------------------------------------- shared parts
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Common:
-    """Methods that vary, on the heads that all of them score."""
-
-    names: tuple[str, ...]
-    scores: Float64[np.ndarray, "m n"]
-    tables: Mapping[str, Float64[np.ndarray, "n_units n"]]
-    n_units: int
-    orient: Orient
-    heads: Bool[np.ndarray, " H"]
-    warnings: tuple[str, ...]
-    constant: tuple[str, ...]
-
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        return list(itertools.combinations(self.names, 2))
-
-    def averaged(self, weights: Float64[np.ndarray, "rows n_units"]) -> Float64[np.ndarray, "rows m n"]:
-        """Scores from weighted means over the units; those without a score per prompt as they are."""
-        fixed = np.broadcast_to(self.scores, (len(weights), *self.scores.shape))
-        columns = [
-            self.orient(name, weights @ self.tables[name]) if name in self.tables else fixed[:, place]
-            for place, name in enumerate(self.names)
-        ]
-        return np.stack(columns, axis=1)
-
-
-def _common(found: Profiles, orient: Orient) -> _Common:
-    """Drop heads that a method lacks, then methods that do not tell heads apart."""
-    scored = np.array([scored_heads(mean) for mean in found.means]).reshape(found.means.shape)
-    heads = np.asarray(scored.all(axis=0))
-    scores = _oriented(found.names, found.means[:, heads], orient)
-    varies = (
-        np.array([bool((row != row[0]).any()) for row in scores])
-        if heads.any()
-        else np.ones(len(scores), bool)
-    )
-    names = tuple(name for name, kept in zip(found.names, varies, strict=True) if kept)
-    warnings = (
-        *(("constant_method",) if not varies.all() else ()),
-        *(("missing_heads",) if not heads.all() else ()),
-        *(("prompts_dropped",) if found.n_dropped else ()),
-    )
-    return _Common(
-        names=names,
-        scores=scores[varies],
-        tables={name: table[:, heads] for name, table in found.tables.items() if name in names},
-        n_units=found.n_units,
-        orient=orient,
-        heads=heads,
-        warnings=warnings,
-        constant=tuple(name for name, kept in zip(found.names, varies, strict=True) if not kept),
-    )
-
-
-def _oriented(
-    names: Sequence[str], scores: Float64[np.ndarray, "m n"], orient: Orient
-) -> Float64[np.ndarray, "m n"]:
-    return np.stack([orient(name, row) for name, row in zip(names, scores, strict=True)])
-
-
-def _check_members(members: Bool[np.ndarray, " H"] | None, found: Profiles) -> None:
-    if members is not None and members.shape != found.means.shape[1:]:
-        raise ShapeError(
-            f"members has shape {members.shape} for scores of {found.means.shape[1]} heads; one flag per "
-            "head is needed"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Bounds:
-    """Bounds of a mean correlation and what they were resampled over."""
-
-    interval: Interval
-    n: int
-    resampled: str
-    reliabilities: Mapping[str, float]
-
-    @property
-    def details(self) -> dict[str, Any]:
-        return {"resampled": self.resampled, "n": self.n, "reliabilities": dict(self.reliabilities)}
-
-    def judge(self, rule: Rule, value: float, scale: Callable[[float], float] | None = None) -> Verdict:
-        """The rule on a value, with the bounds on its scale; `n_needed` counts prompts, of heads no more."""
-        interval = self.interval
-        if scale is not None and interval.defined:
-            interval = replace(interval, low=scale(interval.low), high=scale(interval.high))
-        verdict = rule.judge(value, interval, self.n)
-        needed = FEWEST_PROMPTS if interval.reason == "too_few" else verdict.n_needed
-        return replace(verdict, n_needed=needed if self.resampled == "prompts" else None)
-
-
-def _bounds(
-    common: _Common, matrix: Matrix, *, ranked: bool, n_boot: int, rng: np.random.Generator
-) -> _Bounds:
-    """Over the prompts where any method has scores per prompt, else over the heads."""
-    if not common.tables:
-        interval = over_heads(common.scores, ranked=ranked, n_boot=n_boot, rng=rng)
-        return _Bounds(interval=interval, n=common.scores.shape[1], resampled="heads", reliabilities={})
-    sampled = np.array([name in common.tables for name in common.names])
-    found = over_prompts(common.averaged, sampled, common.n_units, matrix, n_boot=n_boot, rng=rng)
-    return _Bounds(
-        interval=found.interval,
-        n=common.n_units,
-        resampled="prompts",
-        reliabilities=dict(zip(common.names, found.reliabilities.tolist(), strict=True)),
-    )
-
-
-def _pair_names(pairs: list[tuple[str, str]], values: Float64[np.ndarray, " _"]) -> dict[str, float]:
-    return {f"{a}/{b}": float(value) for (a, b), value in zip(pairs, values, strict=True)}
-
-
-def _mean(values: list[float]) -> float | None:
-    """Mean of what is defined; None if nothing is."""
-    defined = [value for value in values if not math.isnan(value)]
-    return math.fsum(defined) / len(defined) if defined else None
 
 
 # ------------------------------------------------------------------------------------------------------ C12
@@ -221,86 +106,80 @@ def convergent_validity(
         its reflection at the estimate. A pass needs the bound of the uncorrected mean, a fail that of the
         mean corrected for the methods' reliabilities.
     """
-    for name, given, known in (
-        ("use", use, ("signed", "abs")),
-        ("llc_direction", llc_direction, ("raw", "specialised")),
-    ):
-        if given not in known:
-            raise InputError(f"{name} is {given!r}; choose {known[0]!r} or {known[1]!r}")
+    check_choice("use", use, "signed", "abs")
+    check_choice("llc_direction", llc_direction, "raw", "specialised")
     positive("n_boot", n_boot)
     positive("n_perm", n_perm)
     rule = Rule(pass_at=0.5)
-    limits: dict[str, float | None] = {"pass": 0.5, "icc_good": 0.7}
+    draft = Draft(thresholds={"pass": 0.5, "icc_good": 0.7})
     if len(scores) < 2:
-        return undefined("not_applicable", thresholds=limits)
-    found = profiles(scores, unit_id=unit_id)
-    _check_members(members, found)
+        return draft.undefined("not_applicable")
+    found = checked_profiles(scores, members, unit_id)
     if found.per_prompt and not found.n_prompts:
-        return undefined("no_valid_prompt", thresholds=limits)
+        return draft.undefined("no_valid_prompt")
     specialised = llc_direction == "specialised"
 
     def oriented(name: str, values: Float64[np.ndarray, "*rows n"]) -> Float64[np.ndarray, "*rows n"]:
         turned = name == LEARNING_COEFFICIENT and specialised
         return np.asarray((-1 if turned else 1) * (np.abs(values) if use == "abs" else values))
 
-    common = _common(found, oriented)
-    notes = {"constant_methods": list(common.constant), "n_dropped": found.n_dropped}
+    common = in_common(found, oriented)
+    draft.warnings = common.warnings
+    draft.details = {"constant_methods": list(common.constant), "n_dropped": found.n_dropped}
     if LEARNING_COEFFICIENT in found.names and not specialised:
-        notes["note"] = "C10 enters as it is; with llc_direction='specialised' low scores rank first"
+        draft.details["note"] = "C10 enters as it is; with llc_direction='specialised' low scores rank first"
     if len(common.names) < 2 or common.heads.sum() < FEWEST_HEADS:
-        return undefined("not_applicable", thresholds=limits, warnings=common.warnings, details=notes)
-
+        return draft.undefined("not_applicable")
     rng = gate_stream("C12", task, seed=seed)
     rho = upper(spearman_matrix(common.scores))
-    mean_rho = float(rho.mean())
-    correlation = _bounds(common, spearman_matrix, ranked=True, n_boot=n_boot, rng=rng)
-    judged = correlation.judge(rule, mean_rho)
-
-    measured = found.means[:, np.isfinite(found.means).any(axis=0)]
-    filled = _oriented(found.names, np.nan_to_num(measured), oriented)
-    zero_filled = _mean(upper(spearman_matrix(filled)).tolist())
-    standard = (common.scores - common.scores.mean(axis=1, keepdims=True)) / common.scores.std(
-        axis=1, ddof=1, keepdims=True
-    )
-    icc = intraclass_correlation(standard.T)
-    profile = _bounds(
-        common, pearson_matrix, ranked=False, n_boot=n_boot, rng=gate_stream("C12", f"{task}/icc", seed=seed)
-    )
+    correlation = correlation_bounds(common, spearman_matrix, ranked=True, n_boot=n_boot, rng=rng)
+    zero_filled = _zero_filled(found, oriented)
+    icc, by_icc = _icc(common, n_boot, gate_stream("C12", f"{task}/icc", seed=seed))
     size = circuit_size(k, None if members is None else members[common.heads], int(common.heads.sum()))
     at_top = _top_of_either(common, size)
-    tests = [
-        spearman_test(a, b, rng=rng, n_permutations=n_perm)
+    p_values = [
+        spearman_test(a, b, rng=rng, n_permutations=n_perm).p_value
         for a, b in itertools.combinations(common.scores, 2)
     ]
     corrected = _disattenuated(common.pairs, rho, reliabilities or correlation.reliabilities)
-    return replace(
-        judged,
+    draft.values = {
+        "mean_rho": float(rho.mean()),
+        "mean_rho_zero_filled": zero_filled,
+        "rho_top": mean_defined(list(at_top["rho_top"].values())),
+        **icc,
+        "mean_disattenuated": mean_defined(list(corrected.values())),
+        "mean_jaccard": mean_defined(list(at_top["jaccard"].values())),
+    }
+    draft.details |= {
+        **at_top,
+        "pairs": pair_names(common.pairs, rho),
+        "p_values": pair_names(common.pairs, np.array(p_values)),
+        "disattenuated": corrected,
+        "lowest_pair": list(common.pairs[int(np.argmin(rho))]),
+        **correlation.details,
+        "n_heads_common": int(common.heads.sum()),
+    }
+    return draft.verdict(
+        correlation.judge(rule, float(rho.mean())),
         published="inconclusive" if zero_filled is None else rule.published(zero_filled),
-        values={
-            "mean_rho": mean_rho,
-            "mean_rho_zero_filled": zero_filled,
-            "rho_top": _mean(list(at_top["rho_top"].values())),
-            "icc_2_1": icc.agreement.value,
-            "icc_2_k": icc.agreement_mean.value,
-            "mean_disattenuated": _mean(list(corrected.values())),
-            "mean_jaccard": _mean(list(at_top["jaccard"].values())),
-        },
-        thresholds=limits,
-        warnings=common.warnings,
-        sub_results={
-            "icc": profile.judge(Rule(pass_at=0.7), icc.agreement.value, lambda r: _as_icc(r, icc.n_targets))
-        },
-        details={
-            **notes,
-            **at_top,
-            "pairs": _pair_names(common.pairs, rho),
-            "p_values": {f"{a}/{b}": t.p_value for (a, b), t in zip(common.pairs, tests, strict=True)},
-            "disattenuated": corrected,
-            "lowest_pair": list(common.pairs[int(np.argmin(rho))]),
-            **correlation.details,
-            "n_heads_common": int(common.heads.sum()),
-        },
+        sub_results={"icc": by_icc},
     )
+
+
+def _zero_filled(found: Profiles, orient: Orient) -> float | None:
+    """The published mean correlation: heads that a method does not score count as 0."""
+    measured = found.means[:, np.isfinite(found.means).any(axis=0)]
+    filled = all_oriented(found.names, np.nan_to_num(measured), orient)
+    return mean_defined(upper(spearman_matrix(filled)).tolist())
+
+
+def _icc(common: InCommon, n_boot: int, rng: np.random.Generator) -> tuple[dict[str, float], Verdict]:
+    """ICC of scores standardised per method: of one and of the mean of all, and the verdict on the first."""
+    centred = common.scores - common.scores.mean(axis=1, keepdims=True)
+    icc = intraclass_correlation((centred / common.scores.std(axis=1, ddof=1, keepdims=True)).T)
+    bounds = correlation_bounds(common, pearson_matrix, ranked=False, n_boot=n_boot, rng=rng)
+    verdict = bounds.judge(Rule(pass_at=0.7), icc.agreement.value, lambda r: _as_icc(r, icc.n_targets))
+    return {"icc_2_1": icc.agreement.value, "icc_2_k": icc.agreement_mean.value}, verdict
 
 
 def _as_icc(correlation: float, n: int) -> float:
@@ -308,7 +187,7 @@ def _as_icc(correlation: float, n: int) -> float:
     return correlation / (1 - (1 - correlation) / n)
 
 
-def _top_of_either(common: _Common, k: int | None) -> dict[str, dict[str, float]]:
+def _top_of_either(common: InCommon, k: int | None) -> dict[str, dict[str, float]]:
     """Per pair: rho among the 2k best heads of either method, Jaccard of the k best."""
     result: dict[str, dict[str, float]] = {"rho_top": {}, "jaccard": {}}
     if not k:
@@ -388,32 +267,65 @@ def inter_rater(
     """
     positive("n_boot", n_boot)
     positive("n_perm", n_perm)
-    limits: dict[str, float | None] = {"w": 0.5, "kappa": 0.4}
+    draft = Draft(thresholds={"w": 0.5, "kappa": 0.4})
     unknown = set(signed) - set(scores)
     if unknown:
         raise InputError(f"signed names {sorted(unknown)}, but the raters are {sorted(scores)}")
     if len(scores) < 2:
-        return undefined("not_applicable", thresholds=limits)
-    found = profiles(scores, unit_id=unit_id)
-    _check_members(members, found)
+        return draft.undefined("not_applicable")
+    found = checked_profiles(scores, members, unit_id)
     if found.per_prompt and not found.n_prompts:
-        return undefined("no_valid_prompt", thresholds=limits)
-    common = _common(found, lambda name, values: values if name in signed else np.abs(values))
-    notes = {"constant_raters": list(common.constant), "n_dropped": found.n_dropped}
+        return draft.undefined("no_valid_prompt")
+    common = in_common(found, lambda name, values: values if name in signed else np.abs(values))
+    draft.warnings = common.warnings
+    draft.details = {"constant_raters": list(common.constant), "n_dropped": found.n_dropped}
     if len(common.names) < 2:
-        return undefined("not_applicable", thresholds=limits, warnings=common.warnings, details=notes)
-
+        return draft.undefined("not_applicable")
     rng = gate_stream("F59", task, seed=seed)
     m, n = common.scores.shape
     concordance = kendall_w(common.scores, rng=rng, n_permutations=n_perm)
     limit = (m - 2) / (2 * (m - 1))
-    mean_rho = concordance.mean_spearman
-    rho_rule = Rule(pass_at=limit)
-    correlation = _bounds(common, spearman_matrix, ranked=True, n_boot=n_boot, rng=rng)
-    interval = correlation.interval
-    by_rho = correlation.judge(rho_rule, mean_rho)
-    as_w = replace(interval, low=(1 + (m - 1) * interval.low) / m, high=(1 + (m - 1) * interval.high) / m)
-    by_w = replace(
+    correlation = correlation_bounds(common, spearman_matrix, ranked=True, n_boot=n_boot, rng=rng)
+    by_rho = correlation.judge(Rule(pass_at=limit), concordance.mean_spearman)
+    by_w = _as_w(by_rho, concordance, m)
+    kappa, pairs = _kappa(
+        common,
+        circuit_size(k, None if members is None else members[common.heads], n),
+        n_boot,
+        gate_stream("F59", f"{task}/kappa", seed=seed),
+    )
+    rho = upper(concordance.spearman)
+    words = [each.published for each in (by_w, kappa)]
+    published = {2: "pass", 1: "moderate", 0: "fail"}[words.count("pass")]
+    draft.thresholds = {**draft.thresholds, "mean_rho": limit}
+    draft.values = {
+        **by_w.values,
+        "mean_rho": concordance.mean_spearman,
+        "mean_kappa": kappa.values["value"],
+    }
+    draft.warn("kappa_undefined", kappa.reason is not None)
+    draft.details |= {
+        "pairs": pair_names(common.pairs, rho),
+        "kappa_pairs": pairs,
+        "worst_pair": list(common.pairs[int(np.argmin(rho))]),
+        "disattenuated": _disattenuated(common.pairs, rho, correlation.reliabilities),
+        **correlation.details,
+        "n_raters": m,
+        "n_heads": n,
+    }
+    return draft.verdict(
+        by_w,
+        published="inconclusive" if "inconclusive" in words else published,
+        sub_results={"kendalls_w": by_w, "mean_spearman": by_rho, "mean_kappa": kappa},
+    )
+
+
+def _as_w(by_rho: Verdict, concordance: Concordance, m: int) -> Verdict:
+    """The verdict on the mean rank correlation of m raters, stated on W = (1 + (m - 1) rho) / m."""
+    interval = by_rho.interval
+    assert interval is not None
+    low, high = ((1 + (m - 1) * end) / m for end in (interval.low, interval.high))
+    return replace(
         by_rho,
         published=Rule(pass_at=0.5).published(concordance.w.value),
         values={
@@ -424,39 +336,12 @@ def inter_rater(
             "chance": 1 / m,
         },
         thresholds={"pass": 0.5, "fail": 0.5},
-        interval=as_w,
-    )
-    kappa, pairs = _kappa(
-        common,
-        circuit_size(k, None if members is None else members[common.heads], n),
-        n_boot,
-        gate_stream("F59", f"{task}/kappa", seed=seed),
-    )
-    rho = upper(concordance.spearman)
-    held = [each.published for each in (by_w, kappa)]
-    published = {2: "pass", 1: "moderate", 0: "fail"}[held.count("pass")]
-    return replace(
-        by_w,
-        published="inconclusive" if "inconclusive" in held else published,
-        values={**by_w.values, "mean_rho": mean_rho, "mean_kappa": kappa.values["value"]},
-        thresholds={**limits, "mean_rho": limit},
-        warnings=(*common.warnings, *(("kappa_undefined",) if kappa.reason else ())),
-        sub_results={"kendalls_w": by_w, "mean_spearman": by_rho, "mean_kappa": kappa},
-        details={
-            **notes,
-            "pairs": _pair_names(common.pairs, rho),
-            "kappa_pairs": pairs,
-            "worst_pair": list(common.pairs[int(np.argmin(rho))]),
-            "disattenuated": _disattenuated(common.pairs, rho, correlation.reliabilities),
-            **correlation.details,
-            "n_raters": m,
-            "n_heads": n,
-        },
+        interval=replace(interval, low=low, high=high),
     )
 
 
 def _kappa(
-    common: _Common, k: int | None, n_boot: int, rng: np.random.Generator
+    common: InCommon, k: int | None, n_boot: int, rng: np.random.Generator
 ) -> tuple[Verdict, dict[str, float]]:
     """Mean kappa of the top-k sets, judged, and that of each pair."""
     rule = Rule(pass_at=0.4)
@@ -467,10 +352,10 @@ def _kappa(
     each = upper(kappa_matrix(_best(common.scores, k)))
     value = float(each.mean())
     if common.tables:
-        judged = _bounds(
+        judged = correlation_bounds(
             common, lambda scores: kappa_matrix(_best(scores, k)), ranked=False, n_boot=n_boot, rng=rng
         ).judge(rule, value)
-        return judged, _pair_names(common.pairs, each)
+        return judged, pair_names(common.pairs, each)
     draws = rng.integers(0, n, (n_boot, n))
     # A resample without any chosen head has no kappa: those pairs are left out of its mean.
     resampled = upper(kappa_matrix(_best(common.scores, k)[:, draws].swapaxes(0, 1)))
@@ -483,7 +368,7 @@ def _kappa(
     )
     chosen = upper(kappa_matrix(_best(common.scores[:, draws].swapaxes(0, 1), k))).mean(axis=-1)
     interval = outermost(percentile_bounds(value, chosen), percentile_bounds(value, fixed))
-    return replace(rule.judge(value, interval, n), n_needed=None), _pair_names(common.pairs, each)
+    return replace(rule.judge(value, interval, n), n_needed=None), pair_names(common.pairs, each)
 
 
 def _best(scores: Float64[np.ndarray, "*rows m n"], k: int) -> Bool[np.ndarray, "*rows m n"]:

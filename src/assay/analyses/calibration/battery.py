@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Shaped
 
 from assay.analyses.calibration.gate import GATES, SEED, find_gate
-from assay.analyses.calibration.judges import JUDGES, Battery, usable_fields
+from assay.analyses.calibration.judges import JUDGES, judge, usable_fields
+from assay.analyses.calibration.readings import Battery
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core import display
@@ -332,7 +333,7 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
         if progress is not None:
             progress("calibrate", place, len(battery.gates))
         began, filled = time.perf_counter(), battery.filling
-        verdict = battery.judge(key, verdicts)
+        verdict = judge(battery, key, verdicts)
         verdicts[key] = replace(verdict, table_hash=battery.table.hash)
         seconds[key] = time.perf_counter() - began - (battery.filling - filled)
     if progress is not None:

@@ -12,7 +12,7 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._samples import FEWEST, FEWEST_AT_A_THIRD, cautious_alpha, sample
 from assay.analyses.calibration._tables import scored_heads
-from assay.analyses.calibration.gate import N_STUDENTIZED, SEED, gate, gate_stream, positive, undefined
+from assay.analyses.calibration.gate import N_STUDENTIZED, SEED, Draft, gate, gate_stream, positive
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle, undefined_interval
 from assay.stats import draw_counts, outermost, resampled_ratios, studentized_interval
@@ -110,7 +110,65 @@ def discriminant_validity(
         UnknownNameError: If `own` is not one of the tasks.
     """
     positive("n_boot", n_boot)
-    limits: dict[str, float | None] = {"pass": 0.0, "fail": 0.0, "ratio": TIMES}
+    empty = _without_circuit(effects, circuits, own, gaps, unit_id)
+    tasks, heads = _tasks(
+        {name: table for name, table in effects.items() if name not in empty}, circuits, gaps, unit_id
+    )
+    draft = Draft(
+        thresholds={"pass": 0.0, "fail": 0.0, "ratio": TIMES},
+        details={
+            "own": own,
+            "skipped": empty,
+            "n_prompts": {name: task.n for name, task in tasks.items()},
+        },
+    )
+    draft.warn("empty_circuit", bool(empty))
+    draft.warn("missing_heads", not heads.all())
+    draft.warn("prompts_dropped", any(task.n_dropped for task in tasks.values()))
+    if reason := _undefined(tasks, own if own not in empty else None):
+        return draft.undefined(reason)
+    assert own is not None
+    # The stream is not by name: relabelled tasks keep their draws.
+    sampled = _effects(tasks, gate_stream("C17", seed=seed), n_boot)
+    overlap, shared, alone = _shared(tasks)
+    draft.warn("identical_circuits", bool((overlap[np.triu_indices(len(tasks), k=1)] == 1).any()))
+    draft.warn("shared_heads", bool(shared))
+    parts = {
+        name: _judged(
+            sampled,
+            i,
+            draft.thresholds,
+            {"ratio_without_shared": alone[i]},
+            ("shared_heads",) if any(name in pair for pair in shared) else (),
+        )
+        for i, name in enumerate(tasks)
+    }
+    random = _random_sets(tasks, sampled.matrix)
+    measured = random["z"][np.isfinite(random["z"])]
+    published = float(np.mean([part.values["ratio_published"] for part in parts.values()]))
+    draft.details |= {
+        "tasks": tuple(tasks),
+        "matrix": sampled.matrix,
+        **random,
+        "jaccard": overlap,
+        "shared_heads": [list(pair) for pair in shared],
+    }
+    draft.values = {
+        **{name: parts[own].values[name] for name in ("value", "ratio", "own_effect", "off_mean")},
+        "mean_ratio_published": published,
+        "share_off_diagonal_like_random": float((np.abs(measured) < 2).mean()) if len(measured) else None,
+    }
+    return draft.verdict(parts[own], published=_PUBLISHED.published(published), sub_results=parts)
+
+
+def _without_circuit(
+    effects: Mapping[str, Any],
+    circuits: Mapping[str, Bool[np.ndarray, " H"]],
+    own: str | None,
+    gaps: Mapping[str, Any] | None,
+    unit_id: Mapping[str, Shaped[np.ndarray, " P"]] | None,
+) -> list[str]:
+    """Tasks whose circuit is empty, once all names are known to fit together."""
     if set(effects) != set(circuits):
         raise InputError(f"effects has tasks {sorted(effects)}, circuits {sorted(circuits)}; give the same")
     if gaps is not None and not set(effects) <= set(gaps):
@@ -122,122 +180,46 @@ def discriminant_validity(
     empty = [name for name in effects if not circuits[name].any()]
     if own is None and len(effects) - len(empty) > 1:
         raise InputError(f"own= is missing; name the task whose circuit is judged, one of {sorted(effects)}")
-    tasks, heads = _tasks(
-        {name: table for name, table in effects.items() if name not in empty}, circuits, gaps, unit_id
-    )
-    warnings = [*(["empty_circuit"] if empty else []), *([] if heads.all() else ["missing_heads"])]
-    warnings += ["prompts_dropped"] if any(task.n_dropped for task in tasks.values()) else []
-    notes: dict[str, Any] = {
-        "own": own,
-        "skipped": empty,
-        "n_prompts": {name: task.n for name, task in tasks.items()},
-    }
-    short = [name for name, task in tasks.items() if task.n < FEWEST]
-    reason = None
-    if len(tasks) < 2 or own in empty:
-        reason = "not_applicable"
-    elif short:
-        reason = "too_few" if all(task.n for task in tasks.values()) else "no_valid_prompt"
-    elif any(not abs(task.gaps.mean()) >= _TINY for task in tasks.values()):
-        reason = "zero_denominator"
-    elif any(not task.members.any() for task in tasks.values()):
-        reason = "missing_heads"
-    if reason:
-        return undefined(reason, thresholds=limits, warnings=tuple(warnings), details=notes)
+    return empty
 
-    assert own is not None
-    names = tuple(tasks)
-    rng = gate_stream("C17", seed=seed)  # not by name: relabelled tasks keep their draws
-    sampled = _effects(tasks, rng, n_boot)
-    matrix = sampled.matrix
-    ratios, off = _ratios(matrix)
-    overlap, shared, alone = _shared(tasks)
-    if (overlap[np.triu_indices(len(names), k=1)] == 1).any():
-        warnings.append("identical_circuits")
-    parts = {}
-    for i, name in enumerate(names):
-        published = float(matrix[i, i]) / (abs(float(off[i])) + _TINY)
-        others = np.delete(matrix[i], i)
-        parts[name] = _judged(
-            sampled,
-            i,
-            published=published,
-            thresholds=limits,
-            values={
-                "ratio": float(ratios[i]),
-                "own_effect": float(matrix[i, i]),
-                "off_mean": float(off[i]),
-                "ratio_published": published,
-                "ratio_mean_abs": float(matrix[i, i] / np.abs(others).mean()) if others.any() else None,
-                "ratio_without_shared": alone[i],
-            },
-            warnings=tuple(
-                code
-                for code, applies in (
-                    ("ratio_capped", abs(ratios[i]) == CAP),
-                    ("shared_heads", any(name in pair for pair in shared)),
-                )
-                if applies
-            ),
-        )
-    baseline = [_random_set(tasks[b], k=int(tasks[a].members.sum())) for a in names for b in names]
-    mean, sd = (np.array([each[part] for each in baseline]).reshape(len(names), -1) for part in (0, 1))
+
+def _undefined(tasks: Mapping[str, _Task], own: str | None) -> str | None:
+    """Why there is nothing to compare, or None."""
+    if len(tasks) < 2 or own is None:
+        return "not_applicable"
+    if any(task.n < FEWEST for task in tasks.values()):
+        return "too_few" if all(task.n for task in tasks.values()) else "no_valid_prompt"
+    if any(not abs(task.gaps.mean()) >= _TINY for task in tasks.values()):
+        return "zero_denominator"
+    return "missing_heads" if any(not task.members.any() for task in tasks.values()) else None
+
+
+def _random_sets(
+    tasks: Mapping[str, _Task], matrix: Float64[np.ndarray, "T T"]
+) -> dict[str, Float64[np.ndarray, "T T"]]:
+    """Mean and spread of random sets of as many heads on each task, and z of the circuits beside them."""
+    sets = [
+        _random_set(on, k=int(circuit.members.sum())) for circuit in tasks.values() for on in tasks.values()
+    ]
+    mean, sd = (np.array([each[part] for each in sets]).reshape(matrix.shape) for part in (0, 1))
     z = np.divide(matrix - mean, sd, out=np.full(matrix.shape, np.nan), where=sd > 0)
     np.fill_diagonal(z, np.nan)
-    measured = z[np.isfinite(z)]
-    published_value = float(np.mean([part.values["ratio_published"] for part in parts.values()]))
-    judged = parts[own]
-    return Verdict(
-        status=judged.status,
-        published=_PUBLISHED.published(published_value),
-        values={
-            "value": judged.values["value"],
-            "ratio": judged.values["ratio"],
-            "own_effect": judged.values["own_effect"],
-            "off_mean": judged.values["off_mean"],
-            "mean_ratio_published": published_value,
-            "share_off_diagonal_like_random": float((np.abs(measured) < 2).mean()) if len(measured) else None,
-        },
-        thresholds=limits,
-        interval=judged.interval,
-        n_needed=judged.n_needed,
-        reason=judged.reason,
-        sub_results=parts,
-        warnings=(*warnings, *(["shared_heads"] if shared else [])),
-        details={
-            **notes,
-            "tasks": names,
-            "matrix": matrix,
-            "random_mean": mean,
-            "random_sd": sd,
-            "z": z,
-            "jaccard": overlap,
-            "shared_heads": [list(pair) for pair in shared],
-        },
-    )
+    return {"random_mean": mean, "random_sd": sd, "z": z}
 
 
 def _judged(
     sampled: "_Effects",
     i: int,
-    *,
-    published: float,
     thresholds: Mapping[str, float | None],
     values: Mapping[str, float | None],
     warnings: tuple[str, ...],
 ) -> Verdict:
     """Whether E - 3 |m| of one circuit is above 0: both E - 3 m and E + 3 m."""
     n = min(sampled.n_prompts)
-    weights = np.full(len(sampled.n_prompts), TIMES / (len(sampled.n_prompts) - 1))
-    weights[i] = 0.0
-    alpha, point = cautious_alpha(n, _PLAIN_FROM), math.inf
-    lows, highs = [], []
-    for sign in (-1.0, 1.0):
-        combination = sign * weights
-        combination[i] = 1.0
-        point = min(point, float(sampled.matrix[i] @ combination))
-        lows.append(sampled.bounds(i, combination, 1 - 2 * alpha))
-        highs.append(sampled.bounds(i, combination, 1 - alpha))
+    effect, others = float(sampled.matrix[i, i]), np.delete(sampled.matrix[i], i)
+    ratios, means = _ratios(sampled.matrix)
+    published = effect / (abs(float(means[i])) + _TINY)
+    point, lows, highs = _both_signs(sampled, i, cautious_alpha(n, _PLAIN_FROM))
     defined = all(each.defined for each in (*lows, *highs))
     interval = Interval(
         low=min(each.low for each in lows),
@@ -245,11 +227,8 @@ def _judged(
         level=ONE_SIDED_95,
         method="bootstrap-t",
     )
-    flat = all(each.reason == "degenerate" for each in lows)
-    status, reason, needed = _RULE.rigorous(interval), None, None
-    if sampled.matrix[i, i] <= 0:
-        reason = "no_own_effect"
-    if flat:
+    status, reason, needed = _RULE.rigorous(interval), "no_own_effect" if effect <= 0 else None, None
+    if all(each.reason == "degenerate" for each in lows):
         # Nothing varies between prompts: the limit itself does not pass, as in the published rule.
         status = "pass" if point > 0 else "fail"
     elif n < FEWEST_AT_A_THIRD:
@@ -261,13 +240,35 @@ def _judged(
     return Verdict(
         status=status,
         published=_PUBLISHED.published(published),
-        values={"value": point, **values},
+        values={
+            "value": point,
+            "ratio": float(ratios[i]),
+            "own_effect": effect,
+            "off_mean": float(means[i]),
+            "ratio_published": published,
+            "ratio_mean_abs": effect / float(np.abs(others).mean()) if others.any() else None,
+            **values,
+        },
         thresholds=thresholds,
         interval=interval if defined else undefined_interval(ONE_SIDED_95, "bootstrap-t", str(reason)),
         n_needed=needed,
         reason=reason,
-        warnings=warnings,
+        warnings=(("ratio_capped",) if abs(ratios[i]) == CAP else ()) + warnings,
     )
+
+
+def _both_signs(
+    sampled: "_Effects", i: int, alpha: float
+) -> tuple[float, tuple[Interval, ...], tuple[Interval, ...]]:
+    """The lesser of E - 3 m and E + 3 m, and bounds of each: for the lower end, and for the upper one."""
+    n_tasks = len(sampled.n_prompts)
+    combinations = np.full((2, n_tasks), TIMES / (n_tasks - 1)) * np.array([[-1.0], [1.0]])
+    combinations[:, i] = 1.0
+    point = min(float(sampled.matrix[i] @ each) for each in combinations)
+    lows, highs = (
+        tuple(sampled.bounds(i, each, level) for each in combinations) for level in (1 - 2 * alpha, 1 - alpha)
+    )
+    return point, lows, highs
 
 
 def _tasks(

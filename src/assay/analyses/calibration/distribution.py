@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 from scipy import stats as scipy_stats
 
-from assay.analyses.calibration._samples import FEWEST, sample
+from assay.analyses.calibration._samples import Sample, sample
 from assay.analyses.calibration._tables import (
     halves,
     percentile_bounds,
     scored_heads,
 )
-from assay.analyses.calibration.gate import SEED, gate, gate_stream, positive, undefined
+from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.discovery.heads import EffectiveRank, effective_rank
@@ -125,6 +125,52 @@ def distributional_characterization(
     """
     positive("n_boot", n_boot)
     positive("n_perm", n_perm)
+    table = _checked(attributions, members, outputs, n_heads)
+    heads = scored_heads(table) if len(table) else np.ones(len(members), dtype=np.bool_)
+    kept = sample(unit_id, table=table[:, heads])
+    draft = Draft(thresholds={"pass": 2.0, "fail": 2.0})
+    draft.warn("missing_heads", not heads.all())
+    draft.warnings += kept.warnings
+    inside, outside = members[heads], ~members[heads]
+    if reason := _undefined(kept, inside):
+        return draft.undefined(reason)
+    units = kept.vectors[0]
+    used = table[kept.used][:, heads]
+    size = np.abs(units.mean(axis=0))
+    value = float(_ratio_of(inside, outside)(size[None])[0])
+    rng = gate_stream("S1", task, seed=seed)
+    means = draw_counts(kept.n, n_boot, rng) @ units / kept.n
+    area = auroc(size, inside).value
+    draft.values = {
+        "value": None if math.isnan(value) else value,
+        "ratio_mean_of_abs": _known(_ratio_of(inside, outside)(np.abs(used).mean(axis=0)[None])),
+        "ratio_layer_matched": _layer_matched(size, inside, heads, n_heads),
+        "circuit_mean_variance": float(used[:, inside].var(axis=0, ddof=1).mean()),
+        "others_mean_variance": float(used[:, outside].var(axis=0, ddof=1).mean()),
+        "auroc": area,
+        "auroc_p": _permuted(size, inside, area, rng, n_perm),
+    }
+    draft.details = {
+        "n": kept.n,
+        "n_dropped": kept.n_dropped,
+        "per_head": _per_head(used, means, heads, None if outputs is None else outputs[kept.used]),
+    }
+    if math.isnan(value):
+        return draft.undefined("zero_denominator")
+    interval = _bounds(units, inside, n_boot, rng)
+    draft.warn("zero_variance", interval.reason == "degenerate")
+    verdict = Rule(pass_at=2.0).judge(value, interval, kept.n)
+    needed = FEWEST_FOR_BOUNDS if interval.reason == "too_few" else verdict.n_needed
+    return draft.verdict(verdict, n_needed=needed)
+
+
+def _checked(
+    attributions: Any,
+    members: Bool[np.ndarray, " H"],
+    outputs: Float64[np.ndarray, "P H d_head"] | None,
+    n_heads: int | None,
+) -> Float64[np.ndarray, "P H"]:
+    """The attributions, once all shapes are known to fit together."""
     table = np.asarray(attributions, dtype=np.float64)
     if table.ndim != 2 or table.shape[1] != len(members):
         raise ShapeError(f"attributions has shape {table.shape}; [prompts, {len(members)} heads] is needed")
@@ -134,67 +180,30 @@ def distributional_characterization(
         )
     if n_heads is not None and (n_heads < 1 or len(members) % n_heads):
         raise InputError(f"n_heads is {n_heads}; heads per layer, of {len(members)} in all, are needed")
-    limits: dict[str, float | None] = {"pass": 2.0, "fail": 2.0}
-    heads = scored_heads(table) if len(table) else np.ones(len(members), dtype=np.bool_)
-    kept = sample(unit_id, table=table[:, heads])
-    warnings = (
-        *(() if heads.all() else ("missing_heads",)),
-        *(("prompts_dropped",) if kept.n_dropped else ()),
-    )
-    inside, outside = members[heads], ~members[heads]
-    reason = None
-    if not kept.n:
-        reason = "no_valid_prompt"
-    elif not inside.any():
-        reason = "no_members"
-    elif not outside.any():
-        reason = "no_others"
-    elif kept.n < FEWEST:
-        reason = "too_few"
-    if reason:
-        return undefined(reason, thresholds=limits, warnings=warnings)
+    return table
 
-    units = kept.vectors[0]
-    used = table[kept.used][:, heads]
-    ratio = _ratio_of(inside, outside)
-    size = np.abs(units.mean(axis=0))
-    value = float(ratio(size[None])[0])
-    rng = gate_stream("S1", task, seed=seed)
-    means = draw_counts(kept.n, n_boot, rng) @ units / kept.n
-    values: dict[str, float | None] = {
-        "value": None if math.isnan(value) else value,
-        "ratio_mean_of_abs": _known(ratio(np.abs(used).mean(axis=0)[None])),
-        "ratio_layer_matched": None,
-        "circuit_mean_variance": float(used[:, inside].var(axis=0, ddof=1).mean()),
-        "others_mean_variance": float(used[:, outside].var(axis=0, ddof=1).mean()),
-    }
-    if n_heads is not None:
-        layer = np.arange(len(members))[heads] // n_heads
-        near = outside & np.isin(layer, layer[inside])
-        if near.any():
-            values["ratio_layer_matched"] = _known(_ratio_of(inside, near)(size[None]))
-    area = auroc(size, inside).value
-    values |= {"auroc": area, "auroc_p": _permuted(size, inside, area, rng, n_perm)}
-    details = {
-        "n": kept.n,
-        "n_dropped": kept.n_dropped,
-        "per_head": _per_head(used, means, heads, None if outputs is None else outputs[kept.used]),
-    }
-    if math.isnan(value):
-        return undefined(
-            "zero_denominator", values=values, thresholds=limits, warnings=warnings, details=details
-        )
-    interval = _bounds(units, inside, n_boot, rng)
-    flat = interval.reason == "degenerate"
-    verdict = Rule(pass_at=2.0).judge(value, interval, kept.n)
-    return replace(
-        verdict,
-        n_needed=FEWEST_FOR_BOUNDS if interval.reason == "too_few" else verdict.n_needed,
-        values=values,
-        thresholds=limits,
-        warnings=(*warnings, *(("zero_variance",) if flat else ())),
-        details=details,
-    )
+
+def _undefined(kept: Sample, inside: Bool[np.ndarray, " n"]) -> str | None:
+    """Why two groups of heads cannot be compared, or None."""
+    if not kept.n:
+        return "no_valid_prompt"
+    if inside.all():
+        return "no_others" if inside.any() else "no_members"
+    return kept.missing() if inside.any() else "no_members"
+
+
+def _layer_matched(
+    size: Float64[np.ndarray, " n"],
+    inside: Bool[np.ndarray, " n"],
+    heads: Bool[np.ndarray, " H"],
+    n_heads: int | None,
+) -> float | None:
+    """The ratio to the other heads of layers that hold members; None where there are none."""
+    if n_heads is None:
+        return None
+    layer = np.arange(len(heads))[heads] // n_heads
+    near = ~inside & np.isin(layer, layer[inside])
+    return _known(_ratio_of(inside, near)(size[None])) if near.any() else None
 
 
 def _bounds(

@@ -5,9 +5,10 @@ same quantity, wrong in either direction with probability at most 5 %. What the 
 `inconclusive` with a reason, never a pass and never a fail.
 """
 
+import inspect
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,17 @@ class Gate:
 
     def __call__(self, *arrays: Any, **options: Any) -> Verdict:
         return self.function(*arrays, **options)
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Names of what its function may be told beside its arrays."""
+        parameters = inspect.signature(self.function).parameters
+        return frozenset(name for name, each in parameters.items() if each.default is not each.empty)
+
+    def judge(self, *arrays: Any, setting: Mapping[str, Any], **options: Any) -> Verdict:
+        """The verdict on arrays; of a setting shared by many gates those options that this one has."""
+        shared = {name: value for name, value in setting.items() if name in self.options}
+        return self.function(*arrays, **(shared | options))
 
 
 GATES: Registry[Gate] = Registry("gate", holds=Gate)
@@ -116,6 +128,41 @@ def undefined(
         warnings=warnings,
         **more,
     )
+
+
+@dataclass(kw_only=True, eq=False)
+class Draft:
+    """What a gate notes on the way to its verdict.
+
+    Attributes:
+        thresholds: What it judges by.
+        values: What it computed so far.
+        warnings: Codes.
+        details: Further numbers.
+    """
+
+    thresholds: Mapping[str, float | None]
+    values: dict[str, float | None] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def warn(self, code: str, applies: bool = True) -> None:
+        """Add a code where it applies, once."""
+        if applies and code not in self.warnings:
+            self.warnings += (code,)
+
+    def undefined(self, reason: str, **more: Any) -> Verdict:
+        """The verdict on what these data do not determine, with all that was noted."""
+        return undefined(reason, **{**vars(self), **more})
+
+    def verdict(self, verdict: Verdict, **more: Any) -> Verdict:
+        """A verdict with all that was noted in place of what it came with."""
+        return replace(verdict, **{**vars(self), **more})
+
+
+def left_open(verdict: Verdict, reason: str | None, n_needed: int | None = None) -> Verdict:
+    """A verdict that cannot be had with confidence."""
+    return replace(verdict, status="inconclusive", reason=reason, n_needed=n_needed)
 
 
 def gate_stream(code: str, task: str = "", *, seed: int = SEED) -> np.random.Generator:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real, Shaped
 
 from assay.analyses.calibration._samples import Sample, circuit_flags, inner_metric, judged, sample, summed
-from assay.analyses.calibration.gate import SEED, gate, gate_stream, positive, undefined
+from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, left_open, positive
 from assay.core.errors import unknown_name
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import (
@@ -135,25 +135,23 @@ def measurement_invariance(
         raise unknown_name("dependent variable", dependent, _DEPENDENT)
     statistic = inner_metric(inner)
     data = sample(None, y_circuit=y_circuit, y_full=y_full)
-    warnings = (*data.warnings, *circuit_flags(circuit_size, n_heads))
-    details: dict[str, Any] = {"metric": "C13.measurement_invariance", **data.counts, "dependent": dependent}
-
-    def none(reason: str) -> Verdict:
-        return undefined(reason, thresholds=_THRESHOLDS, warnings=warnings, details=details)
-
+    draft = Draft(
+        thresholds=_THRESHOLDS,
+        warnings=(*data.warnings, *circuit_flags(circuit_size, n_heads)),
+        details={"metric": "C13.measurement_invariance", **data.counts, "dependent": dependent},
+    )
     if reason := data.missing():
-        return none(reason)
+        return draft.undefined(reason)
     labelled = {} if groups is None else {"template": data.label(groups, "groups")}
     grouping = choose_groups(labelled, None if lengths is None else data.label(lengths, "lengths"))
     if grouping is None:
-        return none("not_applicable")
-    details["groups_from"] = "given" if grouping.source == "template" else grouping.source
+        return draft.undefined("not_applicable")
+    draft.details["groups_from"] = "given" if grouping.source == "template" else grouping.source
     cells = _cells(data, grouping.labels, None if unit_id is None else data.label(unit_id, "unit_id"))
     value = float(statistic.of_sums(cells.table.sum(axis=1), cells.table.shape[1]))
     if math.isnan(value):
-        return none("zero_denominator")
-    if statistic.unstable(cells.table):
-        warnings += ("unstable_denominator",)
+        return draft.undefined("zero_denominator")
+    draft.warn("unstable_denominator", statistic.unstable(cells.table))
     x = _dependent(dependent, statistic, cells.table)
     usable = np.isfinite(x)
     parts = [x[usable & (cells.group == at)] for at in range(len(cells.names))]
@@ -161,49 +159,40 @@ def measurement_invariance(
     bounds = group_differences(parts, level=_BOUNDS).eta_squared.interval
     eta = found.eta_squared
     if eta.reason is not None or bounds is None:
-        return none("not_applicable")
-    if not any(varies(x[cells.group == at]) for at in found.used):
-        warnings += ("zero_variance",)
+        return draft.undefined("not_applicable")
+    draft.warn("zero_variance", not any(varies(x[cells.group == at]) for at in found.used))
     interval = replace(bounds, level=ONE_SIDED_95)
     rng = gate_stream("C13", task, seed=seed)
     if cells.crossed:
-        warnings += ("units_cross_groups",)
+        draft.warn("units_cross_groups")
         interval = _wider(interval, _unit_bounds(x, cells, rng, n_boot))
     scores = _group_scores(statistic, cells, found)
-    details |= {
+    draft.details |= {
         "groups": {str(cells.names[at]): score for at, score in zip(found.used, scores, strict=True)},
         "sizes": list(found.sizes),
         "comparison": found.to_dict(),
         "largest_difference": _largest_difference(statistic, cells, found, scores, rng, n_boot),
     }
-    verdict = replace(
-        judged(
-            _SAME_GROUPS,
-            eta.value,
-            eta.value,
-            interval,
-            len(x),
-            values={
-                "eta_squared": eta.value,
-                "omega_squared": found.omega_squared.value,
-                "epsilon_squared": found.epsilon_squared.value,
-                "expected_eta_squared": found.expected_eta_squared,
-                "welch_f": found.welch.statistic,
-                "welch_p": found.welch.p_value,
-                "brown_forsythe_p": found.brown_forsythe.p_value,
-                "kruskal_wallis_p": found.kruskal_wallis.p_value,
-                "range": float(np.ptp(scores)),
-                inner: value,
-            },
-            warnings=warnings,
-            details=details,
-        ),
+    draft.values = {**_statistics(found), "range": float(np.ptp(scores)), inner: value}
+    verdict = draft.verdict(
+        judged(_SAME_GROUPS, eta.value, eta.value, interval, len(x)),
         published=_PUBLISHED_GROUPS.published(eta.value),
-        thresholds=_THRESHOLDS,
     )
-    if sum(found.sizes) < _FEWEST:
-        return replace(verdict, status="inconclusive", reason="too_few", n_needed=_FEWEST)
-    return verdict
+    return left_open(verdict, "too_few", _FEWEST) if sum(found.sizes) < _FEWEST else verdict
+
+
+def _statistics(found: GroupDifferences) -> dict[str, float | None]:
+    """Effect sizes, and p of the tests that stand beside them."""
+    return {
+        "eta_squared": found.eta_squared.value,
+        "omega_squared": found.omega_squared.value,
+        "epsilon_squared": found.epsilon_squared.value,
+        "expected_eta_squared": found.expected_eta_squared,
+        "welch_f": found.welch.statistic,
+        "welch_p": found.welch.p_value,
+        "brown_forsythe_p": found.brown_forsythe.p_value,
+        "kruskal_wallis_p": found.kruskal_wallis.p_value,
+    }
 
 
 _THRESHOLDS = {"pass": 0.06, "fail": 0.06, "published_pass": 0.01, "published_fail": 0.06}

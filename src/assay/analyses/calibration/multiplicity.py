@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float64
 from scipy import special
 
-from assay.analyses.calibration.gate import ALPHA, gate, undefined
+from assay.analyses.calibration.gate import ALPHA, Draft, gate, left_open
 from assay.core.errors import InputError, unknown_name
 from assay.core.measurement import Verdict
 from assay.stats import (
@@ -123,9 +122,8 @@ def _published(pool: Sequence[PooledResult]) -> tuple[str, dict[str, float | Non
     )
 
 
-def _judge(pool: Sequence[PooledResult]) -> Verdict:
-    """Both verdicts on one pool of results."""
-    published, counted = _published(pool)
+def _tested(pool: Sequence[PooledResult]) -> list[PooledResult]:
+    """Results with a p-value, the first report of each test."""
     seen: set[tuple[str, str]] = set()
     tested: list[PooledResult] = []
     for result in pool:
@@ -134,33 +132,29 @@ def _judge(pool: Sequence[PooledResult]) -> Verdict:
         if result.test_key:
             seen.add((result.task, result.test_key))
         tested.append(result)
+    return tested
+
+
+def _judge(pool: Sequence[PooledResult]) -> Verdict:
+    """Both verdicts on one pool of results."""
+    published, counted = _published(pool)
+    tested = _tested(pool)
     p = np.array([each.tested_p for each in tested], dtype=np.float64)
-    limits: dict[str, float | None] = {"pass": _SURVIVING, "alpha": ALPHA}
     left_out = sum(each.tested_p is None for each in pool)
-    notes: dict[str, Any] = {
-        "without_p": left_out,
-        "duplicates": len(pool) - left_out - len(tested),
-    }
+    draft = Draft(
+        thresholds={"pass": _SURVIVING, "alpha": ALPHA},
+        values={**counted, "m": float(len(p))},
+        details={"without_p": left_out, "duplicates": len(pool) - left_out - len(tested)},
+    )
     if not len(p) or (p == 1).all():
-        empty = {**counted, "m": float(len(p))}
-        return undefined(
-            "not_applicable", published=published, values=empty, thresholds=limits, details=notes
-        )
-    e = np.array([math.nan if each.e is None else each.e for each in tested], dtype=np.float64)
-    adjusted: dict[str, Float64[np.ndarray, " m"]] = {
-        "bh": benjamini_hochberg(p),
-        "by": benjamini_yekutieli(p),
-        "holm": holm(p),
-        "bonferroni": bonferroni(p),
-        "e_bh": e_benjamini_hochberg(e),
-    }
+        return draft.undefined("not_applicable", published=published)
+    adjusted = _adjusted(tested, p)
     claimed: Bool[np.ndarray, " m"] = np.array([bool(each.passed) for each in tested]) & (p < ALPHA)
     survivors = claimed & (adjusted["bh"] <= ALPHA)
-    share = float(survivors.sum() / claimed.sum()) if claimed.any() else None
-    proven = true_discoveries(p, claimed, alpha=ALPHA) / claimed.sum() if claimed.any() else None
-    values: dict[str, float | None] = {
-        "value": share,
-        "share_proven": None if proven is None else float(proven),
+    proven = float(true_discoveries(p, claimed, alpha=ALPHA) / claimed.sum()) if claimed.any() else None
+    draft.values = {
+        "value": float(survivors.sum() / claimed.sum()) if claimed.any() else None,
+        "share_proven": proven,
         "m": float(len(p)),
         "n_nominal": float((p < ALPHA).sum()),
         "n_claimed": float(claimed.sum()),
@@ -168,7 +162,7 @@ def _judge(pool: Sequence[PooledResult]) -> Verdict:
         **{f"n_{name}": float((q <= ALPHA).sum()) for name, q in adjusted.items()},
         **counted,
     }
-    notes |= {
+    draft.details |= {
         "results": [
             {
                 "name": each.name,
@@ -181,19 +175,24 @@ def _judge(pool: Sequence[PooledResult]) -> Verdict:
         ],
         "lost": [each.name for each, lost in zip(tested, claimed & ~survivors, strict=True) if lost],
     }
-    if share is None or proven is None:
-        return undefined(
-            "not_applicable", published=published, values=values, thresholds=limits, details=notes
-        )
-    passes = proven > _SURVIVING
-    return Verdict(
-        status="pass" if passes else "inconclusive",
-        published=published,
-        values=values,
-        thresholds=limits,
-        reason=None if passes else "not_proven",
-        details=notes,
-    )
+    if proven is None:
+        return draft.undefined("not_applicable", published=published)
+    verdict = Verdict(status="pass", published=published, **vars(draft))
+    return verdict if proven > _SURVIVING else left_open(verdict, "not_proven")
+
+
+def _adjusted(
+    tested: Sequence[PooledResult], p: Float64[np.ndarray, " m"]
+) -> dict[str, Float64[np.ndarray, " m"]]:
+    """Q-values by each procedure."""
+    e = np.array([math.nan if each.e is None else each.e for each in tested], dtype=np.float64)
+    return {
+        "bh": benjamini_hochberg(p),
+        "by": benjamini_yekutieli(p),
+        "holm": holm(p),
+        "bonferroni": bonferroni(p),
+        "e_bh": e_benjamini_hochberg(e),
+    }
 
 
 @gate(
@@ -233,4 +232,4 @@ def multiple_comparisons(results: Sequence[PooledResult]) -> Verdict:
     pooled = _judge(results)
     tasks = tuple(dict.fromkeys(each.task for each in results))
     per_task = {task: _judge([each for each in results if each.task == task]) for task in tasks}
-    return Verdict(**{**vars(pooled), "sub_results": per_task if len(tasks) > 1 else {}})
+    return replace(pooled, sub_results=per_task if len(tasks) > 1 else {})

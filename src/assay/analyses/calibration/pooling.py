@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,30 +15,6 @@ from assay.stats.permutation import EXACT_RANKS, EXACT_SIGNS
 
 
 Heads = Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Test:
-    """One p-value of a gate.
-
-    Attributes:
-        key: What is tested; the same in every verdict that reports this test.
-        claim: The claim, a sentence.
-        p: The p-value; NaN where the test is undefined.
-        kind: How p was found.
-        claimed: Whether the gate makes the claim; None instead of False where the published code has no such
-            test, so that its rule does not count one that failed.
-        value, baseline, n: The number, what chance would give, and the examples behind it.
-    """
-
-    key: str
-    claim: str
-    p: float
-    kind: str
-    claimed: bool | None
-    value: float | None = None
-    baseline: float | None = None
-    n: int | None = None
 
 
 def pooled_results(
@@ -88,21 +64,8 @@ def pooled_results(
         gate = find_gate(name)
         if gate.key == "multiple-comparisons":
             continue
-        tests = [each for each in _TESTS.get(gate.key, _no_tests)(verdict, heads) if math.isfinite(each.p)]
-        found += [
-            PooledResult(
-                name=f"{gate.code}: {each.claim}",
-                task=task,
-                value=each.value,
-                baseline=each.baseline,
-                n=each.n,
-                passed=each.claimed,
-                p=min(each.p, 1.0),
-                p_kind=each.kind,
-                test_key=each.key,
-            )
-            for each in tests
-        ]
+        tests = list(_TESTS.get(gate.key, _no_tests)(verdict, heads))
+        found += [replace(each, name=f"{gate.code}: {each.name}", task=task) for each in tests]
         if not tests and verdict.published in ("pass", "moderate", "fail"):
             found.append(PooledResult(name=gate.code, task=task, passed=verdict.published == "pass"))
     return found
@@ -198,7 +161,44 @@ def _of_measurement(measurement: Measurement, task: str) -> PooledResult:
 # ---- the tests of a gate ----------------------------------------------------------------------------
 
 
-def _no_tests(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
+def _test(
+    *,
+    key: str,
+    claim: str,
+    p: float,
+    kind: str,
+    claimed: bool | None,
+    value: float | None = None,
+    baseline: float | None = None,
+    n: int | None = None,
+) -> Iterator[PooledResult]:
+    """One p-value of a gate; nothing where the test is undefined.
+
+    Args:
+        key: What is tested; the same in every verdict that reports this test.
+        claim: The claim, a sentence.
+        p: The p-value; NaN where the test is undefined.
+        kind: How p was found.
+        claimed: Whether the gate makes the claim; None instead of False where the published code has no such
+            test, so that its rule does not count one that failed.
+        value: The number.
+        baseline: What chance would give.
+        n: Examples behind the number.
+    """
+    if math.isfinite(p):
+        yield PooledResult(
+            name=claim,
+            value=value,
+            baseline=baseline,
+            n=n,
+            passed=claimed,
+            p=min(p, 1.0),
+            p_kind=kind,
+            test_key=key,
+        )
+
+
+def _no_tests(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     yield from ()
 
 
@@ -222,11 +222,11 @@ def _named(at: int, heads: Heads | None) -> str:
     return f"a{layer}.h{head}"
 
 
-def _pairs(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
+def _pairs(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     n = verdict.details.get("n_heads_common", 0)
     for pair, p in verdict.details.get("p_values", {}).items():
         rho = _number(verdict.details["pairs"][pair])
-        yield _Test(
+        yield from _test(
             key=f"C12/{pair}",
             claim=f"{pair} order the heads alike",
             p=_number(p),
@@ -238,8 +238,8 @@ def _pairs(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
         )
 
 
-def _raters(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
-    yield _Test(
+def _raters(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
+    yield from _test(
         key="F59/w",
         claim="raters agree more than by chance",
         p=_number(verdict.values.get("p_permutation")),
@@ -251,8 +251,8 @@ def _raters(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
     )
 
 
-def _area(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
-    yield _Test(
+def _area(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
+    yield from _test(
         key="S1/auroc",
         claim="members rank above the other heads in direct effect",
         p=_number(verdict.values.get("auroc_p")),
@@ -264,13 +264,13 @@ def _area(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
     )
 
 
-def _head_effects(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
+def _head_effects(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     details = verdict.details
     n = details.get("n_units", 0)
     p, means = _numbers(details.get("p", [])), _numbers(details.get("mean_effects", []))
     # A sign-flip p is at least 2^-n: 0 marks a head with the same effect on every prompt, which has no test.
     for at in np.flatnonzero(p > 0).tolist():
-        yield _Test(
+        yield from _test(
             key=f"M3b/{at}",
             claim=f"{_named(at, heads)} contributes",
             p=float(p[at]),
@@ -282,14 +282,14 @@ def _head_effects(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
         )
 
 
-def _head_groups(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
+def _head_groups(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     part = verdict.sub_results.get("groups")
     if part is None or "p" not in part.details:
         return
     columns, unstable = verdict.details["columns"], set(np.asarray(part.details["unstable"]).tolist())
     for kind, row in zip(("mean", "spread"), _numbers(part.details["p"]), strict=True):
         for at, p in enumerate(row.tolist()):
-            yield _Test(
+            yield from _test(
                 key=f"S3/{kind}/{int(columns[at])}",
                 claim=f"the {kind} of {_named(int(columns[at]), heads)} differs between groups",
                 p=p,
@@ -298,8 +298,8 @@ def _head_groups(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
             )
 
 
-def _groups(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
-    yield _Test(
+def _groups(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
+    yield from _test(
         key="C13/welch",
         claim="the score differs between groups of prompts",
         p=_number(verdict.values.get("welch_p")),
@@ -311,13 +311,13 @@ def _groups(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
     )
 
 
-def _composed(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
+def _composed(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     rows = verdict.sub_results
     for channel in ("ov", "q", "k"):
         row = rows.get(f"{channel}_composition_pval")
         if row is not None and row.values.get("value") is not None:
             statistic = _number(row.values.get("statistic"))
-            yield _Test(
+            yield from _test(
                 key=f"C14/{channel}",
                 claim=f"head edges compose more than other pairs ({channel})",
                 p=_number(row.values["value"]),
@@ -328,8 +328,8 @@ def _composed(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
         yield from _groups(rows["partial_eta_sq"], heads)
 
 
-def _roles(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
-    yield _Test(
+def _roles(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
+    yield from _test(
         key="C23/roles",
         claim="roles lie in the order of their pathways",
         p=_number(verdict.values.get("role_level_p")),
@@ -341,10 +341,10 @@ def _roles(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
     )
 
 
-def _random_sets(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
+def _random_sets(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     for name, found in verdict.details.get("others", {}).items():
         if "p" in found:
-            yield _Test(
+            yield from _test(
                 key=f"C36/{name}",
                 claim=f"the circuit is more faithful than {name}",
                 p=_number(found["p"]),
@@ -356,7 +356,7 @@ def _random_sets(verdict: Verdict, heads: Heads | None) -> Iterator[_Test]:
             )
 
 
-_TESTS: Mapping[str, Callable[[Verdict, Heads | None], Iterator[_Test]]] = {
+_TESTS: Mapping[str, Callable[[Verdict, Heads | None], Iterator[PooledResult]]] = {
     "convergent-validity": _pairs,
     "inter-rater": _raters,
     "distributional-characterization": _area,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int, Real, Shaped
@@ -17,7 +16,7 @@ from assay.analyses.calibration._relative import (
     unit_labels,
 )
 from assay.analyses.calibration._samples import circuit_flags, inner_metric, judged, limits, sample
-from assay.analyses.calibration.gate import SEED, gate, gate_stream, positive, undefined
+from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
 from assay.stats import (
@@ -98,70 +97,61 @@ def bootstrap_stability(
     positive("n_boot", n_boot)
     statistic = inner_metric(inner)
     data = sample(unit_id, y_full=y_full, y_circuit=y_circuit)
-    warnings = (*data.warnings, *circuit_flags(circuit_size, n_heads))
-    details: dict[str, Any] = {"metric": f"C11.bootstrap_{inner}", **data.counts}
-    thresholds = {"pass": _STABLE.pass_at, "fail": _STABLE.pass_at}
-
-    def none(reason: str, **values: float) -> Verdict:
-        return undefined(reason, values=values, thresholds=thresholds, warnings=warnings, details=details)
-
+    draft = Draft(
+        thresholds=limits(_STABLE),
+        warnings=(*data.warnings, *circuit_flags(circuit_size, n_heads)),
+        details={"metric": f"C11.bootstrap_{inner}", **data.counts},
+    )
     if reason := data.missing():
-        return none(reason)
+        return draft.undefined(reason)
     table = data.table[::-1]  # circuit, full: the order the statistic names
     value = float(statistic.of_sums(table.sum(axis=1), data.n))
     if math.isnan(value):
-        return none("zero_denominator")
+        return draft.undefined("zero_denominator")
     rng = gate_stream("C11", task, seed=seed)
     given = draws
-    if draws is None:
-        draws = rng.integers(0, data.n, (n_boot, data.n))
-    else:
-        _check_draws(draws, data.n)
+    draws = rng.integers(0, data.n, (n_boot, data.n)) if given is None else _checked_draws(given, data.n)
     spread = bootstrap_spread(table, statistic.of_sums, rng=rng, draws=draws, n_resamples=len(draws))
     published = bootstrap_interval(
         table, statistic.of_sums, rng=rng, draws=draws, n_resamples=len(draws), method="percentile"
     )
     errors = absolute_errors(*statistic.pair(table), rng=gate_stream("C11.bounds", task, seed=seed))
     error = float(errors.value[0])
-    if unstable := statistic.unstable(table):
-        warnings += ("unstable_denominator",)
+    unstable = statistic.unstable(table)
+    draft.warn("unstable_denominator", unstable)
     interval = (
         statistic.interval(table, method="fieller")
         if unstable
         else bootstrap_interval(table, statistic.of_sums, rng=rng, draws=given, n_resamples=_n_bca(given))
     )
     if interval.reason == "unbounded":
-        return none("unbounded", sigma=spread.value, **{inner: value})
-    if error == 0:
-        warnings += ("zero_variance",)
-    warnings += near_zero(statistic, table)
+        return draft.undefined("unbounded", values={"sigma": spread.value, inner: value})
+    draft.warn("zero_variance", error == 0)
+    draft.warnings += near_zero(statistic, table)
     relative = spread.value / abs(value) if value else math.nan
-    details |= {
-        "reading": next((word for limit, word in _READINGS if relative < limit), "unreliable"),
+    if not math.isnan(relative):
+        draft.details["reading"] = _reading(relative, _READINGS, "unreliable")
+    draft.details |= {
         "percentile": published.to_dict(),
         "interval": interval.to_dict(),
         "n_for_half_width": {
             f"{width:g}": math.ceil(data.n * (1.96 * error / width) ** 2) for width in (0.05, 0.1)
         },
     }
-    if math.isnan(relative):
-        del details["reading"]
-    return judged(
-        _STABLE,
-        spread.value,
-        error,
-        outermost(errors, ONE_SIDED_95, SMALLEST),
-        data.n,
-        fewest=SMALLEST,
-        values={"sigma": spread.value, "standard_error": error, inner: value, "relative": relative},
-        warnings=warnings,
-        details=details,
-    )
+    draft.values = {"sigma": spread.value, "standard_error": error, inner: value, "relative": relative}
+    bounds = outermost(errors, ONE_SIDED_95, SMALLEST)
+    return draft.verdict(judged(_STABLE, spread.value, error, bounds, data.n, fewest=SMALLEST))
 
 
-def _check_draws(draws: Int[np.ndarray, "n_boot n_units"], n: int) -> None:
+def _reading(value: float, readings: Sequence[tuple[float, str]], otherwise: str) -> str:
+    """The published word for a spread: of the first limit that it lies below."""
+    return next((word for limit, word in readings if value < limit), otherwise)
+
+
+def _checked_draws(draws: Int[np.ndarray, "n_boot n_units"], n: int) -> Int[np.ndarray, "n_boot n_units"]:
     if draws.ndim != 2 or draws.shape[1] != n or not draws.size or draws.min() < 0 or draws.max() >= n:
         raise ShapeError(f"draws has shape {draws.shape}; rows of {n} indices from 0 to {n - 1} are needed")
+    return draws
 
 
 def _n_bca(given: Int[np.ndarray, "n_boot n_units"] | None) -> int:
@@ -228,15 +218,13 @@ def seed_variance(
     statistic = inner_metric(inner)
     runs = {"y_circuit": y_circuit, "y_full": y_full} | ({} if y_other is None else {"y_other": y_other})
     data = sample(unit_id, **runs)
-    warnings = (*data.warnings, *circuit_flags(circuit_size, n_heads))
-    details: dict[str, Any] = {"metric": "C30.seed_variance", **data.counts, "seeds": list(seeds)}
-    values: dict[str, float] = {}
-
-    def none(reason: str) -> Verdict:
-        return undefined(reason, values=values, thresholds=limits(_SEEDS), warnings=warnings, details=details)
-
+    draft = Draft(
+        thresholds=limits(_SEEDS),
+        warnings=(*data.warnings, *circuit_flags(circuit_size, n_heads)),
+        details={"metric": "C30.seed_variance", **data.counts, "seeds": list(seeds)},
+    )
     if reason := data.missing():
-        return none(reason)
+        return draft.undefined(reason)
     size = max(1, round(data.n * n_prompts / data.n_prompts))
     table = data.table[:2]
     if subsets is None and size <= data.n:
@@ -244,26 +232,21 @@ def seed_variance(
         subsets = [shuffled(gate_stream("C30", task, seed=root), data.n, codes)[:size] for root in seeds]
     scores = scores_of(statistic, table, subsets or ())
     spread = coefficient_of_variation(scores) if len(scores) else Estimate(value=math.nan)
-    values |= {
+    draft.values = {
         "coefficient_of_variation": spread.value,
         "mean": float(scores.mean()) if len(scores) else math.nan,
     }
-    details["scores"] = scores
-    if statistic.unstable(table):
-        warnings += ("unstable_denominator",)
+    draft.details["scores"] = scores
+    draft.warn("unstable_denominator", statistic.unstable(table))
     if data.n_prompts <= n_prompts:
-        return none("pool_too_small")
+        return draft.undefined("pool_too_small")
     if spread.reason:
-        return none(spread.reason)
-    details["reading"] = next(
-        (word for limit, word in _SEED_READINGS if spread.value < limit), _SEEDS.published(spread.value)
-    )
+        return draft.undefined(spread.reason)
+    draft.details["reading"] = _reading(spread.value, _SEED_READINGS, _SEEDS.published(spread.value))
     if y_other is not None and subsets:
         other = scores_of(statistic, data.table[[2, 1]], subsets)
         better = float(np.mean(scores > other))
-        details["sign_consistency"] = max(better, float(np.mean(scores < other)))
-    warnings += near_zero(statistic, table)
+        draft.details["sign_consistency"] = max(better, float(np.mean(scores < other)))
+    draft.warnings += near_zero(statistic, table)
     error = relative_error(statistic, table, size, rng=gate_stream("C30.bounds", task))
-    return by_relative_error(
-        _SEEDS, spread.value, error, data, warnings=warnings, details=details, values=values
-    )
+    return by_relative_error(_SEEDS, spread.value, error, data, draft)

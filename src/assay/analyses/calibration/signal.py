@@ -7,22 +7,16 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
-from scipy import special
-from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._samples import conjunction, inner_metric, sample
-from assay.analyses.calibration._tables import (
-    exactly,
-    mirrored,
-    percentile_bounds,
-)
+from assay.analyses.calibration._separation import N_BOOT, Sides, without_input
+from assay.analyses.calibration._tables import exactly
 from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, positive, undefined
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.core.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.discovery.heads import edge_test, member_ratio, set_overlap
 from assay.stats import (
     Estimate,
-    auroc,
     clopper_pearson,
     d_prime,
     draw_counts,
@@ -30,16 +24,11 @@ from assay.stats import (
     resampled_ratios,
     studentized_interval,
 )
-from assay.stats.detection import NO_SPREAD
 
 
-N_BOOT = 999
-FEWEST_HEADS = 5  # on a side, below which nothing is said about heads like these
-FEWEST_TO_PASS = 15  # on a side; with fewer, skewed scores at the threshold pass too often
 FEWEST_FOR_RATIOS = 20  # prompts
 ESSENTIAL = 0.05  # loss of faithfulness above which a head is essential
 NOTABLE = 1.5  # ratio of spectral norms worth a remark
-_D_PRIME = Rule(pass_at=1.0)
 _HITS = Rule(pass_at=0.9)
 _FALSE_ALARMS = Rule(pass_at=0.2, higher=False)
 
@@ -56,137 +45,6 @@ def _report(value: float | None, reason: str | None = None, **more: Any) -> Verd
     )
 
 
-def _missing() -> Verdict:
-    return undefined("not_applicable", values={"value": None})
-
-
-def _d_primes(
-    inside: Float64[np.ndarray, "draws n"], outside: Float64[np.ndarray, "draws m"]
-) -> tuple[Float64[np.ndarray, " draws"], Float64[np.ndarray, " draws"]]:
-    """D' of each row and its standard error from influence values, NaN where nothing varies.
-
-    The influence of a score x inside is (x - m) / S - d' ((x - m)^2 - s^2) / (4 S^2), S^2 the mean of both
-    variances; outside the first term has the other sign.
-    """
-    sides = (inside, outside)
-    centred = [side - side.mean(axis=1, keepdims=True) for side in sides]
-    variances = [(side**2).sum(axis=1, keepdims=True) / (side.shape[1] - 1) for side in centred]
-    pooled = np.sqrt((variances[0] + variances[1]) / 2)
-    pooled = np.where(pooled > NO_SPREAD, pooled, np.nan)
-    distance = (inside.mean(axis=1) - outside.mean(axis=1))[:, None] / pooled
-    squared = np.zeros(len(inside))
-    for sign, side, variance in zip((1, -1), centred, variances, strict=True):
-        influence = sign * side / pooled - distance * (side**2 - variance) / (4 * pooled**2)
-        squared += influence.var(axis=1, ddof=1) / side.shape[1]
-    return distance[:, 0], np.sqrt(squared)
-
-
-def _areas(
-    inside: Float64[np.ndarray, "draws n"], outside: Float64[np.ndarray, "draws m"]
-) -> tuple[Float64[np.ndarray, " draws"], Float64[np.ndarray, " draws"]]:
-    """AUROC of each row and its standard error from the share of the other side that a score exceeds.
-
-    References:
-        DeLong, DeLong and Clarke-Pearson (1988), doi:10.2307/2531595.
-    """
-    n, m = inside.shape[1], outside.shape[1]
-    ranks = scipy_stats.rankdata(np.concatenate([inside, outside], axis=1), axis=1)
-    above = (ranks[:, :n] - scipy_stats.rankdata(inside, axis=1)) / m
-    below = 1 - (ranks[:, n:] - scipy_stats.rankdata(outside, axis=1)) / n
-    squared = above.var(axis=1, ddof=1) / n + below.var(axis=1, ddof=1) / m
-    return above.mean(axis=1), np.sqrt(squared)
-
-
-def _too_few(inside: Float64[np.ndarray, " _"], outside: Float64[np.ndarray, " _"]) -> str | None:
-    """Why two groups of heads say nothing about others like them, if so."""
-    fewest = min(len(inside), len(outside))
-    return None if fewest >= FEWEST_HEADS else "too_few" if fewest < 2 else "too_few_heads"
-
-
-def _of_heads_like_these(
-    verdict: Verdict, inside: Float64[np.ndarray, " _"], outside: Float64[np.ndarray, " _"]
-) -> Verdict:
-    """A verdict on two groups of heads; with few heads on a side it cannot be a pass."""
-    few = min(len(inside), len(outside)) < FEWEST_TO_PASS
-    if verdict.status in ("pass", "moderate") and few:
-        verdict = replace(verdict, status="inconclusive", reason="too_few_heads")
-    return replace(verdict, n_needed=None)  # there are no more heads
-
-
-def _judged_distance(
-    inside: Float64[np.ndarray, " _"],
-    outside: Float64[np.ndarray, " _"],
-    *,
-    rng: np.random.Generator,
-    n_boot: int,
-    level: float,
-) -> Verdict:
-    """D' above 1: bootstrap-t within each group, no narrower than percentiles and their mirror image."""
-    value = d_prime(inside, outside)
-    if not value.defined:
-        return undefined(value.reason or "undefined", values={"value": None})
-    reason = _too_few(inside, outside)
-    if reason:
-        interval = undefined_interval(level, "bootstrap-t", reason)
-    else:
-        error = float(_d_primes(inside[None], outside[None])[1][0])
-        rows, columns = (rng.integers(0, len(side), (n_boot, len(side))) for side in (inside, outside))
-        replicates, errors = _d_primes(inside[rows], outside[columns])
-        percentiles = percentile_bounds(value.value, replicates, level=level)
-        interval = outermost(
-            studentized_interval(
-                value.value, error, replicates, errors, level=level, low_tail=_pass_tail(level)
-            ),
-            percentiles,
-            mirrored(value.value, percentiles),
-        )
-    n = len(inside) + len(outside)
-    return _of_heads_like_these(_D_PRIME.judge(value.value, interval, n), inside, outside)
-
-
-def _pass_tail(level: float) -> float:
-    """Nominal error of a bound that has to lie above a threshold.
-
-    A fifth of what is promised: where the rare scores of a side lie below the others, fifteen heads seldom
-    hold one of them, and the bound lies too high more often than it says.
-    """
-    return (1 - level) / 2 / 5
-
-
-def _judged_area(
-    scores: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"], rng: np.random.Generator, n_boot: int
-) -> Verdict:
-    """AUROC above 0.85 passes, above 0.7 is moderate: Student bounds of its logit, or percentiles."""
-    rule = Rule(pass_at=0.85, fail_at=0.7)
-    value = auroc(scores, members)
-    if not value.defined:
-        return undefined(value.reason or "undefined", values={"value": None})
-    inside, outside = scores[members], scores[~members]
-    level, fewest = ONE_SIDED_95, min(len(inside), len(outside))
-    area, reason = value.value, _too_few(inside, outside)
-    if area in (0.0, 1.0):
-        # Perfect order leaves nothing to resample. Disjoint pairs of a member and another head are
-        # independent, so their share is binomial: its exact bounds hold for any number of them.
-        exact = clopper_pearson(round(area) * fewest, fewest, level=level)
-        return replace(rule.judge(area, exact, len(scores)), n_needed=None)
-    if reason:
-        return replace(
-            rule.judge(area, undefined_interval(level, "logit", reason), len(scores)), n_needed=None
-        )
-    error = float(_areas(inside[None], outside[None])[1][0]) / (area * (1 - area))
-    logit = math.log(area / (1 - area))
-    ends = [
-        float(special.expit(logit + float(scipy_stats.t.ppf(tail, fewest - 1)) * error))
-        for tail in (_pass_tail(level), (1 + level) / 2)
-    ]
-    rows, columns = (rng.integers(0, len(side), (n_boot, len(side))) for side in (inside, outside))
-    interval = outermost(
-        Interval(low=ends[0], high=ends[1], level=level, method="logit"),
-        percentile_bounds(area, _areas(inside[rows], outside[columns])[0], level=level),
-    )
-    return _of_heads_like_these(rule.judge(area, interval, len(scores)), inside, outside)
-
-
 def _jaccard(
     members: Bool[np.ndarray, " H"],
     published: Bool[np.ndarray, " H"] | None,
@@ -200,16 +58,18 @@ def _jaccard(
         sizes = sorted((k, published_size))
         value, warnings = (sizes[0] / sizes[1] if sizes[1] else math.nan), ("proxy",)
     else:
-        return _missing()
+        return without_input()
     if k == 0 or math.isnan(value):
         return undefined("no_members", values={"value": None}, warnings=warnings)
     return replace(rule.judge(value, exactly(value), k), warnings=warnings)
 
 
 def _rates(
-    predicted: Bool[np.ndarray, " H"], members: Bool[np.ndarray, " H"], *, level: float = ONE_SIDED_95
+    predicted: Bool[np.ndarray, " H"] | None, members: Bool[np.ndarray, " H"], *, level: float = ONE_SIDED_95
 ) -> dict[str, Verdict]:
     """Hits and false alarms of a predicted set with exact bounds."""
+    if predicted is None:
+        return {"hit_rate": without_input(), "false_alarm_rate": without_input()}
     found = set_overlap(predicted, members)
     precision = None if math.isnan(found.precision) else found.precision
     rows = {}
@@ -267,7 +127,7 @@ def ratio_estimate(
 def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
     """An estimate made elsewhere, judged by this gate's threshold."""
     if found is None:
-        return _missing()
+        return without_input()
     if not found.defined:
         return undefined(found.reason or "undefined", values={"value": None})
     interval = found.interval or undefined_interval(ONE_SIDED_95, "none", "no_interval")
@@ -372,46 +232,20 @@ def derived_metrics(
             raise ShapeError(
                 f"{name} has shape {column.shape}; one entry per head, {members.shape}, is needed"
             )
-
-    def stream(row: str) -> np.random.Generator:
-        return gate_stream("C14", f"{task}/{row}", seed=seed)
-
-    def sides(
-        column: Float64[np.ndarray, " H"],
-    ) -> tuple[Float64[np.ndarray, " _"], Float64[np.ndarray, " _"]]:
-        usable = np.isfinite(column)
-        return column[members & usable], column[~members & usable]
-
-    def distance(
-        column: Float64[np.ndarray, " H"] | None,
-        row: str,
-        *,
-        turned: bool = False,
-        level: float = ONE_SIDED_95,
-    ) -> Verdict:
-        if column is None:
-            return _missing()
-        if not members.any() or members.all():
-            return undefined("no_others" if members.any() else "no_members", values={"value": None})
-        if not np.isfinite(column).any():
-            return undefined("no_valid_prompt", values={"value": None})
-        inside, outside = sides(-column if turned else column)
-        return _judged_distance(inside, outside, rng=stream(row), n_boot=n_boot, level=level)
-
+    side = Sides(members=members, n_boot=n_boot, task=task, seed=seed)
     k, n = int(members.sum()), len(members)
     rows: dict[str, Verdict] = {
         "sparsity": _report(k / n if n else None, "too_few"),
         "node_overlap_jaccard": _jaccard(members, published_members, published_size),
         "spectral_norm_ratio": _ratio(spectral_norm, members),
         "sv_entropy_ratio": _ratio(sv_entropy, members),
-        "d_prime": distance(scores, "d_prime"),
-        "llc_d_prime": distance(llc, "llc_d_prime", turned=True),
-        "hit_rate": _missing(),
-        "false_alarm_rate": _missing(),
-        "partial_eta_sq": partial_eta_sq or _missing(),
+        "d_prime": side.with_other_forms(side.distance(scores, "d_prime"), scores),
+        "llc_d_prime": side.distance(None if llc is None else -llc, "llc_d_prime"),
+        **_rates(predicted, members),
+        "partial_eta_sq": partial_eta_sq or without_input(),
         **_component_rows(pc_ratio, members),
         **_composition_rows(composition, tuple(head_edges), n_heads),
-        "attribution_auroc": _missing(),
+        "attribution_auroc": side.area(attribution, "attribution_auroc"),
         "faithfulness": _forwarded(faithfulness, Rule(pass_at=0.8, strict=False), n_prompts),
         "completeness": _forwarded(completeness, Rule(pass_at=0.8, strict=False), n_prompts),
         "minimality_mean_importance": _minimality(minimality),
@@ -420,47 +254,19 @@ def derived_metrics(
     ratio = rows["spectral_norm_ratio"].values["value"]
     if ratio is not None and ratio > NOTABLE:
         rows["spectral_norm_ratio"] = replace(rows["spectral_norm_ratio"], details={"notable": True})
-    if predicted is not None:
-        rows |= _rates(predicted, members)
-    if attribution is not None:
-        usable = np.isfinite(attribution)
-        rows["attribution_auroc"] = _judged_area(
-            attribution[usable], members[usable], stream("attribution_auroc"), n_boot
-        )
-    if scores is not None and rows["d_prime"].values["value"] is not None:
-        rows["d_prime"] = replace(
-            rows["d_prime"], values={**rows["d_prime"].values, **_other_forms(*sides(scores))}
-        )
-    dropped = [
-        name
-        for name in ("scores", "llc", "attribution")
-        if (column := columns[name]) is not None and not np.isfinite(column).all()
-    ]
-    # A conjunction fails where one part does, so parts share the 5 % of a false fail.
-    parts = ("d_prime",) if predicted is None else ("d_prime", "hit_rate", "false_alarm_rate")
+    dropped = any(each is not None and not np.isfinite(each).all() for each in (scores, llc, attribution))
     strict = {"d_prime": rows["d_prime"]}
     if predicted is not None:
-        level = 1 - 2 * ALPHA / len(parts)
-        strict = {"d_prime": distance(scores, "d_prime", level=level)}
+        # A conjunction fails where one part does, so its three parts share the 5 % of a false fail.
+        level = 1 - 2 * ALPHA / 3
+        strict = {"d_prime": side.distance(scores, "d_prime", level=level)}
         strict |= _rates(predicted, members, level=level)
     return _whole(rows, strict, ("missing_heads",) if dropped else ())
 
 
-def _other_forms(
-    inside: Float64[np.ndarray, " _"], outside: Float64[np.ndarray, " _"]
-) -> dict[str, float | None]:
-    """D' of magnitudes, and the published difference of the magnitudes of the means."""
-    magnitudes = d_prime(np.abs(inside), np.abs(outside))
-    pooled = math.sqrt((inside.var(ddof=1) + outside.var(ddof=1)) / 2)
-    return {
-        "d_prime_abs": magnitudes.value if magnitudes.defined else None,
-        "d_prime_abs_means": float(abs(inside.mean()) - abs(outside.mean())) / pooled,
-    }
-
-
 def _ratio(column: Float64[np.ndarray, " H"] | None, members: Bool[np.ndarray, " H"]) -> Verdict:
     if column is None:
-        return _missing()
+        return without_input()
     reason = "no_members" if not members.any() else "no_others" if members.all() else "zero_denominator"
     return _report(member_ratio(column, members), reason)
 
@@ -470,7 +276,7 @@ def _component_rows(
 ) -> dict[str, Verdict]:
     names = ("pc_ratio_circuit_mean", "pc_ratio_noncircuit_mean", "pc_ratio_d_prime")
     if column is None:
-        return dict.fromkeys(names, _missing())
+        return dict.fromkeys(names, without_input())
     usable = np.isfinite(column)
     inside, outside = column[members & usable], column[~members & usable]
     distance = d_prime(outside, inside)
@@ -495,7 +301,7 @@ def _composition_rows(
         name = f"{'ov' if channel == 'v' else channel}_composition_pval"
         table = (composition or {}).get(channel)
         if table is None or n_heads is None:
-            rows[name] = _missing()
+            rows[name] = without_input()
             continue
         found = edge_test(table, head_edges, n_heads=n_heads)
         if found.reason:
@@ -513,7 +319,7 @@ def _composition_rows(
 
 def _minimality(losses: Float64[np.ndarray, " k"] | None) -> Verdict:
     if losses is None:
-        return _missing()
+        return without_input()
     known = losses[np.isfinite(losses)]
     if not len(known):
         return undefined("no_members", values={"value": None})

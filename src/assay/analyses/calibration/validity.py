@@ -3,18 +3,18 @@
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Real, Shaped
 from scipy import stats as scipy_stats
 
-from assay.analyses.calibration._samples import FEWEST, sample
-from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, positive, undefined
+from assay.analyses.calibration._samples import Sample, sample
+from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open, positive
 from assay.circuits import HeadCircuit
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import RatioOfSums, fieller_interval, skewed_mean_interval, spearman_test
 from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
@@ -68,32 +68,39 @@ def nomological_validity(
         InputError: For a role without a band.
     """
     positive("n_perm", n_perm)
-    counts = np.bincount([layer for layer, _ in circuit.heads], minlength=circuit.n_layers)
-    density = _association(np.arange(circuit.n_layers), counts)
-    parts = {
-        "layer_density_correlation": Verdict(
-            status="none",
-            published="none",
-            values={"rho": density[0], "p": density[1]},
-            reason=None if density[0] is not None else "zero_variance",
-            details={"counts": counts},
-        )
-    }
-    limits: dict[str, float | None] = {"rho": 0.0, "p": ALPHA}
+    parts = {"layer_density_correlation": _layer_density(circuit)}
+    draft = Draft(thresholds={"rho": 0.0, "p": ALPHA})
     if not circuit.roles:
-        return undefined("not_applicable", thresholds=limits, sub_results=parts)
-    layers = np.array([layer for layer, _ in circuit.heads])
-    ordinals = np.array(circuit.ordinals)
+        return draft.undefined("not_applicable", sub_results=parts)
     if circuit.k < 3:
-        return undefined("too_few", thresholds=limits, sub_results=parts)
+        return draft.undefined("too_few", sub_results=parts)
+    layers, ordinals = np.array([layer for layer, _ in circuit.heads]), np.array(circuit.ordinals)
     rho, p = _association(layers, ordinals)
-    published = "inconclusive" if rho is None or p is None else "pass" if rho > 0 and p < ALPHA else "fail"
+    draft.warn("circular_bands", _circular(layers, ordinals))
     named = [name for name, role in circuit.roles.items() if role.heads]
     mean_layers = np.array([circuit.mean_layers[name] for name in named])
     depths = np.array([float(circuit.depths[name]) for name in named])
     rng = gate_stream("C23", task, seed=seed)
-    up = spearman_test(mean_layers, depths, rng=rng, alternative="greater", n_permutations=n_perm)
-    down = spearman_test(-mean_layers, depths, rng=rng, alternative="greater", n_permutations=n_perm)
+    up, down = (
+        spearman_test(sign * mean_layers, depths, rng=rng, alternative="greater", n_permutations=n_perm)
+        for sign in (1, -1)
+    )
+    draft.details = {
+        "roles": [
+            {"role": name, "mean_layer": float(layer), "depth": int(depth)}
+            for name, layer, depth in zip(named, mean_layers, depths, strict=True)
+        ],
+        "exact": up.exact,
+        "n_layers": circuit.n_layers,
+    }
+    draft.values = {
+        "role_depth_rho": rho,
+        "role_depth_p": p,
+        "role_level_rho": _known(up.rho),
+        "role_level_p": _known(up.p_value),
+        "role_level_p_opposite": _known(down.p_value),
+        "smallest_p": _known(up.smallest_p),
+    }
     status, reason = "inconclusive", up.reason
     if rho is None:
         reason = "zero_variance"
@@ -103,31 +110,25 @@ def nomological_validity(
         status = "fail"
     elif reason is None and not up.smallest_p < ALPHA:
         reason = "too_few"
-    circular = _circular(layers, ordinals)
+    published = "inconclusive" if rho is None or p is None else "pass" if rho > 0 and p < ALPHA else "fail"
+    return Verdict(status=status, published=published, reason=reason, sub_results=parts, **vars(draft))
+
+
+def _layer_density(circuit: HeadCircuit) -> Verdict:
+    """Layer against the number of the circuit's heads in it, without a threshold."""
+    counts = np.bincount([layer for layer, _ in circuit.heads], minlength=circuit.n_layers)
+    rho, p = _association(np.arange(circuit.n_layers), counts)
     return Verdict(
-        status=status,
-        published=published,
-        values={
-            "role_depth_rho": rho,
-            "role_depth_p": p,
-            "role_level_rho": None if math.isnan(up.rho) else up.rho,
-            "role_level_p": None if math.isnan(up.p_value) else up.p_value,
-            "role_level_p_opposite": None if math.isnan(down.p_value) else down.p_value,
-            "smallest_p": None if math.isnan(up.smallest_p) else up.smallest_p,
-        },
-        thresholds=limits,
-        reason=reason,
-        sub_results=parts,
-        warnings=("circular_bands",) if circular else (),
-        details={
-            "roles": [
-                {"role": name, "mean_layer": float(layer), "depth": int(depth)}
-                for name, layer, depth in zip(named, mean_layers, depths, strict=True)
-            ],
-            "exact": up.exact,
-            "n_layers": circuit.n_layers,
-        },
+        status="none",
+        published="none",
+        values={"rho": rho, "p": p},
+        reason=None if rho is not None else "zero_variance",
+        details={"counts": counts},
     )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _association(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> tuple[float | None, float | None]:
@@ -196,7 +197,6 @@ def incremental_validity(
         no bounds hold for skewed differences. The same set, or the same runs where sets are not given:
         delta 0, both verdicts inconclusive (`same_set`). Identical prompts: by sign, warning `zero_variance`.
     """
-    limits: dict[str, float | None] = {"pass": 0.0, "fail": 0.0, "substantial": 0.1}
     further = {name: np.asarray(y, dtype=np.float64) for name, y in (others or {}).items()}
     kept = sample(
         unit_id,
@@ -205,91 +205,116 @@ def incremental_validity(
         y_baseline=y_baseline,
         **{f"others of {name}": y for name, y in further.items()},
     )
-    dropped = ("prompts_dropped",) if kept.n_dropped else ()
+    draft = Draft(thresholds={"pass": 0.0, "fail": 0.0, "substantial": 0.1}, warnings=kept.warnings)
     full, keep, base = kept.vectors[:3]
-    reason = None
-    if members is not None and not members.any():
-        reason = "no_members"
-    elif members is not None and members.all():
-        reason = "no_others"
-    elif kept.n < FEWEST:
-        reason = "too_few" if kept.n else "no_valid_prompt"
-    elif not abs(full.mean()) >= _NO_MARGIN:
-        reason = "zero_denominator"
-    if reason:
-        return undefined(reason, thresholds=limits, warnings=dropped)
-
-    statistic = RatioOfSums(numerator={"keep": 1.0, "base": -1.0}, denominator={"full": 1.0})
-    order = {"full": full, "keep": keep, "base": base}
-    table = np.stack([order[name] for name in statistic.components])
-    delta = float(statistic.of_sums(table.sum(axis=1), kept.n))
-    unstable = statistic.unstable(table)
-    interval = skewed_mean_interval(delta, statistic.linearised(table), level=ONE_SIDED_95)
-    if unstable:
-        fieller = fieller_interval(keep - base, full, level=ONE_SIDED_95)
-        interval = (
-            replace(
-                interval,
-                low=min(interval.low, fieller.low),
-                high=max(interval.high, fieller.high),
-                method="fieller-hall",
-            )
-            if fieller.defined
-            else fieller
-        )
-    # Identical prompts differ by rounding once they have been divided.
-    flat = bool(np.ptp(statistic.linearised(table)) <= _EQUAL * np.abs(table).max() / abs(full.mean()))
-    if flat:
-        interval = replace(interval, low=delta, high=delta, reason="degenerate")
-    judged = Rule(pass_at=0.0).judge(delta, interval, kept.n)
-    substantial = Rule(pass_at=0.1).judge(delta, interval, kept.n)
+    if reason := _nothing_to_compare(kept, members):
+        return draft.undefined(reason)
+    difference = _difference(full, keep, base)
     faithful, base_faithful = float(keep.sum() / full.sum()), float(base.sum() / full.sum())
-    values: dict[str, float | None] = {
-        "value": delta,
-        "standard_error": float(statistic.linearised(table).std(ddof=1) / math.sqrt(kept.n)),
+    draft.values = {
+        "value": difference.value,
+        "standard_error": difference.standard_error,
         "faithfulness": faithful,
         "baseline_faithfulness": base_faithful,
         "delta_abs": abs(1 - base_faithful) - abs(1 - faithful),
     }
     same = np.array_equal(keep, base)
     if members is not None and baseline_members is not None:
-        if members.shape != baseline_members.shape:
-            raise ShapeError(
-                f"members has shape {members.shape}, baseline_members {baseline_members.shape}; "
-                "one flag per head is needed"
-            )
+        draft.values |= _overlap(members, baseline_members)
         same = bool((members == baseline_members).all())
-        values["overlap"] = float((members & baseline_members).sum())
-        values["jaccard"] = float((members & baseline_members).sum() / (members | baseline_members).sum())
+    draft.warn("unstable_denominator", difference.unstable)
+    draft.warn("zero_variance", difference.flat and not same)
+    draft.details = {
+        "n": kept.n,
+        "n_dropped": kept.n_dropped,
+        "others": {
+            name: _against(faithful, vector, full)
+            for name, vector in zip(further, kept.vectors[3:], strict=True)
+        },
+    }
+    verdict, substantial = (
+        Rule(pass_at=limit).judge(difference.value, difference.interval, kept.n) for limit in (0.0, 0.1)
+    )
     if same:
-        judged, substantial = (
-            replace(each, status="inconclusive", published="inconclusive", reason="same_set", n_needed=None)
-            for each in (judged, substantial)
+        verdict, substantial = (
+            replace(left_open(each, "same_set"), published="inconclusive") for each in (verdict, substantial)
         )
     elif kept.n < FEWEST_FOR_MEANS:
-        judged, substantial = (
-            replace(each, status="inconclusive", reason="too_few", n_needed=FEWEST_FOR_MEANS)
-            for each in (judged, substantial)
+        verdict, substantial = (
+            left_open(each, "too_few", FEWEST_FOR_MEANS) for each in (verdict, substantial)
         )
-    return replace(
-        judged,
-        values=values,
-        thresholds=limits,
-        sub_results={"substantial": substantial},
-        warnings=(
-            *dropped,
-            *(("unstable_denominator",) if unstable else ()),
-            *(("zero_variance",) if flat and not same else ()),
-        ),
-        details={
-            "n": kept.n,
-            "n_dropped": kept.n_dropped,
-            "others": {
-                name: _against(faithful, vector, full)
-                for name, vector in zip(further, kept.vectors[3:], strict=True)
-            },
-        },
+    return draft.verdict(verdict, sub_results={"substantial": substantial})
+
+
+def _nothing_to_compare(kept: Sample, members: Bool[np.ndarray, " H"] | None) -> str | None:
+    """Why the circuit cannot be compared with a baseline, or None."""
+    if members is not None and not members.any():
+        return "no_members"
+    if members is not None and members.all():
+        return "no_others"
+    if reason := kept.missing():
+        return reason
+    return None if abs(kept.vectors[0].mean()) >= _NO_MARGIN else "zero_denominator"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Difference:
+    """Faithfulness of the circuit less that of the baseline.
+
+    Attributes:
+        value: The difference.
+        standard_error: To first order.
+        interval: Its bounds, of which a false end has 5 %.
+        unstable: Whether the denominator lies close to 0.
+        flat: Whether all prompts are alike.
+    """
+
+    value: float
+    standard_error: float
+    interval: Interval
+    unstable: bool
+    flat: bool
+
+
+def _difference(
+    full: Float64[np.ndarray, " n"], keep: Float64[np.ndarray, " n"], base: Float64[np.ndarray, " n"]
+) -> _Difference:
+    """The outermost of Student's and Hall's bounds, and of Fieller's where the denominator is unstable."""
+    statistic = RatioOfSums(numerator={"keep": 1.0, "base": -1.0}, denominator={"full": 1.0})
+    order = {"full": full, "keep": keep, "base": base}
+    table = np.stack([order[name] for name in statistic.components])
+    delta = float(statistic.of_sums(table.sum(axis=1), len(full)))
+    linear = statistic.linearised(table)
+    interval = skewed_mean_interval(delta, linear, level=ONE_SIDED_95)
+    unstable = statistic.unstable(table)
+    if unstable:
+        fieller = fieller_interval(keep - base, full, level=ONE_SIDED_95)
+        low, high = min(interval.low, fieller.low), max(interval.high, fieller.high)
+        interval = (
+            replace(interval, low=low, high=high, method="fieller-hall") if fieller.defined else fieller
+        )
+    # Identical prompts differ by rounding once they have been divided.
+    flat = bool(np.ptp(linear) <= _EQUAL * np.abs(table).max() / abs(full.mean()))
+    if flat:
+        interval = replace(interval, low=delta, high=delta, reason="degenerate")
+    return _Difference(
+        value=delta,
+        standard_error=float(linear.std(ddof=1) / math.sqrt(len(full))),
+        interval=interval,
+        unstable=unstable,
+        flat=flat,
     )
+
+
+def _overlap(members: Bool[np.ndarray, " H"], baseline: Bool[np.ndarray, " H"]) -> dict[str, float]:
+    """Heads that both sets have, and their share of all heads in either."""
+    if members.shape != baseline.shape:
+        raise ShapeError(
+            f"members has shape {members.shape}, baseline_members {baseline.shape}; "
+            "one flag per head is needed"
+        )
+    common = float((members & baseline).sum())
+    return {"overlap": common, "jaccard": common / float((members | baseline).sum())}
 
 
 def _against(

@@ -17,7 +17,8 @@ from assay.analyses.calibration import (
     seed_variance,
     split_half,
 )
-from assay.analyses.calibration.judges import Battery
+from assay.analyses.calibration.judges import judge
+from assay.analyses.calibration.readings import Battery
 from assay.analyses.claims.claim import Claim
 from assay.core.errors import InputError
 from assay.core.measurement import Verdict
@@ -73,7 +74,7 @@ def claim_gates(
     battery = Battery(table=table, signs=claim.sign_of)
     for code in _AS_CALIBRATED:
         step(code)
-        found[code] = battery.judge(find_gate(code).key, found)
+        found[code] = judge(battery, find_gate(code).key, found)
     if others:
         step("C17")
         found["C17"] = _own_task(claim, table, others)

@@ -18,15 +18,14 @@ from assay.discovery.heads.direct import (
 )
 from assay.discovery.heads.effects import (
     CircuitEffect,
-    activation_patching,
     circuit_effect,
-    drop_effect,
     drop_scores,
-    mediation,
     mediation_reading,
     mediation_scores,
     patching_scores,
 )
+from assay.discovery.heads.fisher import fisher_count
+from assay.discovery.heads.head_pairs import Composition, EdgeTest, composition, edge_test
 from assay.discovery.heads.information import (
     causation_entropy,
     parent_flags,
@@ -36,7 +35,6 @@ from assay.discovery.heads.interventions import INTERVENTIONS, Intervention, Set
 from assay.discovery.heads.llc import (
     Langevin,
     LearningCoefficient,
-    fisher_count,
     learning_coefficient,
     learning_coefficients,
 )
@@ -48,14 +46,11 @@ from assay.discovery.heads.membership import (
 )
 from assay.discovery.heads.methods import HEAD_METHODS, HeadMethod, discover_heads, find_head_method
 from assay.discovery.heads.scores import HeadScores, load_head_scores
+from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
 from assay.discovery.heads.table import MeasurementTable
 from assay.discovery.heads.weights import (
-    Composition,
-    EdgeTest,
     EffectiveRank,
     answer_directions,
-    composition,
-    edge_test,
     effective_rank,
     member_ratio,
     ov_norm,

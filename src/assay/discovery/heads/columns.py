@@ -22,19 +22,17 @@ from assay.discovery.heads.direct import (
     margin_directions,
 )
 from assay.discovery.heads.edges import run_with_edges_replaced
-from assay.discovery.heads.effects import margin_reading
+from assay.discovery.heads.fisher import fisher_count
+from assay.discovery.heads.head_pairs import composition
 from assay.discovery.heads.information import causation_entropy
-from assay.discovery.heads.interventions import (
-    INTERVENTIONS,
-    Donor,
+from assay.discovery.heads.interventions import INTERVENTIONS, Donor, Setting
+from assay.discovery.heads.replacing import (
     Replacement,
-    Setting,
     heads_replaced,
     outside,
     replaced_outputs,
     run_with_heads_replaced,
 )
-from assay.discovery.heads.llc import fisher_count
 from assay.discovery.heads.runs import (
     Reading,
     base_run,
@@ -42,7 +40,8 @@ from assay.discovery.heads.runs import (
     one_head_replaced,
     one_head_replaced_at_read,
 )
-from assay.discovery.heads.weights import answer_directions, composition, ov_norm, weight_scores
+from assay.discovery.heads.single_heads import margin_reading
+from assay.discovery.heads.weights import answer_directions, ov_norm, weight_scores
 from assay.execution import BaselineShelf, run_model
 from assay.execution.forward import TOKENS_PER_PASS, choose_batch_size
 from assay.models import Model

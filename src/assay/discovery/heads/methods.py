@@ -20,11 +20,12 @@ from assay.discovery.heads.direct import (
     head_outputs,
     margin_directions,
 )
-from assay.discovery.heads.effects import Heads, activation_patching, drop_effect, mediation
+from assay.discovery.heads.effects import Heads
+from assay.discovery.heads.fisher import fisher_count
 from assay.discovery.heads.information import causation_entropy
-from assay.discovery.heads.interventions import Intervention
-from assay.discovery.heads.llc import Langevin, fisher_count, learning_coefficients
+from assay.discovery.heads.llc import Langevin, learning_coefficients
 from assay.discovery.heads.scores import HeadScores
+from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
 from assay.discovery.heads.weights import answer_directions, ov_norm, weight_scores
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
@@ -156,8 +157,7 @@ def discover_heads(
 
 # ---- by runs ----------------------------------------------------------------------------------------
 
-
-@head_method(
+head_method(
     key="activation-patching",
     id="C2.activation_patching",
     summary="share of the margin that a head's clean output restores in the corrupted run",
@@ -168,22 +168,9 @@ def discover_heads(
     cost="2 P passes, and P per head from its block upwards",
     counts={"whole": (2, 0), "single_head": (0, 1)},
     reference="Heimersheim and Nanda 2024, arXiv:2404.15255",
-)
-def _activation_patching(
-    model: Model,
-    task: Task,
-    *,
-    heads: Heads | None = None,
-    aggregate: str = "ratio_of_sums",
-    objective: Objectives = None,
-    batch_size: int | None = None,
-) -> HeadScores:
-    return activation_patching(
-        model, task, heads=heads, aggregate=aggregate, objective=objective, batch_size=batch_size
-    )
+)(activation_patching)
 
-
-@head_method(
+head_method(
     key="mediation",
     id="C5.mediation",
     summary="effect of corrupting the prompt that goes through a head",
@@ -194,22 +181,9 @@ def _activation_patching(
     cost="2 P passes, and P tokens per head; with positions='all' P per head from its block upwards",
     counts={"whole": (2, 0), "last_token": (0, 1)},
     reference="Pearl 2001, arXiv:1301.2300",
-)
-def _mediation(
-    model: Model,
-    task: Task,
-    *,
-    heads: Heads | None = None,
-    positions: str = "last",
-    objective: Objectives = None,
-    batch_size: int | None = None,
-) -> HeadScores:
-    return mediation(
-        model, task, heads=heads, positions=positions, objective=objective, batch_size=batch_size
-    )
+)(mediation)
 
-
-@head_method(
+head_method(
     key="drop-effect",
     id="X.drop_effect",
     summary="margin that is lost when a head alone is ablated",
@@ -220,30 +194,7 @@ def _mediation(
     cost="2 P passes, and P per head from its block upwards; more per draw of donors or noise",
     counts={"whole": (2, 0), "single_head": (0, 1)},
     reference="mechanistic-validity framework",
-)
-def _drop_effect(
-    model: Model,
-    task: Task,
-    *,
-    heads: Heads | None = None,
-    ablation: str | Intervention = "mean",
-    reference: Task | None = None,
-    draws: int | None = None,
-    objective: Objectives = None,
-    batch_size: int | None = None,
-    seed: int = 42,
-) -> HeadScores:
-    return drop_effect(
-        model,
-        task,
-        heads=heads,
-        ablation=ablation,
-        reference=reference,
-        draws=draws,
-        objective=objective,
-        batch_size=batch_size,
-        seed=seed,
-    )
+)(drop_effect)
 
 
 # ---- by one pass ------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from assay.core.errors import InputError, unknown_name
 from assay.core.random import stream
 from assay.core.record import library_version, record_id
 from assay.discovery.heads.columns import QUANTITIES, Columns, count_draws
-from assay.discovery.heads.interventions import INTERVENTIONS, outside
+from assay.discovery.heads.interventions import INTERVENTIONS
+from assay.discovery.heads.replacing import outside
 from assay.discovery.heads.shelf import Shelf
 from assay.execution.forward import check_circuit
 from assay.models import Model
