@@ -81,10 +81,6 @@ def _empty(value: object) -> bool:
     return value is None or (isinstance(value, Mapping | tuple | str) and not value)
 
 
-def _empty(value: object) -> bool:
-    return value is None or (isinstance(value, Mapping | tuple | str) and not value)
-
-
 def _header(cls: type[Record]) -> dict[str, str]:
     """The entries that tell what a document is."""
     header = {"kind": cls.record_kind, "schema": cls.record_schema}
@@ -170,12 +166,12 @@ def _record_hook(cls: Any, converter: Any) -> Callable[[object, type], Any]:
     """Reads one class of records: its kind and schema checked, its derived values passed over."""
 
     @functools.cache
-    def structure() -> Callable[[object, type], Any]:
+    def structure() -> Callable[[Mapping[str, Any], type], Any]:
         # On first use: a record may hold records of its own class.
         from cattrs.gen import make_dict_structure_fn, override
 
         hints = typing.get_type_hints(cls)
-        hidden = {}
+        hidden: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             field.type = hints[field.name]  # names in quotes resolved
             if field.metadata.get("record") == "hidden":

@@ -107,19 +107,20 @@ class Recipe(Record):
         return float(self.lr * 0.5 * (1 + np.cos(np.pi * share)))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
+    def from_dict(cls, document: object) -> "Recipe":
         """The recipe of a record or a table of a TOML file; fields left out have their defaults.
 
         Raises:
             InputError: If a value is out of range or of the wrong type.
             UnknownNameError: If there is no such field.
         """
+        if not isinstance(document, Mapping):
+            raise InputError(f"a recipe is a table of fields; got {type(document).__name__}")
         known = {each.name for each in fields(cls)}
-        for name in values:
+        for name in document:
             if name not in known:
                 raise unknown_name("field of a recipe", name, known)
-        given = {name: _checked(name, value) for name, value in values.items()}
-        return cls(**given)
+        return cls(**{name: _checked(name, value) for name, value in document.items()})
 
 
 def _number(value: Any) -> Any:
