@@ -235,7 +235,7 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--path", "warmish"], "did you mean 'warm'"),
         (["--strata", "lihgt"], "did you mean 'light'"),
         (["--layout", "pcked"], "packed"),
-        (["--groups", "runs.csv"], "--groups is 'runs.csv', which is no file"),
+        (["--groups", "runs.csv"], "--groups is 'runs.csv', which is not a file"),
         (["--ids", "chosen.xlsx"], "give NAME.csv"),
         (["--images", "photos"], "--images"),
         (["--ood-env", "3"], "--ood-env"),

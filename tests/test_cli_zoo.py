@@ -135,7 +135,7 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(run: Run, tmp_path: Path) -
         (["train", "grid.toml", "--shapes", "flaat", "--out", "zoo"], 2, "did you mean 'flat'"),
         (["train", "grid.toml", "--shapes", "flat", "--shapes", "neon", "--out", "zoo"], 2, "trained on one"),
         (["train", "grid.toml", "--images", "nothing", "--out", "zoo"], 1, "there are no images at nothing"),
-        (["list", "nowhere"], 1, "nowhere is no directory"),
+        (["list", "nowhere"], 1, "nowhere is not a directory"),
         (["index", "--shapes", "flat"], 2, "the embedded zoo is part of the package"),
     ],
 )

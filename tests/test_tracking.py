@@ -95,7 +95,7 @@ def test_the_active_run_is_added_to_and_left_open(client: Any, found: dict[str, 
         mlflow.log_param("model.id", "what the user wrote")
         assert log_to_mlflow(found["kl"]) == run.info.run_id
         assert mlflow.active_run() is not None
-        assert log_to_mlflow(found["kl"]) == run.info.run_id  # once more is no conflict
+        assert log_to_mlflow(found["kl"]) == run.info.run_id  # once more is not a conflict
     params = client.get_run(run.info.run_id).data.params
     assert params["model.id"] == "what the user wrote"
     assert params["kl.model.id"] == "mini"
@@ -142,7 +142,7 @@ def test_wrong_calls_are_refused_before_a_run_is_made(client: Any, unchecked: No
         log_to_mlflow()
     with pytest.raises(InputError, match="both given"):
         log_to_mlflow({"value": 1}, run_id="a", experiment="b")
-    with pytest.raises(InputError, match="a int is no result"):
+    with pytest.raises(InputError, match="a int is not a result"):
         log_to_mlflow(3)
     assert len(client.search_runs(["0"])) == before
 

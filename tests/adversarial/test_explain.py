@@ -155,7 +155,7 @@ def test_bad_input_is_named(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     clean, corrupted, _ = random_pairs(model, n=2)
     circuit = Circuit.empty(model.graph)
-    with pytest.raises(InputError, match="'logit_diff' is no divergence from the model"):
+    with pytest.raises(InputError, match="'logit_diff' is not a divergence from the model"):
         explain(circuit, model, clean, corrupted, divergence="logit_diff")
     with pytest.raises(InputError, match="weights must be finite, >= 0 and not all 0"):
         explain(circuit, model, clean, corrupted, weights=torch.zeros(2))

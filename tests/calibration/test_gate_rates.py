@@ -54,7 +54,7 @@ def test_errors_are_rare_and_shares_are_those_of_the_reference(world: World) -> 
             continue
         count = published[name.removeprefix("published_")] if name.startswith("published_") else status[name]
         low, high = expected(share)
-        if name == world.truth:  # more often right than the reference is no fault
+        if name == world.truth:  # more often right than the reference is not a fault
             assert count >= low, (name, status)
         elif name in world.errors:
             assert count <= max(high, allowed_errors(REPETITIONS)), (name, status)

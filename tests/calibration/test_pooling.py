@@ -187,7 +187,7 @@ def test_composition_on_head_edges() -> None:
         rows[f"{at}_composition_pval"].values["value"] for at in ("ov", "q")
     ]
     assert [rows[f"{at}_composition_pval"].status for at in ("ov", "q")] == ["pass", "pass"]
-    assert [each.passed for each in found] == [True, False]  # edges that compose less are no claim
+    assert [each.passed for each in found] == [True, False]  # edges that compose less are not a claim
 
 
 def test_order_of_roles() -> None:

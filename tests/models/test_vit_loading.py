@@ -182,7 +182,7 @@ def test_nan_weights_are_named(saved: Path) -> None:
 
 def test_live_modules_without_a_head_are_refused() -> None:
     config = transformers.ViTConfig(**SMALL)
-    with pytest.raises(UnsupportedModelError, match=r"ViTModel: it is no image classifier; served classes"):
+    with pytest.raises(UnsupportedModelError, match="ViTModel: it is not an image classifier; served"):
         load_model(transformers.ViTModel(config).eval())
     with pytest.raises(UnsupportedModelError, match=r"no classification head \(num_labels is 0\)"):
         load_model(vit(num_labels=0))

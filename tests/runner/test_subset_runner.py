@@ -259,7 +259,7 @@ def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Pa
         ("answers.npz", {"images": "shapes:flat"}, InputError, "--images has no meaning for a file"),
         ("answers.npz", {"facts": ["light"]}, InputError, "--facts has no meaning for an archive"),
         ("answers.npz", {"digits_models": 40}, InputError, "about the built-in data"),
-        ("answers.npz", {"groups": "runs"}, InputError, "'runs', which is no file; give a CSV"),
+        ("answers.npz", {"groups": "runs"}, InputError, "'runs', which is not a file; give a CSV"),
         ("answers.csv", {"groups": "runs"}, InputError, "no file and no column of the table"),
         ("answers.csv", {"facts": ["lihgt"]}, InputError, "did you mean 'light'"),
         ("broken.parquet", {}, FileFormatError, "cannot read"),

@@ -349,7 +349,7 @@ def test_a_line_per_event_in_folders_that_are_made(tmp_path: Path) -> None:
         ('{"id": "a"}\n{"id": "b"}', ['{"id": "a"}', '{"id": "b"}']),
         ("{", []),
         ("", []),
-        # The id of the event inside a line that was cut short is no delivery.
+        # The id of the event inside a line that was cut short is not a delivery.
         ('{"schema": "assay-alarm/1", "id": "00112233aabbccdd", "ev', []),
     ],
 )

@@ -197,7 +197,7 @@ class StoreContract:
         assert not store.has(key)
         assert store.put("measurement", PROVENANCE, {}) == key
         assert store.has(key)
-        assert not store.has(key[:6])  # a prefix is no identity
+        assert not store.has(key[:6])  # a prefix is not an identity
 
     def test_a_unique_beginning_of_an_id_is_enough(self, store: Store) -> None:
         key = store.put("measurement", PROVENANCE, {})

@@ -28,7 +28,7 @@ GREEDY_EXAMPLES = 5000  # largest pool of `greedy`
 GREEDY_START = 10
 EXHAUSTIVE_SUBSETS = 1_000_000  # most subsets that `exhaustive` goes through
 _CHUNK = 1 << 22  # numbers held at a time while subsets are enumerated
-_ROUNDING = 1e-13  # of a sum over models: what is left of a constant column after cancellation is no spread
+_ROUNDING = 1e-13  # of a sum over models: what cancellation leaves of a constant column is not a spread
 
 
 def greedy(

@@ -209,7 +209,7 @@ def test_a_record_gives_the_value_back() -> None:
         ({"tol": 0.0}, "tol=0.0"),
         ({"orders": 0}, "orders is 0"),
         ({"orders": []}, "orders is empty"),
-        ({"orders": [[0, 0, 1]]}, r"orders\[0\] is no permutation of the 12 units 0 to 11"),
+        ({"orders": [[0, 0, 1]]}, r"orders\[0\] is not a permutation of the 12 units 0 to 11"),
         ({"unit": "group"}, "give groups="),
         ({"id_accuracy": np.full(12, 1.5)}, r"id_accuracy\[0\] is 1.5"),
         ({"accuracy": np.full(2, 0.5)}, "accuracy holds 2 models"),

@@ -142,7 +142,7 @@ def test_a_small_file_by_hand(tmp_path: Path) -> None:
         ({"offsets": np.array([0, 2, 4])}, "sizes, offsets, index and score disagree"),
         ({"index": np.array([0, 0, 1, 4])}, "index runs from 0 to 4; it points into 4 ids"),
         ({"universe": np.array(3)}, "4 ids, 4 labels, a universe of 3"),
-        ({"corrected_of_published": np.array([0, 0, 1, 2])}, "is no permutation of the 4 ids"),
+        ({"corrected_of_published": np.array([0, 0, 1, 2])}, "is not a permutation of the 4 ids"),
         ({"labels": np.array([0, 1, 1, 1])}, "more than one folder"),
     ],
 )
@@ -156,5 +156,5 @@ def test_a_file_whose_parts_contradict_each_other_is_refused(
 def test_something_else_is_no_archive(tmp_path: Path) -> None:
     path = tmp_path / "other.npz"
     path.write_text("not an archive")
-    with pytest.raises(FileFormatError, match=re.escape(f"{path} is no archive of arrays")):
+    with pytest.raises(FileFormatError, match=re.escape(f"{path} is not an archive of arrays")):
         load_published(path)

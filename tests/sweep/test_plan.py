@@ -197,9 +197,9 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
         (
             {"limits": {"timeout": "10 minutes"}},
             InputError,
-            r"\[limits\] timeout: '10 minutes' is no duration",
+            r"\[limits\] timeout: '10 minutes' is not a duration",
         ),
-        ({"limits": {"memory": "4G"}}, InputError, r"\[limits\] memory: '4G' is no size"),
+        ({"limits": {"memory": "4G"}}, InputError, r"\[limits\] memory: '4G' is not a size"),
         ({"limits": 3}, InputError, "limits: input should be a table, got 3"),
         ({"shards": {"discover": 0}}, InputError, r"\[shards\] discover: .* greater than or equal to 1"),
         ({"name": "../x"}, InputError, "name: '../x' cannot be a file name"),
@@ -276,7 +276,7 @@ def test_durations(text: object, seconds: float) -> None:
     "text", ["", "10", "m", "-5s", "1h30m", "1e3s", 0, -1, True, float("inf"), None, "5 min"]
 )
 def test_no_durations(text: object) -> None:
-    with pytest.raises(InputError, match="is no duration; write seconds, or '45s'"):
+    with pytest.raises(InputError, match="is not a duration; write seconds, or '45s'"):
         parse_duration(text)
 
 
@@ -289,7 +289,7 @@ def test_sizes(text: object, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["4G", "4 gib", "", "GiB", 1.5e9, True, None, "-4 GiB"])
 def test_no_sizes(text: object) -> None:
-    with pytest.raises(InputError, match="is no size; write bytes, or '512 MiB'"):
+    with pytest.raises(InputError, match="is not a size; write bytes, or '512 MiB'"):
         parse_size(text)
 
 

@@ -142,7 +142,7 @@ def test_bad_textures_are_named(tmp_path: Path, golden: dict[str, np.ndarray]) -
     images = repeated(golden["image"])
     with pytest.raises(InputError, match="holds no image"):
         corrupt(images, "frost-1", frost_textures=tmp_path)
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         corrupt(images, "frost-1", frost_textures=tmp_path / "absent")
     (tmp_path / "ice.png").write_bytes(b"no image")
     with pytest.raises(FileFormatError, match=r"ice\.png cannot be read"):

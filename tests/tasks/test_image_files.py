@@ -47,7 +47,7 @@ def encoded(value: int) -> bytes:
 
 @pytest.fixture
 def pacs(tmp_path: Path) -> Path:
-    """Two domains, three classes; the second domain lacks one; a file that is no image."""
+    """Two domains, three classes; the second domain lacks one; a file that is not an image."""
     for number, name in enumerate(["art/dog/1.png", "art/dog/2.jpg", "art/cat/1.png", "art/owl/sub/1.PNG"]):
         save(tmp_path / name, 10 * number)
     save(tmp_path / "photo/owl/1.png", 77)
@@ -174,7 +174,7 @@ def test_images_of_different_sizes_need_a_transform(pacs: Path) -> None:
 
 
 def test_empty_and_absent_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="nowhere is no folder"):
+    with pytest.raises(FileFormatError, match="nowhere is not a folder"):
         read_domains(tmp_path / "nowhere")
     with pytest.raises(InputError, match="has no folder"):
         read_domains(tmp_path)
@@ -209,7 +209,7 @@ def test_the_layout_of_imagenet_c(tmp_path: Path) -> None:
     (tmp_path / "empty").rmdir()
     with pytest.raises(UnknownNameError, match="corruption of"):
         read_imagenet_c(tmp_path, corruptions=["frost"])
-    with pytest.raises(FileFormatError, match="2 is no folder"):
+    with pytest.raises(FileFormatError, match="2 is not a folder"):
         read_imagenet_c(tmp_path, severities=(2,))
 
 

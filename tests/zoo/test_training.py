@@ -250,7 +250,7 @@ def test_a_damaged_state_and_a_damaged_model_are_named(tmp_path: Path) -> None:
         train(tiny(), TRAIN, VALIDATION, RECIPE, tmp_path / "run")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "state.safetensors").write_bytes(b"half a file")
-    with pytest.raises(FileFormatError, match=r"state\.safetensors is no state of a training run"):
+    with pytest.raises(FileFormatError, match=r"state\.safetensors is not a state of a training run"):
         train(tiny(), TRAIN, VALIDATION, RECIPE, tmp_path / "half")
 
 

@@ -168,12 +168,12 @@ def test_a_plain_directory_of_models_is_a_zoo(zoo: Zoo, tmp_path: Path) -> None:
 
 
 def test_what_is_no_zoo_is_refused(zoo: Zoo, tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="is no directory"):
+    with pytest.raises(FileFormatError, match="is not a directory"):
         Zoo.open(tmp_path / "nowhere")
     with pytest.raises(FileFormatError, match=r"holds neither zoo\.json nor directories"):
         Zoo.open(tmp_path)
     (tmp_path / "zoo.json").write_text('{"schema": "assay-zoo/1"}')
-    with pytest.raises(FileFormatError, match=r"zoo\.json is no description of a zoo"):
+    with pytest.raises(FileFormatError, match=r"zoo\.json is not a description of a zoo"):
         Zoo.open(tmp_path)
     (tmp_path / "zoo.json").write_text('{"schema": "assay-zoo/9"}')
     with pytest.raises(FileFormatError, match="'assay-zoo/1' can be read"):

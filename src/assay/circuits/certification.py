@@ -101,7 +101,7 @@ def certify(
         The promise is about this procedure on edited data: the vote of random parts of the edited examples
         comes out the same way. It is not about the circuit's faithfulness, and not about scores that use the
         other examples (ablations `mean`, `mean-positional` and `noise`; learned masks): there an edit changes
-        the other examples' scores too. `provenance["assumes"]` says so where the ablation is known.
+        the other examples' scores too. `provenance["assumes"]` states it where the ablation is known.
         An empty part selects nothing. No forward passes: with `top` one matrix product per call.
 
     References:

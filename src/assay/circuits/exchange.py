@@ -105,7 +105,7 @@ def _load_entry(
         for file, each in zip(files, read, strict=True):
             if each.circuit is None and each.scores is not None and bool(each.scores.values.any()):
                 raise FileFormatError(
-                    f"{file} holds scores and stands beside {len(files) - 1} other file(s); expected one "
+                    f"{file} holds scores and lies beside {len(files) - 1} other file(s); expected one "
                     "file with scores, or files that each hold a circuit"
                 )
     circuits = [each.circuit or Circuit.empty(each.graph) for each in read]

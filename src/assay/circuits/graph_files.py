@@ -175,8 +175,8 @@ def _read_torch(path: Path) -> GraphFileContent:
         document = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UnsafeFileError(
-            f"{path} is refused: it holds more than tensors and plain values, or is no torch file; loading "
-            "it could run code. Export it as JSON (EAP-IG: graph.to_json)"
+            f"{path} is refused: it holds more than tensors and plain values, or is not a torch file; "
+            "loading it could run code. Export it as JSON (EAP-IG: graph.to_json)"
         ) from error
     # A damaged archive fails with whatever its first wrong byte brings about.
     except (EOFError, OSError, *MALFORMED) as error:

@@ -73,7 +73,7 @@ class Role(Record):
     Attributes:
         heads: The heads, zero-based, ascending.
         band: Where in the depth of the model they are said to lie (`early`, `mid`, `late`, ...); None if
-            nobody said.
+            not stated.
         description: What they do.
     """
 
@@ -436,6 +436,6 @@ def _check_stated(circuit: HeadCircuit, content: Mapping[str, Any], origin: str)
         differing = {tuple(edge) for edge in content["head_edges"]} ^ set(circuit.head_edges)
         if differing:
             raise InputError(
-                f"{origin}: head edge {list(min(differing))} stands in `head_edges` or follows from "
+                f"{origin}: head edge {list(min(differing))} is in `head_edges` or follows from "
                 "`pathways`, but not both; leave head_edges out"
             )

@@ -168,7 +168,7 @@ class PositionCircuit:
 
     Raises:
         ShapeError: If the mask does not fit graph and spans.
-        InputError: If the mask keeps what is no edge.
+        InputError: If the mask keeps what is not an edge.
     """
 
     graph: Graph

@@ -318,7 +318,7 @@ def _slotted(task: Task) -> tuple[Tensor, tuple[str, ...], dict[str, Any]]:
             if position in at:
                 current = f"{at[position]}+"
         rows.append(written)
-    # In order of appearance; a prompt whose slots stand in another order adds what it alone has.
+    # In order of appearance; a prompt whose slots are in another order adds what it alone has.
     names = tuple(dict.fromkeys(name for written in rows for name in written))
     number = {name: index for index, name in enumerate(names)}
     labels = torch.full((task.n, task.length), NO_SPAN)

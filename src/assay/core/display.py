@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 
-# Word of a verdict -> its mark; the word always stands beside it, so that colour carries nothing alone.
+# Word of a verdict -> its mark; the word is always beside it, so that colour carries nothing alone.
 MARKS: Mapping[str, tuple[str, str]] = {
     "pass": ("\N{CHECK MARK}", "#1b7837"),
     "moderate": ("\N{ALMOST EQUAL TO}", "#8a6d00"),
@@ -21,7 +21,7 @@ _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top;background:no
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
-    """A number in few characters; what is undefined says so."""
+    """A number in few characters; `undefined` for NaN."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "undefined"
     if isinstance(value, int):

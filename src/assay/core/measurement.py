@@ -102,7 +102,7 @@ class Verdict(Record):
 
     Attributes:
         status: `pass`, `moderate`, `fail`, `inconclusive` (also where undefined, see `reason`) or
-            `none` (a reported number nobody set a threshold for). A confidence statement: a false
+            `none` (a reported number without a threshold). A confidence statement: a false
             pass or a false fail has probability at most 5 %.
         published: The published rule on the point estimate, same words.
         values: What was judged.
@@ -111,7 +111,7 @@ class Verdict(Record):
         n_needed: Examples that would settle an inconclusive status, at the present spread; more than there
             are.
         reason: Code of an undefined or inapplicable judgement.
-        sub_results: Judgements that this one is made of, or that stand beside it, by name.
+        sub_results: Judgements that this one is made of, or that accompany it, by name.
         warnings: Codes of what makes the judgement less trustworthy than it looks.
         details: Further numbers, JSON values.
         table_hash: Content hash of the measurement table behind it.

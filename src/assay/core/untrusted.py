@@ -94,7 +94,7 @@ def malformed(path: object, what: str) -> Iterator[None]:
         what: What it should have been, with its article.
 
     Raises:
-        FileFormatError: For anything of `MALFORMED` that is no error of this package already.
+        FileFormatError: For anything of `MALFORMED` that is not an error of this package already.
     """
     try:
         yield
@@ -159,7 +159,7 @@ def load_npz(path: str | Path) -> "dict[str, np.ndarray]":
     # Damaged members, foreign compression (NotImplementedError is a RuntimeError), passwords, broken headers.
     except (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED) as error:
         raise FileFormatError(
-            f"{path} is no archive of arrays (.npz), or is cut off or damaged: {error}"
+            f"{path} is not an archive of arrays (.npz), or is cut off or damaged: {error}"
         ) from error
 
 

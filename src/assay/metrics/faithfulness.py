@@ -60,7 +60,7 @@ def _faithfulness(
     """Share of the model's margin that the circuit alone keeps, F = sum y_keep / sum y_full.
 
     y = -objective, per example. 1 is the whole model; the empty circuit is in general not 0, since what
-    is no edge (embeddings, biases, under a head circuit the MLPs) still acts.
+    is not an edge (embeddings, biases, under a head circuit the MLPs) still acts.
 
     Options:
         aggregate: `ratio_of_sums`, or `mean_of_ratios` over examples with |y_full| above 1e-3 of its

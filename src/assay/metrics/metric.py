@@ -86,7 +86,7 @@ class MetricSpec:
     Attributes:
         id: Published code with the quantity, e.g. `D02.faithfulness`; unique.
         key: Kebab-case key, unique.
-        name: What it measures, in words.
+        name: What it measures, for readers.
         family: A causal, B structural, C information, D behavioural, E representational, F measurement.
         criterion: Validity criterion that it speaks to, e.g. `I2 sufficiency`.
         requires: Subset of {weights, forward, backward, pairs, groups, roles, tasks>=2, results}.
@@ -98,7 +98,7 @@ class MetricSpec:
         unit: Unit of the value.
         runs: Runs it reads; each costs one forward pass per example once, shared with other metrics.
         runs_per_head: Further runs for every head of the circuit.
-        own_runs: Runs beyond these that it makes itself and shares with nobody, under its default options.
+        own_runs: Runs beyond these that it makes for itself alone, under its default options.
         reference: Where the definition comes from.
         meaning: What its value says, a sentence for pages; those of the package have theirs in the report.
         version: Raised when the same input would give another number.

@@ -112,7 +112,7 @@ def check_k(ks: Sequence[Any] | None, n_outputs: int) -> tuple[int, ...]:
     """The list sizes in ascending order; None gives 1, 5, 10, or 1 and a quarter of a small vocabulary.
 
     Raises:
-        InputError: For sizes that are no integers, below 1, repeated, or not below the number of outputs.
+        InputError: For sizes that are not integers, below 1, repeated, or not below the number of outputs.
     """
     if ks is None:
         return DEFAULT_K if n_outputs > max(DEFAULT_K) else tuple(sorted({1, math.ceil(n_outputs / 4)}))
@@ -290,7 +290,7 @@ def _topk(
 ) -> Measurement:
     """Share of the model's K most confident outputs that are among the circuit's: Acc@K; the value is Acc@1.
 
-    Agreement is with the model, not with the label; the label accuracies of both stand beside it. The parts
+    Agreement is with the model, not with the label; the label accuracies of both are reported too. The parts
     `acc@K` and `tau@K` have an interval each. What this does not establish: calibrated probabilities.
 
     Options:

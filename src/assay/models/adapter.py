@@ -133,8 +133,8 @@ class Family:
         qkv: Layout of the query/key/value projections.
         out: Output projection of the attention.
         mlp: The MLP module.
-        mlps: False where that module and its norm stand for none: it adds zeros to the stream, and the graph
-            has no MLPs.
+        mlps: False where that module and its norm are absent or inert: it adds zeros to the stream, and
+            the graph has no MLPs.
         activation: The module that is the MLP's activation function; None where no description says it.
         gated: From a block to the path of the module that reads the product of a gated MLP's two branches;
             None for an MLP without a gate. Raises UnsupportedModelError for an MLP it does not know.

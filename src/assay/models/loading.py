@@ -315,7 +315,7 @@ def _weight_files(location: str, *, timm: bool, allow_pickle: bool) -> list[Path
     """The files that weights are read from: `model.safetensors`, or what its index names.
 
     Of other files in the directory none is read, so none of them counts. Empty where there are only others;
-    of a hub repository transformers then says so.
+    of a hub repository transformers then reports it.
 
     Raises:
         UnsafeFileError: If there are only pickles, or the index names one, or a file elsewhere, and

@@ -31,7 +31,7 @@ def _kind(module: nn.Module) -> str:
 
 def _refuse_headless(module: nn.Module) -> str | None:
     if not _kind(module):
-        return f"it is no image classifier; served classes: {', '.join(_HEADS)}"
+        return f"it is not an image classifier; served classes: {', '.join(_HEADS)}"
     if any(isinstance(head, nn.Identity) for head in _classifiers(module)):
         return "it has no classification head (num_labels is 0); save it with one"
     return None

@@ -39,7 +39,7 @@ class Quick:
         n: Examples of each sample.
         methods: Methods that compete.
         options: Their options.
-        said: The same in words, one line each.
+        said: The same as sentences, one line each.
     """
 
     n: int

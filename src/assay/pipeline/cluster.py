@@ -29,7 +29,7 @@ MOST_STILLBORN = 5  # workers in a row that end before they are ready
 READY_SECONDS = 600.0  # that a cluster may take to find room for the first worker
 _STORE_BYTES = 100 << 20  # Ray's own store of objects, which hold no more than names here
 _ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nobody is told
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers see the accelerators there are
 }
 # Read when Ray is imported: without a cluster its servers, which ask for no password, listen on the loopback

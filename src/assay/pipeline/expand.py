@@ -300,7 +300,7 @@ class _Made:
         label: str,
         common: Mapping[str, Any],
     ) -> Iterator[Job]:
-        """The worst case of a circuit, in parts where the plan says so."""
+        """The worst case of a circuit, in parts where the plan asks for them."""
         measured = self.inputs.measured
         assert isinstance(measured, PairTask)  # checked where it is asked for
         protocol = attack.protocol or usual_protocol(measured)

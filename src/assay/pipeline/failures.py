@@ -1,4 +1,4 @@
-"""What went wrong in a sweep: a log of JSON lines beside the store. Failures are no results."""
+"""What went wrong in a sweep: a log of JSON lines beside the store. Failures are not results."""
 
 import json
 import os

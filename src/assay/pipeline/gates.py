@@ -133,7 +133,7 @@ def usual_prompts(task: PairTask, n: int = USUAL_PROMPTS, *, seed: int = 0) -> T
     """As many prompts of a task as calibrations usually take, and what is left as the pool.
 
     Prompts of a grammar were drawn one after the other, so the first are taken, and the pool is drawn from
-    the grammar when it is needed. Prompts of any other task may stand in an order: they are drawn at random.
+    the grammar when it is needed. Prompts of any other task may be ordered, so they are drawn at random.
 
     Args:
         task: Prompts that a circuit may be measured on.

@@ -102,7 +102,7 @@ def _rest(seconds: float) -> bool:
 
 
 def _unheard(text: str) -> None:
-    """A message, or the name of a file, that nobody wants."""
+    """A message, or the name of a file, to be ignored."""
 
 
 def batches(
@@ -118,7 +118,7 @@ def batches(
     """The images of a source, a batch at a time; fewer than a batch at the end are left.
 
     While following, a file counts as written once it has not changed for a second, and one that cannot be
-    decoded is looked at again until it has not changed for `PATIENCE` seconds: a slow upload is no broken
+    decoded is looked at again until it has not changed for `PATIENCE` seconds: a slow upload is not a broken
     file. A file that stays broken counts once it is given up, whether or not a batch is full; what is still
     broken when the stream ends for lack of new images is given up then. A name counts once, also if its file
     goes and comes back. A folder that vanishes is waited for.
@@ -184,7 +184,7 @@ class _Arrivals:
             raise _no_folder(folder)
 
     def ready(self) -> list[Path]:
-        """Files not taken yet that nobody writes any more, in order."""
+        """Files not taken yet that are no longer being written, in order."""
         now = self._clock()
         try:
             fresh = [path for path in _files(self._folder, self._watch) if str(path) not in self._taken]
@@ -323,7 +323,7 @@ def _joined(parts: list[ImageSet]) -> ImageSet:
 
 
 def _no_folder(folder: Path) -> FileFormatError:
-    return FileFormatError(f"{folder} is no folder; give one that holds images, or shapes:DOMAIN")
+    return FileFormatError(f"{folder} is not a folder; give one that holds images, or shapes:DOMAIN")
 
 
 def _files(folder: Path, watch: Watch) -> list[Path]:

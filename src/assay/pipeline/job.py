@@ -181,7 +181,7 @@ def audit(
         measure_on: File or task to measure on; with both, `task` is not read.
         device: Where to load the model, if it is loaded here.
         store: Results store to read from and write to, or its directory, made once model and task are loaded.
-            Unused under an objective of one's own: its name does not tell it from others.
+            Unused under your own objective: its name does not identify it.
         out: Directory for the report and the results; checked before the work begins.
         progress: Called with stage, steps done and steps in all (0: unknown).
 
@@ -474,7 +474,7 @@ class _Job:
     def calibration(self, circuit: Circuit) -> dict[str, Any]:
         """The gates on what the audit measured, under its own objective and ablation.
 
-        An ablation that is defined for edges alone cannot replace single heads; `mean` stands in for it.
+        An ablation that is defined for edges alone cannot replace single heads; `mean` is used instead.
         """
         table = usual_prompts(self.draws.measured, seed=self.seed)
         found = calibrate_stored(
@@ -489,7 +489,7 @@ class _Job:
             store=self.store,
             progress=self.progress,
         ).document
-        # What was run now and what was found in the store, and how long it took, are no part of the result.
+        # What was run now and what was found in the store, and how long it took, are not part of the result.
         gates = [{key: value for key, value in gate.items() if key != "seconds"} for gate in found["gates"]]
         columns = {key: value for key, value in found["table"].items() if key not in ("passes", "columns")}
         return {key: value for key, value in found.items() if key != "seconds"} | {

@@ -2,7 +2,7 @@
 
 A job's record holds all that its results are a function of: library version, weights, examples, settings
 and the identities of what it builds on. The hash of kind and record is the job's id. What it needs to find
-its inputs again (paths, names) stands beside the record and does not count. The last thing a job writes is a
+its inputs again (paths, names) is kept beside the record and does not count. The last thing a job writes is a
 row of kind `job` under its id, so a job is done if and only if the store holds that row, and doing it twice
 changes nothing.
 """
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Of the row that says it is done."""
+        """Provenance of the row that marks it as done."""
         return {"job": self.kind, **self.record}
 
 

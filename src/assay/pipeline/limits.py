@@ -38,7 +38,7 @@ def parse_duration(value: Any) -> float:
     elif isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())):
         seconds = float(found[1]) * _SECONDS[found[2]]
     if not (math.isfinite(seconds) and seconds > 0):
-        raise InputError(f"{value!r} is no duration; write seconds, or '45s', '10m', '2h'")
+        raise InputError(f"{value!r} is not a duration; write seconds, or '45s', '10m', '2h'")
     return seconds
 
 
@@ -58,7 +58,7 @@ def parse_size(value: Any) -> int:
     elif isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
         size = round(float(found[1]) * _BYTES[found[2]])
     if size is None:
-        raise InputError(f"{value!r} is no size; write bytes, or '512 MiB', '4 GiB', '4 GB'")
+        raise InputError(f"{value!r} is not a size; write bytes, or '512 MiB', '4 GiB', '4 GB'")
     if size < LEAST_MEMORY:
         raise InputError(f"{value!r} is {size:,} bytes; a worker needs at least 64 MiB")
     return size

@@ -219,7 +219,7 @@ class _Worker:
 
 
 def _status(code: int | None) -> str:
-    """An exit status in words."""
+    """A sentence on an exit status."""
     if code is not None and code < 0:
         return f"signal {signal.Signals(-code).name}"
     return f"exit status {code}"

@@ -43,7 +43,7 @@ class MonitorPlan:
         known: Folder or `shapes:DOMAIN` of further images in distribution. Default: those of the reference's
             images that the reference circuit does not use.
         window: Images of a batch, and of the reference circuit if it is to be found.
-        known_batches: Batches to calibrate on; 0: none; None: what there is.
+        known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
         rule, alpha, distance: As in `Monitor`.
@@ -74,7 +74,7 @@ class MonitorPlan:
     def __post_init__(self) -> None:
         if self.threshold is not None and self.target is not None:
             raise InputError(
-                "threshold and target were both given; a target stands for a threshold: give one"
+                "threshold and target were both given; a target determines a threshold: give one"
             )
         if self.target is not None and not 0 < self.target <= 1:
             raise InputError(f"target is {self.target}; a performance above 0 and at most 1 is needed")

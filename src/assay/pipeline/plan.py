@@ -44,7 +44,7 @@ def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     for value in values:
         if values.count(value) > 1:
             shown = value.label if isinstance(value, MethodChoice) else value
-            raise ValueError(f"{shown!r} stands there twice; list it once")
+            raise ValueError(f"{shown!r} is listed twice; list it once")
     return values
 
 
@@ -527,7 +527,7 @@ def _alike(name: str, known: str) -> bool:
 
 
 def _check_shape(plan: Plan, origin: str) -> None:
-    """Names of single jobs are told apart, exist where they are needed, and need each other in no circle."""
+    """Names of single jobs are unique, exist where they are needed, and need no circle of each other."""
     names = [job.name for job in plan.job]
     for name in names:
         if names.count(name) > 1:

@@ -164,7 +164,7 @@ def run_jobs(
 
 
 def _usual_work() -> Work:
-    from assay.pipeline.jobs import work  # with every stage, which work of one's own does without
+    from assay.pipeline.jobs import work  # with every stage, which a custom `work` does without
 
     return work
 

@@ -133,7 +133,7 @@ class PairShelf:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of the blocks read or written so far."""
+        """Ids of the blocks read or written so far."""
         return tuple(self._ids)
 
     def _record(self, number: int) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def check_options(
     metrics: Sequence[str] | None = None,
     device: str | None = None,
 ) -> None:
-    """Refuse unknown names before a model is loaded; the errors name near matches or what there is."""
+    """Refuse unknown names before a model is loaded; the errors name near matches or all valid names."""
     if method is not None:
         get_method(method, **(options or {}))
     if isinstance(task, str) and Path(task).suffix != ".jsonl" and digits_source(task) is None:

@@ -304,8 +304,8 @@ def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] |
         column = " and no column of the table" if data.source.get("kind") == "frame" else ""
         also = ", or model where each model is a run of its own" if option == "groups" else ""
         raise InputError(
-            f"--{option} is {given!r}, which is no file{column}; give a CSV file with a line MODEL,UNIT per "
-            f"model{also}"
+            f"--{option} is {given!r}, which is not a file{column}; give a CSV file with a line MODEL,UNIT "
+            f"per model{also}"
         )
     found = _units(path)
     missing = [name for name in data.model_ids if name not in found]

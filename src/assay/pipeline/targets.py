@@ -61,7 +61,7 @@ def targets(
         n: Images per domain; None: all of a folder, 400 drawn ones.
         seed: Of samples and drawn images.
         skip_bad: Leave out files that cannot be decoded.
-        labels: False: folders are no classes; every image below a path belongs to one domain without labels.
+        labels: False: folders are not classes; every image below a path belongs to one domain without labels.
         first: Number of the first drawn image.
         note: Told about files that were left out.
 

@@ -123,7 +123,7 @@ def serve(connection: Connection, work: str, location: str, threads: int) -> Non
     except Exception as error:  # noqa: BLE001 - the sweep says why no worker came up
         connection.send(Ready(broken="".join(traceback.format_exception(error))))
         return
-    # A connection that ends takes the sweep with it: there is nobody left to work for.
+    # A connection that ends takes the sweep with it: no one is waiting for results.
     with contextlib.suppress(EOFError, ConnectionError):
         connection.send(Ready())
         while (job := connection.recv()) is not None:

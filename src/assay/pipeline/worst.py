@@ -21,7 +21,7 @@ from assay.store import Store
 from assay.tasks import PairTask
 
 
-# Inputs a side, and pairs, of a run that nobody sized: the fewest in round numbers that bound the 99th
+# Default inputs a side, and pairs, of a run: the fewest in round numbers that bound the 99th
 # percentile of all pairs, and the 99.9th of independent ones.
 DEFAULT_SIDE, DEFAULT_PAIRS = 300, 3000
 USUAL_SIDE = 60  # inputs a side inside an audit: the fewest in round numbers that bound the 95th percentile
@@ -92,7 +92,7 @@ def usual_sizes(task: PairTask) -> tuple[str, Sizes]:
         return "file", Sizes(n_clean=task.n, n_corrupted=task.n)
     side = min(task.n, USUAL_SIDE)
     if bool((task.lengths == task.lengths[0]).all()):
-        # As many inputs as rows would stand for the rows themselves.
+        # As many inputs as rows would be taken for the rows themselves.
         side -= side == task.n
         return "all", Sizes(n_clean=max(side, 1), n_corrupted=max(side, 1))
     return "matched", Sizes(n_clean=task.n, n_corrupted=task.n)

@@ -88,7 +88,7 @@ def save_histogram(path: str | os.PathLike[str], worst: HasRecord | Document) ->
         The path written.
 
     Raises:
-        InputError: Another ending, or something that is no worst case.
+        InputError: Another ending, or something that is not a worst case.
         OutputError: The file cannot be written.
     """
     path = Path(path)

@@ -397,7 +397,7 @@ def _colours(
     cells = np.tile(paper, (*values.shape, 1))
     cells[measured] += 0.25 * (rule - paper)
     for place in zip(*np.nonzero(np.isfinite(values)), strict=True):
-        # Squared, so that the last hundredths, where good methods differ, can be told apart by eye.
+        # Squared, so that the last hundredths, where good methods differ, can be distinguished by eye.
         share = 0.95 * _ink(values[place]) ** 2
         cells[place] += share * ((above if values[place] >= CHANCE else below) - cells[place])
     return cells

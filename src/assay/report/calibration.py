@@ -79,7 +79,7 @@ def calibration_figure(report: HasRecord | Document, path: str | os.PathLike[str
         The path written.
 
     Raises:
-        InputError: Another ending, or something that is no calibration.
+        InputError: Another ending, or something that is not a calibration.
         OutputError: The file cannot be written.
     """
     path = Path(path)
@@ -167,7 +167,7 @@ def _gate(gate: Document, document: Document, key: str) -> dict[str, Any]:
 
 
 def _passes(document: Document) -> int | None:
-    """Passes that filled the table, in whole ones where it says so, else forward passes."""
+    """Passes that filled the table, as whole passes where the document counts those, else forward passes."""
     table = document.get("table") or {}
     made = table.get("passes") or (table.get(MACHINE) or {}).get("passes") or {}  # apart in a store
     found = made.get("equivalents", made.get("forward"))

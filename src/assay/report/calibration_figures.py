@@ -139,7 +139,7 @@ class Row:
         state: Its verdict with confidence, as `calibration_words.kind` names it.
         published: The published verdict.
         value, low, high, published_value: Places in (-1, 1): 0 is the limit of a pass, right of it passes.
-        reading: The number in words, or why there is none.
+        reading: A phrase for the number, or why there is none.
     """
 
     code: str
@@ -191,7 +191,7 @@ def rows(gates: list[Mapping[str, Any]]) -> list[Row]:
 
 
 def plot_gates(found: list[Row], ax: Axes | None = None) -> Axes:
-    """Draw a row per gate: the interval around one line, the published number, both verdicts in words."""
+    """Draw a row per gate: the interval around one line, the published number, both verdicts as text."""
     ax = axes_of(ax, 9.2, 0.9 + 0.3 * len(found))
     ax.set_facecolor("none")
     ax.axvspan(0, 1.02, color=SUPPORTS, alpha=0.06, linewidth=0)

@@ -19,7 +19,7 @@ _WORST_FIRST = ("fail", "inconclusive", "moderate", "pass", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Where the number of a gate, or of a part of one, stands in its verdict.
+    """Where to find the number of a gate, or of a part of one, in its verdict.
 
     Attributes:
         label: What the number is called.
@@ -147,7 +147,7 @@ PARTS: dict[str, Rule] = {
     "C11.completeness": replace(RULES["C11"], label="standard error of completeness"),
     "C12.icc": Rule(label="agreement of standardised scores (ICC)", least=-1.0, most=1.0),
     "C14.d_prime": Rule(label="d′ of the scores"),
-    "C14.llc_d_prime": Rule(label="d′ of the learning coefficient, turned round"),
+    "C14.llc_d_prime": Rule(label="d′ of the learning coefficient, sign reversed"),
     "C14.node_overlap_jaccard": Rule(
         label="overlap with the published heads", least=0.0, most=1.0, reaching=True
     ),
@@ -194,7 +194,7 @@ PARTS: dict[str, Rule] = {
         label="internal consistency: Cronbach’s α", value="alpha", published="alpha", most=1.0
     ),
     "C16.cronbach_alpha.sign_aligned": Rule(
-        label="the same, opposing heads turned round", value="alpha", published="alpha", most=1.0
+        label="the same, signs of opposing heads reversed", value="alpha", published="alpha", most=1.0
     ),
     "C16.split_half_published": Rule(
         label="split halves as published", value="split_half", published="split_half", most=1.0

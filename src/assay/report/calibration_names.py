@@ -20,23 +20,23 @@ _PAIR = re.compile(rf"\b{_CODE}/{_CODE}\b")
 
 
 def method_name(name: object) -> str:
-    """A method or rater in words; one that has no word as it stands."""
+    """A method's or rater's name for readers; its key where it has none."""
     return METHODS.get(str(name), str(name))
 
 
 def pair_name(pair: str) -> str:
-    """Both of a pair such as `C2/C5`, in words."""
+    """Both names of a pair such as `C2/C5`, for readers."""
     return " and ".join(method_name(each) for each in pair.split("/"))
 
 
 def compared(details: Mapping[str, Any]) -> list[str]:
-    """The methods or raters that a verdict compares in pairs, in words, each once."""
+    """The methods or raters that a verdict compares in pairs, by name, each once."""
     pairs = details.get("pairs") or {}
     return list(dict.fromkeys(method_name(name) for pair in pairs for name in str(pair).split("/")))
 
 
 def claim_name(name: object) -> str:
-    """A claim with the methods that it compares in words; the code of its gate stays."""
+    """A claim with the names of the methods that it compares; the code of its gate stays."""
     return _PAIR.sub(lambda found: pair_name(found[0]), str(name))
 
 

@@ -59,7 +59,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "Use prompts, or heads, that differ.",
     ),
     "unbounded": (
-        "The model’s margin cannot be told apart from zero, so the ratio to it could be anything.",
+        "The model’s margin cannot be distinguished from zero, so the ratio to it could be anything.",
         "Measure more prompts, or a task that the model solves.",
     ),
     "undefined_replicates": (
@@ -68,7 +68,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "degenerate": ("All resamples give the same number, so the interval has no width.", ""),
     "bca_undefined": (
-        "The corrected interval is undefined here; plain percentiles stand in its place.",
+        "The corrected interval is undefined here; plain percentiles are shown instead.",
         "",
     ),
     "no_interval": ("The number came without bounds, so nothing is said with confidence.", ""),
@@ -310,7 +310,7 @@ OPEN: dict[str, str] = {
 
 
 def kind(record: Record, shown: Headline) -> str:
-    """The verdict with confidence as the page names it: an undefined one is told apart from an open one."""
+    """The verdict with confidence as the page names it; undefined and open verdicts have different names."""
     status = str(record.get("status"))
     if status != "inconclusive":
         return status if status in KINDS else "none"
@@ -556,7 +556,7 @@ def _furthest_groups(verdict: Record, details: Record) -> str:
 
 
 def _weak_rows(verdict: Record, shown: str | None) -> str:
-    """The rows that stand in the way besides the one whose number is shown."""
+    """The rows that prevent a pass, besides the one whose number is shown."""
     rows = verdict.get("sub_results") or {}
     short = [
         f"{words} {number((rows[name].get('values') or {}).get('value'))}"
@@ -669,7 +669,7 @@ def _fixed(value: float, digits: int) -> str:
 
 
 def passes_words(shown: Headline) -> str:
-    """Where it passes and fails, in words."""
+    """A sentence on where it passes and fails."""
     if not shown.limits:
         return ""
     side, other = ("above", "below") if shown.higher else ("below", "above")
@@ -850,5 +850,5 @@ def _near_zero(document: Record) -> list[str]:
     where = "cannot be told from 0" if held else "lies within three standard errors of 0"
     return [
         f"The score {where}: the circuit may keep none of the behaviour, and passed checks of "
-        "its precision or constancy are no sign that it keeps any."
+        "its precision or constancy are not a sign that it keeps any."
     ]

@@ -70,7 +70,7 @@ def comparison_view(document: Document, key: str) -> dict[str, Any]:
 
 
 def verdict(document: Document) -> str:
-    """What the comparison finds, in words."""
+    """A sentence on what the comparison finds."""
     parts = []
     circuits = document["circuits"]
     if circuits and not circuits["mismatch"]:

@@ -30,7 +30,7 @@ class DynamicsData:
         scores: Score, 0 to 1, by name of the set.
         depth_bias, low, high: Logarithm of deep over shallow, and its interval.
         deep, shallow: Sums of |score| into the logits, nats.
-        deep_blocks, shallow_blocks: First and last block of each side, in words.
+        deep_blocks, shallow_blocks: First and last block of each side, for readers.
         n: Images that the circuits were measured on.
     """
 
@@ -55,7 +55,7 @@ def dynamics_data(document: Document) -> DynamicsData:
     document = document.get("dynamics", document)
     if document.get("schema") != SCHEMA or not document.get("readings"):
         raise InputError(
-            f"this is no document of training dynamics: schema {document.get('schema')!r}, expected "
+            f"this is not a document of training dynamics: schema {document.get('schema')!r}, expected "
             f"{SCHEMA!r}"
         )
     rows = document["readings"]

@@ -130,7 +130,7 @@ def _article(view: Mapping[str, Any], *, served: bool) -> str:
 
 
 def _left_out(views: Sequence[Mapping[str, Any]], *, alone: bool) -> str:
-    """What stands for articles that would make the page too large."""
+    """The note in place of articles that would make the page too large."""
     return (
         environment()
         .get_template("left_out.html")
@@ -179,7 +179,7 @@ def _numbered(body: str) -> str:
 
 @functools.cache
 def _source(name: str) -> str:
-    """Text of a template that is no template."""
+    """Text of a template that is not a template."""
     templates = environment()
     assert templates.loader is not None
     return templates.loader.get_source(templates, name)[0]

@@ -54,7 +54,7 @@ class ScatterData:
         name: Of the metric.
         x, x_low, x_high: The metric and its interval.
         y, y_low, y_high: Performance and its interval.
-        label: The correlations in words.
+        label: A sentence on the correlations.
         measure: What performance is.
     """
 
@@ -71,7 +71,7 @@ class ScatterData:
 
 @dataclass(frozen=True, kw_only=True)
 class CostData:
-    """Seconds of each stage over all models and images, and its passes per image in words."""
+    """Seconds of each stage over all models and images, and a phrase on its passes per image."""
 
     stages: tuple[str, ...]
     seconds: tuple[float, ...]

@@ -64,7 +64,7 @@ class SizeData(FigureData):
     Attributes:
         sizes: Subset sizes, ascending.
         series: The chosen subsets first, then the baselines there are.
-        verdicts: Status per size, None where nobody judged.
+        verdicts: Status per size, None where none was judged.
         full: The correlation on all examples.
         statistic: `pearson` or `spearman`.
         n_examples, n_models: Candidates, and models that the correlations are over.

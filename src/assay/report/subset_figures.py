@@ -57,7 +57,7 @@ CLIP = 1e-6  # accuracies 0 and 1 are drawn where the statistic puts them
 SHOWN_CLASSES = 24  # rows of the composition
 NAMED_CLASSES = 4  # lines of the composition that have a colour and a name
 PRINTED_SIZES = 12  # a heat map with more sizes prints no digits
-# Colour, dash, marker of each kind: told apart in grey too.
+# Colour, dash, marker of each kind: distinct in grey too.
 STYLES: dict[str, tuple[str, Any, str]] = {
     "selection": (OPPOSES, "-", "o"),
     "random": (MUTED, "-", ""),
@@ -518,7 +518,7 @@ def _line_label(each: Cloud) -> str:
 
 
 def _probit_axes(ax: Axes, x: Sequence[float], y: Sequence[float]) -> None:
-    """Ticks at accuracies; the far ends stand for exactly 0 and 1."""
+    """Ticks at accuracies; the far ends mean exactly 0 and 1."""
     for axis, values, limits in ((ax.xaxis, x, ax.set_xlim), (ax.yaxis, y, ax.set_ylim)):
         finite = np.array([value for value in values if math.isfinite(value)] or [0.5])
         low, high = float(finite.min()), float(finite.max())

@@ -1,4 +1,4 @@
-"""A chosen subset as a page: the verdict in words first, then what it rests on and what is in the subset."""
+"""A chosen subset as a page: the verdict as a sentence, then what it rests on and what is in the subset."""
 
 import json
 import math
@@ -55,7 +55,7 @@ REQUIRED = (
     "provenance",
 )
 FEW_MODELS = 20
-RELIABLE = 0.8  # share of the variance of in-distribution accuracies that is no sampling noise
+RELIABLE = 0.8  # share of the variance of in-distribution accuracies that is not sampling noise
 CLIPPED = 0.05  # share of models at accuracy 0 or 1
 MIXED = 0.75  # share of chosen examples that go against better models each by itself
 SHIFTED = 2.0  # ratio of class shares that calls for a notice
@@ -151,13 +151,13 @@ def title(document: Document) -> str:
 
 
 def verdict(document: Document) -> str:
-    """The finding in words, R only together with what may be said of it."""
+    """The finding as a sentence; R only together with its caveats."""
     judged = document["verdict"]
     size = words.number(document["size"])
     if judged is None:
         return (
             f"Not judged. {size} examples were chosen so that models better in distribution do worse on "
-            "them; whether that holds beyond the models they were chosen with, nobody has tested."
+            "them; whether that holds beyond the models they were chosen with was not tested."
         )
     r = f"R is {signed(number(judged['r']))} {_ends(judged['low'], judged['high'])}".strip()
     over = f"over held-out {_tested_units(document)}"
@@ -299,7 +299,7 @@ def _class_notice(document: Document) -> str | None:
         return None
     return (
         f"Class composition: {share(chosen)} of the subset is of class {name}, "
-        f"{share(pool)} of the pool. The subset may stand for a class rather than for a way of failing; "
+        f"{share(pool)} of the pool. The subset may represent a class rather than for a way of failing; "
         "select with strata=label to see whether one remains at a fixed mix of classes."
     )
 
@@ -408,7 +408,7 @@ def _halves(document: Document) -> dict[str, str] | None:
 
 
 def _settled(document: Document) -> str | None:
-    """Whether there are enough models, in words."""
+    """A sentence on whether there are enough models."""
     data = subset_figures.models_data(document)
     if data is None:
         return None

@@ -47,7 +47,7 @@ def parts(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def sentence(name: str, value: Any, unit: str) -> str:
-    """What a part amounts to, in words; nothing where there is no saying."""
+    """A phrase on what a part amounts to; empty where nothing can be said."""
     if name != "explanation" or not isinstance(value, Mapping) or not value.get("missing"):
         return ""
     missing = value["missing"]

@@ -154,7 +154,7 @@ def protocol_sentence(document: Document) -> str:
 
 
 def certificate_note(made: Mapping[str, Any], of: str) -> str:
-    """What a certificate lacks, or that it is no theorem; `of` names what is counted as independent."""
+    """What a certificate lacks, or that it is not a theorem; `of` names what is counted as independent."""
     if made["bound"] is None:
         return f"none: takes {number(made['n_needed'])} independent {of}, there are {number(made['n'])}"
     if made.get("reason") == "below_delta":
@@ -163,7 +163,7 @@ def certificate_note(made: Mapping[str, Any], of: str) -> str:
 
 
 def trend_sentence(trends: list[Mapping[str, Any]]) -> str:
-    """Numeric fields with which the divergence rises or falls, in words; nothing where there is none."""
+    """Numeric fields with which the divergence rises or falls, as a sentence; empty where there is none."""
     found = [each for each in trends if each["significant"]]
     if not found:
         return ""
@@ -176,7 +176,7 @@ def trend_sentence(trends: list[Mapping[str, Any]]) -> str:
 
 
 def field_sentence(tests: list[Mapping[str, Any]]) -> str:
-    """Which field values go with bad pairs, in words."""
+    """A sentence on the field values of bad pairs."""
     bad = [each for each in tests if each["significant"]]
     if not tests:
         return "The prompts of this task carry no fields to compare."

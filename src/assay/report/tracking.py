@@ -214,8 +214,8 @@ def _document(result: Any) -> dict[str, Any]:
         document = to_dict() if callable(to_dict) else None
     if not isinstance(document, Mapping):
         raise InputError(
-            f"a {type(result).__name__} is no result; give measurements, circuits, scores, audits, reports, "
-            "stored results or documents of such"
+            f"a {type(result).__name__} is not a result; give measurements, circuits, scores, audits, "
+            "reports, stored results or documents of such"
         )
     return dict(plain(document))
 

@@ -1,4 +1,4 @@
-"""What the numbers of a report say, in words: the verdict sentence, meanings, number formats."""
+"""Sentences for the numbers of a report: the verdict sentence, meanings, number formats."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ MEANINGS = {
     "D02.faithfulness_norm": "The same share, counted from the empty circuit (0) to the whole model (1).",
     "D02.completeness": "Share of the margin that is lost when the circuit itself is ablated.",
     "D01.output_divergence": "Mean divergence between the output distributions of circuit and model.",
-    "D03.kl": "Mean information lost when the circuit’s output stands in for the model’s.",
+    "D03.kl": "Mean information lost when the circuit’s output replaces the model’s.",
     "D03.reverse-kl": "The same with the roles of circuit and model exchanged.",
     "D03.js": "Jensen-Shannon divergence, symmetric, at most 0.69.",
     "D03.tv": "Total variation: probability mass that changes place.",
@@ -197,6 +197,6 @@ def meaning(measurement: Mapping[str, Any]) -> str:
 
 
 def reason(measurement: Mapping[str, Any]) -> str:
-    """Why a value is undefined, in words."""
+    """A sentence on why a value is undefined."""
     code = str(measurement.get("reason") or "undefined")
     return REASONS.get(code, code if code.startswith("undefined") else f"undefined: {code.replace('_', ' ')}")

@@ -1,7 +1,7 @@
 """What an order statistic of a sample says about a percentile: binomial tails, no data in sight.
 
 Throughout, x_p = inf{t : F(t) >= p} is the percentile, X_(k) the k-th smallest value, and *failure*
-the probability that X_(k) < x_p, i.e. that the order statistic is no upper bound after all.
+the probability that X_(k) < x_p, i.e. that the order statistic is not an upper bound after all.
 Failures are upper tails, so they keep their precision where one minus them would print 1.0.
 Shares are read as they are written: 0.95 is 19/20, since ceil((0.9 + 0.05) * 60) is 58 in floats.
 """

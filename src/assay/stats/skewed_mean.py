@@ -2,7 +2,7 @@
 
 Student's t is wrong for skewed values in one direction: with 20 exponential values, a one-sided test at 5 %
 rejects a true mean in 11 % of samples, one at 0.6 % in 4 %. Hall's transformation of t by the skewness of the
-sample repairs the order of that error. What stands here is always the more cautious of the two.
+sample repairs the order of that error. The result is always the more cautious of the two.
 """
 
 import math

@@ -15,7 +15,7 @@ from assay.stats.intervals import N_RESAMPLES, OfSums, draw_counts
 
 
 FEWEST_FOR_BOUNDS = 10
-NO_MEAN = 1e-8  # below this a mean is no scale to compare a spread with
+NO_MEAN = 1e-8  # below this a mean is not a scale to compare a spread with
 _UNDEFINED_SHARE = 0.01  # replicates that may be undefined before their spread is
 
 

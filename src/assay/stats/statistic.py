@@ -187,7 +187,7 @@ SUM_FUNCTIONS: Registry[SumFunction] = Registry("sum function")
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionOfSums:
-    """A registered function of the sums of components that is no ratio of sums.
+    """A registered function of the sums of components that is not a ratio of sums.
 
     Attributes:
         function: Key in `SUM_FUNCTIONS`; called with the sums `[..., n_components]`, n and the parameters.

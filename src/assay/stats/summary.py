@@ -62,7 +62,7 @@ class Summary(Record):
                 (1 - p) n_distinct is at least 1.
 
         Returns:
-            With `n_distinct` as `count`; the others stand in `few_tail_points`.
+            With `n_distinct` as `count`; the others are in `few_tail_points`.
         """
         # A tolerance, since 1 - 0.9999 is a little less than 1 / 10,000.
         few = tuple(key for key, share in PERCENTILES.items() if (1 - share) * n_distinct < 1 - 1e-9)

@@ -1,4 +1,4 @@
-"""The database under a store: one transaction at a time, its failures told apart."""
+"""The database under a store: one transaction at a time, each kind of failure with its own error."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class Database:
 
         Raises:
             OutputError: Nothing could be written.
-            FileFormatError: It is no results store.
+            FileFormatError: It is not a results store.
         """
         return self._run(work, write=True)
 
@@ -87,7 +87,7 @@ class Database:
                     raise self._explained(error, write=write, patience=patience) from error
             except AssayError:
                 raise
-            # Columns that hold what nobody wrote: no UTF-8, no JSON, deep nesting, ids that lead nowhere.
+            # Columns that hold what this package never writes: no UTF-8, no JSON, deep nesting, unknown ids.
             except (LookupError, RecursionError, TypeError, ValueError) as error:
                 raise FileFormatError(
                     f"a row of the results store at {self.location.shown} was damaged "

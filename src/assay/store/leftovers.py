@@ -14,7 +14,7 @@ from assay.core.errors import OutputError
 from assay.store.tables import ARRAYS
 
 
-SETTLED = 3600.0  # seconds: a file that nobody changed for so long is not being written any more
+SETTLED = 3600.0  # seconds: a file unchanged for so long is not being written any more
 _ARRAY = re.compile(r"([0-9a-f]{64})\.safetensors")
 
 

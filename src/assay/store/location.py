@@ -17,7 +17,7 @@ POSTGRES_DRIVER = "postgresql+psycopg"
 ARRAYS = "arrays"  # of a PostgreSQL URL: where the array files lie; the driver never sees it
 HIDDEN = "***"
 _SECRETS = ("password", "sslpassword")
-# What stands for a URL and has no `://`: the name of a database, or user and password, in front of the rest.
+# What is meant as a URL and has no `://`: the name of a database, or user and password, in front of the rest.
 _MISTYPED = re.compile(
     r"(?:sqlite|postgres|postgresql)(?:\+\w+)?(?:[:;]|//|\\\\)|(?![./~\\]|\w:[/\\])[^@]*:[^@]*@"
 )
@@ -154,7 +154,7 @@ def _without_password(text: str) -> str:
     """A text that may be a mistyped URL, less all that may be a password.
 
     That is what stands between the colon behind the user and the last `@`; all behind that colon where there
-    is no `@`; and the user too where nothing shows that it is one.
+    is not `@`; and the user too where nothing shows that it is one.
     """
     text = re.sub(r"(password=)[^&]*", rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
     before, at, place = text.rpartition("@") if "@" in text else (text, "", "")

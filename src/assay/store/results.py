@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 500  # below every database's limit of bound parameters
 _ABOUT_METHODS = tuple(SUMMARIES.c[name] for name in ("kind", "method", "circuit", "model", "task"))
-_NOT_CONTENT = frozenset(
-    {"machine", "seconds", "created"}
-)  # facts of a run, wherever they stand in a payload
+_NOT_CONTENT = frozenset({"machine", "seconds", "created"})  # facts of a run, wherever they are in a payload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,7 @@ class Store:
         OutputError: The store is missing and cannot be made there, or its server cannot be reached.
         InputError: There is no store and `create` is false, the URL's database is not supported, or the
             directory of its arrays cannot be seen from here.
-        FileFormatError: A file that is no store, or a store written by a newer version.
+        FileFormatError: A file that is not a store, or a store written by a newer version.
         MissingExtraError: PostgreSQL needs the extra `postgres`.
 
     Notes:
@@ -155,7 +153,7 @@ class Store:
                 for name, content in contents.items():
                     named = {"result": identity, "name": name, "content": content}
                     connection.execute(sa.insert(ARRAYS), named)
-                    # Between its writing and here an array is named by nobody, so it may have been removed.
+                    # Between its writing and here an array is not referred to, so it may have been removed.
                     if not array_path(self.directory, content).exists():
                         write_array(self.directory, name, (arrays or {})[name])
                 connection.execute(sa.insert(SUMMARIES), summary)
@@ -497,7 +495,7 @@ def _rows(connection: sa.Connection, identities: list[str]) -> "Iterator[sa.Row[
         for row in connection.execute(sa.select(RESULTS).where(chunk).order_by(RESULTS.c.id)):
             if not (isinstance(row.payload, dict) and isinstance(row.provenance, dict)):
                 raise FileFormatError(
-                    f"result {row.id} was damaged: its payload or provenance is no table; `assay store "
+                    f"result {row.id} was damaged: its payload or provenance is not a table; `assay store "
                     "verify` says what else is wrong"
                 )
             yield row
@@ -540,7 +538,7 @@ def _identity(kind: str, provenance: Mapping[str, Any]) -> str:
     try:
         return record_id(kind, provenance)
     except UnicodeEncodeError as error:
-        raise InputError(f"a provenance holds half of a surrogate pair, which is no text: {error}") from error
+        raise InputError(f"a provenance holds half a surrogate pair, which is not text: {error}") from error
 
 
 def _check_name(what: str, text: str, longest: int) -> None:

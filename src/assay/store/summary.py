@@ -119,7 +119,7 @@ NAMED = ("job", "sweep", "claim")
 
 
 def _audit(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The faithfulness of its circuit stands for an audit."""
+    """An audit is summarised by the faithfulness of its circuit."""
     del provenance
     size = _size(payload, "circuit.n_edges")
     measured = _inside(payload, "measurements")
@@ -136,7 +136,7 @@ def _audit(provenance: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[st
 
 
 def _size(payload: Mapping[str, Any], path: str) -> str | None:
-    """Of a circuit; circuits of several sizes are alike in everything else."""
+    """Number of edges of a circuit, which tells circuits of several sizes apart."""
     edges = _whole((payload,), path)
     return None if edges is None else f"{edges:,} edges"
 

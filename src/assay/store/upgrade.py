@@ -76,7 +76,7 @@ def _version(connection: sa.Connection, database: Database) -> int:
         raise FileFormatError(f"{shown} is a database, but no results store; give another place")
     version = connection.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
     if not isinstance(version, int) or version < 1:
-        raise FileFormatError(f"{shown} holds no schema version: it is no results store")
+        raise FileFormatError(f"{shown} holds no schema version: it is not a results store")
     return version
 
 

@@ -30,7 +30,7 @@ _BEGINNING = re.compile(
     rf"(?P<key>{_SEGMENT}(?:\.{_SEGMENT})*+)\s*+(?P<operator>!=|<=|>=|==|=|<|>|~)",
 )
 _OPERATOR_LETTERS = "=!<>~"
-# What cannot be one value: the beginning of a second condition stands in it.
+# What cannot be one value: the beginning of a second condition is in it.
 _JOINED = re.compile(
     r"(?:\s(?:and|or)\s++(?:not\s++)?+|\s(?:&&|\|\|)\s++|[;,]\s*+)"
     r'(?:"[^"]*+"|[^\s."=!<>~;,]++)(?:\.(?:"[^"]*+"|[^\s."=!<>~;,]++))*+\s*+(?:!=|[=<>~])',
@@ -79,7 +79,7 @@ def parse_where(where: str | Iterable[str]) -> list[Condition]:
     """Read conditions; all must hold.
 
     Raises:
-        InputError: A text that is no condition, or a value that the column cannot have.
+        InputError: A text that is not a condition, or a value that the column cannot have.
         UnknownNameError: No such column; near matches are named.
     """
     return [_parse(text) for text in ([where] if isinstance(where, str) else where)]
@@ -248,7 +248,7 @@ def first_methods(circuits: Iterable[str] | None = None) -> sa.Select[Any]:
     """
     kind: sa.ColumnElement[Any] = SUMMARIES.c.kind
     if circuits is not None:
-        kind = sa.func.coalesce(kind, "")  # a term without an index, lest that of the circuits be passed over
+        kind = sa.func.coalesce(kind, "")  # a term without an index, so that the circuits' index is used
     found = _makers(*_where_found(), sa.func.min(SUMMARIES.c.method).label("method"), kind=kind)
     if circuits is not None:
         found = found.where(SUMMARIES.c.circuit.in_(list(circuits)))
@@ -272,7 +272,7 @@ def _makers(*columns: Any, kind: sa.ColumnElement[Any] = SUMMARIES.c.kind) -> sa
 
 
 def _method_sql(operator: str, value: Scalar) -> Truth:
-    """Of a circuit that several methods found, the condition holds where it does for one of them."""
+    """For a circuit that several methods found, the condition holds if it holds for one of them."""
     own = _column_sql(SUMMARIES.c.method, operator, value)
     makers = _makers(*_where_found(), SUMMARIES.c.method).subquery("makers")
     found = sa.select(makers.c.circuit, makers.c.model, makers.c.task)

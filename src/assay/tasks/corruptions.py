@@ -116,7 +116,7 @@ def corrupt(
 def _read_textures(folder: Path) -> list[UInt8[np.ndarray, "_ _ 3"]]:
     if not folder.is_dir():
         raise InputError(
-            f"frost_textures is {folder}, which is no folder; give one with photographs of frost"
+            f"frost_textures is {folder}, which is not a folder; give one with photographs of frost"
         )
     suffixes = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)

@@ -1,11 +1,11 @@
 """The `colour-digits` data set: handwritten digits in two colours, where the colour is the misleading cue.
 
 The digits are those that scikit-learn ships (8 x 8 pixels), enlarged, turned and moved a little, and painted
-on black. The class of an image is `low` (0 to 4) or `high` (5 to 9); its colour stands for its label with a
+on black. The class of an image is `low` (0 to 4) or `high` (5 to 9); its colour matches its label with a
 chosen probability, the `agreement`, which makes the domain: 0.9 to train on, 0.5 and 0.1 to test what was
-learned. Every image has counterparts in which one of the two cues, or both, stand for the other class and
+learned. Every image has counterparts in which one of the two cues, or both, show the other class and
 nothing else is changed, so that the circuit that reads the digit and the one that reads the colour can be
-told apart.
+distinguished.
 
 Everything about an image comes from the stream `colour-digits/SPLIT/ID` of the seed, so an image depends on
 nothing but its number.
@@ -70,7 +70,7 @@ def draw_digits(
 
     Returns:
         `n` images with labels, ids `start` to `start + n - 1`, and the fields `digit` (0 .. 9), `colour`
-        (`orange` stands for `low`, `blue` for `high`), `agrees` (whether colour and label do) and `source`
+        (`orange` means `low`, `blue` means `high`), `agrees` (whether colour and label do) and `source`
         (row of `sklearn.datasets.load_digits`). The domain is `agreement-0.9` or alike. Of counterparts the
         label is that of the digit shown, noise as in the image.
 
@@ -214,7 +214,7 @@ def digits_source(source: Any) -> DigitsSource | None:
     """What a source of images says if it names coloured digits, else None.
 
     Raises:
-        InputError: If the agreement is no probability.
+        InputError: If the agreement is not a probability.
         UnknownNameError: If there is no such swap.
 
     Example:

@@ -100,7 +100,7 @@ class Grammar(ABC):
         return [self.render(self.corrupted(dict(prompt.values), rng)) for prompt in prompts]
 
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
-        """What can be varied about a prompt by itself; none unless the grammar says so.
+        """What can be varied about a prompt by itself; none unless the grammar declares it.
 
         Args:
             values: Fillers of the prompt.
@@ -111,8 +111,8 @@ class Grammar(ABC):
     def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
         """The same prompt with every other filler of one slot that the grammar can produce.
 
-        A filler that stands in several places changes in all of them; fillers that the prompt holds elsewhere
-        already, where the grammar keeps them apart, are left out.
+        A filler that appears in several places changes in all of them; fillers that the prompt holds
+        elsewhere already, where the grammar keeps them apart, are left out.
 
         Args:
             values: Fillers of the prompt.
@@ -234,7 +234,7 @@ def usable(
     """The fillers that satisfy a token rule; the others are named in a warning.
 
     Raises:
-        InputError: If a filler stands in the list twice.
+        InputError: If a filler is listed twice.
         TokenizationError: If fewer than `at_least` are left.
     """
     twice = [word for i, word in enumerate(words) if word in words[:i]]

@@ -581,7 +581,7 @@ def _image_set(
 def _folder(path: str | Path) -> Path:
     path = Path(path)
     if not path.is_dir():
-        raise FileFormatError(f"{path} is no folder; give one that holds the images")
+        raise FileFormatError(f"{path} is not a folder; give one that holds the images")
     return path
 
 

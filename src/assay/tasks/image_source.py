@@ -63,7 +63,7 @@ def find_domains(
 
     Args:
         source: As in `read_source`.
-        labels: False: folders are no classes, every image below a folder belongs to one unlabelled domain.
+        labels: False: folders are not classes, every image below a folder belongs to one unlabelled domain.
         start: Number of the first drawn image: images of other numbers are other images.
         drawn: Images per drawn domain where the options give no `n`.
 

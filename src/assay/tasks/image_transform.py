@@ -29,7 +29,7 @@ RESAMPLE = {
 }
 
 
-# Keys of which a stored description has one at least, and by which the two kinds are told apart.
+# Keys of which a stored description has one at least, and which distinguishes the two kinds.
 PROCESSOR_KEYS = frozenset(
     ("image_processor_type", "feature_extractor_type", "image_mean", "size", "do_resize", "do_normalize")
 )

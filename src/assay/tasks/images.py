@@ -232,7 +232,7 @@ class ImageTask:
     def with_runner_up(self, logits: Float[Tensor, "n n_classes"]) -> "ImageTask":
         """The task with, as foil, the best class but the label of each image by a model's logits.
 
-        With labels unknown, the model's own prediction stands for the label.
+        With labels unknown, the model's own prediction takes the place of the label.
 
         Args:
             logits: Of the unablated model on these images.

@@ -17,7 +17,7 @@ class Induction(Grammar):
 
     The ids of a sequence differ from each other (an id that stands twice has two successors, and then
     no right answer) unless `repeats`. The corrupted prompt has a fresh first copy; the wrong answer is
-    the id that stands there in place k+1.
+    the id at place k+1 there.
 
     Args:
         tokens: The model's tokenizer; special tokens are never drawn.
@@ -94,7 +94,7 @@ class Induction(Grammar):
             if copy == "t":
                 yield {**values, "second": tuple(changed)}
             elif corrupted:
-                # The wrong answer stands in place k of the first copy, and differs from the right one.
+                # The wrong answer is at place k of the first copy, and differs from the right one.
                 if at != k or token != second[k]:
                     wrong = token if at == k else values["distractor"]
                     yield {**values, "first": tuple(changed), "distractor": wrong}

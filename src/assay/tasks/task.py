@@ -307,7 +307,7 @@ def _check_shapes(task: PairTask) -> None:
 
 
 def _check_rows(task: PairTask) -> None:
-    """What stands beside the ids has one entry per prompt."""
+    """Whatever accompanies the ids has one entry per prompt."""
     per_prompt: dict[str, Any] = {f"field {name!r}": values for name, values in task.fields.items()}
     per_prompt |= {f"slot {name!r}": where for name, where in task.slots.items()}
     per_prompt |= {name: getattr(task, name) for name in ("texts", "corrupted_texts") if getattr(task, name)}

@@ -253,7 +253,7 @@ def _flip(corruption: str, values: Values) -> tuple[str, ...]:
 
 
 def _renamed(values: Values, names: tuple[str, ...]) -> Values:
-    """The same scene with other names; order and roles are read off the names (ABC: nobody stands twice)."""
+    """The same scene with other names; order and roles are read off the names (ABC: no name twice)."""
     name1, name2, name3 = names
     if name3 == name1 != name2:
         order, io, subject = "BABA", name2, name1

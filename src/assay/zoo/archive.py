@@ -51,7 +51,7 @@ class ZooEntry:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry as it stands in `zoo.json`."""
+        """The entry as in `zoo.json`."""
         listed = [{"step": step, "path": path} for step, path in self.checkpoints.items()]
         found = {name: getattr(self, name) for name in ("key", "path", "status", "id_accuracy", "best_step")}
         found |= {"recipe": dict(self.recipe), "weight_hash": self.weight_hash, "checkpoints": listed}
@@ -122,7 +122,9 @@ class Zoo:
         """
         path = Path(path)
         if not path.is_dir():
-            raise FileFormatError(f"{path} is no directory; give a zoo, or a directory of model directories")
+            raise FileFormatError(
+                f"{path} is not a directory; give a zoo, or a directory of model directories"
+            )
         if not (path / "zoo.json").exists():
             return cls._plain(path)
         try:
@@ -141,7 +143,7 @@ class Zoo:
         except (OSError, *MALFORMED) as error:
             if isinstance(error, AssayError):
                 raise
-            raise FileFormatError(f"{path / 'zoo.json'} is no description of a zoo: {error!r}") from error
+            raise FileFormatError(f"{path / 'zoo.json'} is not a description of a zoo: {error!r}") from error
 
     @classmethod
     def _plain(cls, path: Path) -> "Zoo":

@@ -55,7 +55,7 @@ def initial_module(
     Raises:
         InputError: If `scratch` comes without an architecture, a setting does not exist, or there are fewer
             than two classes.
-        UnsupportedModelError: If the source is no image classifier.
+        UnsupportedModelError: If the source is not an image classifier.
 
     Example:
         >>> small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8}
@@ -144,7 +144,7 @@ def _new_head(module: nn.Module, n_classes: int) -> nn.Module:
     for name in head_names(module):
         old = module.get_submodule(name)
         if not isinstance(old, nn.Linear):
-            raise UnsupportedModelError(f"the head {name} of {type(module).__name__} is no linear layer")
+            raise UnsupportedModelError(f"the head {name} of {type(module).__name__} is not a linear layer")
         new = nn.Linear(old.in_features, n_classes)
         nn.init.trunc_normal_(new.weight, std=config.initializer_range)
         nn.init.zeros_(new.bias)

@@ -1,4 +1,4 @@
-"""How one model of a zoo is trained: a frozen recipe, and what may stand in it."""
+"""How one model of a zoo is trained: a frozen recipe, and the values it may hold."""
 
 import hashlib
 import json

@@ -350,7 +350,7 @@ def data_key(images: ImageSet) -> str:
 
 
 def _record_hash(task: ImageTask) -> str:
-    """Of images after normalisation, labels and ids."""
+    """Hash of images after normalisation, labels and ids."""
     ids = hashlib.sha256(task.ids.numpy().tobytes()).hexdigest()
     return hashlib.sha256(f"{task.data_hash} {ids}".encode()).hexdigest()[:16]
 

@@ -30,7 +30,7 @@ class Selection:
     domain: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, as it stands in `zoo.json`."""
+        """As JSON values, as in `zoo.json`."""
         return {
             "configurations": [dict(each) for each in self.configurations],
             "shortfall": dict(self.shortfall),

@@ -350,12 +350,12 @@ def _n_outputs(module: nn.Module) -> int:
     head = module.get_submodule(head_names(module)[0])
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
     if not layers:
-        raise UnsupportedModelError(f"the head of {type(module).__name__} is no linear layer")
+        raise UnsupportedModelError(f"the head of {type(module).__name__} is not a linear layer")
     return layers[-1].out_features
 
 
 def _image_size(module: nn.Module) -> tuple[int, int] | None:
-    """Height and width that a model is built for, where it says so."""
+    """Height and width that a model is built for, where it declares them."""
     for name in ("config.image_size", "patch_embed.img_size"):
         size: Any = module
         for part in name.split("."):
@@ -539,7 +539,7 @@ class _Run:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise FileFormatError(
-                f"{path} is no state of a training run ({error}); remove it to start over"
+                f"{path} is not a state of a training run ({error}); remove it to start over"
             ) from error
         _check_same(self.folder, facts["identity"], identity)
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimiser": {}, "term": {}}

@@ -214,7 +214,7 @@ class DiscoveryBenchmark:
         """
         if record.get("format") != FORMAT:
             raise FileFormatError(
-                f"this is no discovery benchmark: its format is {record.get('format')!r}, expected "
+                f"this is not a discovery benchmark: its format is {record.get('format')!r}, expected "
                 f"{FORMAT!r}; give a file written by DiscoveryBenchmark.save or by "
                 "`assay benchmark discovery --out`"
             )

@@ -54,7 +54,7 @@ def find_target(
 
     Raises:
         UnknownNameError: For an unknown planted model, task or swap.
-        InputError: For a model and a task of different kinds, or an agreement that is no probability.
+        InputError: For a model and a task of different kinds, or an agreement that is not a probability.
     """
     n = DEFAULT_N if n is None else n
     if model.startswith(PLANTED):

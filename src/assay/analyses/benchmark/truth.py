@@ -294,8 +294,8 @@ class TruthTable:
         """
         if record.get("format") != FORMAT:
             raise FileFormatError(
-                f"this is no truth table: its format is {record.get('format')!r}, expected {FORMAT!r}; give "
-                "a file written by TruthTable.save or `assay truth --out`"
+                f"this is not a truth table: its format is {record.get('format')!r}, expected {FORMAT!r}; "
+                "give a file written by TruthTable.save or `assay truth --out`"
             )
         return cls(cells=tuple(_cell(each) for each in record["cells"]), settings=record["settings"])
 

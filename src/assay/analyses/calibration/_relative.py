@@ -13,7 +13,7 @@ from assay.stats import Estimate, RatioOfSums, RelativeErrors, relative_errors
 from assay.stats.estimate import undefined_estimate
 
 
-NO_VALUE = 1e-8  # below this a faithfulness is no scale to compare its error with
+NO_VALUE = 1e-8  # below this a faithfulness is not a scale to compare its error with
 SMALLEST_POOL = 100  # units below which no bound of a relative error holds for t5 or exponential values
 FAINT = 3  # standard errors from 0 below which a score cannot be told from it
 

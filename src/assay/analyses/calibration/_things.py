@@ -152,7 +152,7 @@ class Things:
         return circuits[0] if circuits else None
 
     def none_left(self) -> None:
-        """Refuse what nobody took."""
+        """Refuse arguments that nothing used."""
         if self.items:
             raise self.wrong(f"it has no use for the {describe(self.items[0])}")
 
@@ -297,7 +297,7 @@ def flags(code: str, circuit: Any, like: HeadScores | None = None) -> Bool[np.nd
         )
     if not isinstance(circuit, Circuit | HeadCircuit):
         raise InputError(
-            f"{code}: {circuit!r} is no circuit; give a Circuit, a HeadCircuit or (layer, head) pairs"
+            f"{code}: {circuit!r} is not a circuit; give a Circuit, a HeadCircuit or (layer, head) pairs"
         )
     shape = circuit.graph if isinstance(circuit, Circuit) else circuit
     if like is not None and (shape.n_layers, shape.n_heads) != (like.n_layers, like.n_heads):
@@ -343,7 +343,7 @@ def table_of(
 
 
 def oriented(scores: HeadScores | np.ndarray) -> Float64[np.ndarray, "*P H"]:
-    """Scores `[P, H]`, or `[H]` without values per prompt; those of which negative ones help turned round."""
+    """Scores `[P, H]`, or `[H]` without values per prompt; the sign is reversed where negative ones help."""
     if isinstance(scores, np.ndarray):
         return np.asarray(scores, dtype=np.float64)
     found = scores.flat if scores.flat_examples is None else scores.flat_examples

@@ -125,7 +125,7 @@ class _Pairs:
 
     @property
     def interval(self) -> Interval:
-        """Of the divergence: one difference beyond the limit is enough to fail, a pass needs all."""
+        """Interval of the divergence: one difference beyond the limit is enough to fail, a pass needs all."""
         return replace(
             self.narrow[0],
             low=max(_least(each) for each in self.strict),

@@ -294,8 +294,8 @@ def prepare(
         if isinstance(groups, str) and prompts is not None and groups not in prompts.fields:
             usable = ", ".join(usable_fields(prompts)) or "there are none"
             raise InputError(
-                f"groups is {groups!r}, which is no field of {what} {prompts.name!r}; fields with few enough "
-                f"values to group by: {usable}"
+                f"groups is {groups!r}, which is not a field of {what} {prompts.name!r}; fields with few "
+                f"enough values to group by: {usable}"
             )
     for other, _ in against:
         if other.data_hash == task.data_hash:
@@ -306,7 +306,7 @@ def prepare(
     table = _table(model, task, circuit, folder, more=more, **settings)
     foreign = sorted({*(signs or {})} - {*table.heads})
     if foreign:
-        raise InputError(f"signs has {foreign}, which are no heads of the circuit; its heads: {table.heads}")
+        raise InputError(f"signs has {foreign}, which are not heads of the circuit; its heads: {table.heads}")
     others = tuple(_table(model, other, its, folder, **settings) for other, its in against)
     marked = gates_on_same_prompts(table.circuit, task, [(each.task, each.circuit) for each in others]).union(
         same_prompts

@@ -31,7 +31,7 @@ from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
 N_SUBSAMPLES = 20
 CERTIFIED, CONTINGENT = 0.95, 0.50  # published pass rates
-_TOO_MANY = 1e6  # root of a number of prompts that nobody will collect
+_TOO_MANY = 1e6  # root of a number of prompts beyond any practical sample
 _LIMITS = limits(HALF)
 
 
@@ -94,7 +94,7 @@ def certified_stability(
         means and spreads, one of the tests reaches 0.05; None where a head that it hinges on lies within a
         standard error of its limit. A head without a finite effect is unstable (`head_not_finite`). A head
         with the same effect on every prompt is certified if that is above 0 (`zero_variance`).
-        `details["labels"]` of single heads: certified where a one-sided sign-flip test says so after
+        `details["labels"]` of single heads: certified where a one-sided sign-flip test certifies them after
         Benjamini and Hochberg at 0.05, unstable where the mean effect is not above 0, else contingent;
         `details["n_to_certify"]` has the prompts each contingent head would need at its present spread.
 
@@ -255,7 +255,7 @@ class ProvenHalves:
 
     @property
     def status(self) -> str:
-        """Of the gate."""
+        """Status of the gate."""
         return by_p(self.p_pass, self.p_fail)
 
 

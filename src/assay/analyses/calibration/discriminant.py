@@ -20,7 +20,7 @@ from assay.stats import draw_counts, outermost, resampled_ratios, studentized_in
 
 TIMES = 3.0  # an own effect of so many times the mean effect on other tasks passes
 CAP = 1000.0  # a ratio whose denominator nearly vanishes, where it is shown
-SHARED = 0.3  # overlap of circuits above which effects on each other are no surprise
+SHARED = 0.3  # overlap of circuits above which effects on each other are not surprising
 _TINY = 1e-8  # added to the published denominator
 _PLAIN_FROM = 40  # prompts, from which bootstrap-t bounds hold for exponential effects
 _RULE = Rule(pass_at=0.0)

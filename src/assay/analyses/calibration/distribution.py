@@ -22,7 +22,7 @@ from assay.discovery.heads import EffectiveRank, effective_rank
 from assay.stats import auroc, draw_counts, outermost, resampled_ratios, studentized_interval
 
 
-NO_EFFECT = 1e-8  # mean magnitude below which the other heads are no scale
+NO_EFFECT = 1e-8  # mean magnitude below which the other heads give no scale
 NO_SPREAD = 1e-12
 NEGLIGIBLE = 0.01  # attributions below this count as none
 FEWEST_FOR_BOUNDS = 5  # prompts

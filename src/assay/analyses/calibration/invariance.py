@@ -182,7 +182,7 @@ def measurement_invariance(
 
 
 def _statistics(found: GroupDifferences) -> dict[str, float | None]:
-    """Effect sizes, and p of the tests that stand beside them."""
+    """Effect sizes, and p of the tests reported beside them."""
     return {
         "eta_squared": found.eta_squared.value,
         "omega_squared": found.omega_squared.value,

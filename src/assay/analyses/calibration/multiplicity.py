@@ -221,10 +221,10 @@ def multiple_comparisons(results: Sequence[PooledResult]) -> Verdict:
     Returns:
         A claim is a result that passed with p < 0.05; it survives with a Benjamini-Hochberg q of at most
         0.05. Passes where the lower 95 % bound of how many claims are true (`assay.stats.true_discoveries`)
-        is more than half of them: a share of survivors is no bound, some may be false. Otherwise inconclusive
-        (`not_proven`), and never a fail: a weak effect looks like none. Over the pool of all tasks;
-        `sub_results` has the same per task. `not_applicable` without a p-value, where all are 1, and where
-        nothing is claimed.
+        is more than half of them: a share of survivors is not a bound, some may be false. Otherwise
+        inconclusive (`not_proven`), and never a fail: a weak effect looks like none. Over the pool of all
+        tasks; `sub_results` has the same per task. `not_applicable` without a p-value, where all are 1, and
+        where nothing is claimed.
         `details["results"]` has q-values after Benjamini-Hochberg, Benjamini-Yekutieli (valid however results
         depend, as those that share prompts do), Holm, Bonferroni and e-BH; `details["lost"]` names the claims
         that do not survive.

@@ -39,7 +39,7 @@ def pooled_results(
 
     A two-sided p beside a claim with a sign is at least the one-sided one, so it errs on the safe side.
     The other gates compute no p: their thresholds lie away from a null value (C11, C16, C30, M98, E1b), and
-    C17 reports z against random sets without one. Left out as well are numbers that stand beside a claim
+    C17 reports z against random sets without one. Left out as well are numbers reported beside a claim
     without making it: Brown-Forsythe and Kruskal-Wallis of C13, chi-square of F59, t of M3b, and the
     published p of C23 over heads, which are not independent. A head of M3b whose effect is the same on every
     prompt has no test and stays out.
@@ -56,7 +56,7 @@ def pooled_results(
         `test_key`, so that C14's copy of C13 is counted once.
 
     Raises:
-        UnknownNameError: For a name that is no gate.
+        UnknownNameError: For a name that is not a gate.
         InputError: If `heads` lists fewer heads than a verdict speaks of.
     """
     found: list[PooledResult] = []

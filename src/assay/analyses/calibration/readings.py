@@ -118,7 +118,7 @@ class Battery:
         return np.asarray(margin)
 
     def gap(self, table: MeasurementTable | None = None) -> Float64[np.ndarray, " P"]:
-        """Margin lost by corrupting each prompt; NaN where it is no scale for what a head restores."""
+        """Margin lost by corrupting each prompt; NaN where it is not a scale for what a head restores."""
         gap = self.get("y_full", table) - self.get("y_cor", table)
         return np.where(np.abs(gap) >= SMALLEST, gap, np.nan)
 
@@ -170,7 +170,7 @@ class Battery:
         return {
             "library": library_version(),
             "table": table.record,
-            # Roles, pathways and fields of prompts are no part of what a table measures.
+            # Roles, pathways and fields of prompts are not part of what a table measures.
             "head_circuit": None if described is None else described.to_dict(),
             "fields": [
                 record_id("fields", {key: each.tolist() for key, each in self.labels([one]).items()})

@@ -146,8 +146,8 @@ def _repeated(
     question="Do fresh prompts, halves of the prompts and the heads among themselves agree?",
     on_pass="The score is repeatable, the profile of head effects reproducible, the heads one instrument.",
     on_fail="Scores depend on the sample, or some heads contribute erratically; see which part and heads.",
-    weakness="One minus the spread of three scores is no correlation; the published halves pair prompts that "
-    "have nothing in common, so nearly every reliable measurement fails; opposing heads depress alpha.",
+    weakness="One minus the spread of three scores is not a correlation; the published halves pair prompts "
+    "that have nothing in common, so nearly every reliable measurement fails; opposing heads depress alpha.",
 )
 def reliability_suite(
     y_full: Real[np.ndarray, " m"],

@@ -87,7 +87,7 @@ def distributional_stability(
         root((g4 - (n - 3) / (n - 1)) / n) with the kurtosis g4. It fails or is inconclusive, and never
         passes: up to 1,000 prompts no upper bound of a kurtosis holds.
         `sub_results["groups"]` fails where any head depends on the group, and is never a pass: a difference
-        not found is no proof of its absence.
+        not found is not proof of its absence.
 
     References:
         Benjamini and Heller (2008), doi:10.1111/j.1541-0420.2007.00984.x; Hall (1992),

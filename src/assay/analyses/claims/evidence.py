@@ -82,7 +82,7 @@ class Evidence(Record):
         kind: One of `KINDS`, or `replication`.
         source: Where it comes from: `prediction 1`, `control 2`, `rival 1`, a gate's code.
         state: `present`, `against`, `undecided` (looked at, not settled) or `missing` (not looked at).
-        required: Whether the kind counts as present only with it; the others stand beside it.
+        required: Whether the kind counts as present only with it; the others are listed beside it.
         finding: What was found.
         supply: What would supply it, where it is not present.
     """

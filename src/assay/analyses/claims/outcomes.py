@@ -2,7 +2,7 @@
 
 "The share by which dropping the heads lowers the margin exceeds c" is, for a model whose mean margin is above
 0, the statement that full - run - c full has a mean above 0. So every prediction is a test of a mean over
-prompts, and no ratio of noisy sums stands in the way. A test's p-value is the larger one of Student's t and
+prompts, and no ratio of noisy sums is involved. A test's p-value is the larger one of Student's t and
 of sign flips, valid where either is.
 """
 

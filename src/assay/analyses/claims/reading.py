@@ -106,7 +106,7 @@ def parse_claim(
     if len(set(names)) < len(names):
         raise InputError(f"{origin}: two rivals are called {max(names, key=names.count)!r}; name them apart")
     if len(set(controls)) < len(controls):
-        raise InputError(f"{origin}: a control stands there twice; leave one out")
+        raise InputError(f"{origin}: a control is listed twice; leave one out")
     files = {
         name: hashlib.sha256((root / name).read_bytes()).hexdigest()
         for name in claim.tasks
@@ -207,7 +207,7 @@ def _roles(table: _Table) -> dict[str, ClaimedRole]:
         raise InputError(f"{table.place} names no head; give a role its heads, e.g. movers = ['a3.h4']")
     for name, given in table.content.items():
         if name in (CIRCUIT, EACH_HEAD):
-            raise table.wrong(name, "stands for all heads of the claim; call the role something else")
+            raise table.wrong(name, "means all heads of the claim; give the role another name")
         sign = 1
         if isinstance(given, Mapping):
             inner = _Table(given, f"{table.place}, key {name!r}")

@@ -94,7 +94,7 @@ class ConformalAlarm:
         return math.floor(self.alpha * (len(self.known) + 1) + 1e-9)
 
     def p_value(self, score: float) -> float:
-        """Of a new batch, see `conformal_p_value`."""
+        """p-value of a new batch, see `conformal_p_value`."""
         return conformal_p_value(self.known, score)
 
     def alarm(self, score: float) -> bool:
@@ -220,7 +220,7 @@ class SequentialTest:
 
 
 def check_alpha(alpha: float, name: str = "alpha") -> None:
-    """Refuse what is no probability strictly between 0 and 1."""
+    """Refuse what is not a probability strictly between 0 and 1."""
     if not 0 < alpha < 1:
         raise InputError(f"{name} is {alpha}; a probability above 0 and below 1 is needed")
 
@@ -270,7 +270,7 @@ class Guarantee(Record):
         rate: The bound, or for a threshold the share found; NaN where unknown.
         over: `"batch"`: each batch; `"ever"`: all batches together, however many.
         interval: Of the rate; None where `rate` is a bound.
-        statement: The same in words, with what it rests on.
+        statement: The same as a sentence, with what it rests on.
     """
 
     rule: str | None

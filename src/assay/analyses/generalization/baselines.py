@@ -65,7 +65,7 @@ def average_confidence(logits: Table) -> float:
         In [1 / n_classes, 1]; expected to rise with performance. Needs no labels.
 
     Raises:
-        ShapeError, NonFiniteError: For what is no table of finite logits.
+        ShapeError, NonFiniteError: For what is not a table of finite logits.
 
     References:
         Hendrycks and Gimpel (2017), arXiv:1610.02136.
@@ -87,7 +87,7 @@ def average_negative_entropy(logits: Table) -> float:
         Nats, in [-log n_classes, 0]; expected to rise with performance. Needs no labels.
 
     Raises:
-        ShapeError, NonFiniteError: For what is no table of finite logits.
+        ShapeError, NonFiniteError: For what is not a table of finite logits.
     """
     return float(_negative_entropy(_log_probabilities(logits)).mean())
 
@@ -109,7 +109,7 @@ def energy(logits: Table, *, log: bool = True, center: bool = False, temperature
 
     Raises:
         InputError: For a temperature that is not above 0.
-        ShapeError, NonFiniteError: For what is no table of finite logits.
+        ShapeError, NonFiniteError: For what is not a table of finite logits.
 
     Notes:
         Equal energies (one example, too) have centred inner value 0, whose logarithm is NaN with a
@@ -155,7 +155,7 @@ def rankme(features: Table, *, center: bool = False, variant: str = "published")
 
     Raises:
         UnknownNameError: For another `variant`.
-        ShapeError, NonFiniteError: For what is no table of finite features.
+        ShapeError, NonFiniteError: For what is not a table of finite features.
 
     References:
         Garrido et al. (2023), arXiv:2210.02885, Eq. 1.
@@ -193,7 +193,7 @@ def alpha_req(features: Table, *, start: int = 11, stop: int = 100) -> float:
 
     Raises:
         InputError: For fewer than 20 non-zero eigenvalues, or fewer than 2 in the range.
-        ShapeError, NonFiniteError: For what is no table of finite features.
+        ShapeError, NonFiniteError: For what is not a table of finite features.
 
     References:
         Agrawal et al. (2022), "alpha-ReQ", NeurIPS.

@@ -94,7 +94,7 @@ class DomainCalibration(Record):
         return tuple(key for key in (*DISTANCES, *BASELINES) if all(key in each for each in held))
 
     def threshold(self, target: float, *, metric: str = "spearman") -> Threshold:
-        """The threshold of a metric that stands for a performance, see `calibrate_threshold`.
+        """The threshold of a metric that corresponds to a performance, see `calibrate_threshold`.
 
         Args:
             target: Performance below which the alarm is due.

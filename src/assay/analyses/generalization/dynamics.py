@@ -198,7 +198,7 @@ class DepthVerdict(Record):
         first, last: Steps of the two checkpoints.
         deep_growth: log of deep scores, last over first; NaN if undefined.
         shallow_growth: The same of the shallow ones.
-        text: The verdict in words.
+        text: The verdict as a sentence.
     """
 
     kind: str

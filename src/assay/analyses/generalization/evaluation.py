@@ -216,7 +216,7 @@ def calibrate_threshold(
     *,
     higher_is_shift: bool = True,
 ) -> Threshold:
-    """The threshold of a score that stands for a performance, read off domains where both are known.
+    """The threshold of a score that corresponds to a performance, read off domains where both are known.
 
     j = argmin |performance_j - target|, the first of equals; the threshold is the score of domain j.
 
@@ -231,7 +231,7 @@ def calibrate_threshold(
         NonFiniteError: For NaN or infinite numbers; the message names the domain.
 
     Notes:
-        If no domain comes near the target, the threshold stands for the performance it has: compare
+        If no domain comes near the target, the threshold corresponds to the performance it has: compare
         `Threshold.performance` with `target`.
 
     References:

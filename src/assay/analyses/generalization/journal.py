@@ -63,7 +63,7 @@ class Journal:
                 kind = content.pop("kind")
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise FileFormatError(
-                    f"line {number} of {self.path} is no record of a monitor; restore the file or choose "
+                    f"line {number} of {self.path} is not a record of a monitor; restore the file or choose "
                     "another"
                 ) from error
             found.append((str(kind), content))

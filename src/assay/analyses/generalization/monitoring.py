@@ -93,7 +93,7 @@ class Monitor:
     baselines. Three rules can raise the alarm; all that apply are in each reading, one decides:
 
     - `"threshold"`: the shift exceeds a threshold, from `calibrate_threshold` on domains with known
-      performance: it stands for a performance. After `calibrate` its rate of false alarms is known, too.
+      performance: it corresponds to a performance. After `calibrate` its rate of false alarms is known, too.
     - `"conformal"`: the shift is larger than those of known batches, at most `alpha` false alarms per batch.
     - `"sequential"`: a bet on all batches together, at most `alpha` for a false alarm ever; it says nothing
       about performance, and stays on once raised.

@@ -237,7 +237,7 @@ def _cot(evidence: MetricEvidence) -> MetricEstimate:
 
 
 def _agreement(everyone: Sequence[MetricEvidence]) -> list[MetricEstimate]:
-    """Of all models together: a line through the agreements of their pairs."""
+    """A line through the agreements of all pairs of models."""
     known = [each.known for each in everyone]
     counts, known_counts = everyone[0].counts, everyone[0].known_counts
     assert known_counts is not None  # `needs` was checked

@@ -53,7 +53,7 @@ def sharpness(
         Mean over batches of the rise of the cross-entropy, nats, >= 0; expected to fall with performance.
 
     Raises:
-        InputError: For a model in training mode, no batch, one that is no pair of tensors, labels that are
+        InputError: For a model in training mode, no batch, one that is not a pair of tensors, labels that are
             missing or none of the model's classes, or a radius or number of steps below or at 0.
         NonFiniteError: If the loss is not finite.
 

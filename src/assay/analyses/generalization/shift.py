@@ -105,7 +105,7 @@ def _laplacian(a: CircuitView, b: CircuitView) -> float:
 
 
 def _distance_of_smallest(a: CircuitView, b: CircuitView, n: int) -> float:
-    """Euclidean distance of the n smallest eigenvalues of the selected graphs; 0 stands for missing ones."""
+    """Euclidean distance of the n smallest eigenvalues of the selected graphs; 0 replaces missing ones."""
     padded = np.zeros((2, n))
     for row, view in zip(padded, (a, b), strict=True):
         smallest = view.selected_spectrum[:n]

@@ -74,7 +74,7 @@ def checked_model_ids(given: Any, n_models: int) -> tuple[str, ...]:
         return tuple(f"model_{place}" for place in range(n_models))
     if len(set(found)) < n_models:
         twice = next(name for place, name in enumerate(found) if name in found[:place])
-        raise InputError(f"model_ids holds {twice!r} more than once; an id stands for one model")
+        raise InputError(f"model_ids holds {twice!r} more than once; an id names one model")
     return found
 
 
@@ -88,7 +88,7 @@ def checked_example_ids(given: Any, n_examples: int) -> np.ndarray:
     names, counts = np.unique(found, return_counts=True)
     if len(names) < n_examples:
         raise InputError(
-            f"example_ids holds {str(names[counts > 1][0])!r} {counts.max()} times; an id stands for one "
+            f"example_ids holds {str(names[counts > 1][0])!r} {counts.max()} times; an id names one "
             f"example ({n_examples - len(names)} repetitions in all)"
         )
     return found
@@ -102,7 +102,7 @@ def checked_n_id(given: Any, n_models: int) -> Int64[np.ndarray, " m"] | None:
     if found.shape not in ((), (n_models,)):
         raise ShapeError(f"n_id has shape {found.shape}; one number, or one per model ({n_models})")
     if found.dtype.kind not in "iu" or (found < 1).any():
-        raise InputError("n_id holds a value that is no count of at least 1")
+        raise InputError("n_id holds a value that is not a count of at least 1")
     return np.broadcast_to(found, (n_models,)).astype(np.int64)
 
 

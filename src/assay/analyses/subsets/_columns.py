@@ -83,7 +83,7 @@ def coded_column(column: Shaped[np.ndarray, " n"]) -> Coded:
 
 
 def _is_missing(value: Any) -> bool:
-    # NaN does not equal itself, and of what pandas holds as not available nobody can tell.
+    # NaN does not equal itself, and what pandas holds as not available has no equality.
     same = value == value
     return value is None or not isinstance(same, bool) or not same or value == ""
 

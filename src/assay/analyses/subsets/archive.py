@@ -88,7 +88,7 @@ def _arguments(found: Contents, path: Path) -> dict[str, Any]:
         if key in arrays and arrays[key].dtype.kind not in "iuf":
             raise FileFormatError(f"{path}: the array {key!r} holds {arrays[key].dtype}; numbers are needed")
     if "n_id" in arrays and not arrays["n_id"].any():
-        del arrays["n_id"]  # 0 is how a zoo writes that nobody knows
+        del arrays["n_id"]  # a zoo writes 0 for an unknown number
     if "label_name" in arrays:
         with malformed(path, "a correctness archive with a list of label names"):
             arrays["label_name"] = tuple(map(str, arrays["label_name"].tolist()))
@@ -145,7 +145,7 @@ def _read_npz(path: Path) -> Contents:
     # Of the zip layer: damaged members, foreign compression, passwords. MemoryError is the machine's.
     except (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED) as error:
         raise FileFormatError(
-            f"{path} is no correctness archive, or is cut off or damaged: {error}"
+            f"{path} is not a correctness archive, or is cut off or damaged: {error}"
         ) from error
 
 
@@ -214,7 +214,7 @@ def _read_matrix(archive: zipfile.ZipFile, path: Path) -> "tuple[np.ndarray | Pa
             )
 
         def blocks() -> Iterator[np.ndarray]:
-            # Columns first: one block, since a part of it is no set of rows.
+            # Columns first: one block, since a part of it is not a set of rows.
             wide = max(1, shape[1] * dtype.itemsize)
             step = shape[0] if fortran else 8 * max(1, _BLOCK // (8 * wide))
             for start in range(0, shape[0], max(1, step)):

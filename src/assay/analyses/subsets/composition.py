@@ -52,7 +52,7 @@ class ClassComposition(Record):
 
     @property
     def largest_ratio(self) -> Float64[np.ndarray, " k"]:
-        """Of the classes of each selection; above 2 a selection is largely a choice of classes."""
+        """Largest ratio of class shares per selection; above 2 a selection is largely a choice of classes."""
         return np.asarray(self.ratios.max(axis=1))
 
     def notice(self, place: int = 0) -> str | None:
@@ -91,7 +91,7 @@ def class_composition(
 
     Raises:
         InputError: No selection, no labels, repeated or impossible positions, or a label without a name.
-        ShapeError: Labels or positions that are no vector.
+        ShapeError: Labels or positions that are not vectors.
 
     References:
         Salaudeen et al. (2025), arXiv:2510.24884: the plot of class frequencies.
@@ -126,7 +126,7 @@ def coded_labels(
 
     Raises:
         InputError: A label without a name.
-        ShapeError: Labels that are no vector.
+        ShapeError: Labels that are not vectors.
     """
     given = np.asarray(labels)
     if given.ndim != 1 or not len(given):
@@ -196,7 +196,7 @@ def class_correlations(
             units=units,
             size=len(members),
             eps=settings.eps,
-            # Half an example of one is no clip.
+            # Half an example of one is not a clip.
             clip=settings.clip if len(members) > 1 else "eps",
             n_resamples=n_resamples,
             level=level,

@@ -132,7 +132,7 @@ def selection_consistency(
     J_norm = (J - J_rand) / (J_max - J_rand), with J the Jaccard index, J_max = |A| / |B| that of a nested
     pair and J_rand its mean over independent uniform draws of the same sizes, |A| <= |B|.
 
-    A high value is no evidence that a subset is real: selections of one solver on one set of models agree
+    A high value is not evidence that a subset is real: selections of one solver on one set of models agree
     just as well where no example has a negative slope.
 
     Args:

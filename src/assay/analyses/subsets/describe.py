@@ -102,7 +102,7 @@ def describe_subset(
         proposer: `(captions_a, captions_b, n) -> phrases` that are more true of b, the selected. See
             `text_proposer`. Not needed with `phrases`.
         ranker: Embeds images and phrases, see `Ranker`. None: phrases without scores.
-        phrases: Phrases of one's own, instead of captioner and proposer or beside them.
+        phrases: Your own phrases, instead of captioner and proposer or beside them.
         domains: Domain of each comparison image; as equal a number is sampled of each.
         fixed_class: What all images show, if they do; goes into the prompt of the captioner.
         n_images: Images of either side at most.
@@ -120,7 +120,7 @@ def describe_subset(
 
     Raises:
         InputError: No images on a side; neither phrases nor what makes them; no phrase was proposed; a
-            proposal that is no text.
+            proposal that is not text.
         ShapeError: Captions or embeddings that are not one per image or text.
         NonFiniteError: Embeddings with NaN or of norm 0.
 

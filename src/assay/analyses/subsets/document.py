@@ -136,7 +136,7 @@ def _row(
         "size": selection.size,
         "validation": selection.correlation["validation"].to_dict(),
         "test": selection.correlation["test"].to_dict(),
-        # The permutations are the same for all sizes and stand in the document once.
+        # The permutations are the same for all sizes and are in the document once.
         "verdict": {name: value for name, value in judged.items() if name != "null"},
         **{kind: _baseline(rows[place]) for kind, rows in baselines.items() if kind != "all"},
     }

@@ -63,7 +63,7 @@ class Correlation(Record):
         n_degenerate: Resamples without a correlation; left out.
         frac_clipped: Share of models whose accuracy is exactly 0 or 1.
         degenerate: Whether the correlation is undefined.
-        caution: What makes the interval unreliable, in words, else None.
+        caution: Why the interval is unreliable, else None.
     """
 
     r: float

@@ -82,7 +82,7 @@ class SelectedExamples:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Of the data: `hash`, `n_models`, `n_examples`, units."""
+        """Facts of the data: `hash`, `n_models`, `n_examples`, units."""
         return self.made.data
 
     @property

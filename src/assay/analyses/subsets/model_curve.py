@@ -70,7 +70,7 @@ class ModelsNeeded(Record):
 
     @property
     def median(self) -> float:
-        """Of `stable` over the orders; NaN where half of them or more never settle."""
+        """Median of `stable` over the orders; NaN where half of them or more never settle."""
         return _finite(float(np.median(_with_infinity(self.stable))))
 
     @property
@@ -127,7 +127,7 @@ def models_needed(
 
     Raises:
         InputError: Accuracies outside [0, 1], fewer than 3 models, an option out of range, or an order that
-            is no permutation of the units.
+            is not a permutation of the units.
         ShapeError: Vectors of different lengths.
 
     Notes:
@@ -210,8 +210,8 @@ def _orders(orders: Any, n_units: int, seed: int) -> Int64[np.ndarray, "orders n
     for place, each in enumerate(given):
         if not np.array_equal(np.sort(each, axis=None), np.arange(n_units)) or each.ndim != 1:
             raise InputError(
-                f"orders[{place}] is no permutation of the {n_units} units 0 to {n_units - 1}; give an order "
-                "of places, or the number of random orders"
+                f"orders[{place}] is not a permutation of the {n_units} units 0 to {n_units - 1}; give an "
+                "order of places, or the number of random orders"
             )
     return np.stack(given).astype(np.int64)
 

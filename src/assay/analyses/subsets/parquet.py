@@ -116,7 +116,7 @@ def read_parquet(path: Path) -> Contents:
         raise
     except (OSError, MemoryError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
         raise FileFormatError(
-            f"{path} is no correctness archive, or is cut off or damaged: {error}"
+            f"{path} is not a correctness archive, or is cut off or damaged: {error}"
         ) from error
 
 

@@ -197,7 +197,7 @@ def check_size(size: Any, n_examples: int) -> int:
     """A size as an integer.
 
     Raises:
-        InputError: If it is no whole number between 1 and `n_examples`.
+        InputError: If it is not a whole number between 1 and `n_examples`.
     """
     try:
         found = operator.index(size)

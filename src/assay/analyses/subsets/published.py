@@ -100,7 +100,7 @@ def _selections(file: Path, arrays: dict[str, np.ndarray], *, corrected: bool) -
     ids, index = arrays["ids"], arrays["index"].astype(np.int64)
     correction = arrays.get(_CORRECTION)
     if correction is not None and not np.array_equal(np.sort(correction), np.arange(len(ids))):
-        raise FileFormatError(f"{file}: {_CORRECTION} is no permutation of the {len(ids)} ids")
+        raise FileFormatError(f"{file}: {_CORRECTION} is not a permutation of the {len(ids)} ids")
     _check(file, sizes, offsets, index, arrays)
     if corrected and correction is not None:
         index = correction.astype(np.int64)[index]

@@ -240,7 +240,7 @@ def replicate_halves(
         InputError: For a selection without data, or if a half would hold fewer than 4 models.
 
     Notes:
-        Overlap over sizes of one path is no evidence; overlap over models is, and this is the variant that
+        Overlap over sizes of one path is not evidence; overlap over models is, and this is the variant that
         tells them apart. Two selections per permutation.
     """
     if n_permutations < 1:
@@ -269,7 +269,7 @@ def replicate_halves(
         stage="halves under permuted accuracies",
     )
     null = np.array(drawn)
-    # An undefined overlap is no evidence against chance.
+    # An undefined overlap is not evidence against chance.
     reached = int(np.sum(np.isnan(null) | (null >= normalised)))
     return HalfReplication(
         normalised=normalised,

@@ -388,7 +388,7 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
             Other models are evaluated without them, by `Subset.evaluate`.
 
     Raises:
-        FileFormatError: If the file is no subset, is cut off, or of a newer version.
+        FileFormatError: If the file is not a subset, is cut off, or of a newer version.
         InputError: If `data` are others than the subset was selected on.
     """
     path = Path(path)

@@ -182,7 +182,7 @@ def _mask(given: Any, n_examples: int) -> np.ndarray:
 def _places(given: Any, n_examples: int, name: str) -> Int64[np.ndarray, " k"]:
     found = np.asarray(given)
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise InputError(f"{name} is no list of places of examples: {found.dtype} of shape {found.shape}")
+        raise InputError(f"{name} is not a list of places of examples: {found.dtype} of shape {found.shape}")
     outside = found[(found < 0) | (found >= n_examples)]
     if len(outside):
         raise InputError(f"{name} holds {outside[0]}; there are {n_examples} examples, counted from 0")

@@ -140,7 +140,9 @@ def _given(split: ModelSplit | Mapping[str, Any] | Sequence[Any], n_models: int)
             if part.dtype == bool and part.shape == (n_models,):
                 places[name] = np.flatnonzero(part)
             elif part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
-                raise InputError(f"split[{name!r}] is no list of places of models: {part.dtype} {part.shape}")
+                raise InputError(
+                    f"split[{name!r}] is not a list of places of models: {part.dtype} {part.shape}"
+                )
         train, validation, test = (places[name].astype(np.int64) for name in PARTS)
         found = ModelSplit(train=train, validation=validation, test=test, kind="given")
     every = np.concatenate([found.part(name) for name in PARTS])

@@ -38,7 +38,7 @@ from assay.core.record import Record
 LEVEL = 0.05
 BATCH = 10  # reruns between two looks at whether the verdict is settled
 UNKNOWN_UNITS = (
-    "which models share a training run or a family was not given, so nobody knows whether the models tested "
+    "which models share a training run or a family was not given, so it is unknown whether the models tested "
     "are independent of those selected on: give groups= or families=, or groups=range(M) if every model is "
     "an independent run"
 )
@@ -69,7 +69,7 @@ class SubsetVerdict(Record):
         spread: Standard deviation of the R_k; NaN where one is undefined.
         mean_consistency: Mean J_norm of the pairs of the K selections; no evidence by itself.
         null: Lowest R_cf over the sizes of each rerun; NaN where undefined.
-        reasons: Why it is inconclusive, in words; empty where it is supported.
+        reasons: Why it is inconclusive; empty where it is supported.
         notes: What else to know.
     """
 
@@ -357,7 +357,7 @@ def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> t
     if test.n_units < RELIABLE_UNITS:
         found.append(
             f"the test models come from {test.n_units} independent unit{'s' if test.n_units != 1 else ''}; "
-            f"the interval of R on them is no part of the verdict below {RELIABLE_UNITS}"
+            f"the interval of R on them is not a part of the verdict below {RELIABLE_UNITS}"
         )
     if verdict.r < 0 and test.r > 0:
         found.append(

@@ -91,7 +91,7 @@ def worst_case(
         progress: Told of `attack`, pairs done, pairs in all.
 
     Returns:
-        The result; warnings stand in `.warnings`.
+        The result; warnings are in `.warnings`.
 
     Raises:
         InputError: A bad count or protocol, prompts of unequal length, or a directory of another job.
@@ -120,7 +120,7 @@ def worst_case(
     n_clean, n_corrupted = (DEFAULT_N if count is None else count for count in (n_clean, n_corrupted))
     if not isinstance(task, PairTask):
         named = Path(task).suffix != ".jsonl"
-        # Of a named task only the grammar counts; a size equal to the sample's would stand for its rows.
+        # Of a named task only the grammar counts; a size equal to the sample's would be taken for its rows.
         rows = (1 if n_clean != 1 else 2) if named else None
         if not named and protocol is None and (counted or enumerate):
             raise InputError(

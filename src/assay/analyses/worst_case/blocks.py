@@ -57,7 +57,7 @@ class DistinctPairs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the values of distinct pairs."""
+        """Shape of the values of distinct pairs."""
         if self.pairs is not None:
             return (len(self.pairs),)
         return (len(self.clean_rows), len(self.corrupted_rows))
@@ -87,7 +87,7 @@ class DistinctPairs:
 
 
 def distinct_pairs(sample: PairSample, *, with_answers: bool) -> DistinctPairs:
-    """The distinct pairs of a sample; with answers, inputs that differ in these alone are told apart."""
+    """The distinct pairs of a sample; with answers, inputs that differ in these alone are distinct."""
     (clean_rows, clean), (corrupted_rows, corrupted) = (
         side.distinct_with_answers if with_answers else side.distinct
         for side in (sample.clean, sample.corrupted)

@@ -32,7 +32,7 @@ def not_certified(sample: PairSample) -> str | None:
         )
     if not sample.independent and not sample.enumerated:
         return (
-            "its inputs are rows of the task that nobody has declared to be independent draws, that were "
+            "its inputs are rows of the task that were not declared to be independent draws, that were "
             "drawn more than once, or on which the circuit was found; run the rows as they stand (protocol "
             "'file') with independent=True if they are independent and new to the circuit"
         )

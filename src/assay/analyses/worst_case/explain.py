@@ -287,7 +287,7 @@ def pair_loss(divergence: str | PairLoss) -> tuple[str, PairLoss]:
     objective = get_objective(divergence)
     if not objective.stationary:
         raise InputError(
-            f"{divergence!r} is no divergence from the model, so nothing is shared out; choose 'kl' or "
+            f"{divergence!r} is not a divergence from the model, so nothing is shared out; choose 'kl' or "
             "'js', or give a callable of both logits"
         )
     return objective.key, lambda full, run: objective(

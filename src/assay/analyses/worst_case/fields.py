@@ -179,7 +179,7 @@ def field_tests(
 
 
 def _n_inputs(sample: PairSample, labels: _Labels) -> Int64[np.ndarray, " values"]:
-    """Distinct inputs of the field's side that bear each value and stand in a pair."""
+    """Distinct inputs of the field's side that bear each value and are part of a pair."""
     ids = (sample.clean, sample.corrupted)[labels.axis].distinct.inverse
     used = np.arange(len(ids)) if sample.pairs is None else sample.pairs[:, labels.axis]
     seen = np.unique(np.stack([labels.codes[used], ids[used]]), axis=1)
@@ -261,7 +261,7 @@ def _group_means(
 
 
 def side_weights(weights: Float64[np.ndarray, "..."]) -> list[Float64[np.ndarray, " inputs"]]:
-    """Of an enumerated cross, the probabilities of each side's inputs; of listed pairs those of the pairs."""
+    """Weights: probabilities of each side's inputs for an enumerated cross, else those of the pairs."""
     if weights.ndim == 1:
         return [weights]
     return [weights.sum(axis=1), weights.sum(axis=0)]

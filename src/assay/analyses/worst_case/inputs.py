@@ -69,7 +69,7 @@ class PromptSet:
 
     @cached_property
     def distinct_with_answers(self) -> DistinctInputs:
-        """The same with inputs told apart that differ in their answers or wrong answers alone."""
+        """The same, with inputs that differ only in their answers or wrong answers kept distinct."""
         known = [ids for ids in (self.answers, self.wrong) if ids is not None]
         return _distinct(self.lengths[:, None], self.positions[:, None], self.tokens, *known)
 

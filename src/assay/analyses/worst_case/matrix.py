@@ -135,7 +135,7 @@ def matrix_search(
 
     Returns:
         Every pair known, those of `start` first, with its value. The largest bounds the table's maximum from
-        below; the values are no sample, and no percentile may be read off them.
+        below; the values are not a sample, and no percentile may be read off them.
 
     Raises:
         InputError: If a count is out of range.

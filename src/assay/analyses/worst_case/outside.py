@@ -123,7 +123,7 @@ def outside_grammar(
     divergence: str | Divergence | Kernel = "kl",
     **options: Any,
 ) -> Outside:
-    """How far a circuit departs from its model on words or templates of one's own.
+    """How far a circuit departs from its model on your own words or templates.
 
     The task's grammar with some of its options replaced, all pairs of `n_clean` clean and `n_corrupted`
     corrupted inputs drawn from it, beside as many of the task as it is.
@@ -204,7 +204,7 @@ def read_words(path: Path) -> tuple[str, ...]:
 
 
 def unused_words(task: PairTask) -> tuple[str, ...]:
-    """Words that are one token of the model's vocabulary and stand in none of the task's lists.
+    """Words that are one token of the model's vocabulary and are in none of the task's lists.
 
     What could be tried in a slot: letters only, one token after a space; capitals first (names), then
     alphabetically.

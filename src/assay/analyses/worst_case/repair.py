@@ -69,7 +69,7 @@ class Judged:
         """
         if not self.independent:
             raise InputError(
-                "these pairs are rows of the task that nobody has declared to be independent draws, new to "
+                "these pairs are rows of the task that were not declared to be independent draws, new to "
                 "the start; repair(..., independent=True) does"
             )
         return certificate(self.divergence, percentile, delta=delta)

@@ -77,7 +77,7 @@ def make_rerun(
         clean_index: Int64[np.ndarray, " k"], corrupted_index: Int64[np.ndarray, " k"], exact: bool
     ) -> Logits:
         clean, corrupted = sample.clean.subset(clean_index), sample.corrupted.subset(corrupted_index)
-        # Of the edges alone: where a circuit was found is no matter of a float64 copy of the model.
+        # Of the edges alone: where a circuit was found is not a matter of a float64 copy of the model.
         edges = Circuit(graph=circuit.graph, mask=circuit.mask)
         runs = rerun(model, edges, clean, corrupted, exact=exact)
         return Logits(*(each.detach().cpu() for each in runs))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SCHEMA = "assay-worst-case/1"
 SHOWN_PAIRS = 10
 FACTS = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
-FINDINGS = ("search", "outside", "explanation")  # stand beside the pairs and enter no statistics
+FINDINGS = ("search", "outside", "explanation")  # are reported beside the pairs and enter no statistics
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -286,7 +286,7 @@ class WorstCase(PairStatistics):
         with malformed(path, "a worst-case result"):
             document = record["document"]
             if not isinstance(document.get("worst", []), list):
-                raise ValueError("its worst pairs are no list")
+                raise ValueError("its worst pairs are not a list")
             rerun = None
             if model is not None and circuit is not None:
                 check_origin(document, model, circuit)

@@ -142,7 +142,7 @@ def search_worst(
     Notes:
         In slots of more than 128 fillers the 16 of largest first-order change of KL are evaluated, whatever
         the divergence. The published repository follows gradients through convex combinations of
-        embeddings; the result is no prompt, so that is not offered.
+        embeddings; the result is not a prompt, so that is not offered.
 
     References:
         uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166.

@@ -90,7 +90,7 @@ class PairStatistics:
 
     @property
     def mean_standard_error(self) -> float:
-        """Of the mean; for all pairs of two samples by the two-way formula. NaN with one input a side."""
+        """Standard error of the mean, two-way for all pairs of two samples; NaN with one input a side."""
         return self.statistics.standard_error
 
     @property
@@ -150,7 +150,7 @@ class PairStatistics:
 
         Raises:
             InputError: An argument out of range, or a sample that supports no certificate (`reuse_clean`, or
-                rows that are no independent draws).
+                rows that are not independent draws).
         """
         return sample_certificate(
             self.divergence, self.sample, percentile, delta=delta, epsilon=epsilon, method=method

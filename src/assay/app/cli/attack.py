@@ -179,7 +179,7 @@ def attack(
         raise InputError(f"--out is {out}; give NAME.safetensors, or NAME.json for the document alone")
     loaded = load(model, device)
     given = circuit_of(circuit, edges, "--edges", loaded.graph, store)
-    # Of a named task the grammar counts; as many rows as are drawn would stand for the draw.
+    # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
     inputs = load_task(task, loaded, n=(1 if size.n_clean != 1 else 2) if named else None)
     if protocol == "file":
         size = pipeline.Sizes(n_clean=inputs.n, n_corrupted=inputs.n)

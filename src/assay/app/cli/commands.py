@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 TASKS = ["ioi"]  # defaults of repeatable options
 METRICS = ["faithfulness-norm"]
-USUAL_EDGES = 200  # of a circuit whose size nobody named
+USUAL_EDGES = 200  # of a circuit without a stated size
 
 app = typer.Typer(
     name="assay",

@@ -76,7 +76,7 @@ def finetune(
     train_steps: Annotated[int, option("--train-steps", "Steps of the optimiser.", min=1)] = 1000,
     lr: Annotated[float, option("--lr", "Largest learning rate.")] = 1e-4,
     train_batch: Annotated[int, option("--train-batch", "Images per training step.", min=1)] = 32,
-    weight_decay: Annotated[float, option("--weight-decay", "Of AdamW.")] = 5e-7,
+    weight_decay: Annotated[float, option("--weight-decay", "Weight decay of AdamW.")] = 5e-7,
     warmup: Annotated[int, option("--warmup", "Steps of linear warm-up.", min=0)] = 0,
     validate_every: Annotated[
         int,

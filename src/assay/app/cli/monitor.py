@@ -62,7 +62,7 @@ def monitor(
     window: Annotated[int, option("--window", "Images of a batch, and of the reference.", min=2)] = 64,
     known_batches: Annotated[
         int | None,
-        option("--known-batches", "Batches to calibrate on; 0: none.  [default: what there is]", min=0),
+        option("--known-batches", "Batches to calibrate on; 0 for none.  [default: all available]", min=0),
     ] = None,
     threshold: Annotated[float | None, option("--threshold", "Shift above which to raise the alarm.")] = None,
     target: Annotated[
@@ -79,7 +79,7 @@ def monitor(
     distance: Annotated[
         str, option("--distance", "spearman, cosine, l2, laplacian, netlsd or jaccard.")
     ] = "spearman",
-    order: Annotated[str, option("--order", "Of files: time, name or random.")] = "time",
+    order: Annotated[str, option("--order", "Order of the files: time, name or random.")] = "time",
     n: Annotated[int, option("--n", "Images drawn from each shapes:STYLE to watch.", min=2)] = 384,
     follow: Annotated[bool, option("--follow", "Wait for new images in the folder.")] = False,
     poll: Annotated[float, option("--poll", "Seconds between looks with --follow.")] = 2.0,

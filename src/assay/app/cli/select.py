@@ -92,29 +92,27 @@ def select(
         ),
     ] = None,
     id_envs: Annotated[
-        str | None, option("--id-envs", "Of a folder of CSVs: environments trained on, e.g. 0,1,2.")
+        str | None, option("--id-envs", "Folder of CSVs: environments trained on, e.g. 0,1,2.")
     ] = None,
     ood_env: Annotated[
-        str | None, option("--ood-env", "Of a folder of CSVs: environment to select from, or several.")
+        str | None, option("--ood-env", "Folder of CSVs: environment to select from, or several.")
     ] = None,
     checkpoints: Annotated[
-        str, option("--checkpoints", "Of a folder of CSVs: last (one per run), all, or steps, e.g. 300,600.")
+        str, option("--checkpoints", "Folder of CSVs: last (one per run), all, or steps, e.g. 300,600.")
     ] = "last",
     facts: Annotated[
         str | None,
-        option("--facts", "Of a table: columns that say something of the examples, separated by commas."),
+        option("--facts", "Table: columns with facts about the examples, separated by commas."),
     ] = None,
     examples: Annotated[
-        Path | None, option("--examples", "Of a table: CSV file of facts about the examples, id first.")
+        Path | None, option("--examples", "Table: CSV file of facts about the examples, id first.")
     ] = None,
     images: Annotated[
-        str | None, option("--images", "Of a zoo: labelled images to select from; a folder or shapes:STYLE.")
+        str | None, option("--images", "Zoo: labelled images to select from; a folder or shapes:STYLE.")
     ] = None,
     id_images: Annotated[
         str | None,
-        option(
-            "--id-images", "Of a zoo: labelled images in distribution, not trained on, to rate models by."
-        ),
+        option("--id-images", "Zoo: labelled in-distribution images, not trained on, to rate models by."),
     ] = None,
     digits_models: Annotated[
         int | None, option("--digits-models", "Without an argument: how many classifiers to train.", min=32)
@@ -127,7 +125,7 @@ def select(
         int | None, option("--workers", "Threads of the reruns.  [default: one per CPU]", min=1)
     ] = None,
     layout: Annotated[
-        str, option("--layout", "Of the matrix: auto, dense, packed (32 times smaller) or accelerator.")
+        str, option("--layout", "Matrix layout: auto, dense, packed (32 times smaller) or accelerator.")
     ] = "auto",
     device: DeviceOption = None,
     seed: SeedOption = 0,

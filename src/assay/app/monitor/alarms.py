@@ -53,7 +53,9 @@ def seconds_of(text: str | float | int) -> float:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smhd]?)\s*", str(text))
     if match is None or not math.isfinite(found := float(match[1]) * UNITS[match[2]]):
-        raise InputError(f"{text!r} is no duration; give seconds, or a number with a unit: 45s, 10m, 2h, 1d")
+        raise InputError(
+            f"{text!r} is not a duration; give seconds, or a number with a unit: 45s, 10m, 2h, 1d"
+        )
     return found
 
 
@@ -108,7 +110,7 @@ class AlarmFile(Sink):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise DeliveryError(f"alarm file {self.path} is no ordinary file")
+                    raise DeliveryError(f"alarm file {self.path} is not an ordinary file")
                 lock_descriptor(file.fileno())
                 self._append(file, line, str(event["id"]))
         except OSError as error:
@@ -215,7 +217,7 @@ class Webhook(Sink):
             raise DeliveryError(f"webhook {self.shown}: {problem}")
 
     def _ask(self, request: urllib.request.Request) -> str:
-        """Why the request failed, in words that hold no part of it; empty where it did not."""
+        """Why the request failed, without any part of the request; empty where it succeeded."""
         try:
             answer = self._opener.open(request, timeout=self._timeout)
         except urllib.error.HTTPError as error:
@@ -292,7 +294,7 @@ class Notifier:
     # --------------------------------------------------------------------------------------------- taking
 
     def take(self, reading: Reading) -> None:
-        """Look at one more reading; say what there is to say."""
+        """Look at one more reading and send the notifications it calls for."""
         self._last = reading
         if reading.index <= self._seen:
             return
@@ -428,7 +430,7 @@ class Notifier:
         try:
             write_atomically(self._path, json.dumps(record, indent=1, allow_nan=False).encode())
         except OutputError as error:
-            # Worst, an event is told twice after a kill; that is no reason to stop looking at images.
+            # Worst, an event is told twice after a kill; that is not a reason to stop looking at images.
             self._tell(f"what was told is not kept: {error}")
 
     def _restore(self) -> bool:

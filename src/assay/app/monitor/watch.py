@@ -106,11 +106,11 @@ def read_options(path: Path) -> MonitorOptions:
     """The options of a monitor from a TOML file, as `assay monitor --config` takes it.
 
     Keys are the names of the options, with `-` or `_`, also in a table `[monitor]`. Those that say how the
-    command talks and ends (`--json`, `--quiet`, `--gate`, ...) may stand there and mean nothing here.
+    command talks and ends (`--json`, `--quiet`, `--gate`, ...) may appear there and have no effect here.
 
     Raises:
         FileFormatError: If the file cannot be read.
-        UnknownNameError: For a key that is no option; near ones are named.
+        UnknownNameError: For a key that is not an option; near ones are named.
         InputError: For a value of the wrong kind.
     """
     try:
@@ -135,7 +135,7 @@ def read_options(path: Path) -> MonitorOptions:
     try:
         return TypeAdapter(MonitorOptions).validate_python(values)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]  # a webhook is no text for a message
+        first = error.errors(include_url=False, include_input=False)[0]  # a webhook is not text for a message
         key = str(first["loc"][0]).replace("_", "-") if first["loc"] else "options"
         raise InputError(f"{key} in {path}: {first['msg']}") from None
 
@@ -330,7 +330,7 @@ class MonitorRun:
             self._publish()
 
     def _batches(self) -> Iterator[Batch]:
-        """Of all sources, at most so many."""
+        """Images of all sources, at most so many."""
         given, most = 0, self._options.max_batches
         for source in self._sources:
             if most is not None and given >= most:

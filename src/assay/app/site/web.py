@@ -374,7 +374,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _assay_error(request: Request, error: Exception) -> Response:
-    """What a visitor asked for wrongly, in words; what else went wrong, in the log."""
+    """A page that explains a visitor's mistake; other errors go to the log."""
     if isinstance(error, UnknownNameError):
         return _message(404, "Not found", str(error))
     if isinstance(error, InputError):
@@ -384,7 +384,7 @@ def _assay_error(request: Request, error: Exception) -> Response:
 
 
 def _failure(request: Request, error: Exception) -> Response:
-    """A plain page; errors that nobody foresaw are raised again behind it, for uvicorn to log."""
+    """A plain page; unforeseen errors are raised again behind it, for uvicorn to log."""
     del request, error
     text = "The page could not be made. What went wrong is in the log of the server."
     return _message(500, "Something failed", text)

@@ -160,7 +160,7 @@ class EdgeMethod(abc.ABC):
         return replace(self, **options)
 
     def select(self, scores: EdgeScores, k: int) -> Circuit:
-        """The circuit that the method means where nobody says how to choose one: usually the k strongest."""
+        """The circuit that the method selects by default: usually the k strongest edges."""
         return scores.top(min(k, scores.graph.n_edges))
 
     def uses_steps(self) -> bool:

@@ -219,7 +219,7 @@ class SpanSums(GradientSums):
         graph, model = self.model.graph, self.model
         n, length = differences.input.shape[:2]
         scores = differences.input.new_zeros(n_spans, graph.n_sources, graph.n_targets)
-        # Twice the ordinary chunk's rows: the gathered copies stand beside the expanded ones.
+        # Twice the ordinary chunk's rows: the gathered copies are held beside the expanded ones.
         rows = 2 * (graph.n_sources + 3 * model.n_heads)
         size = max(1, CHUNK_BYTES // (rows * length * model.d_model * 4))
         for start in range(0, n, size):

@@ -16,7 +16,7 @@ from assay.core.record import Record
 from assay.discovery.heads.scores import HeadScores, defined_examples, mean_over_examples, member_flags
 
 
-SMALLEST = 1e-8  # margins closer than this, per prompt, are no scale to compare an effect with
+SMALLEST = 1e-8  # margins closer than this, per prompt, are not a scale to compare an effect with
 STRONG, WEAK = 0.7, 0.3  # published readings of a mediated fraction
 AGGREGATES = ("ratio_of_sums", "mean_of_ratios")
 

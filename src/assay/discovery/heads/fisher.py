@@ -32,8 +32,8 @@ def fisher_count(
     """Count of active directions of each head, on the scale of a learning coefficient.
 
     #{v > 0.01 max v} / (2 ln n), with v the variance over examples of each coordinate of the gradient of the
-    loss with respect to (W_V, W_O) of the head. It is no estimate of the learning coefficient, only as cheap
-    as a backward pass.
+    loss with respect to (W_V, W_O) of the head. It is not an estimate of the learning coefficient, only
+    as cheap as a backward pass.
 
     Args:
         model: The model.

@@ -98,7 +98,7 @@ def causation_entropy(
 def parent_flags(scores: HeadScores) -> Bool[np.ndarray, " H"]:
     """The heads that `causation_entropy` or `stability_selection` chose, one flag per head."""
     if "parents" not in scores.details:
-        raise InputError(f"{scores.name!r} chose no heads ({scores.reason or 'it is no selection'})")
+        raise InputError(f"{scores.name!r} chose no heads ({scores.reason or 'it is not a selection'})")
     return member_flags(tuple(scores.details["parents"]), scores.n_layers, scores.n_heads)
 
 
@@ -206,7 +206,7 @@ def _information(
 
 
 def _correlations(x: Float64[np.ndarray, "n H"], y: Float64[np.ndarray, "n m"]) -> Float64[np.ndarray, "H m"]:
-    """Of centred columns; 0 where one is constant."""
+    """Correlation of centred columns; 0 where one is constant."""
     lengths = np.linalg.norm(x, axis=0)[:, None] * np.linalg.norm(y, axis=0)[None, :]
     return np.where(lengths > 0, x.T @ y / np.where(lengths > 0, lengths, 1.0), 0.0)
 

@@ -49,7 +49,7 @@ class HeadMethod:
         requires: Subset of {weights, forward, backward, pairs, wrong}.
         unit: Of the score under the default objective.
         signed: Whether its sign has a meaning; else larger or smaller alone counts.
-        cost: Passes in words, under the default options; P prompts.
+        cost: Description of the passes under the default options; P prompts.
         counts: The same as numbers: kind of pass -> (per prompt, per prompt and head). Kinds are `whole`,
             `single_head` (from the head's block upwards, half a pass on average), `last_token`, `backward`.
         most_prompts: Prompts that are used at most; None: all.
@@ -111,7 +111,7 @@ def find_head_method(name: str) -> HeadMethod:
     known = HEAD_METHODS.values()
     codes = [spec.code for spec in known]
     for spec in known:
-        # X and B stand for many scores, so they name none.
+        # X and B occur in many scores, so they name none.
         if name.lower() in (spec.id.lower(), spec.code.lower() if codes.count(spec.code) == 1 else None):
             return spec
     raise unknown_name("head method", name, [*HEAD_METHODS, *(spec.id for spec in known)])

@@ -270,7 +270,7 @@ class MeasurementTable:
         return self._locked(name)
 
     def _locked(self, name: str) -> np.ndarray:
-        """A column in memory, which nobody may write into."""
+        """A read-only column in memory."""
         column = self._columns[name]
         column.flags.writeable = False
         return column

@@ -236,7 +236,7 @@ class Assembler:
     Args:
         program: What to write.
         layout: The architecture's description.
-        extras: What stands beside the program's parts.
+        extras: What the model holds besides the program's parts.
         seed: Of the noise and the extra parts.
     """
 
@@ -260,7 +260,7 @@ class Assembler:
 
     @property
     def has_extras(self) -> bool:
-        """Whether parts stand beside the program's own."""
+        """Whether the model holds parts besides the program's own."""
         return self.extras != "bare"
 
     def _head_width(self, head: Head) -> int:

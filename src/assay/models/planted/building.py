@@ -24,7 +24,7 @@ class Variant:
     Attributes:
         program: The program itself, or one changed so that some method fails on it.
         sharpness: Factor on its attention scores and the slopes of its units.
-        beside: What stands beside its parts.
+        beside: What the model holds besides its parts.
     """
 
     program: Callable[[float], Program]

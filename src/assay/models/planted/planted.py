@@ -81,7 +81,7 @@ class Planted:
 
     @property
     def extras(self) -> str:
-        """What stands beside the circuit."""
+        """What the model holds besides the circuit."""
         return self.name.split("/")[2]
 
     def examples(self, n: int, seed: int = 0) -> PlantedExamples:
@@ -130,7 +130,7 @@ def planted_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float3
 
     Raises:
         UnknownNameError: If there is no such program, or the program does not come in that layout or with
-            those extras; the message names what there is.
+            those extras; the message names all of them.
         InputError: If the seed is negative or the dtype no floating-point type.
 
     Example:

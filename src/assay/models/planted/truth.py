@@ -66,7 +66,7 @@ def read_truth(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != VERSION:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise FileFormatError(
-            f"{path} is no truth file: expected a JSON object with format {VERSION}, got {found!r}"
+            f"{path} is not a truth file: expected a JSON object with format {VERSION}, got {found!r}"
         )
     return document
 

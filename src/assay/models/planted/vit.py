@@ -46,7 +46,7 @@ _QUADRANTS = ((1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0))
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """Where the circuit stands in a model of a given size.
+    """Where the circuit is in a model of a given size.
 
     Attributes:
         n_layers, n_heads, width, mlp: Size of the model.
@@ -68,7 +68,7 @@ class _Plan:
 
     @property
     def n_spare(self) -> int:
-        """Registers that the circuit leaves free; nobody reads them."""
+        """Registers that the circuit neither writes nor reads."""
         return self.width // 2 - len(_REGISTERS)
 
 
@@ -113,7 +113,7 @@ class _Writer:
         gain = CONSTANT * (2 / self.plan.width) ** 0.5
         for path, part in self.module.named_modules():
             if isinstance(part, nn.LayerNorm):
-                assert path  # the module itself is no norm
+                assert path  # the module itself is not a norm
                 part.weight.copy_(torch.full((self.plan.width,), gain))
 
     def embed(self) -> None:
@@ -249,7 +249,7 @@ def _bare(writer: _Writer) -> None:
 
 
 def _inert(writer: _Writer) -> None:
-    """Every other head and MLP reads at random and writes to registers that nobody reads."""
+    """Every other head and MLP reads at random and writes to registers that are never read."""
     plan = writer.plan
     for layer in range(plan.n_layers):
         for head in range(plan.n_heads):
