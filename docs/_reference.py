@@ -24,8 +24,8 @@ PAGES = {
     "circuits": ("Circuits", ["assay.circuits"]),
     "execution": ("Ablated execution", ["assay.execution"]),
     "heads": ("Single heads", ["assay.discovery.heads"]),
-    "metrics": ("Metrics", ["assay.metrics", "assay.core.measurement"]),
-    "adversarial": ("Worst case", ["assay.analyses.worst_case"]),
+    "metrics": ("Metrics", ["assay.metrics", "assay.core.measurement", "assay.core.record"]),
+    "worst-case": ("Worst case", ["assay.analyses.worst_case"]),
     "calibration": ("Calibrations", ["assay.analyses.calibration"]),
     "benchmark": ("Benchmark of methods", ["assay.analyses.benchmark"]),
     "claims": ("Claims", ["assay.analyses.claims"]),
@@ -34,17 +34,7 @@ PAGES = {
     "subsets": ("Subsets", ["assay.analyses.subsets"]),
     "stats": ("Statistics", ["assay.stats"]),
     "store": ("Store", ["assay.store", "assay.catalogue"]),
-    "runner": ("Audit and report", ["assay.pipeline", "assay.report"]),
-    "sweep": (
-        "Sweeps",
-        [
-            "assay.pipeline.plan",
-            "assay.pipeline.jobs",
-            "assay.pipeline.schedule",
-            "assay.pipeline.local",
-            "assay.pipeline.cluster",
-        ],
-    ),
+    "pipeline": ("Audit, sweeps and report", ["assay.pipeline", "assay.report"]),
     "service": (
         "Services",
         [

@@ -4,7 +4,6 @@ import ast
 import importlib
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -77,16 +76,10 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert _fresh(code).stdout.strip() == "[]"
 
 
-def test_importing_the_package_takes_under_a_third_of_a_second() -> None:
-    code = "import time; start = time.perf_counter(); import assay; print(time.perf_counter() - start)"
-    assert min(float(_fresh(code).stdout) for _ in range(3)) < 0.3
-
-
-def test_help_of_the_command_line_is_instant() -> None:
-    def seconds() -> float:
-        start = time.perf_counter()
-        _fresh("import sys; sys.argv = ['assay', '--help']\nfrom assay.app.cli import main\nmain()")
-        return time.perf_counter() - start
-
-    # Half a second is the goal on a quiet machine; the best of five allows for a busy one.
-    assert min(seconds() for _ in range(5)) < 0.5
+def test_help_of_the_command_line_loads_nothing_heavy() -> None:
+    heavy = ["torch", "numpy", "transformers", "matplotlib", "sqlalchemy", "pandas", "scipy", "rich"]
+    code = (
+        "import sys; sys.argv = ['assay', '--help']\nfrom assay.app.cli import main\n"
+        f"try: main()\nexcept SystemExit: print([name for name in {heavy} if name in sys.modules])"
+    )
+    assert _fresh(code).stdout.splitlines()[-1] == "[]"

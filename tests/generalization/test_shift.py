@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from pathlib import Path
 
 import networkx as nx
@@ -349,23 +348,6 @@ def test_all_distances_at_once_are_the_single_ones() -> None:
     shifts = circuit_shifts(*pair, top_k=15)
     assert shifts == {key: circuit_shift(*pair, distance=key, top_k=15) for key in DISTANCES}
     assert set(shifts) == {"spearman", "cosine", "l2", "laplacian", "netlsd", "jaccard"}
-
-
-def test_vector_distances_of_a_large_graph_take_milliseconds() -> None:
-    pair = golden_pair("12x12|near")
-    for distance, limit in {
-        "spearman": 0.05,
-        "cosine": 0.05,
-        "l2": 0.05,
-        "laplacian": 1.0,
-        "netlsd": 1.0,
-    }.items():
-        seconds = []
-        for _ in range(5):
-            start = time.perf_counter()
-            circuit_shift(*pair, distance=distance)
-            seconds.append(time.perf_counter() - start)
-        assert min(seconds) < limit, distance
 
 
 # -------------------------------------------------------------------------------- undefined and refused

