@@ -545,7 +545,7 @@ def test_rows_give_a_certificate_only_if_declared_independent(tiny: Model, ids_t
     task = ids_task(60)
     circuit = assay.discover(tiny, task, "eap").top(20)
     worst = worst_case(circuit, tiny, task, "file")
-    with pytest.raises(InputError, match="nobody has declared to be independent draws"):
+    with pytest.raises(InputError, match="were not declared to be independent draws"):
         worst.certificate(0.95)
     assert worst.to_dict()["certificates"] == []
     assert "not_certified" in worst.warnings

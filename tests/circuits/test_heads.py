@@ -202,7 +202,7 @@ BAD: list[tuple[Callable[[dict[str, Any]], object], type[Exception], str]] = [
         InputError,
         "the pathways form a cycle, .*induction",
     ),
-    (lambda c: c["head_edges"].pop(), InputError, r"head edge \[8, 10, 11, 10\] stands in"),
+    (lambda c: c["head_edges"].pop(), InputError, r"head edge \[8, 10, 11, 10\] is in"),
     (
         lambda c: c["roles"]["induction"].update(ordinal=3),
         InputError,

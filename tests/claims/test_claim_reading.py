@@ -67,7 +67,7 @@ def test_what_means_the_same_has_the_same_hash() -> None:
         (changed("heads", "movers", to=["a3.h4", [3, 4]]), "a3.h4 is listed twice"),
         (changed("heads", "brakes", to=["a3.h4"]), "key 'brakes': a3.h4 already has the role 'movers'"),
         (changed("heads", "brakes", "sign", to=0), "key 'sign': 1, or -1"),
-        (changed("heads", "circuit", to=["a0.h0"]), "stands for all heads"),
+        (changed("heads", "circuit", to=["a0.h0"]), "means all heads"),
         (
             changed("claim", "task", to="iio"),
             r"\[claim\], key 'task': unknown task 'iio'; did you mean 'ioi'",
@@ -113,7 +113,7 @@ def test_what_means_the_same_has_the_same_hash() -> None:
         (changed("controls", 1, "draws", to=2), "listed heads are not drawn"),
         (changed("controls", 1, "heads", to=["a3.h4", "a2.h0"]), "a3.h4 belongs to 'movers'"),
         (changed("controls", 1, "heads", to=["a2.h0"]), "1 heads cannot control for the 2 of 'movers'"),
-        (changed("controls", 1, to=dict(CONTENT["controls"][0])), "a control stands there twice"),
+        (changed("controls", 1, to=dict(CONTENT["controls"][0])), "a control is listed twice"),
         (changed("rivals", 1, "heads", to="size"), r"\[\[rivals\]\] 2, key 'heads': unknown kind of rival"),
         (changed("rivals", 1, "heads", without=True), "has no heads; give one of heads, file"),
         (changed("rivals", 1, "name", without=True), "key 'name': is missing"),

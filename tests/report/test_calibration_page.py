@@ -138,7 +138,12 @@ def test_parts_claims_and_heads_unfold(page_text: str) -> None:
     for words in ("d′ of the scores", "members found by the prediction", "OV composition on the edges, p"):
         assert words in derived
     assert "Not measured here: pc_ratio, mean of members" in derived
-    for part in ("test-retest", "split halves: reliability", "Cronbach’s α", "opposing heads turned round"):
+    for part in (
+        "test-retest",
+        "split halves: reliability",
+        "Cronbach’s α",
+        "signs of opposing heads reversed",
+    ):
         assert part in said(row_of(page_text, "C16"))
     assert said(row_of(page_text, "C17")).count("task1") >= 3  # a part, a row and a column
     assert "Benjamini-Yekutieli" in said(row_of(page_text, "M93"))
