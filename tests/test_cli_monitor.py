@@ -315,7 +315,7 @@ def test_wrong_use_is_exit_code_2(run: Run, arguments: tuple[str, ...], message:
 def test_places_that_do_not_exist_are_exit_code_1(run: Run) -> None:
     found = run(*FEW, "--images", "nowhere")
     assert found.exit_code == 1
-    assert "no folder" in found.stderr
+    assert "not a folder" in found.stderr
     found = run("--reference", "none.safetensors", "--images", "shapes:flat")
     assert found.exit_code == 1
     assert "none.safetensors" in found.stderr

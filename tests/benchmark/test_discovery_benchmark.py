@@ -361,7 +361,7 @@ def test_files_that_hold_no_scores_are_refused(model: Model, tmp_path: Path) -> 
     with pytest.raises(FileFormatError, match="0 folders for task 'ioi' among a_mini, b_mini"):
         read_scores(tmp_path / "many", model, "ioi")
     (tmp_path / "x.json").write_text('{"format": "other"}')
-    with pytest.raises(FileFormatError, match="no discovery benchmark"):
+    with pytest.raises(FileFormatError, match="not a discovery benchmark"):
         DiscoveryBenchmark.load(tmp_path / "x.json")
 
 

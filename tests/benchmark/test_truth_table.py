@@ -249,7 +249,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="holds a list"):
         TruthTable.load(path)
     path.write_text('{"format": "other"}')
-    with pytest.raises(FileFormatError, match="no truth table"):
+    with pytest.raises(FileFormatError, match="not a truth table"):
         TruthTable.load(path)
 
 

@@ -271,9 +271,9 @@ def test_an_edge_circuit_is_judged_by_its_own_edges(model: Model, task: PairTask
 def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> None:
     with pytest.raises(UnknownNameError, match="gate"):
         calibrate_all(HEADS, model, task, gates=["C99"])
-    with pytest.raises(InputError, match="no field of task 'ioi'.*object"):
+    with pytest.raises(InputError, match="not a field of task 'ioi'.*object"):
         calibrate_all(HEADS, model, task, groups="colour")
-    with pytest.raises(InputError, match="no field of pool"):
+    with pytest.raises(InputError, match="not a field of pool"):
         calibrate_all(HEADS, model, task, groups="object", pool=replace(task, fields={}))
     with pytest.raises(ShapeError, match="groups"):
         calibrate_all(HEADS, model, task, groups=np.array(["a", "b"]))

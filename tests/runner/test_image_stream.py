@@ -266,7 +266,7 @@ def test_a_folder_that_vanishes_is_waited_for_and_nothing_counts_twice(tmp_path:
     assert len(hours.heard) == 2  # once each, however long it is away
     assert "waiting until it is back" in hours.heard[0]
     assert hours.heard[1].endswith("is back")
-    with pytest.raises(FileFormatError, match="no folder"):
+    with pytest.raises(FileFormatError, match="not a folder"):
         list(Hours().follow(tmp_path / "never"))
 
 
@@ -297,7 +297,7 @@ def test_known_images_have_labels_where_folders_are_classes(tmp_path: Path) -> N
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="neon"):
         list(batches("shapes:neom", watch()))
-    with pytest.raises(FileFormatError, match="no folder"):
+    with pytest.raises(FileFormatError, match="not a folder"):
         list(batches(str(tmp_path / "none"), watch()))
     with pytest.raises(UnknownNameError, match="random"):
         watch(order="radom")

@@ -260,7 +260,7 @@ def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Pa
         ("answers.npz", {"facts": ["light"]}, InputError, "--facts has no meaning for an archive"),
         ("answers.npz", {"digits_models": 40}, InputError, "about the built-in data"),
         ("answers.npz", {"groups": "runs"}, InputError, "'runs', which is not a file; give a CSV"),
-        ("answers.csv", {"groups": "runs"}, InputError, "no file and no column of the table"),
+        ("answers.csv", {"groups": "runs"}, InputError, "neither a file nor a column of the table"),
         ("answers.csv", {"facts": ["lihgt"]}, InputError, "did you mean 'light'"),
         ("broken.parquet", {}, FileFormatError, "cannot read"),
         ("empty.csv", {}, FileFormatError, "cannot read"),

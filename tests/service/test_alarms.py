@@ -412,7 +412,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_places_that_are_no_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
         AlarmFile(tmp_path)
-    with pytest.raises(DeliveryError, match="no ordinary file"):
+    with pytest.raises(DeliveryError, match="not an ordinary file"):
         AlarmFile(Path("/dev/null")).deliver(EVENT)
     (tmp_path / "file").write_text("")
     with pytest.raises(DeliveryError, match="File exists"):
@@ -577,5 +577,5 @@ def test_durations(text: str | float, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["-1", "10 minutes", "", "h", "1e9", "nan", "9" * 400, -1.0])
 def test_what_is_no_duration(text: str | float) -> None:
-    with pytest.raises(InputError, match="no duration"):
+    with pytest.raises(InputError, match="not a duration"):
         seconds_of(text)

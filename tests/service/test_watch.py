@@ -139,7 +139,7 @@ def test_a_webhook_is_shown_nowhere(tmp_path: Path) -> None:
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give an alarm file or a webhook"):
         MonitorRun(options(tmp_path, cool_down="10m"), tell=print)
-    with pytest.raises(InputError, match="no duration"):
+    with pytest.raises(InputError, match="not a duration"):
         MonitorRun(options(tmp_path, cool_down="soon", alarm_file=tmp_path / "a"), tell=print)
     with pytest.raises(FileFormatError, match="does not exist"):
         watched(tmp_path / "none.toml")
@@ -184,7 +184,7 @@ def test_a_monitor_that_dies_says_why(tmp_path: Path) -> None:
     monitor = watched(path, tell=heard.append)
     monitor.start()
     monitor.stop()
-    assert monitor.error is None or "no folder" in monitor.error
+    assert monitor.error is None or "not a folder" in monitor.error
     if monitor.error is None:  # stopped before it had looked
         assert heard == []
 

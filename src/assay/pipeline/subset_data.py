@@ -301,10 +301,12 @@ def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] |
         return None
     path = Path(given)
     if not path.is_file():
-        column = " and no column of the table" if data.source.get("kind") == "frame" else ""
+        kind = "neither a file nor a column of the table"
+        if data.source.get("kind") != "frame":
+            kind = "not a file"
         also = ", or model where each model is a run of its own" if option == "groups" else ""
         raise InputError(
-            f"--{option} is {given!r}, which is not a file{column}; give a CSV file with a line MODEL,UNIT "
+            f"--{option} is {given!r}, which is {kind}; give a CSV file with a line MODEL,UNIT "
             f"per model{also}"
         )
     found = _units(path)
