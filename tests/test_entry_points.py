@@ -100,7 +100,7 @@ def test_gates_and_metrics_of_a_package_reach_reports(shelf: Path) -> None:
     found = run(
         shelf,
         """
-from assay.report.html import render
+from assay.report.save import render
 model = assay.load_model("mini")
 task = assay.load_task("ioi", model, n=6, seed=0)
 heads = [(0, 1), (2, 3)]

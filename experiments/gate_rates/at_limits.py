@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from assay.core.random import stream
-from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
 from assay.stats import clopper_pearson
 
 

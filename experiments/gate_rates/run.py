@@ -29,7 +29,7 @@ from planted import allowed_errors
 from worlds import WORLDS
 
 from assay.core.random import stream
-from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
 from assay.stats import clopper_pearson
 
 

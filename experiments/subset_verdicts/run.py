@@ -298,7 +298,7 @@ def draw_rates(summary: Record) -> None:
     """False positives beside power, one dot per structure and test, with 95 % intervals."""
     from matplotlib.figure import Figure
 
-    from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
+    from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
 
     figure = Figure(figsize=(9.5, 4.2), facecolor=PAPER, layout="constrained")
     shown = [

@@ -11,7 +11,7 @@ from synthetic_calibration import synthetic_calibration
 from assay.core.measurement import Measurement, Rule
 from assay.core.random import stream
 from assay.graph import build_graph
-from assay.report.layout import document_graph
+from assay.page.circuit import graph_of
 from assay.stats.statistic import mean_of
 from assay.store import Store
 
@@ -79,7 +79,7 @@ def put_audit(store: Store, *, model: str, task: str, seed: int, n: int = 40) ->
     """An audit whose circuit depends on the seed, with one measurement of its own."""
     document = synthetic_document()
     document["model"]["id"], document["task"]["name"] = model, task
-    graph = document_graph(document)
+    graph = graph_of(document["graph"])
     made = measurement(model=model, task=task, seed=seed, shift=0.05 * seed, n=n)
     put_measurement(store, made)
     document["measurements"] = [*document["measurements"], made.to_dict()]

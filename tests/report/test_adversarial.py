@@ -17,7 +17,7 @@ import assay
 from assay.core.errors import InputError, OutputError
 from assay.report import save_histogram, save_report, tail_figures, tail_verdict, tail_words
 from assay.report.adversarial import LISTED_PAIRS, LISTED_TESTS, worst_case_view
-from assay.report.html import render
+from assay.report.save import render
 from assay.report.tail_cells import LARGEST_SIDE
 from assay.stats import certificate
 

@@ -27,7 +27,7 @@ from assay.report import calibration_names, calibration_tables, calibration_word
 from assay.report.calibration import calibration_figure, calibration_view
 from assay.report.calibration_figures import COLOURS, WIDTH, draw_gates, relative, rows, strip
 from assay.report.calibration_headlines import DECISIVE, PARTS, RULES, Headline, headline, part_headline, side
-from assay.report.html import render
+from assay.report.save import render
 
 
 Document = dict[str, Any]

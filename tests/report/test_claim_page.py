@@ -8,7 +8,7 @@ import pytest
 from assay.core.errors import InputError
 from assay.report import save_report
 from assay.report.claim_page import claim_view, is_claim
-from assay.report.html import render
+from assay.report.save import render
 
 
 def document(**changes: Any) -> dict[str, Any]:

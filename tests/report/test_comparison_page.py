@@ -15,7 +15,7 @@ from assay.graph import build_graph
 from assay.report import compare_document
 from assay.report.comparison import EDGES, PER_SET
 from assay.report.comparison_page import comparison_view, verdict
-from assay.report.html import render
+from assay.report.save import render
 from assay.store import Store
 
 

@@ -16,7 +16,7 @@ from assay.core.errors import InputError, OutputError
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.report import save_report
-from assay.report.html import render
+from assay.report.save import render
 from assay.stats.statistic import mean_of
 
 

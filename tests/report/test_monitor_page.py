@@ -9,7 +9,7 @@ import pytest
 
 from assay.core.errors import InputError
 from assay.report import monitor_figures, monitor_page
-from assay.report.html import render
+from assay.report.save import render
 
 
 def reading(index: int, shift: float, *, alarm: bool | None = False, **more: Any) -> dict[str, Any]:

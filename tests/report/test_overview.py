@@ -7,7 +7,7 @@ from synthetic_store import Filled, fill, measurement, put_measurement
 
 from assay.core.errors import InputError, UnknownNameError
 from assay.report import overview_document, save_report
-from assay.report.html import render
+from assay.report.save import render
 from assay.report.overview import _setting
 from assay.report.overview_page import grid, overview_view
 from assay.store import Store

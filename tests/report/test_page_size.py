@@ -9,7 +9,7 @@ from synthetic_store import measurement
 from test_monitor_page import monitor_document
 
 from assay.report.bounds import EDGES_LIMIT, PAGE_LIMIT, bounded, cut_text
-from assay.report.html import render
+from assay.report.save import render
 
 
 LONG = "a long prompt, word by word " * 4_000  # more than 100,000 characters

@@ -9,7 +9,7 @@ from chromium import Visit
 from pages import documents
 from synthetic_store import HOSTILE
 
-from assay.report.html import render
+from assay.report.save import render
 
 
 KINDS = (

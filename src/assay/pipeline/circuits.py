@@ -8,7 +8,7 @@ from assay.circuits import Circuit, HeadCircuit
 from assay.circuits.given import named_circuit
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.graph import Graph
-from assay.report import document_graph
+from assay.page.circuit import graph_of
 from assay.store import Store, StoredResult
 
 
@@ -52,7 +52,7 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
         )
     payload: Mapping[str, Any] = found.payload
     of = payload if found.kind == "circuit" else {"heads": None, "roles": {}, **payload["circuit"]}
-    own = document_graph(payload)
+    own = graph_of(payload["graph"])
     if graph is not None and graph.fingerprint != own.fingerprint:
         raise GraphMismatchError(
             f"the circuit of {found.id} belongs to another model: its graph is {own.describe()}, the one "

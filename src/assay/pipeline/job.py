@@ -45,7 +45,8 @@ from assay.pipeline.stages import (
     usual_replacement,
 )
 from assay.pipeline.worst import USUAL_SIDE, Sizes, plan_worst_case, usual_sizes, worst_case_stored
-from assay.report import document_graph, save_report
+from assay.page.circuit import graph_of
+from assay.report import save_report
 from assay.store import Store
 from assay.tasks import PairTask
 from assay.tasks.load import DEFAULT_N
@@ -258,7 +259,7 @@ def load_audit(store: Store, identity: str, *, model: Model | None = None) -> Au
     found = store.get(identity)
     if found.kind != "audit":
         raise InputError(f"{found.id} is a {found.kind}, not an audit; see `assay list results --kind audit`")
-    graph = model.graph if model is not None else document_graph(found.payload)
+    graph = model.graph if model is not None else graph_of(found.payload["graph"])
     origin = found.payload["provenance"]["scores"]
     scores = EdgeScores(graph, found.arrays["scores"], provenance=origin, details=found.payload["method"])
     circuit = Circuit(

@@ -21,7 +21,7 @@ from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
 from assay.circuits import write_atomically
 from assay.report import figures
 from assay.report.benchmark_tables import title
-from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, to_svg
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, to_svg
 
 
 SIZE = (7.2, 4.6)  # inches

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from assay.report.calibration_headlines import Headline, headline
 from assay.report.calibration_words import KINDS, kind, number_line, picture_words, published_words
-from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 
 
 WIDTH = 260.0  # of a strip

@@ -15,7 +15,7 @@ from assay.report.calibration_words import (
     warning,
     why,
 )
-from assay.report.words import interval, number, percent
+from assay.page.text import interval, number, percent
 
 
 Record = Mapping[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 from assay.core.errors import InputError
 from assay.core.record import plain
-from assay.report import words
+from assay.page import text as words
 
 
 KIND, SCHEMA = "claim", "assay-claim-result/1"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.core.errors import InputError
-from assay.report import words
-from assay.report.layout import circuit_layout
+from assay.page import text as words
+from assay.page.circuit import circuit_drawing
 
 
 KIND, SCHEMA = "comparison", "assay-comparison/1"

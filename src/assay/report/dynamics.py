@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from assay.core.errors import InputError, OutputError
-from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 
 
 Document = Mapping[str, Any]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, MatrixData, axes_of, clipped
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
+from assay.page.matrix import Matrix
 
 
 Document = Mapping[str, Any]
@@ -119,7 +120,7 @@ def evidence_data(document: Document) -> EvidenceData | None:
     )
 
 
-def layers_data(document: Document, reading: Document) -> MatrixData | None:
+def layers_data(document: Document, reading: Document) -> Matrix | None:
     """The rank-shift map of a reading; NaN where no edge joins two layers. None where it was not kept."""
     if not reading["layers"]:
         return None
@@ -130,7 +131,7 @@ def layers_data(document: Document, reading: Document) -> MatrixData | None:
     own = (rows == columns) & (rows > 0) & (rows < last) & (graph["mlps"] and not graph["parallel"])
     values[~((rows < columns) | own)] = np.nan
     blocks = [str(layer) for layer in range(last - 1)]
-    return MatrixData(
+    return Matrix(
         rows=("input", *blocks),
         columns=(*blocks, "logits"),
         values=values[:-1, 1:],  # nothing is written by logits or read by the input

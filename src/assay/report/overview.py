@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from assay.core.errors import InputError, UnknownNameError, near_matches
-from assay.report.bounds import cut_text
+from assay.page.text import cut_text
 from assay.store import ResultSummary, Store, StoredResult
 
 

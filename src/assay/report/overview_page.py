@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from assay.core.errors import InputError
-from assay.report import words
-from assay.report.bounds import record_text
+from assay.page import text as words
+from assay.page.text import record_text
 
 
 KIND, SCHEMA = "overview", "assay-overview/1"

@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from assay.report.figures import INK, MUTED, RULE, SUPPORTS, MatrixData, axes_of, plot_matrix
+from assay.page.draw import INK, MUTED, RULE, SUPPORTS, axes_of
+from assay.page.matrix import Matrix, plot_matrix
 
 
 Document = Mapping[str, Any]
@@ -150,7 +151,7 @@ def scatter_data(document: Document) -> list[ScatterData]:
     return found
 
 
-def motif_data(values: Sequence[Sequence[float | None]] | np.ndarray, layers: Sequence[str]) -> MatrixData:
+def motif_data(values: Sequence[Sequence[float | None]] | np.ndarray, layers: Sequence[str]) -> Matrix:
     """A matrix of layers by layers, without the first column and last row, which hold nothing.
 
     Cells that no edge joins are NaN: below the diagonal, and a layer with itself but for heads to their MLP.
@@ -158,7 +159,7 @@ def motif_data(values: Sequence[Sequence[float | None]] | np.ndarray, layers: Se
     table = np.array([[math.nan if cell is None else cell for cell in row] for row in values], dtype=float)
     rows, columns = np.indices(table.shape)
     table[(columns < rows) | ((columns == rows) & (table == 0))] = math.nan
-    return MatrixData(
+    return Matrix(
         rows=tuple(layers[:-1]),
         columns=tuple(layers[1:]),
         values=table[:-1, 1:],
@@ -230,7 +231,7 @@ def plot_scatter(panels: Sequence[ScatterData]) -> Axes:
     return first
 
 
-def plot_motif(data: MatrixData, ax: Axes | None = None) -> Axes:
+def plot_motif(data: Matrix, ax: Axes | None = None) -> Axes:
     """Draw a motif: rows are source layers, hue the sign, ink the size, the centre 0."""
     return plot_matrix(data, ax)
 

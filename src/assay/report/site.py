@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from assay.report import words
+from assay.page import text as words
 from assay.report.audit_page import SCHEMA as AUDIT
-from assay.report.bounds import bounded, cut_text, record_text
+from assay.page.text import bounded, cut_text, record_text
 from assay.report.claim_page import is_claim
 from assay.report.html import environment, page, render
 from assay.report.measurement_page import is_measurement

@@ -21,7 +21,7 @@ import numpy as np
 from assay.circuits import write_atomically
 from assay.core.errors import OutputError
 from assay.core.record import plain
-from assay.report import words
+from assay.page import text as words
 
 
 Document = Mapping[str, Any]

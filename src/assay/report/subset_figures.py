@@ -18,8 +18,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 from scipy.special import ndtri
 
-from assay.report import words
-from assay.report.figures import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
+from assay.page import text as words
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 from assay.report.subset_data import (
     NAMES,
     AccuracyData,

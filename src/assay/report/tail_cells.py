@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.report.tail_words import field_name, significant
-from assay.report.words import number
+from assay.page.text import number
 
 
 LARGEST_SIDE, PRINTED_SIDE = 24, 14  # lines drawn at most, and columns up to which numbers fit into cells

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.report.tail_words import significant
-from assay.report.words import number, percent
+from assay.page.text import number, percent
 
 
 LISTED_ITEMS, LISTED_LETTERS, NESTED = 12, 600, 3  # bounds of what is shown of any part

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from assay.report.figures import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
+from assay.page.draw import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 
 
 FAR = 100.0  # a median that far below the largest value calls for a logarithmic axis

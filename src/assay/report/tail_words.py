@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.report.tail_figures import sound_certificate
-from assay.report.words import MINUS, number, percent
+from assay.page.text import MINUS, number, percent
 
 
 Document = Mapping[str, Any]

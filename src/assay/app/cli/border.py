@@ -245,7 +245,7 @@ def show_plan(model: "Model", n: int, stages: "Sequence[Stage]", *, as_json: boo
 
 def print_measurements(found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     """A table of measurement records, each with the name of its task; parts are indented below the whole."""
-    from assay.report import words
+    from assay.page import text as words
 
     rows = []
     for task, record in found:

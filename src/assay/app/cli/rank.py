@@ -216,7 +216,7 @@ def _show_plan(
     """Passes per image and model, at most, and seconds per metric."""
     from assay.analyses.generalization.predictor import PREDICTORS
     from assay.pipeline.ranking import timed_metrics
-    from assay.report.words import number
+    from assay.page.text import number
 
     needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
     stages = {"logits and features": 1}

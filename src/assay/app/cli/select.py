@@ -357,14 +357,14 @@ def _number(record: Mapping[str, Any] | None, *, interval: bool = False) -> str:
 
 
 def _signed(value: float) -> str:
-    from assay.report import words
+    from assay.page import text as words
 
     return f"{value:.2f}".replace("-", words.MINUS)
 
 
 def _contents(document: Mapping[str, Any]) -> list[str]:
     """Classes and facts that the chosen subset has more or less of than all examples."""
-    from assay.report import words
+    from assay.page import text as words
 
     found = document["prevalence"]
     if not found:

@@ -265,7 +265,7 @@ def _show_outcome(
 
 
 def _row(name: str, result: "ResultSummary") -> list[str]:
-    from assay.report import words
+    from assay.page import text as words
 
     digits = words.precision(result.low, result.high)
     return [

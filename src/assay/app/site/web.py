@@ -31,7 +31,8 @@ from assay.app.monitor.metrics import CONTENT_TYPE, metrics_text
 from assay.core.errors import AssayError, InputError, OutputError, UnknownNameError
 from assay.report import compare_document, overview_document, site
 from assay.report.comparison import COMPARED
-from assay.report.html import content_policy, render
+from assay.page.html import content_policy
+from assay.report.save import render
 from assay.store import Store
 
 

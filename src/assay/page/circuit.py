@@ -5,7 +5,7 @@ eye. Edges that pass other layers run through the gaps between rows, never behin
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class DrawnEdge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Band:
+class LayerBand:
     """A layer's column group and its heading."""
 
     label: str
@@ -56,20 +56,19 @@ class Band:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CircuitLayout:
+class CircuitDrawing:
     """Everything the drawing needs; edges in order of rank, strongest first."""
 
     nodes: tuple[DrawnNode, ...]
     edges: tuple[DrawnEdge, ...]
-    bands: tuple[Band, ...]
+    bands: tuple[LayerBand, ...]
     width: float
     height: float
     shared_kv: int
 
 
-def document_graph(document: Mapping[str, Any]) -> Graph:
-    """The graph of an audit document, rebuilt from its numbers."""
-    graph = document["graph"]
+def graph_of(graph: Mapping[str, Any]) -> Graph:
+    """A graph rebuilt from the numbers that a document holds of it."""
     return build_graph(
         graph["n_layers"],
         graph["n_heads"],
@@ -79,12 +78,16 @@ def document_graph(document: Mapping[str, Any]) -> Graph:
     )
 
 
-def circuit_layout(document: Mapping[str, Any]) -> CircuitLayout:
-    """Places for all nodes of the model and for the edges listed in an audit document."""
-    graph = document_graph(document)
+def circuit_drawing(described: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> CircuitDrawing:
+    """Places for all nodes of a model and for some edges.
+
+    Args:
+        described: What a document holds of the graph.
+        listed: Edges, strongest first, each with `rank`, `source`, `target` and `score`.
+    """
+    graph = graph_of(described)
     grid = _Grid(graph)
     nodes = tuple(grid.node(index) for index in range(graph.n_sources + 1))
-    listed = document["edges"]
     largest = max((abs(edge["score"]) for edge in listed), default=1.0) or 1.0
     edges = []
     for edge in listed:
@@ -104,7 +107,7 @@ def circuit_layout(document: Mapping[str, Any]) -> CircuitLayout:
                 path=grid.path(nodes[source], nodes[feeds[0]], suffix, source * 7 + target * 13),
             )
         )
-    return CircuitLayout(
+    return CircuitDrawing(
         nodes=nodes,
         edges=tuple(edges),
         bands=grid.bands(),
@@ -164,11 +167,11 @@ class _Grid:
             height=round(self.node_height, 1),
         )
 
-    def bands(self) -> tuple[Band, ...]:
+    def bands(self) -> tuple[LayerBand, ...]:
         wide = self.pitch * self.slots_per_layer
         word = "layer " if wide > 60 else ""
         return tuple(
-            Band(label=f"{word}{layer}", x=round(self.left + wide * layer, 1), width=round(wide, 1))
+            LayerBand(label=f"{word}{layer}", x=round(self.left + wide * layer, 1), width=round(wide, 1))
             for layer in range(self.graph.n_layers)
         )
 

@@ -1,0 +1,201 @@
+"""Measurements as a page, and the table of them that other pages show."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from assay.page import text as words
+from assay.page.blocks import Cell, Code, Column, Details, Figure, Note, Page, Row, Section, Table
+from assay.page.strip import strip
+from assay.page.text import NARROW, Span, Text, code, first, record_text
+
+
+ROWS = 400  # of the table
+RECORDS = 40  # whose provenance a page prints
+RECORD = {"id", "name", "hash", "value", "n", "unit", "direction", "statistic", "provenance"}
+Document = Mapping[str, Any]
+
+LEGEND = (
+    "The tinted stretch of each small axis is where the published rule says pass; a verdict is given only when "
+    "the whole interval agrees. Squares: mean of random circuits of equal size."
+)
+
+# What each measurement means, by its code.
+MEANINGS = {
+    "D02.faithfulness": "Share of the model’s margin that remains when only the circuit’s edges are kept.",
+    "D02.faithfulness_norm": "The same share, counted from the empty circuit (0) to the whole model (1).",
+    "D02.completeness": "Share of the margin that is lost when the circuit itself is ablated.",
+    "D01.output_divergence": "Mean divergence between the output distributions of circuit and model.",
+    "D03.kl": "Mean information lost when the circuit’s output replaces the model’s.",
+    "D03.reverse-kl": "The same with the roles of circuit and model exchanged.",
+    "D03.js": "Jensen-Shannon divergence, symmetric, at most 0.69.",
+    "D03.tv": "Total variation: probability mass that changes place.",
+    "D03.kl_faithfulness": "One minus the divergence relative to the empty circuit’s.",
+    "D04.ce_delta_drop": "Rise of the cross-entropy of the right answer when the circuit is ablated.",
+    "D04.ce_delta_keep": "Rise of the cross-entropy of the right answer when only the circuit is kept.",
+    "D04.ce_ratio": "Harm of ablating the circuit over harm of ablating everything else.",
+    "D05.acc_at_K": "Share of prompts on which circuit and model predict the same token. "
+    "The verdict asks for the top five too.",
+    "D05.acc_at_5": "Mean overlap of the circuit’s five likeliest tokens with the model’s.",
+    "D05.acc_at_10": "Mean overlap of the ten likeliest tokens.",
+    "D05.tau_5": "Rank agreement (Kendall) inside the model’s top five.",
+    "D05.tau_10": "Rank agreement (Kendall) inside the model’s top ten.",
+    "D05.label_top1_full": "Share of prompts on which the model ranks a right answer first.",
+    "D05.label_top1_circuit": "Share of prompts on which the circuit does.",
+    "C4b.minimality": "Mean loss of faithfulness when one head is taken out of the circuit.",
+    "MIB.cpr": "Area under the faithfulness curve: how fast growing circuits recover the behaviour.",
+    "MIB.cmd": "Mean distance of the faithfulness curve from 1.",
+}
+
+UNITS = {"fraction": "", "1": "", "none": "", "ratio": ""}
+
+DIRECTIONS = {
+    "higher": "higher is better",
+    "lower": "lower is better",
+    "target": "closer to 1 is better",
+    "report": "no verdict",
+}
+
+REASONS = {
+    "zero_denominator": "undefined: the model has no margin on this task",
+    "no_valid_prompt": "undefined: no prompt gave finite logits",
+    "all_tied": "undefined: all values tie",
+}
+
+
+def is_measurement(document: object) -> bool:
+    """Whether a document is the record of one measurement (`Measurement.to_dict`)."""
+    return isinstance(document, Mapping) and "schema" not in document and document.keys() >= RECORD
+
+
+def meaning(measurement: Document) -> str:
+    """What a measurement means, from the document itself or from `MEANINGS`."""
+    return str(measurement.get("meaning") or MEANINGS.get(str(measurement.get("id")), ""))
+
+
+def reason(measurement: Document) -> str:
+    """A sentence on why a value is undefined."""
+    key = str(measurement.get("reason") or "undefined")
+    return REASONS.get(key, key if key.startswith("undefined") else f"undefined: {key.replace('_', ' ')}")
+
+
+def measurements_page(records: Sequence[Document]) -> Page:
+    """A table of measurements.
+
+    Args:
+        records: What `Measurement.to_dict` gave.
+    """
+    tasks, models = (
+        {_named(each, *path) for each in records} for path in (("task", "name"), ("model", "id"))
+    )
+    rows: list[Row] = []
+    for record in records:
+        task = _named(record, "task", "name")
+        named = {**record, "name": f"{record['name']} on {task}"} if task and len(tasks) > 1 else record
+        rows += measurement_rows([named])
+    where = [" and ".join(sorted(names - {""})) for names in (tasks, models)]
+    kind = "Measurements" if len(records) > 1 else f"Measurement: {str(records[0]['name']).replace('-', ' ')}"
+    title = kind + "".join(f" {word} {names}" for word, names in zip(("on", "in"), where, strict=True) if names)
+    shown, left = first(rows, ROWS)
+    caption: list[Text] = [LEGEND]
+    if left:
+        listing = code("assay list results --kind measurement")
+        caption += [f" {words.number(left)} more rows are left out; ", listing, " lists all that are stored."]
+    printed, unprinted = first(records, RECORDS)
+    notes = [
+        Details(
+            summary=(str(each["name"]), " ", code(str(each["hash"]))),
+            blocks=[Code(text=record_text(each["provenance"]))],
+        )
+        for each in printed
+    ]
+    rest = f"The records of the first {len(printed)} of {words.number(len(records))} measurements."
+    return Page(
+        kind="measurements",
+        title=title,
+        sections=[
+            Section(title="", blocks=[Figure(blocks=[measurement_table(shown)], caption=caption, kind="")])
+        ],
+        records=[*notes, *([Note(text=rest, style="quiet")] if unprinted else [])],
+    )
+
+
+def _named(record: Document, *path: str) -> str:
+    value: Any = record.get("provenance")
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return str(value or "")
+
+
+def measurement_table(rows: Sequence[Row]) -> Table:
+    """The rows of `measurement_rows` under their headings."""
+    return Table(
+        columns=[
+            Column(name="measurement", sort=True),
+            Column(name="value", numeric=True, sort=True),
+            Column(name=f"95{NARROW}% interval"),
+            Column(name="against its threshold"),
+            Column(name="random", numeric=True, sort=True),
+            Column(name="unit", sort=True),
+            Column(name="n", numeric=True, sort=True),
+            Column(name="direction", sort=True),
+            Column(name="verdict", sort=True),
+        ],
+        rows=rows,
+        style="measurements",
+    )
+
+
+def measurement_rows(records: Sequence[Document]) -> list[Row]:
+    """A row for each measurement and for each of its parts, less a part that is the measurement itself."""
+    return [_measurement_row(name, each) for record in records for name, each in _with_parts(record)]
+
+
+def _with_parts(record: Document) -> Iterator[tuple[str, Document]]:
+    yield record["name"], record
+    for name, part in (record.get("parts") or {}).items():
+        if part.get("statistic") is None or part["statistic"] != record.get("statistic"):
+            yield f"{record['name']}: {name}", part
+
+
+def _measurement_row(name: str, measurement: Document) -> Row:
+    interval = measurement.get("interval") or {}
+    low, high = interval.get("low"), interval.get("high")
+    digits = words.precision(low, high)
+    random = ((measurement.get("baseline") or {}).get("random") or {}).get("value")
+    status = measurement.get("status") or "none"
+    unit, value, n = measurement.get("unit") or "", measurement.get("value"), measurement.get("n")
+    excluded = measurement.get("n_excluded", 0)
+    picture = strip(measurement)
+    return Row(
+        cells=[
+            Cell(
+                text=(Span(name.replace("-", " "), "name"), " ", Span(str(measurement["id"]), "key")),
+                below=Span(_meaning_and_warnings(measurement), "meaning"),
+            ),
+            Cell(text=words.number(value, digits), value="" if value is None else value),
+            Cell(
+                text=words.interval(low, high, digits) or str(interval.get("reason") or "").replace("_", " "),
+                style="quiet",
+                title=str(interval.get("method") or ""),
+            ),
+            Cell(drawing=picture) if picture else Cell(text=Span(reason(measurement), "undefined")),
+            Cell(
+                text="" if random is None else words.number(random),
+                value="" if random is None else random,
+                style="quiet",
+            ),
+            UNITS.get(unit, unit),
+            Cell(text=words.number(n), value=n, below=f"{excluded} excluded" if excluded else ""),
+            Cell(text=DIRECTIONS.get(measurement.get("direction") or "report", ""), style="quiet"),
+            Cell(status=status),
+        ],
+        style=status.replace("none", "no-verdict"),
+    )
+
+
+def _meaning_and_warnings(measurement: Document) -> Text:
+    warnings = [str(name).replace("_", " ") for name in measurement.get("warnings") or ()]
+    if not warnings:
+        return meaning(measurement)
+    return (meaning(measurement), " ", Span(f"{', '.join(warnings).capitalize()}.", "i"))
+

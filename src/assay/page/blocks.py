@@ -1,0 +1,324 @@
+"""What pages are made of. A result says what it shows in these blocks; a renderer knows blocks and no result.
+
+Three renderers read them: `assay.page.html`, `assay.page.terminal` and, for notebooks, `assay.page.notebook`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from assay.page.text import Text
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from assay.page.circuit import CircuitDrawing
+
+# Status -> mark and word, for every verdict of every page.
+STATUSES = {
+    "pass": ("\N{BLACK CIRCLE}", "pass"),
+    "moderate": ("\N{CIRCLE WITH LEFT HALF BLACK}", "moderate"),
+    "fail": ("\N{WHITE CIRCLE}", "fail"),
+    "inconclusive": ("\N{DOTTED CIRCLE}", "inconclusive"),
+    "none": ("\N{EN DASH}", "no verdict"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A small picture inside a line or a cell.
+
+    Attributes:
+        svg: The element, made by `assay.page.draw` or a page of its own; it is shown as it is.
+        text: What stands in its place where no picture can be shown.
+    """
+
+    svg: str
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: What it says.
+        below: A second, quieter line.
+        value: What its column is sorted by; default: the text.
+        drawing: A small picture.
+        status: Key of `STATUSES`, shown as mark and word after the text, or any word with a class of its own.
+        mark: Mark before the status; default: that of `STATUSES`.
+        style: Class of the style sheet.
+        title: What a pointer over it shows.
+        span: Columns it covers.
+    """
+
+    text: Text = ""
+    below: Text = ""
+    value: float | str | None = None
+    drawing: Drawing | None = None
+    status: str = ""
+    mark: str = ""
+    style: str = ""
+    title: str = ""
+    span: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: Its heading.
+        numeric: Set flush right.
+        sort: Whether a reader can sort by it.
+        arrow: Mark beside the heading, e.g. of which way is better.
+        style: Class of the style sheet for the heading.
+    """
+
+    name: Text
+    numeric: bool = False
+    sort: bool = False
+    arrow: str = ""
+    style: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of a table whose line has a class of its own."""
+
+    cells: Sequence["Cell | Text"]
+    style: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows under headings; the first cell of a row names it.
+
+    Attributes:
+        columns: The headings.
+        rows: A cell per column, or fewer where cells span.
+        caption: What it shows; captions are numbered.
+        left: Rows that were left out.
+        note: What stands below, outside the caption.
+        groups: Headings above the headings, each with the number of columns it covers.
+        style: Class of the style sheet.
+        tall: May be scrolled inside the page.
+        named: The first cell is the heading of its row.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row | Sequence[Cell | Text]]
+    caption: Text = ""
+    left: int = 0
+    note: Text = ""
+    groups: Sequence[tuple[str, int]] = ()
+    style: str = ""
+    tall: bool = False
+    named: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatCell:
+    """A cell of a heat map; `ink` is the share of full colour, in per cent."""
+
+    text: str = ""
+    ink: float = 0.0
+    style: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """A matrix whose cells are tinted."""
+
+    title: str = ""
+    corner: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[HeatCell]]]
+    style: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A picture, or other blocks, with a caption.
+
+    Attributes:
+        draw: Draws it on the axes given or on new ones and returns them: the public plot function of a result.
+        label: What is read out in its place.
+        blocks: What stands in place of a picture, e.g. a table that shares its caption with others.
+        caption: What it shows.
+        kind: Word before the number of the caption: `Figure`, `Table`, or nothing for none.
+        more: Blocks behind a click, below the caption, e.g. the numbers as a table.
+        note: What stands directly below the picture.
+        wide: May take the whole width.
+        beside: The caption stands at its side.
+        name: Last part of the anchor.
+    """
+
+    draw: "Callable[[], Axes] | None" = None
+    label: str = ""
+    blocks: Sequence["Block"] = ()
+    caption: Text = ""
+    kind: str = "Figure"
+    more: Sequence["Block"] = ()
+    note: Text = ""
+    wide: bool = False
+    beside: bool = False
+    style: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CircuitView:
+    """A circuit drawn as a graph that can be explored.
+
+    Attributes:
+        drawing: Places of nodes and edges.
+        edge_styles: Classes of the edges, in the order of the drawing.
+        on: Nodes that are lit; None: all.
+        sets: Sets of edges that can be shown and hidden: key, name, edges; empty for a single circuit, which
+            has a slider over its size.
+        size: Strongest edges that are the circuit.
+        legend: Whether signs and widths are explained.
+        caption: What it shows.
+        more: Blocks behind a click.
+        data: What the script of the page reads.
+    """
+
+    drawing: "CircuitDrawing"
+    edge_styles: Sequence[str]
+    on: frozenset[int] | None = None
+    sets: Sequence[tuple[str, str, int]] = ()
+    size: int = 0
+    caption: Text = ""
+    more: Sequence["Block"] = ()
+    data: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """An image of a gallery, e.g. `data:image/png;base64,...`, and the lines below it."""
+
+    source: str
+    lines: Sequence[Text]
+    title: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """Images beside each other."""
+
+    title: str = ""
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Names with what they are."""
+
+    facts: Sequence[tuple[str, Text]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """A paragraph.
+
+    Attributes:
+        text: What it says.
+        style: `` for running text, `quiet` for a remark, `reading` before a figure.
+    """
+
+    text: Text
+    style: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Text as it is, e.g. a record."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """A heading inside a section."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Details:
+    """Blocks behind a click."""
+
+    summary: Text
+    blocks: Sequence["Block"]
+    open: bool = False
+    style: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Blocks side by side where there is room; `style` is a class of the style sheet instead of `pair`."""
+
+    blocks: Sequence["Block"]
+    style: str = "pair"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Custom:
+    """A template of a page that earns one, with its values, and what a terminal shows in its place."""
+
+    template: str
+    values: Any
+    blocks: Sequence["Block"] = ()
+
+
+Block = Union[
+    Table, HeatMap, Figure, CircuitView, Gallery, Facts, Note, Code, Heading, Details, Pair, Custom
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a page under a heading."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Everything that is shown of a result.
+
+    Attributes:
+        kind: What the result is, in small print above the title.
+        title: Its title.
+        verdict: The finding, in a sentence or two.
+        status: Class of the verdict, where it has one.
+        subject: What the verdict is about, where the title does not say.
+        reasons: Why the verdict is what it is, a line each.
+        caveats: What a reader must know before trusting the verdict.
+        lede: How to read the page.
+        head: Blocks that belong to the heading.
+        sections: The parts.
+        facts: Identity of the result and of what it was made from.
+        records: What stands behind the identity, behind a click.
+        style: Class of the article.
+    """
+
+    kind: str
+    title: str
+    verdict: Text = ""
+    status: str = ""
+    subject: Text = ""
+    reasons: Sequence[Text] = ()
+    caveats: Sequence[Text] = ()
+    lede: Text = ""
+    head: Sequence[Block] = ()
+    sections: Sequence[Section] = ()
+    facts: Sequence[tuple[str, Text]] = ()
+    records: Sequence[Block] = ()
+    style: str = ""

@@ -1,0 +1,189 @@
+"""Pages as self-contained HTML: inline styles, script and pictures, and nothing asked of the network."""
+
+import base64
+import functools
+import hashlib
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from assay.page import blocks
+from assay.page.blocks import STATUSES, Block, Figure, Page, Table
+from assay.page.text import Span, Text, cut_text, number, plain_text
+
+
+PAGE_LIMIT = 3_000_000  # bytes of a page, whatever its results hold
+ROOM_FOR_FRAME = 100_000  # bytes for styles, script and titles
+TITLES = 8  # of several pages named in the title
+
+_DRAWING = threading.RLock()  # settings of Matplotlib are of the whole process
+_ELEMENTS = {"b": "b", "i": "i", "code": "code", "mark": "mark", "sup": "sup"}
+
+
+def render_pages(pages: Sequence[Page], *, served: bool = False) -> str:
+    """Pages one below the other as one document.
+
+    Args:
+        pages: At least one; what does not fit `PAGE_LIMIT` is named at the end.
+        served: For `assay serve`: ids become links of the site.
+    """
+    articles, room = [], PAGE_LIMIT - ROOM_FOR_FRAME
+    for place, each in enumerate(pages):
+        article = render_article(each, f"r{place + 1}", served=served)
+        size = len(article.encode())
+        if size > room:
+            articles.append(_left_out(pages[place:], alone=place == 0))
+            break
+        articles.append(article)
+        room -= size
+    title = " \N{MIDDLE DOT} ".join(page.title for page in pages[:TITLES])
+    return frame("\n".join(articles), title=title, served=served)
+
+
+def render_article(page: Page, key: str, *, served: bool = False) -> str:
+    """One page as an article, for a document of several or for a notebook.
+
+    Args:
+        page: What is shown.
+        key: Identifier of the article; anchors and pictures of it begin with it.
+        served: Whether ids are links of the site.
+    """
+    with _DRAWING:
+        made = _template("article.html").render(page=page, make=_Maker(key, served=served))
+    return re.sub(r"\n\s*\n+", "\n", made)
+
+
+def frame(body: str, *, title: str, served: bool = False) -> str:
+    """A whole document around articles: styles and script inside, everything else forbidden.
+
+    Args:
+        body: HTML that is safe to show.
+        title: Text of the window's title.
+        served: With the navigation of `assay serve`.
+    """
+    return _template("frame.html").render(
+        body=body,
+        title=cut_text(title),
+        style=source("page.css"),
+        script=source("page.js"),
+        served=served,
+        policy=content_policy(),
+    )
+
+
+class _Maker:
+    """What the templates need to make the blocks of one article."""
+
+    def __init__(self, key: str, *, served: bool) -> None:
+        self.key, self.served = key, served
+        self.statuses = STATUSES
+        self._counts: dict[str, int] = {}
+        self._macros = _template("blocks.html").make_module({"make": self})
+
+    def __call__(self, block: Block) -> Markup:
+        """A block as HTML, by the macro of its name."""
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(block).__name__).lower()
+        return Markup(getattr(self._macros, name)(block))  # noqa: S704 - made by a template that escapes
+
+    def text(self, text: Text) -> Markup:
+        """Text with its styles."""
+        if isinstance(text, str):
+            return escape(text)
+        if not isinstance(text, Span):
+            return Markup("").join(self.text(piece) for piece in text)
+        inner = self.text(text.text)
+        element = _ELEMENTS.get(text.style)
+        title = Markup(' title="{}"').format(text.title) if text.title else ""
+        if element:
+            made = Markup("<{0}{1}>{2}</{0}>").format(Markup(element), title, inner)  # noqa: S704
+        else:
+            made = Markup('<span class="{}"{}>{}</span>').format(text.style, title, inner)
+        if text.link and self.served:
+            return Markup('<a href="{}">{}</a>').format(text.link, made)
+        return made
+
+    def numbered(self, kind: str) -> str:
+        """`Figure 1.`, then `Figure 2.`: captions are numbered as they come."""
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        return f"{kind} {self._counts[kind]}."
+
+    def svg(self, figure: Figure) -> Markup:
+        """The picture of a figure."""
+        from assay.page.draw import to_svg
+
+        assert figure.draw is not None
+        self._counts["picture"] = self._counts.get("picture", 0) + 1
+        name = figure.name or f"p{self._counts['picture']}"
+        return Markup(to_svg(figure.draw(), key=f"{self.key}-{name}", label=figure.label))  # noqa: S704
+
+    def drawing(self, drawing: blocks.Drawing) -> Markup:
+        """A small picture."""
+        return Markup(drawing.svg)  # noqa: S704 - made by the package
+
+    def custom(self, block: blocks.Custom) -> Markup:
+        """A template of its own."""
+        made = _template(block.template).render(values=block.values, make=self)
+        return Markup(made)  # noqa: S704 - made by a template that escapes
+
+    @staticmethod
+    def rows(table: Table) -> list[blocks.Row]:
+        """The rows of a table with every cell a `Cell`."""
+        rows = [row if isinstance(row, blocks.Row) else blocks.Row(cells=row) for row in table.rows]
+        return [
+            blocks.Row(
+                cells=[
+                    cell if isinstance(cell, blocks.Cell) else blocks.Cell(text=cell) for cell in row.cells
+                ],
+                style=row.style,
+            )
+            for row in rows
+        ]
+
+
+def _left_out(pages: Sequence[Page], *, alone: bool) -> str:
+    """The note in place of articles that would make the document too large."""
+    titles = [page.title for page in pages[:TITLES]]
+    return _template("left_out.html").render(
+        titles=titles, n=len(pages), alone=alone, limit=PAGE_LIMIT // 1_000_000
+    )
+
+
+def _template(name: str) -> jinja2.Template:
+    return environment().get_template(name)
+
+
+@functools.cache
+def source(name: str) -> str:
+    """Text beside the templates that is not a template."""
+    loader = environment().loader
+    assert loader is not None
+    return loader.get_source(environment(), name)[0]
+
+
+@functools.cache
+def content_policy() -> str:
+    """The pages' Content-Security-Policy: nothing remote, and no script but the one of the page itself."""
+    digest = hashlib.sha256(f"\n{source('page.js')}\n".encode()).digest()
+    script = f"'sha256-{base64.b64encode(digest).decode()}'"
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {script}; img-src data:; "
+        "base-uri 'none'; form-action 'self'"
+    )
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The templates, compiled once."""
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("assay.page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters.update(number=number, plain=plain_text)
+    return templates

@@ -1,0 +1,98 @@
+"""A labelled matrix as a picture and as a table."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from assay.page.blocks import Column, Table
+from assay.page.draw import INK, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, plain_power
+from assay.page.text import MINUS, number, percent as shown_percent
+
+
+LARGEST_PRINTED = 14  # rows or columns of a matrix whose cells hold numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A labelled matrix; `values` is `[rows, columns]`, NaN where there is no cell."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: np.ndarray
+    row_title: str
+    column_title: str
+
+
+def plot_matrix(data: Matrix, ax: Axes | None = None, *, percent: bool = False) -> Axes:
+    """Draw a matrix as cells whose ink grows with |value|; hue gives the sign, digits the value.
+
+    Args:
+        data: Rows are drawn from top to bottom.
+        ax: Where to draw; default a new figure of fitting size.
+        percent: Print values as whole per cents instead of two significant digits.
+    """
+    n_rows, n_columns = data.values.shape
+    cell = 0.52 if max(n_rows, n_columns) <= LARGEST_PRINTED else 0.3
+    ax = axes_of(ax, 0.9 + cell * n_columns, 0.75 + cell * 0.72 * n_rows)
+    largest = np.nanmax(np.abs(data.values)) if np.isfinite(data.values).any() else 0.0
+    printed = max(n_rows, n_columns) <= LARGEST_PRINTED
+    exponent = 0 if percent or not 0 < largest < 0.1 else math.floor(math.log10(largest))
+    for (row, column), value in np.ndenumerate(data.values):
+        if not math.isfinite(value):
+            continue
+        share = abs(value) / largest if largest > 0 else 0.0
+        place = (column - 0.47, row - 0.46)
+        ax.add_patch(Rectangle(place, 0.94, 0.92, facecolor=RULE, alpha=0.25, linewidth=0))
+        ax.add_patch(
+            Rectangle(
+                place,
+                0.94,
+                0.92,
+                facecolor=SUPPORTS if value >= 0 else OPPOSES,
+                alpha=round(0.9 * share, 3),
+                linewidth=0,
+            )
+        )
+        if printed and share >= 0.02:
+            text = f"{100 * value:.0f}" if percent else _short(value / 10**exponent)
+            ink = PAPER if share > 0.6 else INK
+            ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=ink)
+    ax.set_xlim(-0.55, n_columns - 0.45)
+    ax.set_ylim(n_rows - 0.45, -0.55)
+    step = 1 if max(n_rows, n_columns) <= LARGEST_PRINTED else 2
+    ax.set_xticks(range(0, n_columns, step), [_last_word(name) for name in data.columns[::step]])
+    ax.set_yticks(range(0, n_rows, step), [_last_word(name) for name in data.rows[::step]])
+    ax.tick_params(length=0)
+    scaled = f" (numbers in units of {plain_power(10.0**exponent)})" if exponent else ""
+    ax.set_xlabel(data.column_title + scaled)
+    ax.set_ylabel(data.row_title)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return ax
+
+
+def _short(value: float) -> str:
+    text = f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
+    return text.replace("0.", ".", 1).replace("-", MINUS)
+
+
+def _last_word(name: str) -> str:
+    return name.rsplit(" ", 1)[-1]
+
+
+def matrix_table(matrix: Matrix, *, percent: bool = False) -> Table:
+    """The numbers behind the picture."""
+    show = shown_percent if percent else lambda value: number(value, 3)
+    return Table(
+        columns=[
+            Column(name=f"{matrix.row_title} \\ {matrix.column_title}"),
+            *(Column(name=name, numeric=True) for name in matrix.columns),
+        ],
+        rows=[
+            [name, *("" if math.isnan(value) else show(float(value)) for value in row)]
+            for name, row in zip(matrix.rows, matrix.values, strict=True)
+        ],
+    )

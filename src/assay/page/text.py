@@ -1,0 +1,183 @@
+"""Text of pages: pieces with a style, numbers for reading, and limits that keep a page small."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, Union
+
+from assay.core.record import plain
+
+
+MINUS, NARROW = "\N{MINUS SIGN}", "\N{NARROW NO-BREAK SPACE}"
+TEXT_LIMIT = 1_000  # characters of a name or a prompt
+RECORD_LIMIT = 20_000  # characters of a record behind an id
+EDGES_LIMIT = 2_000  # edges that a page draws and lists
+LIST_LIMIT = 2_000  # entries of any other list of records
+
+_PICTURE = "data:image/"
+Item = TypeVar("Item")
+
+# ------------------------------------------------------------------------------------------------ pieces
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of text with a style.
+
+    Attributes:
+        text: What it says; pieces may lie inside pieces.
+        style: `quiet`, `code`, `b`, `i`, `mark` or a class of the style sheet.
+        title: What a pointer over it shows.
+        link: Page of the site that it leads to, where one is served.
+    """
+
+    text: "Text"
+    style: str
+    title: str = ""
+    link: str = ""
+
+
+Text = Union[str, Span, Sequence["Text"]]  # a piece, or several in a row
+
+
+def bold(text: Text) -> Span:
+    """Text in heavier type."""
+    return Span(text, "b")
+
+
+def italic(text: Text) -> Span:
+    """A name used as a word."""
+    return Span(text, "i")
+
+
+def code(text: str) -> Span:
+    """A command, an id, a token."""
+    return Span(text, "code")
+
+
+def quiet(text: Text, title: str = "") -> Span:
+    """What matters less."""
+    return Span(text, "quiet", title)
+
+
+def result_link(identity: str) -> Span:
+    """The id of a stored result; a link where the site shows it."""
+    return Span(identity, "code", link=f"/result/{identity}")
+
+
+def plain_text(text: Text) -> str:
+    """The text without its styles."""
+    if isinstance(text, str):
+        return text
+    if isinstance(text, Span):
+        return plain_text(text.text)
+    return "".join(plain_text(piece) for piece in text)
+
+
+def listed(words: Sequence[str]) -> str:
+    """A list for the middle of a sentence: a, b and c."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def plural(n: int, word: str) -> str:
+    """A count with its noun: 1 batch, 2 batches."""
+    ending = "es" if word.endswith("ch") else "s"
+    return f"{number(n)} {word}{'' if n == 1 else ending}"
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+
+
+def number(value: float | int | None, digits: int = 2) -> str:
+    """A number for reading: two decimals near 1, two significant digits when small, `n/a` when undefined."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "n/a"
+    if isinstance(value, int):
+        return f"{value:,}".replace("-", MINUS)
+    size = abs(value)
+    if size == 0 or 10**-digits <= size < 1000:
+        text = f"{value:.{digits}f}"
+    elif size >= 1000:
+        text = f"{value:,.0f}"
+    elif size >= 10 ** -(digits + 2):
+        text = f"{value:.{digits - 1 - math.floor(math.log10(size))}f}"
+    else:
+        text = f"{value:.1e}"
+    return text.replace("-", MINUS)
+
+
+def rounded(value: float) -> str:
+    """Two decimals whatever the size, and no minus before zero: for sentences."""
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", MINUS)
+
+
+def percent(fraction: float | None) -> str:
+    """A share as a percentage, one decimal below 10 %."""
+    if fraction is None or not math.isfinite(fraction):
+        return "n/a"
+    value = 100 * fraction
+    if 0 < value < 0.1:
+        text = f"{value:.2f}"
+    elif value < 99.95 and value % 1:
+        text = f"{value:.1f}"
+    else:
+        text = f"{value:.0f}"
+    return f"{text}{NARROW}%"
+
+
+def interval(low: float | None, high: float | None, digits: int = 2) -> str:
+    """`[low, high]`, or nothing where there is none."""
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"[{number(low, digits)}, {number(high, digits)}]"
+
+
+def precision(low: float | None, high: float | None) -> int:
+    """Decimals that tell the ends of an interval apart: 2, or more where it is narrow."""
+    if low is None or high is None or not 0 < high - low < math.inf:
+        return 2
+    return min(6, max(2, -math.floor(math.log10(high - low))))
+
+
+def p_value(value: float | None) -> str:
+    """A p-value for reading; empty where undefined."""
+    if value is None or not math.isfinite(value):
+        return ""
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+def cut_text(text: str, limit: int = TEXT_LIMIT) -> str:
+    """The text, or its beginning and how long it was."""
+    if not text.isascii():  # JSON can hold half of a surrogate pair, a page cannot
+        text = text.encode("utf-8", "replace").decode()
+    if len(text) <= limit or text.startswith(_PICTURE):
+        return text
+    return f"{text[:limit]}\N{HORIZONTAL ELLIPSIS} (the first {limit:,} of {len(text):,} characters)"
+
+
+def bounded(value: Any, *, limit: int = TEXT_LIMIT) -> Any:
+    """A document whose texts are cut to a length; pictures and numbers are as they were."""
+    if isinstance(value, str):
+        return cut_text(value, limit)
+    if isinstance(value, Mapping):
+        return {bounded(key, limit=limit): bounded(item, limit=limit) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        # Most long lists are numbers, which need no look at each.
+        if value and all(type(item) is float or type(item) is int for item in value):
+            return value
+        return [bounded(item, limit=limit) for item in value]
+    return value
+
+
+def record_text(record: Any) -> str:
+    """A record as indented JSON, at most `RECORD_LIMIT` characters of it."""
+    return cut_text(json.dumps(plain(record), indent=2, sort_keys=True, ensure_ascii=False), RECORD_LIMIT)
+
+
+def first(entries: Sequence[Item], limit: int = LIST_LIMIT) -> tuple[Sequence[Item], int]:
+    """The first entries of a list and how many were left out."""
+    return entries[:limit], max(0, len(entries) - limit)

@@ -1,0 +1,515 @@
+"""An audit as a page: the circuit, its curve, where it lives, every number."""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from assay.metrics.page import LEGEND, measurement_rows, measurement_table
+from assay.page import text as words
+from assay.page.blocks import (
+    Cell,
+    CircuitView,
+    Code,
+    Column,
+    Custom,
+    Details,
+    Figure,
+    Note,
+    Page,
+    Pair,
+    Section,
+    Table,
+)
+from assay.page.circuit import circuit_drawing
+from assay.page.matrix import matrix_table, plot_matrix
+from assay.page.text import (
+    EDGES_LIMIT,
+    NARROW,
+    Span,
+    Text,
+    code,
+    cut_text,
+    italic,
+    number,
+    percent,
+    quiet,
+    record_text,
+    rounded,
+)
+from assay.report import audit_figures as figures
+
+
+SCHEMA = "assay-audit/1"
+LISTED_WORDS = 6
+EXAMPLES = 12  # prompts shown
+PROMPT_LIMIT = 600  # characters of a prompt: what differs is found word by word
+REPLACEMENTS = {
+    "resample": "on the corrupted prompt",
+    "zero": "if its source were silent",
+    "mean": "on average over the prompts",
+    "mean-positional": "on average over the prompts at that position",
+}
+Document = Mapping[str, Any]
+
+
+def audit_page(document: Document) -> Page:
+    """Everything that is shown of an audit.
+
+    Args:
+        document: What `assay.audit` made.
+    """
+    task, circuit, discovery = document["task"], document["circuit"], document["discovery"]
+    apart = " that played no part in ranking its edges" if discovery["held_out"] else ""
+    return Page(
+        kind="circuit audit",
+        title=document["title"],
+        verdict=verdict(document),
+        caveats=caveats(document),
+        lede=(
+            f"Every edge outside the circuit was ablated ({circuit.get('ablation', task['ablation'])}) and the "
+            f"model run on n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} prompts of ",
+            italic(task["name"]),
+            f"{apart}. Brackets hold 95{NARROW}% intervals.",
+        ),
+        sections=[
+            Section(title="The task", blocks=[_task(document)]),
+            Section(title="The circuit", blocks=[_circuit(document)]),
+            Section(title="How much of the behaviour it keeps", blocks=[_curve(document), _agreement(document)]),
+            Section(title="Where it lives", blocks=[Pair(blocks=[_heads(document), _layers(document)])]),
+            Section(title="Every number", blocks=[_numbers(document)]),
+            Section(title="How it was made", blocks=[_method(document)]),
+        ],
+        facts=list(_facts(document)),
+        records=[
+            Details(
+                summary="The record behind the result’s id",
+                blocks=[Code(text=record_text(document["provenance"].get("record", {})))],
+            )
+        ],
+    )
+
+
+# ------------------------------------------------------------------------------------------------ sentences
+
+
+def solved(document: Document) -> bool:
+    """Whether the model shows a behaviour on the measured prompts that a circuit could keep."""
+    codes = {key for each in document["measurements"][:1] for key in each.get("warnings", [])}
+    undefined = document["circuit"]["faithfulness"]["value"] is None
+    return not undefined and not codes & {"task_not_solved", "unstable_denominator"}
+
+
+def verdict(document: Document) -> str:
+    """The finding of an audit in one sentence."""
+    circuit, graph, random = document["circuit"], document["graph"], document.get("random") or {}
+    task, faithfulness = document["task"], circuit["faithfulness"]
+    size = f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({percent(circuit['fraction'])})"
+    if not solved(document):
+        accuracy = task.get("accuracy")
+        right = "" if accuracy is None else f" (right on {percent(accuracy)} of the prompts)"
+        return (
+            f"{document['model']['id']} does not do {task['name']}{right}: "
+            "there is no margin that a circuit could be said to keep."
+        )
+    ends = words.interval(faithfulness.get("low"), faithfulness.get("high"))
+    kept = f"{rounded(faithfulness['value'])} {ends}".strip()
+    plain = _plain_share(document)
+    sentence = f"{size} reach a normalised faithfulness of {kept} (0: empty circuit, 1: model){plain}"
+    if random.get("mean") is not None:
+        many = random.get("n_circuits", 2) > 1
+        other = "random circuits of that size reach" if many else "a random circuit of that size reaches"
+        sentence += f"; {other} {rounded(random['mean'])}{' normalised' if plain else ''}"
+    if circuit["fraction"] >= 1:
+        sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
+    return sentence + "."
+
+
+def _plain_share(document: Document) -> str:
+    """Faithfulness without the empty circuit in it, where it is another number; else nothing."""
+    value = document["circuit"]["faithfulness"]["value"]
+    named = {each.get("id"): each for each in document["measurements"]}
+    plain = named.get("D02.faithfulness") or {}
+    if plain.get("value") is None or rounded(plain["value"]) == rounded(value):
+        return ""
+    ends = plain.get("interval") or {}
+    shown = f"{rounded(plain['value'])} {words.interval(ends.get('low'), ends.get('high'))}".strip()
+    return f" and a plain faithfulness of {shown} (share of the model’s margin)"
+
+
+def caveats(document: Document) -> list[str]:
+    """What a reader must know before trusting the verdict; empty when there is nothing."""
+    notes = []
+    circuit, discovery = document["circuit"], document["discovery"]
+    value, target = circuit["faithfulness"]["value"], circuit["target"]
+    low, high = circuit["faithfulness"].get("low"), circuit["faithfulness"].get("high")
+    if not solved(document):
+        shown = "undefined" if value is None else number(value)
+        notes.append(
+            f"Faithfulness ({shown}) divides by the model’s gain over its corrupted run, which is not told "
+            "apart from zero here. The pictures below describe the model’s arithmetic, not a behaviour."
+        )
+    elif value is not None and value < target:
+        inside = low is not None and high is not None and low <= target <= high
+        ending = ", with the target inside the interval." if inside else "."
+        notes.append(
+            f"The size was chosen to reach {number(target)} on the discovery prompts; on the prompts "
+            f"measured here the circuit’s normalised faithfulness is {number(value)}{ending}"
+        )
+    if not discovery["held_out"]:
+        notes.append(
+            "Discovery and measurement used the same prompts, so the numbers are optimistic and no verdict "
+            "is more than inconclusive. Give 40 or more distinct prompts, of which half are then held out, "
+            "or other prompts with --measure-on FILE."
+        )
+    gap = document["method"].get("completeness_gap")
+    if gap is not None and gap > 0.05:
+        notes.append(
+            f"The completeness gap of the attribution is {percent(gap)}: "
+            "more integration steps would change the scores."
+        )
+    return notes
+
+
+# ------------------------------------------------------------------------------------------------ the task
+
+
+def _task(document: Document) -> Custom:
+    """Prompts side by side, and what the model does with them."""
+    task = document["task"]
+    examples = [_example(example) for example in task.get("examples", [])[:EXAMPLES]]
+    return Custom(
+        template="prompts.html",
+        values={"examples": examples, "aside": _behaviour(task)},
+        blocks=[Note(text=_behaviour(task))],
+    )
+
+
+def _behaviour(task: Document) -> Text:
+    right = ""
+    if task["accuracy"] is not None:
+        margin = task["mean_margin"]
+        ending = "" if margin is None else f", with a mean margin of {number(margin)}"
+        right = f"The model prefers the right answer on {percent(task['accuracy'])} of the prompts{ending}. "
+    ablation = REPLACEMENTS.get(task["ablation"], f"under {task['ablation']}")
+    return (
+        f"{right}Objective: ",
+        italic(task["objective"]),
+        f". An ablated edge carries what it would carry {ablation}.",
+    )
+
+
+def _example(example: Document) -> dict[str, Any]:
+    clean, corrupted = (cut_text(str(example[side]), PROMPT_LIMIT) for side in ("clean", "corrupted"))
+    return {
+        "clean": _changed_words(clean, corrupted),
+        "corrupted": _changed_words(corrupted, clean),
+        "answers": _shortened(example.get("answers", [])),
+        "wrong": _shortened(example.get("wrong", [])),
+        "margin": example.get("margin"),
+    }
+
+
+def _shortened(answers: Sequence[object]) -> list[str]:
+    """Words as they are, or the first and the last few of many."""
+    listed = [str(word) for word in answers]
+    if len(listed) <= LISTED_WORDS:
+        return listed
+    return [*listed[:3], "\N{HORIZONTAL ELLIPSIS}", listed[-1], f"({len(listed)} in all)"]
+
+
+def _changed_words(text: str, other: str) -> Text:
+    """The text, with what differs from the other prompt marked."""
+    pieces, others = re.findall(r"\s+|\w+|[^\w\s]", text), re.findall(r"\s+|\w+|[^\w\s]", other)
+    matcher = difflib.SequenceMatcher(None, pieces, others, autojunk=False)
+    parts: list[Text] = []
+    for tag, start, stop, _, _ in matcher.get_opcodes():
+        if stop > start:
+            part = "".join(pieces[start:stop])
+            parts.append(part if tag == "equal" else Span(part, "mark"))
+    return parts
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+def _circuit(document: Document) -> CircuitView:
+    edges = document["edges"][:EDGES_LIMIT]
+    drawing = circuit_drawing(document["graph"], edges)
+    kept = [edge.get("kept", False) for edge in edges]
+    on = {0, len(drawing.nodes) - 1}
+    for edge, keep in zip(drawing.edges, kept, strict=True):
+        if keep:
+            on |= {edge.source, *edge.feeds}
+    return CircuitView(
+        drawing=drawing,
+        edge_styles=[
+            " ".join(
+                style
+                for style, holds in (("minus", edge.score < 0), ("off", not keep))
+                if holds
+            )
+            for edge, keep in zip(drawing.edges, kept, strict=True)
+        ],
+        on=frozenset(on),
+        size=document["circuit"]["size"],
+        caption=_circuit_caption(document, len(edges), drawing.shared_kv),
+        more=[
+            Details(
+                summary="The edges as a table",
+                blocks=[
+                    Table(
+                        columns=[
+                            Column(name="rank", numeric=True, sort=True),
+                            Column(name="source", sort=True),
+                            Column(name="target", sort=True),
+                            Column(name="score", numeric=True, sort=True),
+                            Column(name="in the circuit", sort=True),
+                        ],
+                        rows=[
+                            [
+                                str(edge.rank),
+                                edge.source_name,
+                                edge.target_name,
+                                Cell(text=_signed(edge.score), value=edge.score),
+                                "yes" if keep else "no",
+                            ]
+                            for edge, keep in zip(drawing.edges, kept, strict=True)
+                        ],
+                        style="edges-table",
+                        tall=True,
+                        named=False,
+                    )
+                ],
+            )
+        ],
+        data={
+            "size": document["circuit"]["size"],
+            "total": document["graph"]["n_edges"],
+            "nodes": [node.name for node in drawing.nodes],
+            "edges": [[edge.source, list(edge.feeds), edge.target_name, edge.score] for edge in drawing.edges],
+            "curve": {"n_edges": document["curve"]["n_edges"], "values": document["curve"]["values"]},
+        },
+    )
+
+
+def _signed(score: float) -> Text:
+    return Span(("+" if score >= 0 else "") + number(score, 3), "plus" if score >= 0 else "minus")
+
+
+def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
+    circuit, method = document["circuit"], document["method"]
+    size, n_edges, n_listed = circuit["size"], circuit["n_edges"], len(document["edges"])
+    unconnected = " less those on no path from input to logits" if size > n_edges else ""
+    parts: list[Text] = [
+        f"The circuit: {number(n_edges)} of {number(document['graph']['n_edges'])} edges, the strongest "
+        f"{number(size)}{unconnected}. Scores are {method['key']} attributions ({method['objective']}, "
+        f"{method['ablation']} ablation), means over n = {number(document['discovery']['n'])} discovery prompts."
+    ]
+    if shared_kv > 1:
+        parts += [
+            f" Keys and values are shared by {shared_kv} heads and drawn at the first of them; ",
+            code("kv0"),
+            f" is read by heads 0 to {shared_kv - 1}.",
+        ]
+    if n_listed > n_drawn:
+        parts += [
+            f" The strongest {number(n_drawn)} of {number(n_listed)} edges listed in the result are drawn; ",
+            code(f"assay show {document['provenance']['id']} --json"),
+            " prints all of them.",
+        ]
+    elif size > n_drawn:
+        parts.append(f" Only the strongest {number(n_drawn)} edges are drawn.")
+    hint = (
+        " Hover or focus a node or an edge to see what it reads and writes; drag the slider to grow or shrink "
+        "the circuit."
+    )
+    return [*parts, Span(hint, "script-only")]
+
+
+def _curve(document: Document) -> Figure:
+    curve = figures.curve_data(document)
+    caption = (
+        "Normalised faithfulness of the strongest edges, pruned to connected circuits, by size "
+        f"(n = {number(curve.n)} prompts; band: 95{NARROW}% interval)."
+    )
+    if curve.random_fractions:
+        n_circuits = document["curve"]["random"]["n_circuits"]
+        caption += f" Dashed: {n_circuits} random circuits of each size, mean and range."
+    if document["curve"]["cpr"] is not None:
+        caption += (
+            f" With edges ranked by {document['curve'].get('ranking', '|score|')}, the area under the curve "
+            f"(CPR) is {number(document['curve']['cpr'])} and its mean distance from 1 (CMD) "
+            f"{number(document['curve']['cmd'])}."
+        )
+    random = dict(zip(curve.random_fractions, curve.random_values, strict=True))
+    columns = ["edges", "share", "normalised faithfulness", "interval", *(["random"] if random else [])]
+    rows = [
+        [
+            number(size),
+            percent(share),
+            number(value),
+            words.interval(low, high),
+            *(["" if share not in random else number(random[share])] if random else []),
+        ]
+        for size, share, value, low, high in zip(
+            curve.n_edges, curve.fractions, curve.values, curve.low, curve.high, strict=True
+        )
+    ]
+    return Figure(
+        draw=partial(figures.plot_curve, curve),
+        label=f"Faithfulness against circuit size on {curve.n} prompts; the numbers are in the table.",
+        caption=caption,
+        more=[_numbers_table(columns, rows)],
+        beside=True,
+        name="curve",
+    )
+
+
+def _numbers_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Details:
+    """The numbers of a picture, all flush right but the intervals."""
+    return Details(
+        summary="Numbers",
+        blocks=[
+            Table(
+                columns=[Column(name=name, numeric=name != "interval") for name in columns],
+                rows=rows,
+                named=False,
+            )
+        ],
+    )
+
+
+def _agreement(document: Document) -> Figure:
+    agreement, topk = figures.agreement_data(document), document["topk"]
+    caption = (
+        f"Top-K agreement on n = {number(agreement.n)} prompts, with 95{NARROW}% intervals; squares: random "
+        "circuits of equal size; ticks: chance."
+    )
+    if topk["label_top1_full"] is not None:
+        caption += (
+            f" The right answer is ranked first by the model on {percent(topk['label_top1_full'])} of prompts, "
+            f"by the circuit on {percent(topk['label_top1_circuit'])}."
+        )
+    if topk["patterns"]:
+        caption += f" Reading: {', '.join(key.replace('_', ' ') for key in topk['patterns'])}."
+    rows = [
+        [
+            str(k),
+            number(agreement.values[place]),
+            words.interval(agreement.low[place], agreement.high[place]),
+            number(agreement.random[place]),
+            number(agreement.chance[place]),
+            number(agreement.tau[place]),
+        ]
+        for place, k in enumerate(agreement.k)
+    ]
+    return Figure(
+        draw=partial(figures.plot_agreement, agreement),
+        label=f"Top-K agreement of circuit and model on {agreement.n} prompts; the numbers are in the table.",
+        caption=caption,
+        more=[_numbers_table(["K", "agreement", "interval", "random", "chance", "rank agreement τ"], rows)],
+        beside=True,
+        name="agreement",
+    )
+
+
+def _heads(document: Document) -> Figure:
+    heads = figures.head_data(document)
+    return Figure(
+        draw=partial(plot_matrix, heads),
+        label="Attribution of each head, signed; the numbers are in the table.",
+        caption=f"Each head’s summed outgoing attribution over n = {number(document['discovery']['n'])} prompts, "
+        "in units of the objective: what ablating the head would cost to first order. Blue supports, vermilion "
+        "opposes.",
+        more=[Details(summary="Numbers", blocks=[matrix_table(heads)])],
+        name="heads",
+    )
+
+
+def _layers(document: Document) -> Figure:
+    layers = figures.layer_data(document)
+    return Figure(
+        draw=partial(plot_matrix, layers, percent=True),
+        label="Share of all attribution between each writing and reading layer; the numbers are in the table.",
+        caption="Share of all attribution (sum of |score|, per cent) on edges from the writing layer (rows) to "
+        f"the reading layer (columns); n = {number(document['discovery']['n'])}.",
+        more=[Details(summary="Numbers", blocks=[matrix_table(layers, percent=True)])],
+        name="layers",
+    )
+
+
+def _numbers(document: Document) -> Figure:
+    return Figure(
+        blocks=[measurement_table(measurement_rows(document["measurements"]))],
+        caption=f"What was measured on the circuit of figure 1. {LEGEND}",
+        kind="Table",
+    )
+
+
+# ------------------------------------------------------------------------------------------------ provenance
+
+
+def _method(document: Document) -> Pair:
+    task, circuit, discovery = document["task"], document["circuit"], document["discovery"]
+    method = document["method"]
+    steps = f", {method['steps']} steps of the {method['quadrature']} rule" if method["steps"] else ""
+    drawn = "" if task["seed"] is None else f" drawn with seed {discovery['seed']}"
+    made: list[Text] = [
+        "Every edge was scored with ",
+        italic(method["key"]),
+        f"{steps}, on {number(discovery['n'])} prompts{drawn}.",
+    ]
+    if method["completeness_gap"] is not None:
+        made.append(
+            " The scores out of the input add up to the effect of corrupting it within "
+            f"{percent(method['completeness_gap'])}."
+        )
+    there = circuit["discovery_faithfulness"]
+    made.append(
+        " The edges were ranked by |score|; the reported circuit is the smallest swept one whose normalised "
+        f"faithfulness is at least {number(circuit['target'])} on those prompts"
+        f"{'' if there is None else f' ({number(there)})'}"
+        f"{' and on those it was measured on' if circuit.get('confirmed') else ''}."
+    )
+    if discovery["held_out"]:
+        sizing = " They had a say in the size alone: it grew until the target held on them as well."
+        measured = (
+            f"Everything in figures 2 and 3 and table 1 was then measured on {number(task['n'])} other prompts "
+            "of the same generator; prompts that occur in both draws were left out."
+            f"{sizing if circuit.get('confirmed') else ''}"
+        )
+    else:
+        measured = "Measurement used the same prompts as discovery."
+    measured += (
+        " Intervals resample prompts; they say how the numbers would move with other prompts of this kind, not "
+        "with another model or another wording."
+    )
+    return Pair(blocks=[Note(text=made), Note(text=measured)], style="columns")
+
+
+def _facts(document: Document) -> Iterator[tuple[str, Text]]:
+    model, task, graph = document["model"], document["task"], document["graph"]
+    provenance = document["provenance"]
+    parameters = f", {number(model['n_parameters'])} parameters" if model["n_parameters"] else ""
+    shape = f"{model['n_layers']} layers × {model['n_heads']} heads, width {model['d_model']}{parameters}"
+    yield "result", code(provenance["id"])
+    yield (
+        "model",
+        (
+            f"{model['id']} ",
+            quiet(f"{model['family']}, {shape}, hash of the weights"),
+            " ",
+            code(model["weight_hash"][:16]),
+        ),
+    )
+    seed = "" if task["seed"] is None else f"seed {task['seed']}, "
+    yield "task", (f"{task['name']} ", quiet(f"{seed}hash of the data"), " ", code(task["data_hash"][:16]))
+    yield "circuit", code(document["circuit"]["id"])
+    nodes = f"{number(graph['n_sources'])} sources × {number(graph['n_targets'])} targets, "
+    yield "graph", (nodes, quiet("hash"), " ", code(graph["fingerprint"]))
+    machine = [f"{name} {value}" for name, value in (provenance.get("machine") or {}).items()]
+    created = document.get("created")
+    notes = [(" ", quiet(note)) for note in ([created] if created else []) + machine]
+    yield "made by", (provenance["library"], *notes)

@@ -1,0 +1,248 @@
+"""The pictures of an audit: faithfulness by size, top-K agreement, where the circuit lives."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
+
+from assay.page.draw import INK, MUTED, RULE, SUPPORTS, axes_of
+from assay.page.matrix import Matrix
+
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveData:
+    """Faithfulness against circuit size, with its interval band and random circuits of the same sizes.
+
+    Attributes:
+        n_edges: Circuit sizes, ascending.
+        fractions: The same as shares of all edges, in (0, 1].
+        values, low, high: Normalised faithfulness (0 empty circuit, 1 model) and its interval; NaN undefined.
+        random_fractions: Sizes at which random circuits ran; empty where none did.
+        random_values, random_low, random_high: Their mean and range.
+        target: The faithfulness asked for.
+        chosen: Share of edges that the reported circuit was cut from, or None.
+        chosen_value: Its faithfulness, or None.
+        n: Prompts behind each value.
+    """
+
+    n_edges: tuple[int, ...]
+    fractions: tuple[float, ...]
+    values: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    random_fractions: tuple[float, ...]
+    random_values: tuple[float, ...]
+    random_low: tuple[float, ...]
+    random_high: tuple[float, ...]
+    target: float
+    chosen: float | None
+    chosen_value: float | None
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreementData:
+    """Top-K agreement of circuit and model: one row per K.
+
+    Attributes:
+        k: The list lengths.
+        values, low, high: Mean overlap share in [0, 1] and its interval.
+        random: Mean of random circuits of equal size; NaN where not run.
+        chance: Expected overlap of two random lists, K / vocabulary; NaN where unknown.
+        tau: Kendall's tau-b inside the model’s top K; NaN where undefined.
+        n: Prompts.
+    """
+
+    k: tuple[int, ...]
+    values: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    random: tuple[float, ...]
+    chance: tuple[float, ...]
+    tau: tuple[float, ...]
+    n: int
+
+
+def curve_data(document: Document) -> CurveData:
+    """The faithfulness curve of an audit document."""
+    curve, circuit = document["curve"], document["circuit"]
+    random = curve.get("random") or {}
+    faithfulness = circuit.get("faithfulness") or {}
+    return CurveData(
+        n_edges=tuple(curve["n_edges"]),
+        fractions=tuple(curve["fractions"]),
+        values=_numbers(curve["values"]),
+        low=_numbers(curve.get("low") or [None] * len(curve["values"])),
+        high=_numbers(curve.get("high") or [None] * len(curve["values"])),
+        random_fractions=tuple(random.get("fractions", [])),
+        random_values=_numbers(random.get("values", [])),
+        random_low=_numbers(random.get("low", [])),
+        random_high=_numbers(random.get("high", [])),
+        target=float(circuit["target"]),
+        chosen=circuit["size"] / document["graph"]["n_edges"],
+        chosen_value=faithfulness.get("value"),
+        n=int(curve["n"]),
+    )
+
+
+def agreement_data(document: Document) -> AgreementData:
+    """Top-K agreement of an audit document."""
+    topk = document["topk"]
+    size = len(topk["k"])
+    return AgreementData(
+        k=tuple(topk["k"]),
+        values=_numbers(topk["agreement"]),
+        low=_numbers(topk.get("low") or [None] * size),
+        high=_numbers(topk.get("high") or [None] * size),
+        random=_numbers(topk.get("random") or [None] * size),
+        chance=_numbers(topk.get("chance") or [None] * size),
+        tau=_numbers(topk.get("tau") or [None] * size),
+        n=int(topk["n"]),
+    )
+
+
+def layer_data(document: Document) -> Matrix:
+    """Share of the summed |score| between each pair of layers; rows write, columns read; NaN: no edges."""
+    table = document["per_layer"]
+    values = np.array(table["values"], dtype=float)
+    first_reader = np.maximum(np.arange(values.shape[0]) - 1, 0)
+    values[np.arange(values.shape[1])[None, :] < first_reader[:, None]] = np.nan
+    total = np.nansum(values)
+    return Matrix(
+        rows=tuple(table["rows"]),
+        columns=tuple(table["columns"]),
+        values=values / total if total > 0 else values,
+        row_title="writes",
+        column_title="reads",
+    )
+
+
+def head_data(document: Document) -> Matrix:
+    """Summed score of each head's outgoing edges: rows are heads, columns layers in forward order."""
+    values = np.array(document["per_head"], dtype=float).T
+    return Matrix(
+        rows=tuple(f"head {head}" for head in range(values.shape[0])),
+        columns=tuple(f"layer {layer}" for layer in range(values.shape[1])),
+        values=values,
+        row_title="head",
+        column_title="layer",
+    )
+
+
+def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
+    """Draw the faithfulness curve on a logarithmic axis of circuit size."""
+    ax = axes_of(ax, 6.6, 4.0)
+    x = np.array(data.fractions)
+    total = data.n_edges[-1] / data.fractions[-1]
+    ax.set_xscale("log")
+    ax.axhline(1, color=RULE, linewidth=0.8, zorder=0)
+    ax.axhline(0, color=RULE, linewidth=0.8, zorder=0)
+    ax.axhline(data.target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2.5)), zorder=1)
+    ax.annotate(
+        f"target {data.target:g}",
+        (0, data.target),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, 3),
+        textcoords="offset points",
+        color=MUTED,
+    )
+    if data.random_fractions:
+        random_x = np.array(data.random_fractions)
+        ax.fill_between(random_x, data.random_low, data.random_high, color=MUTED, alpha=0.16, linewidth=0)
+        ax.plot(
+            random_x,
+            data.random_values,
+            color=MUTED,
+            linewidth=1.2,
+            linestyle=(0, (4, 2)),
+            marker="s",
+            markersize=3,
+        )
+        _label_line(ax, random_x, data.random_values, "random edges", MUTED)
+    ax.fill_between(x, data.low, data.high, color=SUPPORTS, alpha=0.16, linewidth=0)
+    ax.plot(x, data.values, color=SUPPORTS, linewidth=1.8, marker="o", markersize=3.5)
+    _label_line(ax, x, data.values, "strongest edges", SUPPORTS)
+    if data.chosen is not None and data.chosen_value is not None:
+        ax.plot(
+            [data.chosen], [data.chosen_value], "o", markersize=9, markerfacecolor="none", color=INK, zorder=5
+        )
+        ax.annotate(
+            "this circuit",
+            (data.chosen, data.chosen_value),
+            xytext=(9, -16),
+            textcoords="offset points",
+            color=INK,
+        )
+    smallest = data.fractions[0]
+    ticks = [tick for tick in (1e-4, 1e-3, 1e-2, 1e-1, 1.0) if tick >= smallest * 0.99]
+    ax.set_xticks(ticks, [f"{100 * tick:g} %\n{max(1, round(tick * total)):,}" for tick in ticks])
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("edges kept (share and number)")
+    ax.set_ylabel("normalised faithfulness")
+    finite = [value for value in (*data.values, *data.low, *data.high, 0, 1) if math.isfinite(value)]
+    ax.set_ylim(max(min(finite), -1) - 0.05, min(max(finite), 2) + 0.08)
+    return ax
+
+
+def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
+    """Draw top-K agreement: a point with its interval per K, random circuits and chance beside it."""
+    ax = axes_of(ax, 6.6, 0.95 + 0.42 * len(data.k))
+    rows = np.arange(len(data.k))
+    for row, value in zip(rows, data.values, strict=True):
+        ax.plot([0, 1], [row, row], color=RULE, linewidth=0.8, zorder=0)
+        ax.plot([data.low[row], data.high[row]], [row, row], color=SUPPORTS, linewidth=2.2)
+        names = ("circuit", "random circuits", "chance") if row == 0 else ("", "", "")
+        ax.plot([value], [row], "o", color=SUPPORTS, markersize=6, label=names[0])
+        ax.plot(
+            [data.random[row]], [row], "s", color=MUTED, markersize=5, markerfacecolor="none", label=names[1]
+        )
+        ax.plot([data.chance[row]], [row], "|", color=MUTED, markersize=9, label=names[2])
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=3,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=MUTED,
+        handletextpad=0.2,
+    )
+    ax.set_yticks(rows, [f"top {k}" for k in data.k])
+    ax.set_ylim(len(data.k) - 0.5, -0.5)
+    ax.set_xlim(-0.02, 1.02)
+    ax.set_xlabel("mean share of the model’s top K that the circuit also ranks in its top K")
+    ax.tick_params(left=False)
+    ax.spines["left"].set_visible(False)
+    return ax
+
+
+def _label_line(ax: Axes, x: np.ndarray, y: Sequence[float], text: str, colour: str) -> None:
+    """Write a line's name to the left of where it first rises above one half."""
+    values = np.array(y)
+    above = np.flatnonzero(values > 0.5)
+    if not len(above) or above[0] == 0:
+        return
+    after = int(above[0])
+    part = (0.5 - values[after - 1]) / (values[after] - values[after - 1])
+    if not math.isfinite(part):
+        return
+    crossing = x[after - 1] * (x[after] / x[after - 1]) ** part
+    ax.annotate(
+        text,
+        (crossing, 0.5),
+        xytext=(-8, 0),
+        textcoords="offset points",
+        color=colour,
+        ha="right",
+        va="center",
+    )
+
+
+def _numbers(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(math.nan if value is None else float(value) for value in values)

@@ -1,0 +1,212 @@
+"""Any result, or several, as one self-contained page; no model is needed for it."""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from assay.circuits import write_atomically
+from assay.core.errors import InputError, OutputError
+from assay.core.measurement import Measurement
+from assay.metrics.page import is_measurement, measurements_page
+from assay.page.blocks import Page
+from assay.page.html import render_pages
+from assay.page.text import bounded
+
+
+VERDICT = {"status", "published", "values", "thresholds"}
+Document = Mapping[str, Any]
+
+
+@runtime_checkable
+class HasDocument(Protocol):
+    """A result that holds the document of its page."""
+
+    @property
+    def document(self) -> Document:
+        """What the page is made from."""
+
+
+@runtime_checkable
+class HasRecord(Protocol):
+    """A result that can write itself down, such as a `WorstCase`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its document, plain JSON."""
+
+
+Reportable = HasDocument | HasRecord | Document | Measurement | Sequence[Measurement]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageForm:
+    """A kind of document that has a page.
+
+    Attributes:
+        noun: What a message calls it.
+        schema: The version that is read.
+        again: What makes such a document anew.
+        maker: Module and function that make its pages.
+        required: Entries without which there is no page.
+    """
+
+    noun: str
+    schema: str
+    again: str
+    maker: str
+    required: tuple[str, ...]
+
+    def check(self, document: Document) -> None:
+        """Refuse another version, and a document that is incomplete.
+
+        Raises:
+            InputError: With what to do.
+        """
+        if document.get("schema") != self.schema:
+            raise InputError(
+                f"this {self.noun} has schema {document.get('schema')!r}; this version reads {self.schema!r}: "
+                f"run {self.again} again to make one"
+            )
+        if missing := [name for name in self.required if name not in document]:
+            raise InputError(f"the document of the {self.noun} lacks {', '.join(missing)}; it is incomplete")
+
+    def pages(self, document: Document) -> list[Page]:
+        """What is shown of a document: its page, or its page and those of its parts."""
+        module, _, name = self.maker.partition(":")
+        make: Callable[[Document], Page] = getattr(importlib.import_module(module), name)
+        return [make(document), *(page for part in _parts(document) for page in pages_of(part))]
+
+
+# By the kind that a document names; that of an audit names none.
+FORMS: Mapping[str, PageForm] = {
+    "audit": PageForm(
+        noun="audit document",
+        schema="assay-audit/1",
+        again="`assay audit`",
+        maker="assay.report.audit:audit_page",
+        required=tuple(
+            "title model task discovery graph method edges curve circuit measurements topk per_layer per_head "
+            "provenance".split()
+        ),
+    ),
+}
+
+
+def _parts(document: Document) -> list[Document]:
+    """Documents inside a document that have pages of their own."""
+    parts = [document.get("worst_case"), document.get("calibration"), *(document.get("rankings") or ())]
+    return [part for part in parts if part]
+
+
+def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
+    """Write one self-contained HTML page about audits, rankings, subsets, monitors, measurements, or several.
+
+    Args:
+        path: The file to write (its directory is made if needed); replaced only when complete.
+        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `run_claim`, `assay.rank`,
+            `assay.oodselect` or `assay.selection_path` returned, an `assay.Monitor` with readings, or the
+            documents that they stored; a `Measurement` or a list of them make a table.
+
+    Returns:
+        The path written.
+
+    Raises:
+        InputError: If nothing is given, or something else.
+        OutputError: If the file cannot be written; an old file is then left as it was.
+
+    Notes:
+        The page holds its styles, script and pictures; it asks the network for nothing.
+    """
+    path = Path(path)
+    text = render(*results)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot make {path.parent} for the report: {error.strerror}; choose another place"
+        ) from error
+    return write_atomically(path, text.encode())
+
+
+def render(*results: Reportable, served: bool = False) -> str:
+    """The page as a string; see `save_report`.
+
+    Args:
+        results: As for `save_report`.
+        served: For `assay serve`: ids become links of the site.
+    """
+    if not results:
+        raise InputError("a report needs at least one audit result or measurement; got none")
+    return render_pages([page for group in _grouped(results) for page in pages_of(group)], served=served)
+
+
+def pages_of(result: HasDocument | HasRecord | Document | list[Measurement]) -> list[Page]:
+    """What is shown of a result: one page, or several where it has parts with pages of their own."""
+    if isinstance(result, list):
+        return [measurements_page([bounded(each.to_dict()) for each in result])]
+    document = bounded(_document(result))
+    if is_measurement(document):
+        return [measurements_page([document])]
+    return FORMS[_kind(document)].pages(document)
+
+
+def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Document | list[Measurement]]:
+    """Measurements given one after another share a table."""
+    groups: list[HasDocument | HasRecord | Document | list[Measurement]] = []
+    for result in results:
+        if not isinstance(result, Measurement | Sequence):
+            groups.append(result)
+            continue
+        measurements = [result] if isinstance(result, Measurement) else [*result]
+        if not measurements:
+            raise InputError("one of the lists of measurements is empty; leave it out")
+        for each in measurements:
+            if not isinstance(each, Measurement):
+                raise _refused(each)
+        if groups and isinstance(groups[-1], list):
+            groups[-1] += measurements
+        else:
+            groups.append(measurements)
+    return groups
+
+
+def _document(result: HasDocument | HasRecord | Document) -> Document:
+    """The document of a result, checked."""
+    document: object = result
+    if isinstance(result, HasDocument):  # a subset has a record too, which leaves out what its page shows
+        document = result.document
+    elif isinstance(result, HasRecord):
+        document = result.to_dict()
+    if not isinstance(document, Mapping):
+        raise _refused(result)
+    if is_measurement(document):
+        return document
+    if "schema" not in document and document.keys() >= VERDICT:
+        raise InputError(
+            "a report is made from calibrations as a whole; got one verdict alone "
+            f"(status {document['status']!r}), which names neither its gate nor the circuit: give what "
+            "`assay.calibrate_all` returns; gates=[...] makes it judge single gates"
+        )
+    FORMS[_kind(document)].check(document)
+    return document
+
+
+def _kind(document: Document) -> str:
+    kind = document.get("kind")
+    return kind if isinstance(kind, str) and kind in FORMS else "audit"
+
+
+def has_page(document: Document) -> bool:
+    """Whether `save_report` makes a page of a stored document."""
+    schemas = {form.schema for form in FORMS.values()}
+    return is_measurement(document) or document.get("schema") in schemas
+
+
+def _refused(result: object) -> InputError:
+    return InputError(
+        "a report is made from audits, worst cases, calibrations, claims, rankings, subsets, monitors, their "
+        "documents, measurements and lists of measurements; "
+        f"got {type(result).__name__}, which is none of these"
+    )
