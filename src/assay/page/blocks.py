@@ -99,7 +99,8 @@ class Table:
     Attributes:
         columns: The headings.
         rows: A cell per column, or fewer where cells span.
-        caption: What it shows; captions are numbered.
+        caption: What it shows.
+        kind: Word before the number of the caption; nothing for a caption without one.
         left: Rows that were left out.
         note: What stands below, outside the caption.
         groups: Headings above the headings, each with the number of columns it covers.
@@ -111,6 +112,7 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Row | Sequence[Cell | Text]]
     caption: Text = ""
+    kind: str = "Table"
     left: int = 0
     note: Text = ""
     groups: Sequence[tuple[str, int]] = ()
@@ -219,6 +221,7 @@ class Facts:
     """Names with what they are."""
 
     facts: Sequence[tuple[str, Text]]
+    style: str = "facts"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,10 +80,15 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
+def noun(word: str, n: int) -> str:
+    """A noun for a count: batch of 1, batches of 2."""
+    ending = "es" if word.endswith("ch") else "s"
+    return word if n == 1 else f"{word}{ending}"
+
+
 def plural(n: int, word: str) -> str:
     """A count with its noun: 1 batch, 2 batches."""
-    ending = "es" if word.endswith("ch") else "s"
-    return f"{number(n)} {word}{'' if n == 1 else ending}"
+    return f"{number(n)} {noun(word, n)}"
 
 
 # ------------------------------------------------------------------------------------------------ numbers

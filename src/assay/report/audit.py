@@ -22,7 +22,7 @@ from assay.page.blocks import (
     Section,
     Table,
 )
-from assay.page.circuit import circuit_drawing
+from assay.page.circuit import circuit_drawing, signed
 from assay.page.matrix import matrix_table, plot_matrix
 from assay.page.text import (
     EDGES_LIMIT,
@@ -272,7 +272,7 @@ def _circuit(document: Document) -> CircuitView:
                                 str(edge.rank),
                                 edge.source_name,
                                 edge.target_name,
-                                Cell(text=_signed(edge.score), value=edge.score),
+                                Cell(text=signed(edge.score), value=edge.score),
                                 "yes" if keep else "no",
                             ]
                             for edge, keep in zip(drawing.edges, kept, strict=True)
@@ -292,10 +292,6 @@ def _circuit(document: Document) -> CircuitView:
             "curve": {"n_edges": document["curve"]["n_edges"], "values": document["curve"]["values"]},
         },
     )
-
-
-def _signed(score: float) -> Text:
-    return Span(("+" if score >= 0 else "") + number(score, 3), "plus" if score >= 0 else "minus")
 
 
 def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:

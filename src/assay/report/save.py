@@ -91,6 +91,20 @@ FORMS: Mapping[str, PageForm] = {
             "provenance".split()
         ),
     ),
+    "comparison": PageForm(
+        noun="comparison",
+        schema="assay-comparison/1",
+        again="`assay report --compare`",
+        maker="assay.report.comparison_page:comparison_page",
+        required=("a", "b", "circuits", "measurements", "changes", "level"),
+    ),
+    "overview": PageForm(
+        noun="overview",
+        schema="assay-overview/1",
+        again="`assay report`",
+        maker="assay.report.overview_page:overview_page",
+        required=("of", "name", "n_results", "n_measurements", "measurements", "metrics", "others", "gates"),
+    ),
 }
 
 
