@@ -74,12 +74,14 @@ class Column:
         numeric: Set flush right.
         sort: Whether a reader can sort by it.
         arrow: Mark beside the heading, e.g. of which way is better.
+        sorted: `ascending` or `descending` where the rows come in the order of this column.
         style: Class of the style sheet for the heading.
     """
 
     name: Text
     numeric: bool = False
     sort: bool = False
+    sorted: str = ""
     arrow: str = ""
     style: str = ""
 
@@ -238,6 +240,13 @@ class Note:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Lines below each other."""
+
+    items: Sequence[Text]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Code:
     """Text as it is, e.g. a record."""
 
@@ -280,7 +289,7 @@ class Custom:
 
 
 Block = Union[
-    Table, HeatMap, Figure, CircuitView, Gallery, Facts, Note, Code, Heading, Details, Pair, Custom
+    Table, HeatMap, Figure, CircuitView, Gallery, Facts, Note, Listing, Code, Heading, Details, Pair, Custom
 ]
 
 

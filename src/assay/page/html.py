@@ -98,7 +98,9 @@ class _Maker:
         inner = self.text(text.text)
         element = _ELEMENTS.get(text.style)
         title = Markup(' title="{}"').format(text.title) if text.title else ""
-        if element:
+        if not text.style:
+            made = inner
+        elif element:
             made = Markup("<{0}{1}>{2}</{0}>").format(Markup(element), title, inner)  # noqa: S704
         else:
             made = Markup('<span class="{}"{}>{}</span>').format(text.style, title, inner)

@@ -91,6 +91,13 @@ FORMS: Mapping[str, PageForm] = {
             "provenance".split()
         ),
     ),
+    "calibration": PageForm(
+        noun="calibration",
+        schema="assay-calibration/1",
+        again="`assay calibrate`",
+        maker="assay.report.calibration:calibration_page",
+        required=("model", "task", "circuit", "table", "gates"),
+    ),
     "comparison": PageForm(
         noun="comparison",
         schema="assay-comparison/1",
@@ -212,8 +219,8 @@ def _kind(document: Document) -> str:
     return kind if isinstance(kind, str) and kind in FORMS else "audit"
 
 
-def has_page(document: Document) -> bool:
-    """Whether `save_report` makes a page of a stored document."""
+def is_reportable(document: Document) -> bool:
+    """Whether `save_report` makes a page of a document."""
     schemas = {form.schema for form in FORMS.values()}
     return is_measurement(document) or document.get("schema") in schemas
 
