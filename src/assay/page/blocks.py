@@ -56,7 +56,7 @@ class Cell:
 
     text: Text = ""
     below: Text = ""
-    value: float | str | None = None
+    value: int | float | str | None = None
     drawing: Drawing | None = None
     status: str = ""
     mark: str = ""
@@ -149,7 +149,7 @@ class Figure:
     """A picture, or other blocks, with a caption.
 
     Attributes:
-        draw: Draws it on the axes given or on new ones and returns them: the public plot function of a result.
+        draw: Makes its axes: the public plot function of a result, with what it draws.
         label: What is read out in its place.
         blocks: What stands in place of a picture, e.g. a table that shares its caption with others.
         caption: What it shows.
@@ -288,7 +288,7 @@ class Custom:
     blocks: Sequence["Block"] = ()
 
 
-Block = Union[
+Block = Union[  # noqa: UP007 - the names stand for classes that hold blocks themselves
     Table, HeatMap, Figure, CircuitView, Gallery, Facts, Note, Listing, Code, Heading, Details, Pair, Custom
 ]
 

@@ -1,4 +1,6 @@
-"""Pages in a terminal: the verdict, what to know before trusting it, and the tables; pictures as their numbers."""
+"""Pages in a terminal: the verdict, what to know before trusting it, and the tables; pictures as their "
+"numbers.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -66,7 +68,10 @@ def _lines(block: Block) -> "Iterator[str | RichTable]":
         case Table():
             yield from _table(block)
         case HeatMap():
-            yield _grid([block.corner, *block.columns], [[name, *(c.text for c in cells)] for name, cells in block.rows])
+            yield _grid(
+                [block.corner, *block.columns],
+                [[name, *(c.text for c in cells)] for name, cells in block.rows],
+            )
         case Figure():
             yield from _all(block.blocks or _opened(block.more))
             yield from _caption(block.caption)
@@ -108,7 +113,9 @@ def _caption(text: Text) -> Iterator[str]:
 def _table(table: Table) -> "Iterator[str | RichTable]":
     rows = [row.cells if isinstance(row, Row) else row for row in table.rows]
     flush = [column.numeric for column in table.columns]
-    yield _grid([column.name for column in table.columns], [[_shown(c) for c in cells] for cells in rows], flush)
+    yield _grid(
+        [column.name for column in table.columns], [[_shown(c) for c in cells] for cells in rows], flush
+    )
     yield from _caption(table.caption)
     yield from _caption(table.note)
     if table.left:
@@ -130,7 +137,9 @@ def _grid(names: Sequence[Text], rows: Sequence[Sequence[str]], flush: Sequence[
     grid = RichTable(box=None, pad_edge=False, header_style="bold")
     for place, name in enumerate(names):
         right = bool(flush) and flush[place]
-        grid.add_column(printable(plain_text(name), lines=False), justify="right" if right else "left", overflow="fold")
+        grid.add_column(
+            printable(plain_text(name), lines=False), justify="right" if right else "left", overflow="fold"
+        )
     for row in rows:
         grid.add_row(*(printable(cell, lines=False) for cell in row))
     return grid

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar
 
 from assay.core.record import plain
 
@@ -38,7 +38,7 @@ class Span:
     link: str = ""
 
 
-Text = Union[str, Span, Sequence["Text"]]  # a piece, or several in a row
+Text = str | Span | Sequence[Any]  # a piece, or several in a row, each a piece or several
 
 
 def bold(text: Text) -> Span:

@@ -134,8 +134,10 @@ def calibration_page(report: HasRecord | Document) -> Page:
         lede=(
             "Each check asks whether a number about the circuit deserves trust. ",
             italic("With confidence"),
-            ": the verdict holds for every value that these prompts leave possible, and is wrong at most one time "
-            "in twenty for values per prompt that are normal, t (5) or exponential, at the limit too; where they "
+            ": the verdict holds for every value that these prompts leave possible, and is wrong at most "
+            "one time "
+            "in twenty for values per prompt that are normal, t (5) or exponential, at the limit too; "
+            "where they "
             "leave both outcomes possible it is inconclusive. ",
             italic("Published rule"),
             ": the limit of the framework applied to the number as it came out. There is no overall score: a "
@@ -164,9 +166,11 @@ def _glance(gates: Sequence[Document]) -> Figure:
     return Figure(
         draw=lambda: calibration_figures.plot_gates(calibration_figures.rows(gates)),
         label="All checks around their limits; the numbers are in the rows below.",
-        caption="Every check on a scale of its own, turned so that its limit is the line in the middle and passing "
+        caption="Every check on a scale of its own, turned so that its limit is the line in the middle "
+        "and passing "
         "is to the right; the distance is counted in units of the limit and bent so that all fits. Bars are "
-        f"90{NARROW}% intervals: one that crosses the line leaves the check open. Blue passes, vermilion fails, "
+        f"90{NARROW}% intervals: one that crosses the line leaves the check open. Blue passes, vermilion "
+        f"fails, "
         "black lies between, grey is open.",
         name="gates",
     )

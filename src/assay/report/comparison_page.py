@@ -132,8 +132,11 @@ def _circuits(circuits: Document) -> Iterator[Block]:
     yield _graph(circuits)
     yield _edge_table(circuits)
     yield Table(
-        columns=[Column(name=""), *(Column(name=name, numeric=True) for _ in range(2) for name in SETS.values())],
-        groups=[("layer", 1), ("edges out of it", len(SETS)), ("edges into it", len(SETS))],
+        columns=[
+            Column(name="layer"),
+            *(Column(name=name, numeric=True) for _ in range(2) for name in SETS.values()),
+        ],
+        groups=[("", 1), ("edges out of it", len(SETS)), ("edges into it", len(SETS))],
         rows=[
             [
                 row["name"],
@@ -141,7 +144,8 @@ def _circuits(circuits: Document) -> Iterator[Block]:
             ]
             for row in circuits["layers"]
         ],
-        caption="Where the circuits agree and part: numbers of edges by the layer that writes and the layer that "
+        caption="Where the circuits agree and part: numbers of edges by the layer that writes and the "
+        "layer that "
         "reads.",
         style="layers",
     )
@@ -156,7 +160,8 @@ def _graph(circuits: Document) -> CircuitView:
     caption = f"The edges of both circuits in one graph of {number(circuits['graph']['n_edges'])} edges."
     if circuits["n_listed"] < circuits["n_union"]:
         caption += (
-            f" Drawn and listed: {number(circuits['n_listed'])} of the {number(circuits['n_union'])} edges of "
+            f" Drawn and listed: {number(circuits['n_listed'])} of the {number(circuits['n_union'])} "
+            f"edges of "
             "either, the strongest of each set."
         )
     if any(circuits["scored"]):
@@ -169,7 +174,14 @@ def _graph(circuits: Document) -> CircuitView:
         data={
             "nodes": [node.name for node in drawing.nodes],
             "edges": [
-                [edge.source, list(edge.feeds), edge.target_name, each["in"], each["score_a"], each["score_b"]]
+                [
+                    edge.source,
+                    list(edge.feeds),
+                    edge.target_name,
+                    each["in"],
+                    each["score_a"],
+                    each["score_b"],
+                ]
                 for edge, each in zip(drawing.edges, listed, strict=True)
             ],
         },
@@ -187,7 +199,8 @@ def _edge_table(circuits: Document) -> Table:
     )
     if sides:
         caption += (
-            ", by the larger |score|. An edge outside a circuit still has a score where that side scored every "
+            ", by the larger |score|. An edge outside a circuit still has a score where that side scored "
+            "every "
             "edge."
         )
     else:
@@ -230,7 +243,13 @@ def _score(score: float | None) -> Cell:
 def _measurements(document: Document) -> Block:
     rows = document["measurements"]
     if not rows:
-        made = ("The two share no measurement. ", code("assay audit"), " and ", code("assay measure"), " make some.")
+        made = (
+            "The two share no measurement. ",
+            code("assay audit"),
+            " and ",
+            code("assay measure"),
+            " make some.",
+        )
         return Note(text=made, style="quiet")
     first = ""
     if document["n_measurements"] > len(rows):
@@ -246,7 +265,8 @@ def _measurements(document: Document) -> Block:
             *(Column(name=name, sort=True) for name in ("finding", "unit", "interval is")),
         ],
         rows=[_measurement(row) for row in rows],
-        caption=f"{first}Intervals of the difference: {hows}. Each holds by itself; of twenty true zeros one is "
+        caption=f"{first}Intervals of the difference: {hows}. Each holds by itself; of twenty true zeros "
+        f"one is "
         "expected to look like a difference.",
         style="measured",
     )
@@ -311,7 +331,8 @@ def _changes(document: Document) -> Block:
             ]
             for row in changes
         ],
-        caption=f"{first}Every entry of the two provenance records that is not the same: versions, seeds, options, "
+        caption=f"{first}Every entry of the two provenance records that is not the same: versions, seeds, "
+        f"options, "
         "hashes of model and data.",
         kind="",
         style="changes",

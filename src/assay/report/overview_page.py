@@ -6,9 +6,34 @@ from typing import Any
 
 from assay.metrics.page import DIRECTIONS
 from assay.page import text as words
-from assay.page.blocks import STATUSES, Block, Cell, Code, Column, Details, Drawing, Note, Page, Section, Table
+from assay.page.blocks import (
+    STATUSES,
+    Block,
+    Cell,
+    Code,
+    Column,
+    Details,
+    Drawing,
+    Note,
+    Page,
+    Section,
+    Table,
+)
 from assay.page.strip import WIDTH, small_picture, upright
-from assay.page.text import NARROW, Span, Text, bold, code, italic, listed, noun, number, quiet, record_text, result_link
+from assay.page.text import (
+    NARROW,
+    Span,
+    Text,
+    bold,
+    code,
+    italic,
+    listed,
+    noun,
+    number,
+    quiet,
+    record_text,
+    result_link,
+)
 
 
 ROWS = 60  # rows of the table of everything
@@ -24,7 +49,9 @@ def overview_page(document: Document) -> Page:
     Args:
         document: What `assay.report.overview_document` gave.
     """
-    plan, jobs = document.get("plan"), document.get("jobs")
+    jobs, records = document.get("jobs"), []
+    if plan := document.get("plan"):
+        records = [Details(summary="The plan behind the sweep", blocks=[Code(text=record_text(plan))])]
     sections = [Section(title="Jobs that failed", blocks=[_failed(jobs)])] if jobs and jobs["failed"] else []
     axes = [
         axis
@@ -52,7 +79,7 @@ def overview_page(document: Document) -> Page:
         ),
         sections=sections,
         facts=list(_facts(document)),
-        records=[Details(summary="The plan behind the sweep", blocks=[Code(text=record_text(plan))])] if plan else [],
+        records=records,
         style="overview",
     )
 
@@ -83,8 +110,7 @@ def verdict(document: Document) -> str:
         ]
         among = f", the newest {len(rows):,} of them" if len(rows) < n else ""
         parts.append(
-            f"{number(n)} {noun('measurement', n)}{among}"
-            + (f" over {listed(over)}" if over else "")
+            f"{number(n)} {noun('measurement', n)}{among}" + (f" over {listed(over)}" if over else "")
         )
     statuses = [row["status"] for row in rows if row.get("status") not in (None, "none")]
     sentence = ", of them ".join(parts[:2]) + "."
@@ -132,7 +158,7 @@ def _distinct(rows: Iterable[Document], column: str) -> list[str]:
     return sorted({str(row[column]) for row in rows if row.get(column)})
 
 
-# ------------------------------------------------------------------------------------------------ every metric
+# ----------------------------------------------------------------------------------------- every metric
 
 
 def _grid(document: Document, axes: Sequence[str]) -> Block:
@@ -143,8 +169,8 @@ def _grid(document: Document, axes: Sequence[str]) -> Block:
         place = tuple(str(row.get(axis) or "") for axis in axes)
         cells.setdefault(place, {}).setdefault(str(row["metric"] or ""), []).append(row)
     if not cells:
-        made = ("No measurement is stored. ", code("assay measure"), " and ", code("assay audit"), " make some.")
-        return Note(text=made, style="quiet")
+        commands = (code("assay measure"), " and ", code("assay audit"))
+        return Note(text=("No measurement is stored. ", *commands, " make some."), style="quiet")
     marks = ", ".join(f"{STATUSES[name][0]} {name}" for name in ("pass", "moderate", "fail", "inconclusive"))
     each = f"A row for each {', '.join(axes)}; where" if axes else "Where"
     left = max(0, len(cells) - ROWS)
@@ -201,8 +227,11 @@ def _metrics(document: Document, axes: Sequence[str]) -> Iterator[Block]:
     for place, metric in enumerate(metrics):
         own = [row for row in rows if (row["metric"] or "") == metric["key"]]
         yield _metric(metric, own, room, axes, place)
-    text = "All intervals of one table share its axis, whose ends stand above it; the dotted line is the threshold."
-    yield Note(text=text, style="note quiet")
+    yield Note(
+        text="All intervals of one table share its axis, whose ends stand above it; the dotted line is the "
+        "threshold.",
+        style="note quiet",
+    )
 
 
 def _metric(

@@ -66,7 +66,8 @@ class PageForm:
         """
         if document.get("schema") != self.schema:
             raise InputError(
-                f"this {self.noun} has schema {document.get('schema')!r}; this version reads {self.schema!r}: "
+                f"this {self.noun} has schema {document.get('schema')!r}; this version reads "
+                f"{self.schema!r}: "
                 f"run {self.again} again to make one"
             )
         if missing := [name for name in self.required if name not in document]:
@@ -86,9 +87,21 @@ FORMS: Mapping[str, PageForm] = {
         schema="assay-audit/1",
         again="`assay audit`",
         maker="assay.report.audit:audit_page",
-        required=tuple(
-            "title model task discovery graph method edges curve circuit measurements topk per_layer per_head "
-            "provenance".split()
+        required=(
+            "title",
+            "model",
+            "task",
+            "discovery",
+            "graph",
+            "method",
+            "edges",
+            "curve",
+            "circuit",
+            "measurements",
+            "topk",
+            "per_layer",
+            "per_head",
+            "provenance",
         ),
     ),
     "calibration": PageForm(

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.report.tail_words import field_name, significant
 from assay.page.text import number
+from assay.report.tail_words import field_name, significant
 
 
 LARGEST_SIDE, PRINTED_SIDE = 24, 14  # lines drawn at most, and columns up to which numbers fit into cells

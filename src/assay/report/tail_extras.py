@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.report.tail_words import significant
 from assay.page.text import number, percent
+from assay.report.tail_words import significant
 
 
 LISTED_ITEMS, LISTED_LETTERS, NESTED = 12, 600, 3  # bounds of what is shown of any part

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from assay.report.tail_figures import sound_certificate
 from assay.page.text import MINUS, number, percent
+from assay.report.tail_figures import sound_certificate
 
 
 Document = Mapping[str, Any]

@@ -129,8 +129,8 @@ def show_registration(found: "Registration", *, unchecked: str | None, as_json: 
 
 def print_claim(found: "ClaimResult") -> None:
     """Predictions with their tests, then the checklist, then the tier."""
-    from assay.report.claim_page import in_a_row, p_value
     from assay.page.text import rounded
+    from assay.report.claim_page import in_a_row, p_value
 
     claim = found.claim
     echo(f"{claim.name}: {claim.statement}")

@@ -13,7 +13,7 @@ from assay.store import ResultSummary
 
 
 LINKED = 1_000  # characters of a name that has a page of its own
-COLUMNS = "kind model task method ablation metric n seed value status created".split()
+COLUMNS = ["kind", "model", "task", "method", "ablation", "metric", "n", "seed", "value", "status", "created"]
 NUMERIC = ("n", "seed", "value")
 
 
@@ -176,7 +176,8 @@ def monitors_page(monitors: Sequence[Mapping[str, Any]]) -> str:
         none = (
             "None is watched. ",
             code("assay serve --monitor PATH"),
-            " takes the file of a monitor’s options, or the directory of a running one; it may be given several "
+            " takes the file of a monitor’s options, or the directory of a running one; it may be given "
+            "several "
             "times.",
         )
         table = Note(text=none, style="quiet")
@@ -228,5 +229,3 @@ def failed_page(pages: Sequence[Page], name: str, error: str) -> str:
 def message_page(title: str, message: str, *, navigation: bool = True) -> str:
     """A page that says one thing: an error, or how to get in."""
     return render_pages([Page(kind="", title=title, verdict=cut_text(message))], served=navigation)
-
-

@@ -28,11 +28,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.app.monitor.metrics import CONTENT_TYPE, metrics_text
-from assay.core.errors import AssayError, InputError, OutputError, UnknownNameError
 from assay.app.site import pages
+from assay.core.errors import AssayError, InputError, OutputError, UnknownNameError
+from assay.page.html import content_policy
 from assay.report import compare_document, overview_document
 from assay.report.comparison import COMPARED
-from assay.page.html import content_policy
 from assay.report.record import result_page
 from assay.report.save import pages_of, render
 from assay.store import Store
