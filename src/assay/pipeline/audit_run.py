@@ -25,7 +25,7 @@ from assay.pipeline.runs import RunSettings, measure_stored
 from assay.pipeline.sizing import SizedCircuit, size_circuit
 from assay.pipeline.stage import Content, Progress, Stage
 from assay.pipeline.worst import usual_sizes, worst_case_stored
-from assay.store import Store
+from assay.store import About, Store
 from assay.tasks import PairTask
 
 
@@ -77,10 +77,7 @@ class AuditRun:
             kind="audit",
             record=self.record,
             compute=self.run,
-            write=lambda audit: Content(
-                payload=dict(audit.document),
-                arrays={"scores": audit.scores.values, "mask": audit.circuit.mask},
-            ),
+            write=self.content,
             read=lambda stored: restored(stored, self.model.graph),
         )
 
@@ -119,6 +116,25 @@ class AuditRun:
             batch_size=self.batch_size,
             seed=self.seed,
         )
+
+    def content(self, audit: Audit) -> Content:
+        """What is stored; an audit is found by the faithfulness of its circuit."""
+        record = next(each for each in audit.measurements if each["name"] == "faithfulness-norm")
+        about = About(
+            model=self.model.id,
+            task=self.draws.measured.name,
+            method=self.method,
+            metric="faithfulness-norm",
+            **{key: record[key] for key in ("n", "value", "status")},
+            **{key: record["interval"][key] for key in ("low", "high")},
+            seed=self.seed,
+            name=f"{audit.circuit.n_edges:,} edges",
+            circuit=audit.circuit.hash,
+            size=audit.circuit.n_edges,
+            ablation=self.ablation,
+        )
+        arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
+        return Content(payload=dict(audit.document), about=about, arrays=arrays)
 
     def run(self) -> Audit:
         """Do the work; every stage that has a record of its own is kept."""

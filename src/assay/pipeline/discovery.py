@@ -11,7 +11,7 @@ from assay.models import Model
 from assay.objectives import Objective, get_objective
 from assay.pipeline.checks import registered
 from assay.pipeline.stage import Content, Estimate, Stage
-from assay.store import Store, StoredResult
+from assay.store import About, Store, StoredResult
 from assay.tasks import Task
 
 
@@ -32,7 +32,16 @@ def discovery_stage(
 
     def write(scores: EdgeScores) -> Content:
         payload = {"details": dict(scores.details), "graph": scores.graph.describe()}
-        return Content(payload=payload, arrays={"values": scores.values})
+        return Content(payload=payload, about=about, arrays={"values": scores.values})
+
+    about = About(
+        model=model.id,
+        task=task.name,
+        method=method.key,
+        n=task.n,
+        seed=settings.seed,
+        ablation=settings.ablation.key,
+    )
 
     # Steps and quadrature count for methods without use for them too: identities rest on it.
     asked = {"steps": settings.steps, "quadrature": settings.quadrature}

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from assay.analyses.calibration.battery import (
     USUAL_PROMPTS,
     Against,
+    Battery,
+    CalibrationReport,
     gates_on_same_prompts,
     n_further,
     prepare,
@@ -21,7 +23,7 @@ from assay.objectives import get_objective, is_registered
 from assay.pipeline.checks import usual_replacement
 from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Content, Estimate, Progress, Stage, document_stage
-from assay.store import Store
+from assay.store import About, Store
 from assay.tasks import PairTask
 
 
@@ -106,11 +108,28 @@ def calibration_stage(
     """The document of all gates on a circuit; further options are those of `prepare`."""
     identified = is_registered(get_objective(options.get("objective") or task.objective))
     battery = prepare(circuit, model, task, **options if identified else options | {"folder": None})
-    return document_stage(
-        "calibration",
-        battery.record,
-        lambda: Content(payload=_shelved(run(battery, progress).to_dict())),
-        identified=identified,
+
+    def compute() -> Content:
+        report = run(battery, progress)
+        return Content(payload=_shelved(report.to_dict()), about=_about(report, battery))
+
+    return document_stage("calibration", battery.record, compute, identified=identified)
+
+
+def _about(report: CalibrationReport, battery: Battery) -> About:
+    """What a calibration is found by: `fail` where a gate fails, `pass` where all that apply pass."""
+    table, counts = battery.table, report.counts()
+    status = next((word for word in ("fail", "moderate", "inconclusive", "pass") if counts.get(word)), None)
+    return About(
+        model=table.model.id,
+        task=table.task.name,
+        n=table.task.n,
+        seed=table.seed,
+        status=status,
+        name=battery.gates[0] if len(battery.gates) == 1 else f"{len(battery.gates)} gates",
+        circuit=table.circuit.hash,
+        size=table.circuit.n_edges,
+        ablation=table.ablation,
     )
 
 

@@ -33,7 +33,7 @@ from assay.pipeline.shards import BatchShelf, PairShelf, dealt
 from assay.pipeline.sizing import size_circuit
 from assay.pipeline.stage import Content, Stage, document_stage, silent
 from assay.pipeline.worst import Sizes, pairs_of, worst_case_stage
-from assay.store import Store
+from assay.store import About, Store
 from assay.tasks import PairTask, Task
 
 
@@ -97,9 +97,22 @@ def run_job(job: Job, store: Store) -> tuple[str, ...]:
 
     def compute() -> Content:
         with assumed_memory(JOB_MEMORY):
-            return Content(payload={"results": list(JOB_KINDS[job.kind](job, store))})
+            results = JOB_KINDS[job.kind](job, store)
+        return Content(payload={"results": list(results)}, about=_about(job))
 
     return tuple(document_stage("job", job.provenance, compute).run(store).value.payload["results"])
+
+
+def _about(job: Job) -> About:
+    """What the row of a job is found by."""
+    record = job.record
+    return About(
+        model=record.get("model", {}).get("id"),
+        method=record.get("method", {}).get("key"),
+        seed=record.get("seed"),
+        name=job.name,
+        ablation=record.get("ablation"),
+    )
 
 
 def work(job: Job, location: str) -> tuple[str, ...]:

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.circuits import Circuit
+from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.metrics import find_metric, measure, measurement_provenance
 from assay.models import Model
 from assay.objectives import Objective
 from assay.pipeline.checks import registered
 from assay.pipeline.stage import Content, Estimate, Stage, document_stage
-from assay.store import Store
+from assay.store import About, Store
 from assay.tasks import Task
 
 
@@ -53,13 +54,35 @@ def measurement_stage(runs: CircuitRuns, metric: str, *, random_circuits: int = 
         made = measure(
             runs.circuit, runs.model, runs.task, metric, runs=runs, random_circuits=random_circuits
         )
-        return Content(payload={**made.to_dict(), "n_edges": runs.circuit.n_edges}, arrays=made.arrays())
+        payload = {**made.to_dict(), "n_edges": runs.circuit.n_edges}
+        return Content(payload=payload, about=about_measurement(made, runs), arrays=made.arrays())
 
     return document_stage(
         "measurement",
         measurement_provenance(runs, metric, random_circuits=random_circuits),
         compute,
         identified=registered(runs.objective_object, runs.ablation_object),
+    )
+
+
+def about_measurement(made: Measurement, runs: CircuitRuns) -> About:
+    """What a measurement is found by."""
+    unsolved = "task not solved" if "task_not_solved" in made.warnings else ""
+    interval = made.interval()
+    return About(
+        model=runs.model.id,
+        task=runs.task.name,
+        metric=made.name,
+        n=made.n,
+        seed=runs.seed,
+        value=made.value,
+        low=interval.low,
+        high=interval.high,
+        status=made.status,
+        name=", ".join(part for part in (f"{runs.circuit.n_edges:,} edges", unsolved) if part),
+        circuit=runs.circuit.hash,
+        size=runs.circuit.n_edges,
+        ablation=runs.ablation,
     )
 
 

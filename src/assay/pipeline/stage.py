@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from assay.core.record import record_id
-from assay.store import Store, StoredResult
+from assay.store import About, Store, StoredResult
 
 
 T = TypeVar("T")
@@ -42,10 +42,12 @@ class Content:
 
     Attributes:
         payload: The result, JSON values.
+        about: What it is found by.
         arrays: Its large parts by name.
     """
 
     payload: dict[str, Any]
+    about: About = field(default_factory=About)
     arrays: Mapping[str, Tensor | np.ndarray] = field(default_factory=dict)
 
 
@@ -92,7 +94,7 @@ class Stage(Generic[T]):
     def keep(self, store: Store, value: T) -> str:
         """Store a value; returns its id."""
         content = self.write(value)
-        return store.put(self.kind, self.record, content.payload, content.arrays)
+        return store.put(self.kind, self.record, content.payload, content.arrays, about=content.about)
 
     def run(self, store: Store | None = None) -> Memo[T]:
         """The value from the store, else computed and stored there."""
@@ -114,6 +116,6 @@ def document_stage(
         record=record,
         compute=compute,
         write=lambda content: content,
-        read=lambda stored: Content(payload=stored.payload),
+        read=lambda stored: Content(payload=stored.payload, about=stored.summary),
         identified=identified,
     )

@@ -18,7 +18,7 @@ from assay.analyses.subsets.verdict import untested
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import Record, library_version, record_id
 from assay.pipeline.stage import Content, Progress, document_stage
-from assay.store import Store
+from assay.store import About, Store
 
 
 KIND = "subset-path"
@@ -157,7 +157,8 @@ def select_stored(
             _keep_untested(found)
         document = found.to_document(n_halves=None if n_permutations else 0)
         selections = [each.to_dict() for each in found]
-        return Content(payload=document | {"id": record_id(KIND, record), "selections": selections})
+        payload = document | {"id": record_id(KIND, record), "selections": selections}
+        return Content(payload=payload, about=_about(data, record))
 
     stage = document_stage(KIND, record, compute)
     memo = stage.run(store)
@@ -167,6 +168,16 @@ def select_stored(
         document={name: value for name, value in payload.items() if name != "selections"},
         selections={each["size"]: each for each in payload["selections"]},
         cached=memo.cached,
+    )
+
+
+def _about(data: CorrectnessData, record: Mapping[str, Any]) -> About:
+    """What selections are found by; data of one kind are told apart by their hash."""
+    source = data.source.get("name") or data.source.get("kind")
+    return About(
+        task=" ".join(part for part in (source, record["data"]["hash"][:8]) if part),
+        seed=record["settings"]["seed"],
+        name=f"subsets of {', '.join(map(str, record['sizes']))}",
     )
 
 

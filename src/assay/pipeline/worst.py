@@ -15,7 +15,7 @@ from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.models import Model
 from assay.pipeline.stage import Content, Estimate, Progress, Stage, silent
-from assay.store import Store, StoredResult
+from assay.store import About, Store, StoredResult
 from assay.tasks import PairTask
 
 
@@ -147,7 +147,18 @@ def worst_case_stage(
         )
 
     def write(worst: WorstCase) -> Content:
-        return Content(payload=worst.to_dict(), arrays=worst.arrays())
+        about = About(
+            model=model.id,
+            task=sample.task["name"],
+            metric=worst.facts["divergence"],
+            n=worst.n_distinct_pairs,
+            seed=sample.seed,
+            value=worst.statistics.absolute["max"],
+            circuit=circuit.hash,
+            size=circuit.n_edges,
+            ablation=worst.facts["ablation"],
+        )
+        return Content(payload=worst.to_dict(), about=about, arrays=worst.arrays())
 
     return Stage(kind="worst_case", record=facts["provenance"], compute=compute, write=write, read=read)
 
