@@ -29,9 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from postgres_server import PostgresServer, binaries
 
 from assay.core.record import plain, record_id
-from assay.store import DATABASE_NAME, Store
+from assay.store import DATABASE_NAME, About, Store
 from assay.store.tables import RESULTS, SUMMARIES
-from assay.store.upgrade import summary_row
 
 
 LIMIT_MS = 100.0
@@ -104,6 +103,28 @@ def rows(count: int) -> Iterator[dict[str, Any]]:
         }
 
 
+def about(row: dict[str, Any]) -> About:
+    """What such a result is found by."""
+    provenance, payload = row["provenance"], row["payload"]
+    measured = payload["measurements"][0] if row["kind"] == "audit" else payload
+    interval = measured.get("interval", {})
+    return About(
+        model=provenance["model"]["id"],
+        task=provenance["task"]["name"],
+        method=provenance.get("method", {}).get("key"),
+        metric=provenance.get("metric", {}).get("key"),
+        n=measured.get("n"),
+        seed=provenance.get("seed"),
+        value=measured.get("value"),
+        low=interval.get("low"),
+        high=interval.get("high"),
+        status=measured.get("status"),
+        circuit=payload.get("hash", provenance.get("circuit")),
+        size=payload.get("n_edges"),
+        ablation=provenance.get("ablation"),
+    )
+
+
 def fill(store: Store, count: int) -> float:
     """Write many results at once; `put` would wait for the disk after each. Returns seconds."""
     started = time.perf_counter()
@@ -111,7 +132,10 @@ def fill(store: Store, count: int) -> float:
 
     def work(connection: sa.Connection) -> None:
         connection.execute(sa.insert(RESULTS), chunk)
-        connection.execute(sa.insert(SUMMARIES), [summary_row(row) for row in chunk])
+        facts = ("id", "kind", "created")
+        connection.execute(
+            sa.insert(SUMMARIES), [about(row).row() | {name: row[name] for name in facts} for row in chunk]
+        )
         chunk.clear()
 
     def whole(connection: sa.Connection) -> None:
@@ -176,7 +200,8 @@ def put_some(location: str, writer: int, count: int, arrays: bool) -> None:
     for number in range(count):
         provenance, payload = measurement(number, random)
         made = {"per_example": random.random(200)} if arrays else None
-        store.put("measurement", {**provenance, "writer": writer}, payload, made)
+        found = about({"kind": "measurement", "provenance": provenance, "payload": payload})
+        store.put("measurement", {**provenance, "writer": writer}, payload, made, about=found)
 
 
 def puts_per_second(location: str, count: int, *, writers: int = 1, arrays: bool = False) -> float:

@@ -43,7 +43,6 @@ HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     "matplotlib": ("report/",),
     "jinja2": ("report/",),
     "sqlalchemy": ("store/",),
-    "alembic": ("store/",),
     "starlette": ("app/",),
     "uvicorn": ("app/",),
     "prometheus_client": ("app/",),

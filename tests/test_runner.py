@@ -26,17 +26,17 @@ from assay.pipeline import (
     discover_stored,
     draw_prompts,
     find_circuit,
-    job,
     load_audit,
     measure_stored,
     plan_audit,
     prompts_to_measure,
     runs_of,
-    stages,
     usual_prompts,
 )
+from assay.pipeline.audit_run import AuditRun
+from assay.pipeline.checks import registered
 from assay.pipeline.inputs import draw_inputs, read_inputs
-from assay.pipeline.stages import recovery, registered
+from assay.pipeline.sizing import recovery
 from assay.pipeline.worst import usual_sizes
 from assay.report import save_report
 from assay.store import Store
@@ -178,9 +178,7 @@ def test_every_choice_is_part_of_the_identity(
     tiny: Model, task: PairTask, found: Audit, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(
-        job._Job, "run", lambda self: seen.append(job.record_id("audit", self.record)) or found
-    )
+    monkeypatch.setattr(AuditRun, "run", lambda self: seen.append(self.stage.id) or found)
     audit(tiny, task, **{"n_random": 2, **change})
     assert seen[0] != found.id
 
@@ -213,7 +211,7 @@ def test_a_finished_audit_is_looked_up_not_repeated(
     tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = audit(tiny, task, n_random=1, metrics=["kl"], store=tmp_path)
-    monkeypatch.setattr(job, "discover_stored", _forbidden)
+    monkeypatch.setattr("assay.pipeline.audit_run.discover_stored", _forbidden)
     second = audit(tiny, task, n_random=1, metrics=["kl"], store=Store(tmp_path))
     assert (first.cached, second.cached) == (False, True)
     assert second.document == first.document
@@ -233,11 +231,11 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "faithfulness_curve", interrupt)
+        patch.setattr("assay.pipeline.audit_run.faithfulness_curve", interrupt)
         with pytest.raises(KeyboardInterrupt):
             audit(tiny, task, n_random=1, store=tmp_path)
     assert [result.kind for result in Store(tmp_path).find()] == ["scores"]
-    monkeypatch.setattr(stages, "discover", _forbidden)
+    monkeypatch.setattr("assay.pipeline.discovery.discover", _forbidden)
     assert not audit(tiny, task, n_random=1, store=tmp_path).cached
 
 
@@ -259,7 +257,7 @@ def test_an_unwritable_place_is_refused_before_any_work(
     tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(job, "draw_prompts", _forbidden)
+    monkeypatch.setattr("assay.pipeline.auditing.draw_prompts", _forbidden)
     with pytest.raises(OutputError, match="cannot write to .*file/out: .*; choose a directory"):
         audit(tiny, task, out=tmp_path / "file" / "out")
 
@@ -582,8 +580,8 @@ def test_stored_scores_and_measurements_come_back_unchanged(
     scores = discover_stored(tiny, task, "eap", store=store)
     runs = CircuitRuns(tiny, task, scores.top(20).connected())
     record = measure_stored(runs, "kl", store=store)
-    monkeypatch.setattr(stages, "discover", _forbidden)
-    monkeypatch.setattr(stages, "measure", _forbidden)
+    monkeypatch.setattr("assay.pipeline.discovery.discover", _forbidden)
+    monkeypatch.setattr("assay.pipeline.runs.measure", _forbidden)
     again = discover_stored(tiny, task, "eap", store=store)
     assert torch.equal(again.values, scores.values)
     assert again.details == scores.details

@@ -1,6 +1,6 @@
 """A store filled without a model: audits, measurements with their rows, gates, a sweep."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from assay.core.random import stream
 from assay.graph import build_graph
 from assay.page.circuit import graph_of
 from assay.stats.statistic import mean_of
-from assay.store import Store
+from assay.store import About, Store
 
 
 # What a page must show as it is: HTML, JavaScript, quotes, marks that turn the direction, ends of elements.
@@ -72,7 +72,20 @@ def measurement(
 
 def put_measurement(store: Store, made: Measurement) -> str:
     """Store it as the runner does."""
-    return store.put("measurement", made.provenance, made.to_dict(), made.arrays())
+    interval, record = made.interval(), made.provenance
+    about = About(
+        model=record["model"]["id"],
+        task=record["task"]["name"],
+        metric=made.name,
+        n=made.n,
+        seed=record["seed"],
+        value=made.value,
+        low=interval.low,
+        high=interval.high,
+        status=made.status,
+        circuit=record["circuit"],
+    )
+    return store.put("measurement", record, made.to_dict(), made.arrays(), about=about)
 
 
 def put_audit(store: Store, *, model: str, task: str, seed: int, n: int = 40) -> str:
@@ -96,7 +109,18 @@ def put_audit(store: Store, *, model: str, task: str, seed: int, n: int = 40) ->
         "seed": seed,
         "library": "0.1.0",
     }
-    return store.put("audit", record, document, {"scores": scores, "mask": mask})
+    (headline,) = (each for each in document["measurements"] if each["name"] == "faithfulness-norm")
+    about = About(
+        model=model,
+        task=task,
+        metric="faithfulness-norm",
+        **{key: headline[key] for key in ("n", "value", "status")},
+        **{key: headline["interval"][key] for key in ("low", "high")},
+        seed=seed,
+        name=f"{document['circuit']['n_edges']:,} edges",
+        circuit=document["circuit"]["id"],
+    )
+    return store.put("audit", record, document, {"scores": scores, "mask": mask}, about=about)
 
 
 def fill(store: Store, *, model: str = "mini", task: str = "ioi", metric: str = "faithfulness") -> Filled:
@@ -133,19 +157,41 @@ def fill(store: Store, *, model: str = "mini", task: str = "ioi", metric: str = 
         np.where(graph.valid.numpy(), stream(0, "scores").normal(size=graph.valid.shape), 0)
     )
     shape = {"graph": graph.describe(), "details": {"seconds": 1.0}}
-    facts = {"model": {"id": model}, "task": {"name": task}}
+    facts: dict[str, Any] = {"model": {"id": model}, "task": {"name": task}}
+    about = About(model=model, task=task)
     calibration = synthetic_calibration()
     calibration["model"]["id"], calibration["task"]["name"] = model, task
     worst = synthetic_worst_case()
     return Filled(
         audits=(audits[0], audits[1]),
-        scores=store.put("scores", {**facts, "method": "eap"}, shape, {"values": values.float()}),
-        circuit=store.put("circuit", {"model": {"id": model}}, shape, {"mask": graph.valid}),
+        scores=store.put(
+            "scores",
+            {**facts, "method": "eap"},
+            shape,
+            {"values": values.float()},
+            about=replace(about, method="eap"),
+        ),
+        circuit=store.put(
+            "circuit", {"model": {"id": model}}, shape, {"mask": graph.valid}, about=About(model=model)
+        ),
         measurement=put_measurement(store, measurement(metric, model=model, task=task, seed=9)),
-        calibration=store.put("calibration", {"table": facts, "gates": ["a", "b"]}, calibration),
-        worst_case=store.put("worst_case", {**facts, "divergence": "kl"}, worst),
+        calibration=store.put(
+            "calibration",
+            {"table": facts, "gates": ["a", "b"]},
+            calibration,
+            about=replace(about, name="2 gates", circuit=calibration["circuit"]["hash"]),
+        ),
+        worst_case=store.put(
+            "worst_case",
+            {**facts, "divergence": "kl"},
+            worst,
+            about=replace(about, metric="kl", value=worst["summary"]["absolute"]["max"]),
+        ),
         sweep=store.put(
-            "sweep", {"name": "methods", "plan": {"models": [model]}}, {"name": "methods", "jobs": jobs}
+            "sweep",
+            {"name": "methods", "plan": {"models": [model]}},
+            {"name": "methods", "jobs": jobs},
+            about=About(name="methods"),
         ),
         failed=failed,
     )

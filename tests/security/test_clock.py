@@ -43,10 +43,10 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     monkeypatch.setattr(time, "time", jumped)
     monkeypatch.setattr(time, "time_ns", lambda: int(jumped() * 1e9))
     import assay.analyses.claims.registration
-    import assay.pipeline.job
+    import assay.pipeline.audit_run
     import assay.store.results
 
-    for module in (assay.analyses.claims.registration, assay.pipeline.job, assay.store.results):
+    for module in (assay.analyses.claims.registration, assay.pipeline.audit_run, assay.store.results):
         if hasattr(module, "datetime"):
             monkeypatch.setattr(module, "datetime", Jumping)
     return lambda: count

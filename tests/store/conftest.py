@@ -21,9 +21,3 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def store(tmp_path: Path) -> Store:
     """A store in a directory; that of the contract is of either kind."""
     return Store(tmp_path / "results")
-
-
-@pytest.fixture
-def version_1() -> Path:
-    """A store as version 1 made it: real results of each common kind, and one with hostile names."""
-    return Path(__file__).parent / "data" / "version-1"

@@ -20,7 +20,7 @@ from type_checks import no_type_checks
 
 from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError
 from assay.core.record import record_id
-from assay.store import ID_LENGTH, ClaimBook, Store
+from assay.store import ID_LENGTH, About, ClaimBook, Store
 
 
 PROVENANCE: dict[str, Any] = {
@@ -367,7 +367,8 @@ class StoreContract:
 
     def test_hostile_text_is_kept_and_found(self, store: Store) -> None:
         payload = {HOSTILE: HOSTILE, "value": 1.0, "inner": {"text": HOSTILE}}
-        key = store.put("measurement", {"task": {"name": HOSTILE}, "note": HOSTILE}, payload)
+        about = About(task=HOSTILE)
+        key = store.put("measurement", {"task": {"name": HOSTILE}, "note": HOSTILE}, payload, about=about)
         assert store.get(key).payload == payload
         quoted = json.dumps(HOSTILE)
         for where in (
@@ -382,7 +383,7 @@ class StoreContract:
 
     def test_text_that_no_database_column_holds_is_kept(self, store: Store) -> None:
         payload = {"nul": "a\0b", "half": "\ud800", "value": 2.0}
-        key = store.put("measurement", {"task": {"name": "a\0b"}}, payload)
+        key = store.put("measurement", {"task": {"name": "a\0b"}}, payload, about=About(task="a\0b"))
         assert store.get(key).payload == payload
         assert store.query("measurement")[0].task == "a\ufffdb"
         other = store.put("measurement", {"seed": 1}, {"value": 3.0, "text": "\\udots \\u0000"})
@@ -441,10 +442,24 @@ class StoreContract:
             }
             interval = {"low": 0.1 * seed - 1, "high": 0.1 * seed + 1}
             payload = {"value": 0.1 * seed, "interval": interval, "n": 20}
-            store.put("measurement", provenance, payload | ({} if seed % 2 else {"status": "pass"}))
-        store.put(
-            "scores", {"model": {"id": "mini"}, "method": {"key": "acdc"}, "seed": 9}, {"details": {"a": 1}}
-        )
+            about = About(
+                model=provenance["model"]["id"],
+                task="ioi",
+                method="eap",
+                metric="kl",
+                n=20,
+                seed=seed,
+                value=0.1 * seed,
+                **interval,
+                status=None if seed % 2 else "pass",
+                circuit="c0ffee",
+                size=10 * seed,
+            )
+            status = {} if seed % 2 else {"status": "pass"}
+            store.put("measurement", provenance, payload | status, about=about)
+        provenance = {"model": {"id": "mini"}, "method": {"key": "acdc"}, "seed": 9}
+        about = About(model="mini", method="acdc", seed=9)
+        store.put("scores", provenance, {"details": {"a": 1}}, about=about)
         return store
 
     @pytest.mark.parametrize(
@@ -473,6 +488,7 @@ class StoreContract:
             ("seed > 2.5", [3, 4, 5, 9]),
             ("n = 20", [0, 1, 2, 3, 4, 5]),
             ("circuit = c0ffee", [0, 1, 2, 3, 4, 5]),
+            ("size >= 30", [3, 4, 5]),
             ("low < -0.85", [0, 1]),
             ("provenance.seed = 3", [3]),
             ("provenance.task.name = ioi", [0, 1, 2, 3, 4, 5]),
@@ -622,14 +638,17 @@ class StoreContract:
         check()
 
     def test_a_measurement_has_the_method_that_found_its_circuit(self, store: Store) -> None:
-        for method, circuit in (("eap", "a"), ("acdc", "b"), ("eap-ig-inputs", "a"), ("ugs", None)):
-            store.put(
-                "circuit", {"method": {"key": method}}, {"hash": circuit, "n_edges": 2} if circuit else {}
-            )
-        for circuit in ("a", "b", "c"):
-            store.put("measurement", {"metric": {"key": "kl"}, "circuit": circuit}, {"value": 1.0})
-        store.put("measurement", {"metric": {"key": "kl"}, "circuit": "a", "method": "own"}, {"value": 1.0})
-        store.put("measurement", {"metric": {"key": "kl"}}, {"value": 1.0})
+        def put(kind: str, number: int, **facts: Any) -> None:
+            store.put(kind, {"number": number}, {}, about=About(**facts))
+
+        for number, (method, circuit) in enumerate(
+            (("eap", "a"), ("acdc", "b"), ("eap-ig-inputs", "a"), ("ugs", None))
+        ):
+            put("circuit", number, method=method, circuit=circuit)
+        for number, circuit in enumerate(("a", "b", "c")):
+            put("measurement", number, metric="kl", circuit=circuit, value=1.0)
+        put("measurement", 3, metric="kl", circuit="a", method="own", value=1.0)
+        put("measurement", 4, metric="kl", value=1.0)
 
         def found(*where: str) -> list[tuple[str | None, str | None]]:
             chosen = store.query("measurement", where=list(where), order="method")
@@ -647,8 +666,8 @@ class StoreContract:
         assert found("method = nothing") == []
         assert store.count("measurement", where="method = eap") == 1
         # Another task's circuit may be the same; a circuit without a method has none.
-        store.put("circuit", {"method": {"key": "random"}, "task": {"name": "sva"}}, {"hash": "a"})
-        store.put("circuit", {"file": "c.json"}, {"hash": "a"})
+        put("circuit", 4, method="random", task="sva", circuit="a")
+        put("circuit", 5, circuit="a")
         assert found("method = random") == []
         assert [each.method for each in store.query("circuit", where="circuit = a")].count(None) == 1
         assert store.count("circuit", where="method = eap") == 1

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from assay.app.cli import app
 from assay.app.cli.results import STORED
 from assay.app.site.web import KINDS
-from assay.store import Store
+from assay.store import About, Store
 
 
 def run(*arguments: str) -> Result:
@@ -27,8 +27,11 @@ def filled(location: str) -> list[str]:
     for seed in range(3):
         provenance = {"model": {"id": "mini"}, "task": {"name": "ioi"}, "metric": {"key": "kl"}, "seed": seed}
         payload = {"name": "kl", "value": 0.25 * seed, "unit": "nats", "n": 5, "status": "pass"}
-        store.put("measurement", provenance, {**payload, "interval": {"low": 0.0, "high": 1.0}})
-    store.put("scores", {"task": {"name": '\x1b[31m=cmd,"x"\nnext'}, "method": "eap"}, {"details": {}})
+        value = 0.25 * seed
+        about = About(model="mini", task="ioi", metric="kl", seed=seed, value=value, low=0.0, high=1.0)
+        store.put("measurement", provenance, payload, about=about)
+    about = About(task='\x1b[31m=cmd,"x"\nnext', method="eap")
+    store.put("scores", {"method": "eap"}, {"details": {}}, about=about)
     return ["--store", store.location]
 
 

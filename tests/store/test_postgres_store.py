@@ -13,7 +13,7 @@ import torch
 from postgres_server import PASSWORD, PostgresServer
 
 from assay.core.errors import FileFormatError, InputError, MissingExtraError, OutputError
-from assay.store import SCHEMA_VERSION, Store
+from assay.store import SCHEMA_VERSION, About, Store
 from assay.store import database as database_module
 
 
@@ -144,7 +144,8 @@ def test_a_restarted_server_loses_and_doubles_nothing(url: str, postgres: Postgr
     def work() -> None:
         seed = 0
         while not done.is_set():
-            keys.append(store.put("scores", {"seed": seed}, {"value": seed}, {"a": torch.tensor([seed])}))
+            arrays = {"a": torch.tensor([seed])}
+            keys.append(store.put("scores", {"seed": seed}, {}, arrays, about=About(seed=seed)))
             seed += 1
 
     writer = threading.Thread(target=work)

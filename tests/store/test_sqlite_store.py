@@ -4,7 +4,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -21,9 +20,8 @@ from typer.testing import CliRunner
 from assay.app.cli import app
 from assay.app.cli.border import store_folder
 from assay.circuits import write_atomically
-from assay.core.errors import AssayWarning, FileFormatError, InputError, OutputError
-from assay.store import DATABASE_NAME, SCHEMA_VERSION, Store, results
-from assay.store import database as database_module
+from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.store import DATABASE_NAME, SCHEMA_VERSION, About, Store, results
 from assay.store.arrays import array_path, write_array
 
 
@@ -192,7 +190,7 @@ def test_an_array_that_is_removed_while_its_result_is_put_is_written_again(
     assert store.verify() == []
 
 
-def test_a_stricter_mode_is_kept(store: Store, version_1: Path, tmp_path: Path) -> None:
+def test_a_stricter_mode_is_kept(tmp_path: Path) -> None:
     def mode(path: Path) -> int:
         return path.stat().st_mode & 0o777
 
@@ -204,12 +202,6 @@ def test_a_stricter_mode_is_kept(store: Store, version_1: Path, tmp_path: Path) 
     report.chmod(0o666)
     write_atomically(report, b"three")
     assert mode(report) == usual  # not looser than the umask
-    shutil.copytree(version_1, tmp_path / "old")
-    (tmp_path / "old" / DATABASE_NAME).chmod(0o600)
-    with pytest.warns(AssayWarning, match="backup"):
-        Store(tmp_path / "old")
-    (backup,) = (tmp_path / "old").glob("*.backup")
-    assert mode(backup) == mode(tmp_path / "old" / DATABASE_NAME) == 0o600
 
 
 # ---- other programs -----------------------------------------------------------------------------
@@ -230,39 +222,26 @@ def test_another_program_s_database_is_refused_and_kept(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
-def test_a_store_of_a_newer_version_is_refused(store: Store) -> None:
-    with sqlite3.connect(store.directory / DATABASE_NAME) as database:
-        database.execute("UPDATE schema SET version = ?", (SCHEMA_VERSION + 1,))
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (
+            SCHEMA_VERSION + 1,
+            rf"newer version of assay: its schema is {SCHEMA_VERSION + 1}, .* upgrade assay",
+        ),
+        (2, "was written by assay 0.1.0 and cannot be read: name another directory or database"),
+        (1, "was written by assay 0.1.0 and cannot be read"),
+    ],
+)
+def test_a_store_of_another_version_is_refused_and_kept(store: Store, version: int, message: str) -> None:
+    file = store.directory / DATABASE_NAME
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE schema SET version = ?", (version,))
     database.close()
-    with pytest.raises(FileFormatError, match=r"newer version of assay: its schema is 3, .* upgrade assay"):
+    before = file.read_bytes()
+    with pytest.raises(FileFormatError, match=message):
         Store(store.directory)
-
-
-# ---- locks --------------------------------------------------------------------------------------
-
-
-def test_a_writer_waits_for_another_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
-    impatient = Store(store.directory)
-    lock = sqlite3.connect(store.directory / DATABASE_NAME, isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    with pytest.raises(OutputError, match=r"database is locked; another .* `fuser .*assay\.db` lists who"):
-        impatient.put("measurement", {}, {})
-    assert impatient.find() == []  # readers go on
-    lock.execute("ROLLBACK")
-    lock.close()
-    assert impatient.put("measurement", {}, {})
-
-
-def test_a_reader_of_a_locked_store_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
-    impatient = Store(store.directory)
-    lock = sqlite3.connect(store.directory / DATABASE_NAME, isolation_level=None)
-    lock.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(OutputError, match="cannot read the results store at .*: database is locked"):
-        impatient.count()
-    lock.close()
-    assert impatient.count() == 0
+    assert file.read_bytes() == before
 
 
 # ---- damage -------------------------------------------------------------------------------------
@@ -355,7 +334,7 @@ def test_a_full_disk_leaves_nothing_of_a_row(mount: Callable[..., Path]) -> None
 def test_a_read_only_disk_refuses_writers_and_serves_readers(mount: Callable[..., Path]) -> None:
     disk = mount("size=2m")
     store = Store(disk / "results")
-    key = store.put("measurement", PROVENANCE, {"value": 1}, {"a": torch.arange(3)})
+    key = store.put("measurement", PROVENANCE, {"value": 1}, {"a": torch.arange(3)}, about=About(metric="kl"))
     remount(disk, "ro")
     reader = Store(store.directory, create=False)
     assert reader.get(key).arrays["a"].tolist() == [0, 1, 2]
@@ -367,16 +346,6 @@ def test_a_read_only_disk_refuses_writers_and_serves_readers(mount: Callable[...
         store.put("measurement", {}, {}, {"a": torch.arange(4)})
     with pytest.raises(OutputError, match="Read-only file system"):
         Store(disk / "other")
-
-
-def test_an_old_store_on_a_read_only_disk_says_what_to_do(
-    mount: Callable[..., Path], version_1: Path
-) -> None:
-    disk = mount("size=4m")
-    shutil.copytree(version_1, disk / "old")
-    remount(disk, "ro")
-    with pytest.raises(OutputError, match="must be upgraded .* copy it to such a place and open the copy"):
-        Store(disk / "old", create=False)
 
 
 # ---- killed at any point ------------------------------------------------------------------------

@@ -8,26 +8,22 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from assay.pipeline.audit_result import Audit, load_audit
+    from assay.pipeline.auditing import audit, plan_audit
+    from assay.pipeline.checks import check_options, check_writable
     from assay.pipeline.cluster import RayWorkers
+    from assay.pipeline.discovery import discover_stored, plan_discovery
     from assay.pipeline.gates import StoredCalibration, calibrate_stored, plan_calibration, usual_prompts
-    from assay.pipeline.job import Audit, audit, load_audit, plan_audit, plan_discovery, plan_measurement
     from assay.pipeline.jobs import Job
     from assay.pipeline.limits import Limits
     from assay.pipeline.local import LocalWorkers
     from assay.pipeline.plan import Plan, parse_plan, read_plan
     from assay.pipeline.progress import SweepProgress
     from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
+    from assay.pipeline.runs import measure_stored, plan_measurement
     from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
-    from assay.pipeline.stages import (
-        Progress,
-        Stage,
-        check_options,
-        check_writable,
-        discover_stored,
-        find_circuit,
-        measure_stored,
-        runs_of,
-    )
+    from assay.pipeline.sizing import find_circuit, runs_of
+    from assay.pipeline.stage import Estimate, Progress, Stage
     from assay.pipeline.worst import (
         DEFAULT_PAIRS,
         DEFAULT_SIDE,
@@ -41,48 +37,27 @@ if TYPE_CHECKING:
     from assay.tasks.load import DEFAULT_N
 
 _HOMES = {
-    "DEFAULT_N": "assay.tasks.load",
-    "DEFAULT_PAIRS": "worst",
-    "DEFAULT_SIDE": "worst",
-    "Audit": "job",
-    "Draws": "prompts",
-    "Executor": "schedule",
-    "Job": "jobs",
-    "Limits": "limits",
-    "LocalWorkers": "local",
-    "Plan": "plan",
-    "Progress": "stages",
-    "RayWorkers": "cluster",
-    "Sizes": "worst",
-    "Stage": "stages",
-    "StoredCalibration": "gates",
-    "StoredWorstCase": "worst",
-    "SweepOutcome": "schedule",
-    "SweepProgress": "progress",
-    "audit": "job",
-    "calibrate_stored": "gates",
-    "check_options": "stages",
-    "check_writable": "stages",
-    "discover_stored": "stages",
-    "draw_prompts": "prompts",
-    "find_circuit": "stages",
-    "load_audit": "job",
-    "measure_stored": "stages",
-    "parse_plan": "plan",
-    "plan_audit": "job",
-    "plan_calibration": "gates",
-    "plan_discovery": "job",
-    "plan_measurement": "job",
-    "plan_worst_case": "worst",
-    "prompts_to_measure": "prompts",
-    "read_plan": "plan",
-    "run_jobs": "schedule",
-    "runs_of": "stages",
-    "sizes": "worst",
-    "usual_prompts": "gates",
-    "with_findings": "worst",
-    "worst_case_stored": "worst",
+    "assay.pipeline.audit_result": "Audit load_audit",
+    "assay.pipeline.auditing": "audit plan_audit",
+    "assay.pipeline.checks": "check_options check_writable",
+    "assay.pipeline.cluster": "RayWorkers",
+    "assay.pipeline.discovery": "discover_stored plan_discovery",
+    "assay.pipeline.gates": "StoredCalibration calibrate_stored plan_calibration usual_prompts",
+    "assay.pipeline.jobs": "Job",
+    "assay.pipeline.limits": "Limits",
+    "assay.pipeline.local": "LocalWorkers",
+    "assay.pipeline.plan": "Plan parse_plan read_plan",
+    "assay.pipeline.progress": "SweepProgress",
+    "assay.pipeline.prompts": "Draws draw_prompts prompts_to_measure",
+    "assay.pipeline.runs": "measure_stored plan_measurement",
+    "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
+    "assay.pipeline.sizing": "find_circuit runs_of",
+    "assay.pipeline.stage": "Estimate Progress Stage",
+    "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE Sizes StoredWorstCase plan_worst_case sizes "
+    "with_findings worst_case_stored",
+    "assay.tasks.load": "DEFAULT_N",
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "DEFAULT_N",
@@ -90,6 +65,7 @@ __all__ = [
     "DEFAULT_SIDE",
     "Audit",
     "Draws",
+    "Estimate",
     "Executor",
     "Job",
     "Limits",
@@ -130,7 +106,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'assay.pipeline' has no attribute {name!r}")
-    home = _HOMES[name]
-    return getattr(importlib.import_module(home if "." in home else f"assay.pipeline.{home}"), name)
+    return getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -22,7 +22,7 @@ from assay.circuits.exchange import split_folder_name
 from assay.core.errors import FileFormatError, InputError
 from assay.discovery.edges.method import METHODS
 from assay.models import Model
-from assay.pipeline.stages import check_writable
+from assay.pipeline.checks import check_writable
 from assay.report import benchmark_figures, benchmark_tables
 
 

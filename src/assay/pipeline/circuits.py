@@ -9,7 +9,7 @@ from assay.circuits.given import named_circuit
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.graph import Graph
 from assay.page.circuit import graph_of
-from assay.store import Store, StoredResult
+from assay.store import About, Store, StoredResult
 
 
 _ID = re.compile(r"[0-9a-fA-F]{4,64}")
@@ -69,7 +69,14 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
 
 
 def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, facts: Mapping[str, Any]) -> str:
-    """Store a circuit; returns its id."""
+    """Store a circuit; returns its id.
+
+    Args:
+        store: Where it is kept.
+        record: What it is a function of, with its `model` and, where it was found here, `task` and `method`.
+        circuit: The circuit.
+        facts: What else is known of it.
+    """
     payload = {
         "graph": circuit.graph.describe(),
         "hash": circuit.hash,
@@ -79,4 +86,16 @@ def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, fact
         "provenance": dict(circuit.provenance),
         **facts,
     }
-    return store.put("circuit", record, payload, {"mask": circuit.mask})
+    task, method = record.get("task", {}), record.get("method")
+    about = About(
+        model=record["model"]["id"],
+        task=task.get("name"),
+        method=method,
+        n=task.get("n"),
+        seed=record.get("seed", task.get("config", {}).get("seed")),
+        name=", ".join(part for part in (method, f"{circuit.n_edges} edges") if part),
+        circuit=circuit.hash,
+        size=circuit.n_edges,
+        ablation=record.get("ablation"),
+    )
+    return store.put("circuit", record, payload, {"mask": circuit.mask}, about=about)

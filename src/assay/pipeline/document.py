@@ -15,7 +15,7 @@ from assay.metrics.curve import FRACTIONS
 from assay.metrics.metric import SIGNED_MARGINS
 from assay.models import Model
 from assay.pipeline.prompts import Draws
-from assay.pipeline.stages import Found
+from assay.pipeline.sizing import SizedCircuit
 from assay.tasks import PairTask
 
 
@@ -49,7 +49,7 @@ def model_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def task_facts(draws: Draws, runs: CircuitRuns) -> dict[str, Any]:
+def task_facts(draws: Draws[PairTask], runs: CircuitRuns) -> dict[str, Any]:
     """What a report says about the prompts: counts, the model's own success, a few examples."""
     task = draws.measured
     margins = runs.margins("full")
@@ -160,22 +160,22 @@ def curve_facts(curve: FaithfulnessCurve, fine: FaithfulnessCurve) -> dict[str, 
     return facts
 
 
-def circuit_facts(found: Found, target: float, faithfulness: Mapping[str, Any]) -> dict[str, Any]:
+def circuit_facts(sized: SizedCircuit, target: float, faithfulness: Mapping[str, Any]) -> dict[str, Any]:
     """The reported circuit: size, share, and its faithfulness on the measured prompts."""
-    circuit = found.circuit
+    circuit = sized.circuit
     interval = faithfulness["interval"]
     return {
         "id": circuit.hash,
-        "size": found.size,
+        "size": sized.size,
         "n_edges": circuit.n_edges,
         "fraction": circuit.n_edges / circuit.graph.n_edges,
         "n_nodes": len(circuit.nodes()),
         "nodes": circuit.nodes(),
         "target": target,
         "faithfulness": {"value": faithfulness["value"], **interval},
-        "discovery_faithfulness": found.faithfulness,
-        "confirmed": found.confirmed,
-        "sweep": list(found.sweep),
+        "discovery_faithfulness": sized.faithfulness,
+        "confirmed": sized.confirmed,
+        "sweep": list(sized.sweep),
     }
 
 

@@ -11,24 +11,19 @@ from assay.analyses.worst_case.sampling import usual_protocol
 from assay.circuits import load_circuit
 from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
-from assay.discovery.edges import EdgeMethod, get_method
-from assay.discovery.edges.method import Asked, resolve
+from assay.discovery.edges import get_method
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
-from assay.pipeline import (
-    Sizes,
-    plan_calibration,
-    plan_discovery,
-    plan_measurement,
-    plan_worst_case,
-    sizes,
-)
-from assay.pipeline.inputs import Inputs, draw_inputs
-from assay.pipeline.jobs import JOB_MEMORY, Job, circuit_record, file_record
+from assay.pipeline.discovery import plan_discovery
+from assay.pipeline.gates import plan_calibration
+from assay.pipeline.inputs import draw_inputs
+from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record
 from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, RankChoice, SingleJob
+from assay.pipeline.prompts import Draws
 from assay.pipeline.ranking import ranked
-from assay.pipeline.stages import scores_record
-from assay.tasks import PairTask
+from assay.pipeline.runs import plan_measurement
+from assay.pipeline.worst import Sizes, plan_worst_case, sizes
+from assay.tasks import PairTask, Task
 
 
 SWEEP_RUNS = 40  # runs over all examples that the search for a size makes, about
@@ -89,10 +84,10 @@ class _Made:
     task: str
     seed: int
     source: Mapping[str, Any]
-    _kept: dict[str, Inputs] = field(default_factory=dict)
+    _kept: dict[str, Draws[Task]] = field(default_factory=dict)
 
     @property
-    def inputs(self) -> Inputs:
+    def inputs(self) -> Draws[Task]:
         if "inputs" not in self._kept:
             self._kept["inputs"] = draw_inputs(
                 self.model, self.plan.locate(self.task), n=self.plan.n, seed=self.seed
@@ -145,8 +140,9 @@ class _Made:
             "objective": scored_by,
             "ablation": self.ablation,
         }
+        scoring = Scoring(record=record, model=self.model, task=self.inputs.discovery)
         with assumed_memory(JOB_MEMORY):
-            asked = self.resolved(method, choice, scored_by)
+            asked = scoring.asked
         cost = plan_discovery(
             self.model,
             method=choice.method,
@@ -194,33 +190,9 @@ class _Made:
             stores=table // 2,
         )
         yield from (*parts, discover)
-        scores = scores_record(
-            self.model,
-            self.inputs.discovery,
-            method,
-            objective=scored_by,
-            ablation=self.ablation,
-            steps=choice.steps,
-            quadrature=choice.quadrature,
-            seed=self.seed,
-        )
         wanted: Sequence[dict[str, Any]] = [{"size": size} for size in self.plan.sizes]
         for chosen in wanted or [{"target": self.plan.target or DEFAULT_TARGET}]:
-            yield from self.circuit(choice, discover, scores, chosen)
-
-    def resolved(self, method: EdgeMethod, choice: MethodChoice, objective: str) -> Asked:
-        """The discovery as its job will run it."""
-        return resolve(
-            self.model,
-            self.inputs.discovery,
-            method,
-            objective=objective,
-            ablation=self.ablation,
-            steps=choice.steps,
-            quadrature=choice.quadrature,
-            batch_size=self.plan.limits.batch_size,
-            seed=self.seed,
-        )
+            yield from self.circuit(choice, discover, scoring.stage.record, chosen)
 
     def circuit(
         self, choice: MethodChoice, discover: Job, scores: Mapping[str, Any], chosen: Mapping[str, Any]
@@ -345,7 +317,7 @@ def _check_sizes(plan: Plan, model: Model, name: str) -> None:
         )
 
 
-def measured_width(model: Model, inputs: Inputs) -> int:
+def measured_width(model: Model, inputs: Draws[Task]) -> int:
     """Numbers of one example's residual stream."""
     return model.d_model * model.bind(inputs.measured).length
 

@@ -4,14 +4,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from assay.analyses.calibration.battery import USUAL_PROMPTS, Against, n_further, prepare, run
+from assay.analyses.calibration.battery import (
+    USUAL_PROMPTS,
+    Against,
+    Battery,
+    CalibrationReport,
+    gates_on_same_prompts,
+    n_further,
+    prepare,
+    run,
+)
+from assay.circuits import Circuit
 from assay.core.random import stream
-from assay.core.record import MACHINE, record_id
+from assay.core.record import MACHINE
 from assay.discovery.heads.table import AnyCircuit
 from assay.models import Model
 from assay.objectives import get_objective, is_registered
-from assay.pipeline.stages import Progress, Stage
-from assay.store import Store
+from assay.pipeline.checks import usual_replacement
+from assay.pipeline.runs import RunSettings
+from assay.pipeline.stage import Content, Estimate, Progress, Stage, document_stage
+from assay.store import About, Store
 from assay.tasks import PairTask
 
 
@@ -53,17 +65,72 @@ def calibrate_stored(
         progress: Told of the gates.
         options: Further arguments of `calibrate_all`.
     """
-    if not is_registered(get_objective(options.get("objective") or task.objective)):
-        store = None
-    folder = None if store is None else Path(store.directory) / TABLES
-    battery = prepare(circuit, model, task, against=against, folder=folder, **options)
-    identity = record_id("calibration", battery.record)
-    if store is not None and store.has(identity):
-        return StoredCalibration(document=_taken(store.get(identity).payload), cached=True)
-    document = run(battery, progress).to_dict()
-    if store is not None:
-        store.put("calibration", battery.record, _shelved(document))
-    return StoredCalibration(document=document, cached=False)
+    folder = Path(store.directory) / TABLES if store is not None else None
+    stage = calibration_stage(
+        circuit, model, task, against=against, folder=folder, progress=progress, **options
+    )
+    memo = stage.run(store)
+    return StoredCalibration(document=_taken(memo.value.payload), cached=memo.cached)
+
+
+def calibrate_measured(
+    circuit: Circuit,
+    measured: PairTask,
+    settings: RunSettings,
+    *,
+    store: Store | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> StoredCalibration:
+    """The gates on the prompts that a circuit was measured on, under the same objective and ablation.
+
+    An ablation that is defined for edges alone cannot replace single heads; `mean` is used instead.
+    """
+    table = usual_prompts(measured, seed=settings.seed)
+    return calibrate_stored(
+        circuit,
+        settings.model,
+        table.task,
+        pool=table.pool,
+        same_prompts=gates_on_same_prompts(circuit, measured),
+        objective=settings.objective,
+        ablation=usual_replacement(settings.ablation or measured.ablation),
+        batch_size=settings.batch_size,
+        store=store,
+        progress=progress,
+        **options,
+    )
+
+
+def calibration_stage(
+    circuit: AnyCircuit, model: Model, task: PairTask, *, progress: Progress | None = None, **options: Any
+) -> Stage[Content]:
+    """The document of all gates on a circuit; further options are those of `prepare`."""
+    identified = is_registered(get_objective(options.get("objective") or task.objective))
+    battery = prepare(circuit, model, task, **options if identified else options | {"folder": None})
+
+    def compute() -> Content:
+        report = run(battery, progress)
+        return Content(payload=_shelved(report.to_dict()), about=_about(report, battery))
+
+    return document_stage("calibration", battery.record, compute, identified=identified)
+
+
+def _about(report: CalibrationReport, battery: Battery) -> About:
+    """What a calibration is found by: `fail` where a gate fails, `pass` where all that apply pass."""
+    table, counts = battery.table, report.counts()
+    status = next((word for word in ("fail", "moderate", "inconclusive", "pass") if counts.get(word)), None)
+    return About(
+        model=table.model.id,
+        task=table.task.name,
+        n=table.task.n,
+        seed=table.seed,
+        status=status,
+        name=battery.gates[0] if len(battery.gates) == 1 else f"{len(battery.gates)} gates",
+        circuit=table.circuit.hash,
+        size=table.circuit.n_edges,
+        ablation=table.ablation,
+    )
 
 
 _OF_THE_RUN = ("columns", "passes")  # of a table: what was measured now and what was found from before
@@ -90,7 +157,7 @@ def plan_calibration(
     against: int = 0,
     random_sets: int = 0,
     max_passes: float | None = None,
-) -> list[Stage]:
+) -> list[Estimate]:
     """Passes of all gates on one circuit, at most.
 
     Args:
@@ -109,16 +176,16 @@ def plan_calibration(
         over_heads = min(over_heads, max_passes)
     whole = 1 + 3 + 2 + 5 + 5 + 2  # full; keep, drop, mean's reference; zero, mean; donors; noise; baselines
     stages = [
-        Stage(name="circuit runs", runs=whole, passes=whole * n),
-        Stage(name="pool", runs=2, passes=2 * n_further(n)),
-        Stage(name="without each head", runs=k, passes=k * n),
-        Stage(name="one head at a time", runs=3 * heads, passes=round(over_heads)),
-        Stage(name="gradients", runs=2, passes=2 * (3 * n)),
+        Estimate(name="circuit runs", runs=whole, passes=whole * n),
+        Estimate(name="pool", runs=2, passes=2 * n_further(n)),
+        Estimate(name="without each head", runs=k, passes=k * n),
+        Estimate(name="one head at a time", runs=3 * heads, passes=round(over_heads)),
+        Estimate(name="gradients", runs=2, passes=2 * (3 * n)),
     ]
     if random_sets:
-        stages.append(Stage(name="random sets", runs=2 * random_sets, passes=2 * random_sets * n))
+        stages.append(Estimate(name="random sets", runs=2 * random_sets, passes=2 * random_sets * n))
     if against:
-        stages.append(Stage(name="other tasks", runs=against, passes=round(against * n * (3 + shares))))
+        stages.append(Estimate(name="other tasks", runs=against, passes=round(against * n * (3 + shares))))
     return stages
 
 

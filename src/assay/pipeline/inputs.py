@@ -1,34 +1,18 @@
 """Examples by name: prompts or images, to find a circuit on and to measure it on."""
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 from assay.circuits.given import IMAGES
 from assay.core.errors import AssayWarning
 from assay.core.random import stream
 from assay.models import Model
-from assay.pipeline.prompts import draw_prompts, same_note
+from assay.pipeline.prompts import Draws, draw_prompts, same_note
 from assay.tasks import Task, digits_source, load_images, load_task
 from assay.tasks.load import DEFAULT_N
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
-    """Two sets of examples.
-
-    Attributes:
-        discovery: What scores and size are chosen on.
-        measured: What everything reported is measured on.
-        held_out: Whether no example is in both; False where both are the same.
-    """
-
-    discovery: Task
-    measured: Task
-    held_out: bool
-
-
-def draw_inputs(model: Model, task: str, *, n: int | None, seed: int) -> Inputs:
+def draw_inputs(model: Model, task: str, *, n: int | None, seed: int) -> Draws[Task]:
     """Examples to discover on and others to measure on, where there are others.
 
     Args:
@@ -49,18 +33,18 @@ def draw_inputs(model: Model, task: str, *, n: int | None, seed: int) -> Inputs:
     draws = draw_prompts(model, task, n=n, seed=seed)
     if not draws.held_out:
         warnings.warn(draws.note, AssayWarning, stacklevel=2)
-    return Inputs(discovery=draws.discovery, measured=draws.measured, held_out=draws.held_out)
+    return draws
 
 
-def _halves(both: Task, n: int, seed: int) -> Inputs:
+def _halves(both: Task, n: int, seed: int) -> Draws[Task]:
     """Two random halves: a folder lists its classes one after the other."""
     if both.n < 2 * n:
         note = same_note(both.name, "images", f"{2 * n} or more images, of which there are {both.n},")
         warnings.warn(note, AssayWarning, stacklevel=3)
-        return Inputs(discovery=both, measured=both, held_out=False)
+        return Draws(discovery=both, measured=both, held_out=False)
     order = stream(seed, "halves").permutation(2 * n)
     discovery, measured = (both.subset(sorted(rows.tolist())) for rows in (order[:n], order[n:]))
-    return Inputs(discovery=discovery, measured=measured, held_out=True)
+    return Draws(discovery=discovery, measured=measured, held_out=True)
 
 
 def read_inputs(

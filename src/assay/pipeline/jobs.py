@@ -9,37 +9,32 @@ changes nothing.
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from assay.analyses.calibration.battery import gates_on_same_prompts
-from assay.analyses.worst_case.attack import PREFIX, facts_of, run_part
-from assay.analyses.worst_case.sampling import sample_pairs
+from assay.analyses.worst_case.attack import facts_of, run_part
+from assay.analyses.worst_case.inputs import PairSample
 from assay.circuits import Circuit, EdgeScores, load_circuit
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, record_id
 from assay.core.registry import Registry
-from assay.discovery.edges import EdgeMethod, discover, get_method
-from assay.discovery.edges.method import Asked, join_parts, resolve
-from assay.execution import CircuitRuns
+from assay.discovery.edges import EdgeMethod, get_method
+from assay.discovery.edges.method import Asked, Settings, join_parts, resolve
 from assay.execution.forward import assumed_memory
-from assay.metrics import measurement_provenance
 from assay.models import Model, load_model
-from assay.pipeline import (
-    Sizes,
-    calibrate_stored,
-    find_circuit,
-    measure_stored,
-    usual_prompts,
-    worst_case_stored,
-)
 from assay.pipeline.circuits import keep_circuit, stored_circuit
-from assay.pipeline.inputs import Inputs, draw_inputs
-from assay.pipeline.ranking import Ranked, ranked
+from assay.pipeline.discovery import discovery_settings, discovery_stage
+from assay.pipeline.gates import calibrate_measured
+from assay.pipeline.inputs import draw_inputs
+from assay.pipeline.prompts import Draws
+from assay.pipeline.ranking import Ranked, keep_ranking, ranked
+from assay.pipeline.runs import RunSettings, measurement_stage
 from assay.pipeline.shards import BatchShelf, PairShelf, dealt
-from assay.pipeline.stages import keep_scores, kept_scores, recovery, scores_record, usual_replacement
-from assay.store import Store
-from assay.tasks import PairTask
+from assay.pipeline.sizing import size_circuit
+from assay.pipeline.stage import Content, Stage, document_stage, silent
+from assay.pipeline.worst import Sizes, pairs_of, worst_case_stage
+from assay.store import About, Store
+from assay.tasks import PairTask, Task
 
 
 # Bytes that every job counts on, whatever is free: passes of another size round otherwise.
@@ -99,12 +94,25 @@ def run_job(job: Job, store: Store) -> tuple[str, ...]:
         InputError: If model or examples are not those of the record any more.
         AssayError: Whatever the work raises; nothing of the job is then marked as done.
     """
-    if store.has(job.id):
-        return tuple(store.get(job.id).payload["results"])
-    with assumed_memory(JOB_MEMORY):
-        results = JOB_KINDS[job.kind](job, store)
-    store.put("job", job.provenance, {"results": list(results)})
-    return results
+
+    def compute() -> Content:
+        with assumed_memory(JOB_MEMORY):
+            results = JOB_KINDS[job.kind](job, store)
+        return Content(payload={"results": list(results)}, about=_about(job))
+
+    return tuple(document_stage("job", job.provenance, compute).run(store).value.payload["results"])
+
+
+def _about(job: Job) -> About:
+    """What the row of a job is found by."""
+    record = job.record
+    return About(
+        model=record.get("model", {}).get("id"),
+        method=record.get("method", {}).get("key"),
+        seed=record.get("seed"),
+        name=job.name,
+        ablation=record.get("ablation"),
+    )
 
 
 def work(job: Job, location: str) -> tuple[str, ...]:
@@ -126,7 +134,7 @@ def _model(source: str, device: str | None) -> Model:
 
 
 @functools.lru_cache(maxsize=4)
-def _inputs(source: str, device: str | None, task: str, n: int | None, seed: int) -> Inputs:
+def _inputs(source: str, device: str | None, task: str, n: int | None, seed: int) -> Draws[Task]:
     return draw_inputs(_model(source, device), task, n=n, seed=seed)
 
 
@@ -141,7 +149,7 @@ def model_of(job: Job) -> Model:
     return model
 
 
-def inputs_of(job: Job) -> Inputs:
+def inputs_of(job: Job) -> Draws[Task]:
     """The job's examples.
 
     Raises:
@@ -168,88 +176,69 @@ def _check(job: Job, what: str, found: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Discovery:
-    """What a job of discovery, or one that builds on it, scores edges by."""
+class Scoring:
+    """How a job of discovery, or one that builds on it, scores edges.
 
-    job: Job
+    Attributes:
+        record: The job's.
+        model: Its model.
+        task: The examples of discovery.
+    """
+
+    record: Mapping[str, Any]
     model: Model
-    inputs: Inputs
+    task: Task
 
     @classmethod
-    def of(cls, job: Job) -> "_Discovery":
-        return cls(job=job, model=model_of(job), inputs=inputs_of(job))
+    def of(cls, job: Job) -> "Scoring":
+        """That of a job."""
+        return cls(record=job.record, model=model_of(job), task=inputs_of(job).discovery)
 
     @property
-    def method(self) -> EdgeMethod:
-        how = self.job.record["method"]
-        return get_method(how["key"], **how["options"])
+    def stage(self) -> Stage[EdgeScores]:
+        """The scores as one result."""
+        method, settings = self._chosen
+        return discovery_stage(self.model, self.task, method, settings, batch_size=self.record["batch_size"])
 
     @property
-    def settings(self) -> dict[str, Any]:
-        record = self.job.record
-        return {
-            "objective": record["objective"],
-            "ablation": record["ablation"],
-            "steps": record["method"]["steps"],
-            "quadrature": record["method"]["quadrature"],
-            "seed": record["seed"],
-        }
+    def asked(self) -> Asked:
+        """The discovery as its batches are run."""
+        method, settings = self._chosen
+        return resolve(self.model, self.task, method, **vars(settings), batch_size=self.record["batch_size"])
 
     @property
-    def record(self) -> dict[str, Any]:
-        return scores_record(self.model, self.inputs.discovery, self.method, **self.settings)
+    def _chosen(self) -> tuple[EdgeMethod, Settings]:
+        how = self.record["method"]
+        method = get_method(how["key"], **how["options"])
+        chosen = {key: self.record[key] for key in ("objective", "ablation", "seed")}
+        chosen |= {key: how[key] for key in ("steps", "quadrature")}
+        return method, discovery_settings(self.task, method, **chosen)
 
 
 @JOB_KINDS.register("discover")
 def _discover(job: Job, store: Store) -> tuple[str, ...]:
     """Scores of all edges; put together from the parts, where these were dealt to jobs of their own."""
-    asked = _Discovery.of(job)
-    record = asked.record
-    if kept_scores(store, asked.model.graph, record) is not None:
-        return (record_id("scores", record),)
-    whole = resolve(
-        asked.model,
-        asked.inputs.discovery,
-        asked.method,
-        batch_size=job.record["batch_size"],
-        **asked.settings,
-    )
-    if not job.source.get("parts"):
-        return (keep_scores(store, record, _scored(whole)),)
-    shelf = BatchShelf(store, record, whole.size)
-    parts = shelf.all(whole)
-    scores = whole.scores(join_parts(whole.model, whole.settings, parts), {"seconds": shelf.seconds(whole)})
-    return (keep_scores(store, record, scores),)
+    scoring = Scoring.of(job)
+    stage = scoring.stage
+    if job.source.get("parts"):
+        stage = replace(stage, compute=lambda: _joined(scoring, store))
+    stage.run(store)
+    return (stage.id,)
 
 
-def _scored(whole: Asked) -> EdgeScores:
-    """Scores of all edges in one piece."""
-    settings = whole.settings
-    return discover(
-        whole.model,
-        whole.task,
-        whole.method,
-        objective=settings.objective,
-        ablation=settings.ablation,
-        steps=settings.steps,
-        quadrature=settings.quadrature,
-        batch_size=whole.size,
-        seed=settings.seed,
-    )
+def _joined(scoring: Scoring, store: Store) -> EdgeScores:
+    """Scores from the batches of all parts."""
+    whole = scoring.asked
+    shelf = BatchShelf(store, scoring.stage.id, whole)
+    sweep = join_parts(whole.model, whole.settings, shelf.all())
+    return whole.scores(sweep, {"seconds": shelf.seconds()})
 
 
 @JOB_KINDS.register("discover-part")
 def _discover_part(job: Job, store: Store) -> tuple[str, ...]:
     """What every k-th batch of examples gives to the scores."""
-    asked = _Discovery.of(job)
-    whole = resolve(
-        asked.model,
-        asked.inputs.discovery,
-        asked.method,
-        batch_size=job.record["batch_size"],
-        **asked.settings,
-    )
-    return BatchShelf(store, asked.record, whole.size).fill(whole, dealt(job.record["part"]))
+    scoring = Scoring.of(job)
+    return BatchShelf(store, scoring.stage.id, scoring.asked).fill(dealt(job.record["part"]))
 
 
 # ---- circuits -----------------------------------------------------------------------------------
@@ -276,30 +265,21 @@ def circuit_record(job_record: Mapping[str, Any], scores: Mapping[str, Any]) -> 
 @JOB_KINDS.register("select")
 def _select(job: Job, store: Store) -> tuple[str, ...]:
     """The connected circuit of the strongest edges: so many, or as few as meet a target."""
-    asked = _Discovery.of(job)
-    scores = kept_scores(store, asked.model.graph, asked.record)
+    scoring = Scoring.of(job)
+    scores = scoring.stage.stored(store)
     if scores is None:
         raise FileFormatError(
             f"the store says that the scores of {job.name!r} were made, and does not hold them; run "
             "`store.verify()`, then start the sweep with another store"
         )
-    record = circuit_record(job.record, asked.record)
-    if job.record.get("size") is not None:
-        size = job.record["size"]
+    record = circuit_record(job.record, scoring.stage.record)
+    if (size := job.record.get("size")) is not None:
         return (keep_circuit(store, record, scores.top(size).connected(), {"size": size}),)
-    sweep, other = (
-        _runs(job, asked.model, task, Circuit.full(asked.model.graph))
-        for task in (asked.inputs.discovery, asked.inputs.measured)
+    sized = size_circuit(
+        scores, inputs_of(job), settings_of(job), target=job.record["target"], progress=silent
     )
-    found = find_circuit(
-        scores,
-        lambda circuit: recovery(sweep, circuit),
-        target=job.record["target"],
-        progress=lambda stage, done, total: None,
-        elsewhere=(lambda circuit: recovery(other, circuit)) if asked.inputs.held_out else None,
-    )
-    facts = {"size": found.size, "faithfulness": found.faithfulness, "confirmed": found.confirmed}
-    return (keep_circuit(store, record, found.circuit, facts),)
+    facts = {"size": sized.size, "faithfulness": sized.faithfulness, "confirmed": sized.confirmed}
+    return (keep_circuit(store, record, sized.circuit, facts),)
 
 
 @JOB_KINDS.register("circuit-file")
@@ -316,22 +296,21 @@ def file_record(job_record: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": job_record["model"], "circuit": job_record["circuit"]["hash"]}
 
 
-def kept_circuit(store: Store, identity: str, model: Model) -> Circuit:
-    """A stored circuit."""
-    return stored_circuit(store.get(identity), model.graph)
-
-
 # ---- what is asked of a circuit -----------------------------------------------------------------
 
 
-def _runs(job: Job, model: Model, task: Any, circuit: Circuit) -> CircuitRuns:
+def circuit_of(job: Job, store: Store) -> Circuit:
+    """The stored circuit that a job is about."""
+    return stored_circuit(store.get(job.record["circuit"]), model_of(job).graph)
+
+
+def settings_of(job: Job) -> RunSettings:
+    """How a job runs circuits."""
     record = job.record
-    return CircuitRuns(
-        model,
-        task,
-        circuit,
-        ablation=record["ablation"],
+    return RunSettings(
+        model=model_of(job),
         objective=record.get("judged_by", record["objective"]),
+        ablation=record["ablation"],
         batch_size=record["batch_size"],
         seed=record["seed"],
     )
@@ -340,32 +319,22 @@ def _runs(job: Job, model: Model, task: Any, circuit: Circuit) -> CircuitRuns:
 @JOB_KINDS.register("measure")
 def _measure(job: Job, store: Store) -> tuple[str, ...]:
     """Metrics of a circuit, which share its runs."""
-    model, measured = model_of(job), inputs_of(job).measured
-    runs = _runs(job, model, measured, kept_circuit(store, job.record["circuit"], model))
-    found = []
-    for metric in job.record["metrics"]:
-        n_random = job.record["n_random"]
-        measure_stored(runs, metric, random_circuits=n_random, store=store)
-        found.append(record_id("measurement", measurement_provenance(runs, metric, random_circuits=n_random)))
-    return tuple(found)
+    runs = settings_of(job).on(inputs_of(job).measured, circuit_of(job, store))
+    n_random = job.record["n_random"]
+    stages = [measurement_stage(runs, metric, random_circuits=n_random) for metric in job.record["metrics"]]
+    for stage in stages:
+        stage.run(store)
+    return tuple(stage.id for stage in stages)
 
 
 @JOB_KINDS.register("calibrate")
 def _calibrate(job: Job, store: Store) -> tuple[str, ...]:
     """Gates on a circuit."""
-    model, measured = model_of(job), _prompts(job)
-    circuit = kept_circuit(store, job.record["circuit"], model)
-    table = usual_prompts(measured, seed=job.record["seed"])
-    found = calibrate_stored(
-        circuit,
-        model,
-        table.task,
-        pool=table.pool,
-        same_prompts=gates_on_same_prompts(circuit, measured),
+    found = calibrate_measured(
+        circuit_of(job, store),
+        _prompts(job),
+        settings_of(job),
         gates=job.record["gates"],
-        objective=job.record["objective"],
-        ablation=usual_replacement(job.record["ablation"] or measured.ablation),
-        batch_size=job.record["batch_size"],
         seed=job.record["seed"],
         store=store,
     )
@@ -375,44 +344,28 @@ def _calibrate(job: Job, store: Store) -> tuple[str, ...]:
 @JOB_KINDS.register("attack")
 def _attack(job: Job, store: Store) -> tuple[str, ...]:
     """The worst case of a circuit over pairs; blocks that parts have run are taken from the store."""
-    model, circuit, sample = _attacked(job, store)
-    attack = job.record["attack"]
-    facts = facts_of(circuit, model, sample, "kl", ())
-    found = worst_case_stored(
-        circuit,
-        model,
-        _prompts(job),
-        attack["protocol"],
-        Sizes(n_clean=attack["n_clean"], n_corrupted=attack["n_corrupted"]),
-        seed=job.record["seed"],
-        shelf=PairShelf(store, facts) if job.source.get("parts") else None,
-        store=store,
-    )
-    return (record_id("worst_case", found.result.facts["provenance"]),)
+    circuit, model, sample = _attacked(job, store)
+    shelf = PairShelf(store, facts_of(circuit, model, sample, "kl", ())) if job.source.get("parts") else None
+    stage = worst_case_stage(circuit, model, sample, shelf=shelf)
+    stage.run(store)
+    return (stage.id,)
 
 
 @JOB_KINDS.register("attack-part")
 def _attack_part(job: Job, store: Store) -> tuple[str, ...]:
     """Every k-th block of pairs of an attack."""
-    model, circuit, sample = _attacked(job, store)
+    circuit, model, sample = _attacked(job, store)
     shelf = PairShelf(store, facts_of(circuit, model, sample, "kl", ()))
     first, step = job.record["part"]
     run_part(circuit, model, sample, (first, step), shelf=shelf)
     return shelf.ids
 
 
-def _attacked(job: Job, store: Store) -> tuple[Model, Circuit, Any]:
-    model = model_of(job)
+def _attacked(job: Job, store: Store) -> tuple[Circuit, Model, PairSample]:
     attack = job.record["attack"]
-    sample = sample_pairs(
-        _prompts(job),
-        attack["protocol"],
-        attack["n_clean"],
-        attack["n_corrupted"],
-        seed=job.record["seed"],
-        prefix=PREFIX,
-    )
-    return model, kept_circuit(store, job.record["circuit"], model), sample
+    size = Sizes(n_clean=attack["n_clean"], n_corrupted=attack["n_corrupted"])
+    sample = pairs_of(_prompts(job), attack["protocol"], size, seed=job.record["seed"])
+    return circuit_of(job, store), model_of(job), sample
 
 
 def _prompts(job: Job) -> PairTask:
@@ -446,6 +399,4 @@ def _inspect(job: Job, store: Store) -> tuple[str, ...]:
 @JOB_KINDS.register("rank")
 def _rank(job: Job, store: Store) -> tuple[str, ...]:
     """The ranking of all models of a zoo, from what each showed."""
-    ranking = ranked_of(job).rank(cache=store.directory / "inspections")
-    document = ranking.to_dict()
-    return (store.put(document["kind"], document["provenance"], document),)
+    return (keep_ranking(store, ranked_of(job).rank(cache=store.directory / "inspections").to_dict()),)

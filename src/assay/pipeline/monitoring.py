@@ -21,7 +21,7 @@ from assay.core.untrusted import malformed, parse_json
 from assay.discovery.edges import discover
 from assay.models import Model
 from assay.pipeline.image_stream import known_images
-from assay.pipeline.stages import Progress
+from assay.pipeline.stage import Progress
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
 from assay.zoo.training import images_hash

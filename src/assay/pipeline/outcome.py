@@ -6,7 +6,7 @@ from typing import Any
 from assay.pipeline.jobs import Job
 from assay.pipeline.plan import Plan
 from assay.pipeline.schedule import SweepOutcome
-from assay.store import ResultSummary, Store
+from assay.store import About, ResultSummary, Store
 
 
 KIND = "sweep"
@@ -27,7 +27,7 @@ def keep_sweep(store: Store, plan: Plan, jobs: Sequence[Job]) -> str:
     listed = [
         {"id": job.id, "name": job.name, "kind": job.kind, "results": results_of(store, job)} for job in jobs
     ]
-    return store.put(KIND, provenance, {"name": plan.name, "jobs": listed})
+    return store.put(KIND, provenance, {"name": plan.name, "jobs": listed}, about=About(name=plan.name))
 
 
 def results_of(store: Store, job: Job) -> list[str]:

@@ -24,10 +24,12 @@ from assay.discovery.edges.quadrature import Rule
 from assay.metrics import find_metric
 from assay.models.loading import EMBEDDED
 from assay.models.planted import planted_names
-from assay.pipeline import DEFAULT_N, check_options, sizes
+from assay.pipeline.checks import check_options
 from assay.pipeline.limits import Limits
 from assay.pipeline.order import in_order
+from assay.pipeline.worst import sizes
 from assay.tasks import TASKS, digits_source, is_shapes
+from assay.tasks.load import DEFAULT_N
 
 
 SCHEMA = "assay-plan/1"

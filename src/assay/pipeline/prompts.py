@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from assay.circuits import Circuit
 from assay.core.errors import AssayWarning, InputError
 from assay.core.random import stream
 from assay.models import Model
-from assay.tasks import TASKS, PairTask, load_task
+from assay.tasks import TASKS, PairTask, Task, load_task
 from assay.tasks.load import DEFAULT_N
 from assay.tasks.seen import seen_prompts
 
@@ -20,19 +21,21 @@ FEWEST_PER_HALF = 20  # distinct prompts below which a task is not divided
 SPLIT = "split"  # field that says what a pair is for
 DISCOVER, MEASURE = "discover", "measure"  # its values
 
+Examples = TypeVar("Examples", bound=Task, covariant=True)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Draws:
-    """Two sets of prompts of one task.
+class Draws(Generic[Examples]):
+    """Two sets of examples of one task.
 
     Attributes:
         discovery: What scores and size are chosen on.
         measured: What everything reported is measured on.
-        held_out: Whether no prompt is in both; False where both are the same task.
+        held_out: Whether no example is in both; False where both are the same task.
     """
 
-    discovery: PairTask
-    measured: PairTask
+    discovery: Examples
+    measured: Examples
     held_out: bool
 
     @property
@@ -57,7 +60,7 @@ def draw_prompts(
     seed: int,
     discover_on: PairTask | str | Path | None = None,
     measure_on: PairTask | str | Path | None = None,
-) -> Draws:
+) -> Draws[PairTask]:
     """Prompts to discover on and, where there are enough, other prompts to measure on.
 
     A registered task is drawn once with 2 n prompts. Its distinct prompts are dealt in order of appearance:
@@ -166,7 +169,7 @@ def _registered(task: PairTask | str | Path) -> bool:
     return isinstance(task, str) and task.replace("_", "-") in TASKS
 
 
-def _drawn(model: Model, task: str, n: int, seed: int) -> Draws:
+def _drawn(model: Model, task: str, n: int, seed: int) -> Draws[PairTask]:
     """Two sets of one draw of a registered task."""
     both = load_task(task, model, n=2 * n, seed=seed)
     _, group = np.unique(both.clean.numpy(), axis=0, return_inverse=True)
@@ -224,7 +227,7 @@ def _sample(task: PairTask, rows: Sequence[int], n: int | None, seed: int, part:
     return task.subset([rows[place] for place in order[:n].tolist()])
 
 
-def _apart(discovery: PairTask, measured: PairTask) -> Draws:
+def _apart(discovery: PairTask, measured: PairTask) -> Draws[PairTask]:
     """Two sets that the user has divided.
 
     Raises:

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from assay.analyses.generalization.inspection import InspectionSettings, inspect_model
 from assay.analyses.generalization.predictor import PREDICTORS
@@ -12,6 +13,7 @@ from assay.analyses.generalization.ranking import inspect_for_ranking, rank_mode
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError
 from assay.pipeline.targets import Target, known_target, targets
+from assay.store import About, Store
 from assay.tasks import is_shapes
 from assay.tasks.image_source import SHAPES
 from assay.zoo import Zoo
@@ -177,3 +179,19 @@ def ranked(
         settings=InspectionSettings(steps=steps, seed=seed, batch_size=batch_size),
         device=device,
     )
+
+
+def keep_ranking(store: Store, document: dict[str, Any]) -> str:
+    """Store the document of a ranking, or of several compared; returns its id."""
+    about = About()
+    if target := document.get("target"):
+        task, domain = target["name"], target["domain"]
+        about = About(
+            task=f"{task}:{domain}" if task and domain and task != domain else task or domain,
+            metric=document["measure"],
+            n=target["n"],
+            seed=document["provenance"]["settings"]["seed"],
+            name=f"{len(document['models'])} models",
+            ablation=document["provenance"]["settings"]["ablation"],
+        )
+    return store.put(document["kind"], document["provenance"], document, about=about)

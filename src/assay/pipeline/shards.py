@@ -34,28 +34,28 @@ class BatchShelf:
 
     Args:
         store: Where they are kept.
-        record: Of the scores they add up to.
-        size: Examples of a batch.
+        scores: Id of the scores they add up to.
+        whole: The discovery in one piece.
     """
 
-    def __init__(self, store: Store, record: Mapping[str, Any], size: int) -> None:
-        self._store = store
-        self._of = {"scores": record_id("scores", record), "batch_size": size}
+    def __init__(self, store: Store, scores: str, whole: Asked) -> None:
+        self._store, self._whole = store, whole
+        self._of = {"scores": scores, "batch_size": whole.size}
 
     def _record(self, number: int) -> dict[str, Any]:
         return {**self._of, "number": number}
 
-    def fill(self, whole: Asked, part: tuple[int, int]) -> tuple[str, ...]:
+    def fill(self, part: tuple[int, int]) -> tuple[str, ...]:
         """Run the batches of a part that are not there yet.
 
         Returns:
             Ids of all batches of the part.
         """
-        wanted = range(part[0], n_batches(whole), part[1])
+        wanted = range(part[0], n_batches(self._whole), part[1])
         ids = {number: record_id("scores-part", self._record(number)) for number in wanted}
         missing = {number for number, identity in ids.items() if not self._store.has(identity)}
         started = time.perf_counter()
-        for found in _batches(whole, missing):
+        for found in _batches(self._whole, missing):
             arrays = {"total": found.total} | ({} if found.coarse is None else {"coarse": found.coarse})
             payload = {
                 "forward": found.forward,
@@ -67,14 +67,14 @@ class BatchShelf:
             started = time.perf_counter()
         return tuple(ids.values())
 
-    def all(self, whole: Asked) -> list[BatchPart]:
+    def all(self) -> list[BatchPart]:
         """Every batch, in order.
 
         Raises:
             FileFormatError: If one is missing.
         """
         found = []
-        for number in range(n_batches(whole)):
+        for number in range(n_batches(self._whole)):
             row = self._row(number)
             names = set(row.arrays.keys())
             found.append(
@@ -89,9 +89,9 @@ class BatchShelf:
             )
         return found
 
-    def seconds(self, whole: Asked) -> float:
+    def seconds(self) -> float:
         """Time that all batches took together."""
-        return float(sum(self._row(number).payload["seconds"] for number in range(n_batches(whole))))
+        return float(sum(self._row(number).payload["seconds"] for number in range(n_batches(self._whole))))
 
     def _row(self, number: int) -> Any:
         identity = record_id("scores-part", self._record(number))

@@ -12,7 +12,8 @@ from assay.analyses.subsets.parquet import is_archive, pyarrow_modules
 from assay.core.errors import FileFormatError, InputError, MissingExtraError
 from assay.core.record import canonical_json, library_version
 from assay.core.untrusted import MALFORMED, check_rows, malformed, parquet_table
-from assay.pipeline.stages import Progress, check_writable
+from assay.pipeline.checks import check_writable
+from assay.pipeline.stage import Progress
 
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from assay.analyses.subsets.problem import PATHS, check_sizes, default_sizes, ma
 from assay.analyses.subsets.verdict import untested
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import Record, library_version, record_id
-from assay.pipeline.stages import Progress
-from assay.store import Store
+from assay.pipeline.stage import Content, Progress, document_stage
+from assay.store import About, Store
 
 
 KIND = "subset-path"
@@ -145,31 +145,39 @@ def select_stored(
         An interrupted job starts anew: a permutation is seconds, and none is kept.
     """
     record = job_record(data, sizes, path=path, n_permutations=n_permutations, folds=folds, **options)
-    identity = record_id(KIND, record)
-    if store is not None and store.has(identity):
-        payload = store.get(identity).payload
-        return _stored(identity, payload, cached=True)
-    started = time.perf_counter()
-    found = selection_path(data, sizes=record["sizes"], path=path, progress=progress, **options)
-    if n_permutations:
-        threads = n_workers(workers, found.problem.settings)
-        _announce(time.perf_counter() - started, n_permutations * folds, threads, note)
-        found.judge(n_permutations=n_permutations, folds=folds, workers=workers, progress=progress)
-    else:
-        _keep_untested(found)
-    document = found.to_document(n_halves=None if n_permutations else 0)
-    payload = document | {"id": identity, "selections": [each.to_dict() for each in found]}
-    if store is not None:
-        store.put(KIND, record, payload)
-    return _stored(identity, payload, cached=False)
 
+    def compute() -> Content:
+        started = time.perf_counter()
+        found = selection_path(data, sizes=record["sizes"], path=path, progress=progress, **options)
+        if n_permutations:
+            threads = n_workers(workers, found.problem.settings)
+            _announce(time.perf_counter() - started, n_permutations * folds, threads, note)
+            found.judge(n_permutations=n_permutations, folds=folds, workers=workers, progress=progress)
+        else:
+            _keep_untested(found)
+        document = found.to_document(n_halves=None if n_permutations else 0)
+        selections = [each.to_dict() for each in found]
+        payload = document | {"id": record_id(KIND, record), "selections": selections}
+        return Content(payload=payload, about=_about(data, record))
 
-def _stored(identity: str, payload: Mapping[str, Any], *, cached: bool) -> StoredSelection:
+    stage = document_stage(KIND, record, compute)
+    memo = stage.run(store)
+    payload = memo.value.payload
     return StoredSelection(
-        id=identity,
+        id=stage.id,
         document={name: value for name, value in payload.items() if name != "selections"},
         selections={each["size"]: each for each in payload["selections"]},
-        cached=cached,
+        cached=memo.cached,
+    )
+
+
+def _about(data: CorrectnessData, record: Mapping[str, Any]) -> About:
+    """What selections are found by; data of one kind are told apart by their hash."""
+    source = data.source.get("name") or data.source.get("kind")
+    return About(
+        task=" ".join(part for part in (source, record["data"]["hash"][:8]) if part),
+        seed=record["settings"]["seed"],
+        name=f"subsets of {', '.join(map(str, record['sizes']))}",
     )
 
 

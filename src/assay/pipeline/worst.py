@@ -7,17 +7,15 @@ from typing import Any
 
 from assay.analyses.worst_case import WorstCase, explain, run_sample, sample_pairs, search_worst
 from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
-from assay.analyses.worst_case.blocks import BlockShelf
+from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.outside import outside_grammar
 from assay.analyses.worst_case.rerun import make_rerun
 from assay.analyses.worst_case.rows import count_pairs
-from assay.analyses.worst_case.sampling import MAX_PAIRS
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.core.record import record_id
 from assay.models import Model
-from assay.pipeline.stages import Progress, Stage
-from assay.store import Store
+from assay.pipeline.stage import Content, Estimate, Progress, Stage, silent
+from assay.store import About, Store, StoredResult
 from assay.tasks import PairTask
 
 
@@ -98,11 +96,71 @@ def usual_sizes(task: PairTask) -> tuple[str, Sizes]:
     return "matched", Sizes(n_clean=task.n, n_corrupted=task.n)
 
 
-def plan_worst_case(protocol: str, size: Sizes) -> Stage:
+def plan_worst_case(protocol: str, size: Sizes) -> Estimate:
     """Passes over single prompts at most: one per input, and per pair what is not shared."""
     n_inputs = size.n_clean + size.n_corrupted
     n_pairs = size.n_clean * size.n_corrupted if protocol == "all" else size.n_clean
-    return Stage(name="attack", runs=1, passes=n_inputs + n_pairs)
+    return Estimate(name="attack", runs=1, passes=n_inputs + n_pairs)
+
+
+def pairs_of(
+    task: PairTask, protocol: str, size: Sizes, *, independent: bool = False, **options: Any
+) -> PairSample:
+    """The pairs of a run; further options are those of `sample_pairs`."""
+    return sample_pairs(
+        task,
+        protocol,
+        size.n_clean,
+        size.n_corrupted,
+        independent=independent,
+        prefix=PREFIX,
+        **options,
+    )
+
+
+def worst_case_stage(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    *,
+    divergence: str = "kl",
+    thresholds: Sequence[float] = (),
+    **options: Any,
+) -> Stage[WorstCase]:
+    """The worst case of a circuit over a sample; further options are those of `run_sample`."""
+    facts = facts_of(circuit, model, sample, divergence, thresholds)
+
+    def compute() -> WorstCase:
+        return run_sample(circuit, model, sample, divergence=divergence, thresholds=thresholds, **options)
+
+    def read(stored: StoredResult) -> WorstCase:
+        return WorstCase(
+            divergence=stored.arrays["divergence"].double().numpy(),
+            empty=stored.arrays["empty"].double().numpy(),
+            argmax_differs=stored.arrays["argmax_differs"].bool().numpy(),
+            sample=sample,
+            facts=facts,
+            thresholds=tuple(thresholds),
+            notes=notes_on(circuit, sample),
+            seconds=float(stored.payload["seconds"]),
+            rerun=make_rerun(model, circuit, sample, divergence),
+        )
+
+    def write(worst: WorstCase) -> Content:
+        about = About(
+            model=model.id,
+            task=sample.task["name"],
+            metric=worst.facts["divergence"],
+            n=worst.n_distinct_pairs,
+            seed=sample.seed,
+            value=worst.statistics.absolute["max"],
+            circuit=circuit.hash,
+            size=circuit.n_edges,
+            ablation=worst.facts["ablation"],
+        )
+        return Content(payload=worst.to_dict(), about=about, arrays=worst.arrays())
+
+    return Stage(kind="worst_case", record=facts["provenance"], compute=compute, write=write, read=read)
 
 
 def worst_case_stored(
@@ -115,61 +173,26 @@ def worst_case_stored(
     seed: int = 0,
     divergence: str = "kl",
     thresholds: Sequence[float] = (),
-    reuse_clean: bool = False,
-    independent: bool = False,
-    enumerate: bool = False,  # noqa: A002 - the name users know
-    max_pairs: int = MAX_PAIRS,
     directory: str | os.PathLike[str] | None = None,
-    shelf: BlockShelf | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
+    **sampling: Any,
 ) -> StoredWorstCase:
     """`assay.worst_case`, its numbers taken from the store where they were computed before.
 
-    Finished blocks are kept in `directory` or on `shelf`, if one of them is given.
+    Finished blocks are kept in `directory`, if one is given. `reuse_clean`, `independent`, `enumerate` and
+    `max_pairs` are those of `assay.worst_case`.
     """
-    sample = sample_pairs(
-        task,
-        protocol,
-        size.n_clean,
-        size.n_corrupted,
-        seed=seed,
-        reuse_clean=reuse_clean,
-        independent=independent,
-        enumerate=enumerate,
-        max_pairs=max_pairs,
-        prefix=PREFIX,
-    )
-    facts = facts_of(circuit, model, sample, divergence, thresholds)
-    kind, record = "worst_case", facts["provenance"]
-    identity = record_id(kind, record)
-    if store is not None and store.has(identity):
-        found = store.get(identity)
-        result = WorstCase(
-            divergence=found.arrays["divergence"].double().numpy(),
-            empty=found.arrays["empty"].double().numpy(),
-            argmax_differs=found.arrays["argmax_differs"].bool().numpy(),
-            sample=sample,
-            facts=facts,
-            thresholds=tuple(thresholds),
-            notes=notes_on(circuit, sample),
-            seconds=float(found.payload["seconds"]),
-            rerun=make_rerun(model, circuit, sample, divergence),
-        )
-        return StoredWorstCase(result=result, cached=True)
-    result = run_sample(
+    memo = worst_case_stage(
         circuit,
         model,
-        sample,
+        pairs_of(task, protocol, size, seed=seed, **sampling),
         divergence=divergence,
         thresholds=thresholds,
         directory=directory,
-        shelf=shelf,
         progress=progress,
-    )
-    if store is not None:
-        store.put(kind, record, result.to_dict(), result.arrays())
-    return StoredWorstCase(result=result, cached=False)
+    ).run(store)
+    return StoredWorstCase(result=memo.value, cached=memo.cached)
 
 
 def with_findings(
@@ -199,7 +222,7 @@ def with_findings(
         divergence: Key of the divergence.
         progress: Told of each part as it begins.
     """
-    tell = progress or (lambda stage, done, total: None)
+    tell = progress or silent
     found: dict[str, Any] = {}
     if search is not None:
         tell("search", 0, 1)

@@ -3,22 +3,23 @@
 A store is a database and, beside it, the arrays of the results. By default both lie in one directory:
 
 ```
-DIR/assay.db                        kind, provenance, payload, array names, summary of each result
+DIR/assay.db                        kind, provenance, payload, array names and summary of each result
 DIR/arrays/ab/abcdef….safetensors   one array per file, named by the SHA-256 of the file
 ```
 
-A result's id is the hash of its kind and provenance less machine facts (`assay.core.measurement.record_id`),
+A result's id is the hash of its kind and provenance less machine facts (`assay.core.record.record_id`),
 so asking whether work was done already is one look-up, and storing the same work twice changes nothing.
 Writers in several processes are serialised by the database; array files are written to a temporary name
 and renamed before the row that names them is committed, so a reader never sees half a result.
 """
 
+from assay.store.about import About, ResultSummary
 from assay.store.arrays import StoredArrays
 from assay.store.claims import STALE_SECONDS, ClaimBook
 from assay.store.leftovers import Leftover
 from assay.store.location import DATABASE_NAME
-from assay.store.results import Store, StoredResult
-from assay.store.summary import ResultSummary
+from assay.store.reading import StoredResult
+from assay.store.results import Store
 from assay.store.tables import ID_LENGTH, SCHEMA_VERSION
 
 
@@ -27,6 +28,7 @@ __all__ = [
     "ID_LENGTH",
     "SCHEMA_VERSION",
     "STALE_SECONDS",
+    "About",
     "ClaimBook",
     "Leftover",
     "ResultSummary",

@@ -201,7 +201,7 @@ def _leave_to_the_parent(engine: sa.Engine) -> None:
 
 
 def _json_of_unicode(value: object) -> str:
-    """JSON in which only what PostgreSQL cannot hold is escaped, see `where._PostgresJson`."""
+    """JSON in which only what PostgreSQL cannot hold is escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 

@@ -1,61 +1,35 @@
 """The store: put, look up, search."""
 
-import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sqlalchemy as sa
 from torch import Tensor
 
-from assay.core.errors import FileFormatError, InputError, UnknownNameError
-from assay.core.record import MACHINE, canonical_json, plain, record_id
-from assay.store.arrays import StoredArrays, array_path, read_array, write_array
+from assay.core.errors import InputError, UnknownNameError
+from assay.core.record import plain, record_id
+from assay.store.about import COLUMNS, About, ResultSummary
+from assay.store.arrays import array_path, write_array
 from assay.store.claims import ClaimBook
+from assay.store.columns import column_condition, parse_order
 from assay.store.database import Database, insert_new
+from assay.store.frame import Spread
 from assay.store.leftovers import SETTLED, Leftover, find_leftovers, remove_leftovers
 from assay.store.location import locate
-from assay.store.summary import COLUMNS, ResultSummary
+from assay.store.reading import CHUNK, StoredResult, check_ids, methods_of, read_rows, results_of
+from assay.store.schema import open_schema
 from assay.store.tables import ARRAYS, ID_LENGTH, KIND_LENGTH, NAME_LENGTH, RESULTS, SUMMARIES
-from assay.store.upgrade import open_schema, summary_row
-from assay.store.where import Condition, first_methods, parse_order, parse_where, provenance_filter
+from assay.store.where import Condition, parse_where, provenance_filter
+from assay.store.whole import digest_of, problems_of
 
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_CHUNK = 500  # below every database's limit of bound parameters
-_ABOUT_METHODS = tuple(SUMMARIES.c[name] for name in ("kind", "method", "circuit", "model", "task"))
-_NOT_CONTENT = frozenset({"machine", "seconds", "created"})  # facts of a run, wherever they are in a payload
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredResult:
-    """One result as it was stored.
-
-    Attributes:
-        id: 16 hex digits, see `assay.core.measurement.record_id`.
-        kind: What it is: `"measurement"`, `"circuit"`, `"scores"`, ...
-        created: UTC, ISO 8601, of the first `put`.
-        provenance: How it came to be, machine facts included.
-        payload: The result itself, less its arrays.
-        arrays: CPU tensors by name, read from disk and verified on access.
-    """
-
-    id: str
-    kind: str
-    created: str
-    provenance: dict[str, Any]
-    payload: dict[str, Any]
-    arrays: StoredArrays
-
-    @property
-    def summary(self) -> ResultSummary:
-        """The result in brief; unlike `Store.query` it looks at no other result for a circuit's method."""
-        return ResultSummary(**summary_row(vars(self)))
 
 
 class Store:
@@ -78,16 +52,13 @@ class Store:
         OutputError: The store is missing and cannot be made there, or its server cannot be reached.
         InputError: There is no store and `create` is false, the URL's database is not supported, or the
             directory of its arrays cannot be seen from here.
-        FileFormatError: A file that is not a store, or a store written by a newer version.
+        FileFormatError: A file that is not a store, or a store written by another version.
         MissingExtraError: PostgreSQL needs the extra `postgres`.
-
-    Notes:
-        A store of an earlier version is upgraded when it is opened; the SQLite file as it was is kept beside
-        it, and a warning says where.
 
     Example:
         >>> store = Store(tmp_path)
-        >>> key = store.put("measurement", {"metric": "kl", "seed": 0}, {"value": 0.25})
+        >>> about = About(metric="kl", value=0.25)
+        >>> key = store.put("measurement", {"metric": "kl", "seed": 0}, {"value": 0.25}, about=about)
         >>> store.get(key[:6]).payload
         {'value': 0.25}
         >>> [found.value for found in store.query("measurement", where=["metric = kl", "value < 0.5"])]
@@ -114,6 +85,8 @@ class Store:
         provenance: Mapping[str, Any],
         payload: Mapping[str, Any],
         arrays: Mapping[str, Tensor | np.ndarray] | None = None,
+        *,
+        about: About | None = None,
     ) -> str:
         """Store one result; the same kind and provenance again leave the first result as it is.
 
@@ -124,6 +97,7 @@ class Store:
             payload: The result. Like the provenance it is kept as JSON: tuples and small arrays become
                 lists, non-finite numbers None.
             arrays: Large parts by name, numeric or boolean; kept in their own dtype.
+            about: What the result is found, listed and compared by; a summary of another result will do.
 
         Returns:
             The result's id, see `assay.core.measurement.record_id`.
@@ -146,7 +120,7 @@ class Store:
         if self.has(identity):
             return identity
         contents = {name: write_array(self.directory, name, value) for name, value in (arrays or {}).items()}
-        summary = summary_row(row)
+        summary = (about or About()).row() | {name: row[name] for name in ("id", "kind", "created")}
 
         def work(connection: sa.Connection) -> None:
             if insert_new(connection, RESULTS, row):
@@ -201,7 +175,7 @@ class Store:
                     ).one()
                     for each in found
                 ]
-            return rows, self._results(connection, [rows[0].id]) if len(rows) == 1 else []
+            return rows, results_of(connection, self.directory, [rows[0].id]) if len(rows) == 1 else []
 
         rows, results = self._database.read(work)
         if not rows:
@@ -243,23 +217,24 @@ class Store:
         for name, number in (("limit", limit), ("offset", offset)):
             if number is not None and not 0 <= number < 2**63:
                 raise InputError(f"{name} counts results, from 0 and below 2^63; got {number}")
-        columns = [SUMMARIES.c[name] for name in COLUMNS]
-        statement = self._matching(columns, kind, parse_where(where))
-        statement = statement.order_by(*parse_order(order)).limit(limit).offset(offset or None)
-        if limit is None and offset and self._database.dialect == "sqlite":
-            statement = statement.limit(-1)  # SQLite has no offset without a limit
+        conditions = parse_where(where)
 
         def work(connection: sa.Connection) -> list[ResultSummary]:
-            rows = connection.execute(statement).all()
-            _check_ids(row.id for row in rows)
-            methods = _methods(connection, rows)
-            return [ResultSummary(**{**row._mapping, "method": methods[row.id]}) for row in rows]
+            rows = self._matching(connection, kind, conditions, order, limit, offset)
+            methods = methods_of(connection, rows)
+            return [
+                ResultSummary(**{name: row._mapping[name] for name in COLUMNS} | {"method": methods[row.id]})
+                for row in rows
+            ]
 
         return self._database.read(work)
 
     def count(self, kind: str | None = None, where: str | Iterable[str] = ()) -> int:
         """How many results `query` would find."""
-        statement = self._matching([sa.func.count()], kind, parse_where(where))
+        conditions = parse_where(where)
+        if any(condition.in_document for condition in conditions):
+            return len(self._database.read(lambda each: self._matching(each, kind, conditions)))
+        statement = _narrowed([sa.func.count()], kind, conditions)
         return int(self._database.read(lambda connection: connection.execute(statement).scalar_one()))
 
     def find(self, kind: str | None = None, **filters: Any) -> list[StoredResult]:
@@ -270,10 +245,12 @@ class Store:
             **filters: Provenance key and value (text, number, boolean); `task__name="ioi"` looks inside the
                 dict under `task`. A result without the key does not match.
         """
-        chosen = self._chosen(kind, (), "created", None, filters)
+        conditions = [provenance_filter(key, value) for key, value in filters.items()]
 
         def work(connection: sa.Connection) -> list[StoredResult]:
-            return self._results(connection, list(connection.execute(chosen).scalars()))
+            return results_of(
+                connection, self.directory, [row.id for row in self._matching(connection, kind, conditions)]
+            )
 
         return self._database.read(work)
 
@@ -300,17 +277,19 @@ class Store:
         """
         import pandas as pd
 
-        chosen = self._chosen(kind, where, order, limit, filters)
+        conditions = parse_where(where) + [provenance_filter(key, value) for key, value in filters.items()]
 
         def work(connection: sa.Connection) -> tuple[list[str], dict[str, list[object]]]:
-            found = connection.execute(chosen.add_columns(*_ABOUT_METHODS)).all()
-            identities = [row.id for row in found]
-            methods = _methods(connection, found)
+            rows = self._matching(connection, kind, conditions, order, limit)
+            identities = [row.id for row in rows]
+            methods = methods_of(connection, rows)
             places = {identity: place for place, identity in enumerate(identities)}
             columns: dict[str, list[object]] = {name: [None] * len(places) for name in ("kind", "created")}
             columns["method"] = [methods[identity] for identity in identities]
-            payload, provenance = (_Spread(columns, name, len(places)) for name in ("payload", "provenance"))
-            for row in _rows(connection, identities):  # let go one by one: garbage collection takes longer
+            payload, provenance = (Spread(columns, name, len(places)) for name in ("payload", "provenance"))
+            for row in read_rows(
+                connection, identities
+            ):  # let go one by one: garbage collection takes longer
                 place = places[row.id]
                 columns["kind"][place], columns["created"][place] = row.kind, row.created
                 content = row.payload
@@ -323,45 +302,30 @@ class Store:
         identities, columns = self._database.read(work)
         return pd.DataFrame(columns, index=pd.Index(identities, name="id"))
 
-    def _chosen(
-        self,
-        kind: str | None,
-        where: str | Iterable[str],
-        order: str,
-        limit: int | None,
-        filters: Mapping[str, Any],
-    ) -> sa.Select[Any]:
-        """Ids of results in order."""
-        conditions = parse_where(where) + [provenance_filter(key, value) for key, value in filters.items()]
-        return self._matching([SUMMARIES.c.id], kind, conditions).order_by(*parse_order(order)).limit(limit)
-
     def _matching(
-        self, columns: "list[Any]", kind: str | None, conditions: list[Condition]
-    ) -> sa.Select[Any]:
-        """Rows of `summaries`; `results` takes part only where a document is looked into."""
-        source: sa.FromClause = SUMMARIES
-        if any(condition.in_document for condition in conditions):
-            source = SUMMARIES.join(RESULTS, RESULTS.c.id == SUMMARIES.c.id)
-        statement = sa.select(*columns).select_from(source)
-        if kind is not None:
-            statement = statement.where(SUMMARIES.c.kind == kind)
-        return statement.where(*(condition.sql(self._database.dialect) for condition in conditions))
-
-    def _results(self, connection: sa.Connection, identities: list[str]) -> list[StoredResult]:
-        """Whole results, in the order of their ids given."""
-        contents = _contents(connection, identities)
-        found = {
-            row.id: StoredResult(
-                id=row.id,
-                kind=row.kind,
-                created=row.created,
-                provenance=row.provenance,
-                payload=row.payload,
-                arrays=StoredArrays(self.directory, contents[row.id]),
-            )
-            for row in _rows(connection, identities)
-        }
-        return [found[identity] for identity in identities]
+        self,
+        connection: sa.Connection,
+        kind: str | None,
+        conditions: Sequence[Condition],
+        order: str = "created",
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> "list[sa.Row[Any]]":
+        """Rows of `summaries` in order: SQL narrows by columns, documents are looked into here."""
+        inside = [condition for condition in conditions if condition.in_document]
+        documents = [RESULTS.c[name] for name in sorted({condition.path[0] for condition in inside})]
+        statement = _narrowed([SUMMARIES, *documents], kind, conditions).order_by(*parse_order(order))
+        if inside:
+            end = None if limit is None else offset + limit
+            with closing(connection.execute(statement, execution_options={"yield_per": CHUNK})) as read:
+                held = (row for row in read if all(each.holds(row._mapping) for each in inside))
+                rows = list(islice(held, offset, end))
+        else:
+            if limit is None and offset and connection.dialect.name == "sqlite":
+                limit = -1  # SQLite has no offset without a limit
+            rows = list(connection.execute(statement.limit(limit).offset(offset or None)))
+        check_ids(row.id for row in rows)
+        return rows
 
     # ---- the whole ----------------------------------------------------------------------------------
 
@@ -374,45 +338,14 @@ class Store:
         Args:
             kinds: Only results of these kinds.
         """
-        hashed = hashlib.sha256()
-        wanted = None if kinds is None else sorted(set(kinds))
-        for result in self._all(wanted):
-            provenance = {key: value for key, value in result.provenance.items() if key != MACHINE}
-            content = [
-                result.id,
-                result.kind,
-                provenance,
-                _content(plain(result.payload)),
-                result.arrays.hashes,
-            ]
-            hashed.update(canonical_json({"result": content}).encode("utf-8", "surrogatepass") + b"\n")
-        return hashed.hexdigest()
+        return digest_of(self._database, self.directory, kinds)
 
     def verify(self) -> list[str]:
         """What is wrong with the store, one line each; empty where every result is whole.
 
         Reads every array file and compares its bytes with its name, and every row with its id and summary.
         """
-        problems: list[str] = []
-        known: dict[str, str] = {}
-        for result in self._whole(problems):
-            about = f"{result.id} ({result.kind})"
-            try:
-                same = record_id(result.kind, result.provenance) == result.id
-            except (InputError, UnicodeEncodeError):  # what `put` refuses
-                same = False
-            if not same:
-                problems.append(f"{about}: its provenance was changed, it does not give this id")
-            for name, content in result.arrays.hashes.items():
-                if content not in known:
-                    try:
-                        read_array(self.directory, content)
-                        known[content] = ""
-                    except FileFormatError as error:
-                        known[content] = str(error)
-                if known[content]:
-                    problems.append(f"{about}: array {name!r}: {known[content]}")
-        return problems + self._database.read(_wrong_summaries)
+        return problems_of(self._database, self.directory)
 
     def leftovers(self, *, settled: float = SETTLED) -> list[Leftover]:
         """What killed writers left: temporary files, and arrays that no result names. They harm nothing.
@@ -434,104 +367,16 @@ class Store:
             lambda connection: remove_leftovers(connection, self.directory, settled=settled)
         )
 
-    def _whole(self, problems: list[str]) -> Iterator[StoredResult]:
-        """Every result that can be read; of the others a line each is added to the problems."""
-        last = ""
-        while True:
-            query = sa.select(RESULTS.c.id).where(RESULTS.c.id > last).order_by(RESULTS.c.id).limit(_CHUNK)
 
-            def identities(connection: sa.Connection, query: sa.Select[Any] = query) -> list[str]:
-                return _check_ids(connection.execute(query).scalars())
-
-            chunk = self._database.read(identities)
-            if not chunk:
-                return
-            try:
-                yield from self._get_all(chunk)
-            except FileFormatError:
-                for identity in chunk:
-                    try:
-                        found = self._get_all([identity])
-                    except FileFormatError as error:
-                        problems.append(f"{identity}: {error}")
-                    else:
-                        yield from found
-            last = chunk[-1]
-
-    def _get_all(self, identities: list[str]) -> list[StoredResult]:
-        return self._database.read(lambda connection: self._results(connection, identities))
-
-    def _all(self, kinds: list[str] | None = None) -> Iterator[StoredResult]:
-        """Every result by id, a chunk at a time: a result put meanwhile may be missed, none is changed."""
-        last = ""
-        while True:
-            query = sa.select(RESULTS.c.id).where(RESULTS.c.id > last).order_by(RESULTS.c.id).limit(_CHUNK)
-            if kinds is not None:
-                query = query.where(RESULTS.c.kind.in_(kinds))
-
-            def work(connection: sa.Connection, query: sa.Select[Any] = query) -> list[StoredResult]:
-                return self._results(connection, _check_ids(connection.execute(query).scalars()))
-
-            results = self._database.read(work)
-            if not results:
-                return
-            yield from results
-            last = results[-1].id
-
-
-def _check_ids(identities: Iterable[Any]) -> list[str]:
-    """The ids of rows, if they are ids: a damaged page of SQLite may hold anything in a column."""
-    found = list(identities)
-    if not all(isinstance(each, str) for each in found):
-        raise FileFormatError("a row of the results store was damaged: it has no id; restore the database")
-    return found
-
-
-def _rows(connection: sa.Connection, identities: list[str]) -> "Iterator[sa.Row[Any]]":
-    """Rows of `results` of the given ids, in the order of the ids."""
-    ordered = sorted(identities)
-    for start in range(0, len(ordered), _CHUNK):
-        chunk = RESULTS.c.id.in_(ordered[start : start + _CHUNK])
-        for row in connection.execute(sa.select(RESULTS).where(chunk).order_by(RESULTS.c.id)):
-            if not (isinstance(row.payload, dict) and isinstance(row.provenance, dict)):
-                raise FileFormatError(
-                    f"result {row.id} was damaged: its payload or provenance is not a table; `assay store "
-                    "verify` says what else is wrong"
-                )
-            yield row
-
-
-def _methods(connection: sa.Connection, rows: "Sequence[sa.Row[Any]]") -> dict[str, str | None]:
-    """The methods of rows of `summaries`, by id: their own, or of a measurement the one of its circuit."""
-    asked = [row for row in rows if row.kind == "measurement" and row.method is None and row.circuit]
-    circuits = sorted({row.circuit for row in asked})
-    first: dict[tuple[str, str, str], str] = {}
-    for start in range(0, len(circuits), _CHUNK):
-        for row in connection.execute(first_methods(circuits[start : start + _CHUNK])):
-            first[row.circuit, row.model, row.task] = row.method
-    inherited = {row.id: first.get((row.circuit, row.model or "", row.task or "")) for row in asked}
-    return {row.id: row.method or inherited.get(row.id) for row in rows}
-
-
-def _contents(connection: sa.Connection, identities: list[str]) -> dict[str, dict[str, str]]:
-    """Array names and content hashes by result."""
-    contents: dict[str, dict[str, str]] = {identity: {} for identity in identities}
-    for start in range(0, len(identities), _CHUNK):
-        chunk = identities[start : start + _CHUNK]
-        query = sa.select(ARRAYS).where(ARRAYS.c.result.in_(chunk)).order_by(ARRAYS.c.name)
-        for row in connection.execute(query):
-            contents[row.result][row.name] = row.content
-    return contents
-
-
-def _wrong_summaries(connection: sa.Connection) -> list[str]:
-    """Results without a summary or the other way round."""
-    joined = RESULTS.outerjoin(SUMMARIES, SUMMARIES.c.id == RESULTS.c.id)
-    without = sa.select(RESULTS.c.id, RESULTS.c.kind).select_from(joined).where(SUMMARIES.c.id.is_(None))
-    return [
-        f"{row.id} ({row.kind}): it has no summary, so no search finds it; put it again into a new store"
-        for row in connection.execute(without)
-    ]
+def _narrowed(columns: Sequence[Any], kind: str | None, conditions: Sequence[Condition]) -> sa.Select[Any]:
+    """What conditions on columns leave; `results` takes part where a document is looked into."""
+    source: sa.FromClause = SUMMARIES
+    if any(condition.in_document for condition in conditions):
+        source = SUMMARIES.join(RESULTS, RESULTS.c.id == SUMMARIES.c.id)
+    statement = sa.select(*columns).select_from(source)
+    if kind is not None:
+        statement = statement.where(SUMMARIES.c.kind == kind)
+    return statement.where(*(column_condition(each) for each in conditions if not each.in_document))
 
 
 def _identity(kind: str, provenance: Mapping[str, Any]) -> str:
@@ -544,39 +389,3 @@ def _identity(kind: str, provenance: Mapping[str, Any]) -> str:
 def _check_name(what: str, text: str, longest: int) -> None:
     if not 0 < len(text) <= longest or "\0" in text:
         raise InputError(f"a {what} is text of 1 to {longest} characters, got {text!r}")
-
-
-def _content(value: object) -> object:
-    """A payload less the facts of the run."""
-    if isinstance(value, dict):
-        return {key: _content(inner) for key, inner in value.items() if key not in _NOT_CONTENT}
-    if isinstance(value, list):
-        return [_content(inner) for inner in value]
-    return value
-
-
-class _Spread:
-    """Columns of the scalars inside nested dicts, by their dotted names, filled row by row.
-
-    Names are put together once per column, not once per value: a frame is mostly this.
-    """
-
-    def __init__(self, columns: dict[str, list[object]], prefix: str, length: int) -> None:
-        self._columns, self._prefix, self._length = columns, prefix, length
-        self._values: dict[str, list[object]] = {}
-        self._inside: dict[str, _Spread] = {}
-
-    def row(self, record: dict[str, Any], place: int) -> None:
-        """Put one record into its row."""
-        values = self._values
-        for key, value in record.items():
-            kind = type(value)  # of what the JSON parser made, so no subclasses
-            if kind is dict:
-                if key not in self._inside:
-                    self._inside[key] = _Spread(self._columns, f"{self._prefix}.{key}", self._length)
-                self._inside[key].row(value, place)
-            elif kind is not list:
-                if key not in values:
-                    name = f"{self._prefix}.{key}"
-                    values[key] = self._columns.setdefault(name, [None] * self._length)
-                values[key][place] = value

@@ -1,9 +1,9 @@
-"""The tables of a store, as the newest schema has them; `migrations` holds how each came to be."""
+"""The tables of a store."""
 
 import sqlalchemy as sa
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ID_LENGTH = 16
 KIND_LENGTH = 64
 NAME_LENGTH = 128
@@ -57,6 +57,7 @@ SUMMARIES = sa.Table(
     sa.Column("status", text()),
     sa.Column("name", text()),
     sa.Column("circuit", text()),
+    sa.Column("size", sa.BigInteger),
     sa.Column("ablation", text()),
     sa.Index("ix_summaries_created", "created", "id"),
     sa.Index("ix_summaries_kind", "kind", "created", "id"),

@@ -122,6 +122,7 @@ def rank(
     from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS
     from assay.analyses.generalization.ranking import rank_models
     from assay.circuits import write_atomically
+    from assay.pipeline.ranking import keep_ranking
     from assay.pipeline.targets import known_target, targets
     from assay.report import save_report
 
@@ -178,8 +179,7 @@ def rank(
     ordered = [rankings[place] for place in range(len(wanted))]
     compared = comparison.compare_rankings(ordered) if len(ordered) > 1 else None
     document = ordered[0].to_dict() if compared is None else compared.to_dict()
-    kept = open_store(store)
-    kept.put(document["kind"], document["provenance"], document)
+    keep_ranking(open_store(store), document)
     if out is not None:
         write_atomically(make_room(out), json.dumps(document, indent=1, allow_nan=False).encode())
     if report is not None:

@@ -129,7 +129,7 @@ def _print_summaries(found: "Sequence[ResultSummary]", *, as_csv: bool, as_json:
         print_json([{**asdict(each), "about": each.about} for each in found])
         return
     if as_csv:
-        from assay.store.summary import COLUMNS
+        from assay.store.about import COLUMNS
 
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()

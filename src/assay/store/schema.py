@@ -1,30 +1,20 @@
-"""Making a store and bringing an old one up to date, in one transaction, once, however many open it."""
+"""Making a store, once, however many open it; stores of other versions are refused."""
 
-import os
 import secrets
-import sqlite3
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
-from assay.circuits.files import new_file, temporary_name
-from assay.core.errors import AssayWarning, FileFormatError, InputError, OutputError
+from assay.core.errors import FileFormatError, InputError, OutputError
 from assay.store.database import Database
 from assay.store.location import DATABASE_NAME, DEFAULT_DIRECTORY, POSTGRES_DRIVER
-from assay.store.summary import summarise
-from assay.store.tables import RESULTS, SCHEMA, SCHEMA_VERSION, SETTINGS, SUMMARIES
+from assay.store.tables import METADATA, SCHEMA, SCHEMA_VERSION, SETTINGS
 
 
-MIGRATIONS = Path(__file__).parent / "migrations"
 ARRAYS = "arrays"  # settings of a PostgreSQL store: the directory of its arrays,
 MARK = "mark"  # and the content of a file there by which an opener knows that it sees the right one
 MARK_NAME = "assay-store"
-_LOCK = 0x61737361  # of the transactions that change the schema, on PostgreSQL
-_CHUNK = 500
+_LOCK = 0x61737361  # of the transactions that make the tables, on PostgreSQL
 
 
 def open_schema(database: Database, *, create: bool) -> Path:
@@ -35,8 +25,8 @@ def open_schema(database: Database, *, create: bool) -> Path:
 
     Raises:
         InputError: There is no store and `create` is false, or its arrays cannot be seen from here.
-        OutputError: It cannot be made or upgraded there.
-        FileFormatError: It is something else, damaged, or newer than this version.
+        OutputError: It cannot be made there.
+        FileFormatError: It is something else, damaged, or of another version.
     """
     location = database.location
     if location.directory is not None and location.sqlite and not location.file.exists():
@@ -51,8 +41,13 @@ def open_schema(database: Database, *, create: bool) -> Path:
             f"{location.shown} was written by a newer version of assay: its schema is {version}, this "
             f"version reads up to {SCHEMA_VERSION}; upgrade assay or choose another store"
         )
-    if version < SCHEMA_VERSION:
-        _bring_up_to_date(database)
+    if 0 < version < SCHEMA_VERSION:
+        raise FileFormatError(
+            f"the results store at {location.shown} was written by assay 0.1.0 and cannot be read: name "
+            "another directory or database, and run again what you need there"
+        )
+    if version == 0:
+        _make_tables(database)
     if location.sqlite:
         assert location.directory is not None
         return location.directory
@@ -97,100 +92,20 @@ def _make_directory(directory: Path) -> None:
         raise OutputError(f"cannot make a results store at {directory}: {error.strerror}") from error
 
 
-# ---- upgrading ----------------------------------------------------------------------------------
+def _make_tables(database: Database) -> None:
+    """The tables and the version, in one transaction, once however many open the store."""
 
-
-def _bring_up_to_date(database: Database) -> None:
-    """All revisions that are missing, the version, and the summaries, in one transaction."""
-
-    def work(connection: sa.Connection) -> tuple[int, Path | None]:
+    def work(connection: sa.Connection) -> None:
         if not database.location.sqlite:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-        before = _version(connection, database)  # again: another process may have been first
-        if before >= SCHEMA_VERSION:
-            return before, None
-        backup = _back_up(database, before) if before and database.location.sqlite else None
-        migrate(connection, before)
-        if before == 0 and not database.location.sqlite:
-            _record_directory(connection, database)
-        return before, backup
-
-    try:
-        before, backup = database.write(work)
-    except OutputError as error:
-        if not (database.location.sqlite and database.location.file.stat().st_size):
-            raise
-        raise OutputError(
-            f"the results store at {database.location.shown} was made by an earlier version and must be "
-            f"upgraded before it can be read, which failed: {error}. It was left as it is; make the "
-            "directory writable with room for a second copy, or copy it to such a place and open the copy"
-        ) from error
-    if backup is not None:
-        warnings.warn(
-            f"the results store at {database.location.shown} was upgraded from schema {before} to "
-            f"{SCHEMA_VERSION}; the database as it was lies in {backup}",
-            AssayWarning,
-            stacklevel=4,
-        )
-
-
-def migrate(connection: sa.Connection, before: int) -> None:
-    """Run the revisions after `before`, then make what is derived from the results anew."""
-    from alembic.migration import MigrationContext
-    from alembic.operations import Operations
-    from alembic.script import ScriptDirectory
-
-    scripts = ScriptDirectory(str(MIGRATIONS))
-    revisions = sorted(scripts.walk_revisions(), key=lambda script: int(script.revision))
-    with Operations.context(MigrationContext.configure(connection)):
-        for script in revisions:
-            if int(script.revision) > before:
-                script.module.upgrade()
-    connection.execute(sa.delete(SCHEMA))
-    connection.execute(sa.insert(SCHEMA), {"version": SCHEMA_VERSION})
-    connection.execute(sa.delete(SUMMARIES))
-    for rows in _chunks(connection):
-        connection.execute(sa.insert(SUMMARIES), [summary_row(row) for row in rows])
-
-
-def summary_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of `summaries` for a row of `results`."""
-    facts = {name: row[name] for name in ("id", "kind", "created")}
-    return facts | summarise(row["kind"], row["provenance"], row["payload"])
-
-
-def _chunks(connection: sa.Connection) -> Iterator[list[Mapping[str, Any]]]:
-    """All results, some at a time, in the order of their ids."""
-    last = ""
-    while True:
-        query = sa.select(RESULTS).where(RESULTS.c.id > last).order_by(RESULTS.c.id).limit(_CHUNK)
-        rows = connection.execute(query).mappings().all()
-        if not rows:
+        if _version(connection, database):  # another process was first
             return
-        yield [dict(row) for row in rows]
-        last = rows[-1]["id"]
+        METADATA.create_all(connection, checkfirst=False)
+        connection.execute(sa.insert(SCHEMA), {"version": SCHEMA_VERSION})
+        if not database.location.sqlite:
+            _record_directory(connection, database)
 
-
-def _back_up(database: Database, version: int) -> Path:
-    """A copy of the SQLite file beside it; the caller holds the write lock, so nothing changes it."""
-    file = database.location.file
-    copy = file.with_name(f"{file.name}.schema-{version}.backup")
-    if copy.exists():
-        copy = copy.with_name(f"{copy.name}.{secrets.token_hex(4)}")
-    temporary = temporary_name(copy)
-    try:
-        os.close(new_file(temporary, like=file))
-        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(temporary)) as target:
-            source.backup(target)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(copy)
-    except (OSError, sqlite3.Error) as error:
-        raise OutputError(f"cannot copy {file} to {copy}: {error}") from error
-    finally:
-        with suppress(OSError):  # a read-only disk refuses even to remove what is not there
-            temporary.unlink(missing_ok=True)
-    return copy
+    database.write(work)
 
 
 # ---- arrays of a PostgreSQL store ---------------------------------------------------------------

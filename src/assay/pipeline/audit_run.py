@@ -1,0 +1,301 @@
+"""An audit as a plan of stages: discover, choose the size, measure, attack, calibrate, write the document."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from assay.circuits import Circuit, EdgeScores
+from assay.core.record import MACHINE, library_version
+from assay.discovery.edges import get_method
+from assay.execution import CircuitRuns
+from assay.metrics import faithfulness_curve
+from assay.models import Model
+from assay.objectives import Objective
+from assay.pipeline import document
+from assay.pipeline.audit_result import Audit, restored
+from assay.pipeline.discovery import discover_stored
+from assay.pipeline.gates import calibrate_measured
+from assay.pipeline.prompts import Draws
+from assay.pipeline.runs import RunSettings, measure_stored
+from assay.pipeline.sizing import SizedCircuit, size_circuit
+from assay.pipeline.stage import Content, Progress, Stage
+from assay.pipeline.worst import usual_sizes, worst_case_stored
+from assay.store import About, Store
+from assay.tasks import PairTask
+
+
+BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
+WORST_CASE_RULE = "usual-sizes/1"  # raised when the worst case of an audit draws other pairs than before
+CALIBRATION_RULE = "gates/2"  # raised when the gates of an audit look at other prompts or runs than before
+SIZE_RULE = "sweep/2"  # raised when the same scores and prompts lead to another size than before
+RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AuditRun:
+    """One audit with everything resolved.
+
+    Attributes:
+        model: The model.
+        draws: Prompts to discover on and to measure on.
+        method: Key of the discovery method.
+        objective: Loss whose negative is the margin.
+        ablation: What a cut edge carries.
+        steps: Quadrature nodes, or "auto".
+        target: Normalised faithfulness to reach.
+        seed: Root seed.
+        metrics: Keys of what is measured.
+        n_random: Random circuits of the chosen size.
+        batch_size: Prompts per pass.
+        store: Where stages are taken from and kept.
+        progress: Told of each stage.
+    """
+
+    model: Model
+    draws: Draws[PairTask]
+    method: str
+    objective: Objective
+    ablation: str
+    steps: int | str
+    target: float
+    seed: int
+    metrics: tuple[str, ...]
+    n_random: int
+    batch_size: int | None
+    store: Store | None
+    progress: Progress
+
+    @cached_property
+    def stage(self) -> Stage[Audit]:
+        """The audit as one result."""
+        return Stage(
+            kind="audit",
+            record=self.record,
+            compute=self.run,
+            write=self.content,
+            read=lambda stored: restored(stored, self.model.graph),
+        )
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the result is a function of."""
+        return {
+            "job": "audit",
+            "schema": document.SCHEMA,
+            "library": library_version(),
+            "model": self.model.describe(),
+            "graph": self.model.graph.fingerprint,
+            "discovery": self.draws.discovery.describe(),
+            "measured": self.draws.measured.describe(),
+            "held_out": self.draws.held_out,
+            "method": {"key": self.method, "steps": self.steps, "quadrature": "midpoint"},
+            "objective": self.objective.key,
+            "ablation": self.ablation,
+            "target": self.target,
+            "size_rule": SIZE_RULE,
+            "metrics": list(self.metrics),
+            "n_random": self.n_random,
+            "random_per_size": RANDOM_PER_SIZE,
+            "worst_case": WORST_CASE_RULE,
+            "calibration": CALIBRATION_RULE,
+            "seed": self.seed,
+        }
+
+    @property
+    def settings(self) -> RunSettings:
+        """How circuits are run."""
+        return RunSettings(
+            model=self.model,
+            objective=self.objective,
+            ablation=self.ablation,
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
+
+    def content(self, audit: Audit) -> Content:
+        """What is stored; an audit is found by the faithfulness of its circuit."""
+        record = next(each for each in audit.measurements if each["name"] == "faithfulness-norm")
+        about = About(
+            model=self.model.id,
+            task=self.draws.measured.name,
+            method=self.method,
+            metric="faithfulness-norm",
+            **{key: record[key] for key in ("n", "value", "status")},
+            **{key: record["interval"][key] for key in ("low", "high")},
+            seed=self.seed,
+            name=f"{audit.circuit.n_edges:,} edges",
+            circuit=audit.circuit.hash,
+            size=audit.circuit.n_edges,
+            ablation=self.ablation,
+        )
+        arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
+        return Content(payload=dict(audit.document), about=about, arrays=arrays)
+
+    def run(self) -> Audit:
+        """Do the work; every stage that has a record of its own is kept."""
+        started = time.perf_counter()
+        scores = self.discover()
+        sized = size_circuit(scores, self.draws, self.settings, target=self.target, progress=self.progress)
+        runs = self.settings.on(self.draws.measured, sized.circuit)
+        curve = self.curve(scores, runs, sized.size)
+        records = self.measure(runs)
+        findings = {
+            "curve": curve,
+            "worst_case": self.worst_case(sized.circuit),
+            "calibration": self.calibration(sized.circuit),
+        }
+        seconds = round(time.perf_counter() - started, 1)
+        made = self.assemble(scores, sized, runs, findings, records, seconds)
+        return Audit(id=made["provenance"]["id"], document=made, scores=scores, circuit=sized.circuit)
+
+    def discover(self) -> EdgeScores:
+        """Scores of all edges."""
+        self.progress("discover", 0, 1)
+        scores = discover_stored(
+            self.model,
+            self.draws.discovery,
+            self.method,
+            objective=self.objective,
+            ablation=self.ablation,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            store=self.store,
+        )
+        self.progress("discover", 1, 1)
+        return scores
+
+    def curve(self, scores: EdgeScores, runs: CircuitRuns, size: int) -> dict[str, Any]:
+        """Faithfulness by size: the published sizes with random circuits, and a finer grid to draw."""
+        self.progress("faithfulness curve", 0, 1)
+        measured = self.draws.measured
+        curve = faithfulness_curve(scores, self.model, measured, runs=runs, random_circuits=RANDOM_PER_SIZE)
+        shares = document.fine_fractions(self.model.graph.n_edges, size)
+        fine = faithfulness_curve(scores, self.model, measured, runs=runs, fractions=shares)
+        self.progress("faithfulness curve", 1, 1)
+        return document.curve_facts(curve, fine)
+
+    def measure(self, runs: CircuitRuns) -> dict[str, dict[str, Any]]:
+        """Record of each metric."""
+        records = {}
+        for place, key in enumerate(self.metrics):
+            self.progress("measure", place, len(self.metrics))
+            n_random = self.n_random if key in BASELINED else 0
+            record = measure_stored(runs, key, random_circuits=n_random, store=self.store)
+            records[key] = record if self.draws.held_out else document.on_same_prompts(record)
+        self.progress("measure", len(self.metrics), len(self.metrics))
+        return records
+
+    def worst_case(self, circuit: Circuit) -> dict[str, Any] | None:
+        """The circuit on pairs of fresh prompts; None under an ablation that uses no corrupted prompt."""
+        if self.ablation != "resample":
+            return None
+        protocol, size = usual_sizes(self.draws.measured)
+        found = worst_case_stored(
+            circuit,
+            self.model,
+            self.draws.measured,
+            protocol,
+            size,
+            seed=self.seed,
+            store=self.store,
+            progress=self.progress,
+        )
+        made = found.result.to_dict()
+        made["fields"]["heatmaps"] = []  # so few inputs leave nothing to see in their cells
+        # Time and machine are facts of the audit.
+        return {key: value for key, value in made.items() if key != "seconds"} | {
+            "provenance": {key: value for key, value in made["provenance"].items() if key != MACHINE}
+        }
+
+    def calibration(self, circuit: Circuit) -> dict[str, Any]:
+        """The gates on what the audit measured, under its own objective and ablation."""
+        found = calibrate_measured(
+            circuit, self.draws.measured, self.settings, store=self.store, progress=self.progress
+        ).document
+        # What was run now and what was found in the store, and how long it took, are not part of the result.
+        gates = [{key: value for key, value in gate.items() if key != "seconds"} for gate in found["gates"]]
+        columns = {key: value for key, value in found["table"].items() if key not in ("passes", "columns")}
+        return {key: value for key, value in found.items() if key != "seconds"} | {
+            "gates": gates,
+            "table": columns,
+        }
+
+    def assemble(
+        self,
+        scores: EdgeScores,
+        sized: SizedCircuit,
+        runs: CircuitRuns,
+        findings: Mapping[str, Any],
+        records: Mapping[str, Mapping[str, Any]],
+        seconds: float,
+    ) -> dict[str, Any]:
+        """Everything a report shows, from what the stages gave."""
+        faithfulness = records["faithfulness-norm"]
+        return document.as_document(
+            {
+                "title": document.title(self.model, self.draws.measured),
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "model": document.model_facts(self.model),
+                "task": document.task_facts(self.draws, runs),
+                "discovery": {
+                    "n": self.draws.discovery.n,
+                    "seed": self.seed,
+                    "data_hash": self.draws.discovery.data_hash,
+                    "held_out": self.draws.held_out,
+                },
+                "graph": {
+                    **self.model.graph.describe(),
+                    "n_edges": self.model.graph.n_edges,
+                    "n_sources": self.model.graph.n_sources,
+                    "n_targets": self.model.graph.n_targets,
+                    "fingerprint": self.model.graph.fingerprint,
+                },
+                "method": self.method_facts(scores),
+                "edges": document.listed_edges(scores, sized.circuit, sized.size),
+                **findings,
+                "circuit": {
+                    **document.circuit_facts(sized, self.target, faithfulness),
+                    "provenance": dict(sized.circuit.provenance),
+                },
+                "random": document.random_facts(faithfulness, sized.circuit.n_edges),
+                "measurements": list(records.values()),
+                "topk": document.agreement_facts(records["topk"]),
+                "per_layer": document.layer_table(scores),
+                "per_head": document.head_table(scores),
+                "provenance": self.provenance(scores, seconds),
+            }
+        )
+
+    def method_facts(self, scores: EdgeScores) -> dict[str, Any]:
+        """How the edges were scored, and what that took."""
+        details = scores.details
+        integrates = get_method(self.method).integrates
+        return {
+            "key": self.method,
+            "objective": self.objective.key,
+            "ablation": self.ablation,
+            "steps": details.get("steps", self.steps) if integrates else None,
+            "quadrature": "midpoint",
+            **{key: details.get(key) for key in ("completeness_gap", "seconds", "passes")},
+        }
+
+    def provenance(self, scores: EdgeScores, seconds: float) -> dict[str, Any]:
+        """How the document came to be."""
+        return {
+            "id": self.stage.id,
+            "library": f"assay {library_version()}",
+            "record": self.record,
+            "scores": dict(scores.provenance),
+            "machine": {
+                "device": str(self.model.device),
+                "dtype": str(self.model.dtype).removeprefix("torch."),
+                "torch": torch.__version__,
+                "seconds": seconds,
+            },
+        }

@@ -1,0 +1,115 @@
+"""Edge scores as a stage."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from assay.circuits import EdgeScores
+from assay.discovery.edges import EdgeMethod, discover, get_method
+from assay.discovery.edges.method import Settings, provenance_of
+from assay.execution import Ablation, get_ablation
+from assay.models import Model
+from assay.objectives import Objective, get_objective
+from assay.pipeline.checks import registered
+from assay.pipeline.stage import Content, Estimate, Stage
+from assay.store import About, Store, StoredResult
+from assay.tasks import Task
+
+
+REFINED_STEPS = (3, 6)  # nodes of the two sweeps that steps="auto" makes, at most
+
+
+def discovery_stage(
+    model: Model, task: Task, method: EdgeMethod, settings: Settings, *, batch_size: int | None = None
+) -> Stage[EdgeScores]:
+    """Scores of all edges by a method."""
+
+    def compute() -> EdgeScores:
+        return discover(model, task, method, **vars(settings), batch_size=batch_size)
+
+    def read(stored: StoredResult) -> EdgeScores:
+        values, details = stored.arrays["values"], stored.payload["details"]
+        return EdgeScores(model.graph, values, provenance=stored.provenance, details=details)
+
+    def write(scores: EdgeScores) -> Content:
+        payload = {"details": dict(scores.details), "graph": scores.graph.describe()}
+        return Content(payload=payload, about=about, arrays={"values": scores.values})
+
+    about = About(
+        model=model.id,
+        task=task.name,
+        method=method.key,
+        n=task.n,
+        seed=settings.seed,
+        ablation=settings.ablation.key,
+    )
+
+    # Steps and quadrature count for methods without use for them too: identities rest on it.
+    asked = {"steps": settings.steps, "quadrature": settings.quadrature}
+    return Stage(
+        kind="scores",
+        record=provenance_of(model, task, method, settings) | asked,
+        compute=compute,
+        write=write,
+        read=read,
+        identified=registered(settings.objective, settings.ablation),
+    )
+
+
+def discovery_settings(
+    task: Task,
+    method: EdgeMethod,
+    *,
+    objective: str | Objective | None = None,
+    ablation: str | Ablation | None = None,
+    steps: int | str = 5,
+    quadrature: str = "midpoint",
+    seed: int = 0,
+) -> Settings:
+    """Settings of a discovery; objective and ablation are by default those of the method and the task."""
+    return Settings(
+        objective=get_objective(objective or method.objective or task.objective),
+        ablation=get_ablation(ablation or task.ablation),
+        steps=steps,
+        quadrature=quadrature,
+        per_example=False,
+        seed=seed,
+    )
+
+
+def discover_stored(
+    model: Model,
+    task: Task,
+    method: str,
+    *,
+    batch_size: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    store: Store | None = None,
+    **settings: Any,
+) -> EdgeScores:
+    """`assay.discover`, taken from the store where the same scores were computed before.
+
+    Under an objective or ablation that is not registered the store is left alone.
+
+    Args:
+        model: The model.
+        task: The examples.
+        method: Key of the method.
+        batch_size: Examples per pass.
+        options: Options of the method.
+        store: Where scores are taken from and kept.
+        settings: `objective`, `ablation`, `steps`, `quadrature` and `seed` of `assay.discover`.
+    """
+    chosen = get_method(method, **(options or {}))
+    settled = discovery_settings(task, chosen, **settings)
+    return discovery_stage(model, task, chosen, settled, batch_size=batch_size).run(store).value
+
+
+def plan_discovery(
+    model: Model, *, method: str, n: int, steps: int | str, options: Mapping[str, Any] | None = None
+) -> Estimate:
+    """Cost of scoring all edges, at most, as the method states it."""
+    chosen = get_method(method, **(options or {}))
+    usual = REFINED_STEPS if chosen.integrates else (1,)
+    sweeps = usual if isinstance(steps, str) else (steps,)
+    per_prompt = sum(chosen.most_passes(model, nodes) for nodes in sweeps)
+    return Estimate(name="discover", runs=1, passes=per_prompt * n)

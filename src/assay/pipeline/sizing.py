@@ -1,0 +1,218 @@
+"""How large a circuit is: the smallest that keeps a behaviour, on prompts it was found on and on others."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.circuits import Circuit, EdgeScores
+from assay.core.errors import AssayWarning, InputError
+from assay.execution import CircuitRuns
+from assay.models import Model
+from assay.pipeline.discovery import discover_stored
+from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
+from assay.pipeline.runs import RunSettings
+from assay.pipeline.stage import Estimate, Progress
+from assay.stats import recovery_of
+from assay.store import Store
+from assay.tasks import ImageTask, PairTask, Task
+
+
+FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
+RESOLUTION = 50  # a sweep ends when it has bracketed the size to within 1 part in 50
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SizedCircuit:
+    """A circuit whose size was chosen by a sweep.
+
+    Attributes:
+        circuit: The connected circuit.
+        size: Strongest edges it was cut from; `circuit.n_edges` of them lie on a path.
+        faithfulness: Normalised, on the prompts of the sweep; NaN where undefined.
+        confirmed: Whether it meets the target on other prompts too; None where that was not asked.
+        sweep: Each size tried, ascending: `size`, `n_edges`, `faithfulness`, and `elsewhere` where the other
+            prompts were tried.
+    """
+
+    circuit: Circuit
+    size: int
+    faithfulness: float
+    confirmed: bool | None
+    sweep: tuple[Mapping[str, Any], ...]
+
+
+def recovery(runs: CircuitRuns, circuit: Circuit) -> float:
+    """Normalised faithfulness: 0 the empty circuit, 1 the model; NaN where those two do not differ."""
+    statistic = recovery_of("keep")
+    margins = {
+        "keep": runs.margins_of(circuit),
+        "full": runs.margins("full"),
+        "empty": runs.margins_of(Circuit.empty(circuit.graph)),
+    }
+    sums = np.array([margins[name].sum() for name in statistic.components])
+    return float(statistic.of_sums(sums, runs.task.n))
+
+
+def find_circuit(
+    scores: EdgeScores,
+    faithfulness: Callable[[Circuit], float],
+    *,
+    target: float,
+    progress: Progress,
+    elsewhere: Callable[[Circuit], float] | None = None,
+) -> SizedCircuit:
+    """The smallest swept circuit that meets a faithfulness.
+
+    Sizes 8, 16, 32, ... strongest edges by |score|, each pruned to what is connected, until one meets the
+    target; then bisection below it to within 2 %. Where it has to hold on other prompts too, sizes then
+    grow by 4 %, to at most twice the size found, until one meets the target on both; if none does, the
+    circuit of the first search stays. Faithfulness need not grow with size, so a smaller circuit may exist
+    between the sizes tried. NaN meets no target; the whole model meets any.
+
+    Args:
+        scores: Ranks the edges.
+        faithfulness: Normalised faithfulness of a circuit, e.g. `recovery` on some runs.
+        target: In (0, 1].
+        progress: Told of each size.
+        elsewhere: The same on other prompts, if the size is to be confirmed there.
+    """
+    n_edges = scores.graph.n_edges
+    tried: dict[int, dict[str, Any]] = {}
+
+    def circuit_of(size: int) -> Circuit:
+        return scores.top(size).connected(warn=False)
+
+    def meets(size: int) -> bool:
+        if size not in tried:
+            circuit = circuit_of(size)
+            value = 1.0 if size == n_edges else faithfulness(circuit)
+            tried[size] = {"size": size, "n_edges": circuit.n_edges, "faithfulness": value}
+            progress("sweep sizes", len(tried), 0)
+        return bool(tried[size]["faithfulness"] >= target)
+
+    def holds(size: int) -> bool:
+        assert elsewhere is not None
+        value = tried[size]["elsewhere"] = 1.0 if size == n_edges else elsewhere(circuit_of(size))
+        return bool(value >= target)
+
+    low, high = 0, min(FIRST_SIZE, n_edges)
+    while not meets(high) and high < n_edges:
+        low, high = high, min(2 * high, n_edges)
+    while high - low > max(1, high // RESOLUTION):
+        middle = (low + high) // 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    size, confirmed = high, None
+    if elsewhere is not None:
+        last = min(2 * high, n_edges)
+        while not (confirmed := meets(size) and holds(size)) and size < last:
+            size = min(max(size + 1, size * 26 // 25), last)
+        size = size if confirmed else high
+    return SizedCircuit(
+        circuit=circuit_of(size),
+        size=size,
+        faithfulness=tried[size]["faithfulness"],
+        confirmed=confirmed,
+        sweep=tuple(tried[each] for each in sorted(tried)),
+    )
+
+
+def size_circuit(
+    scores: EdgeScores, draws: Draws[Any], settings: RunSettings, *, target: float, progress: Progress
+) -> SizedCircuit:
+    """`find_circuit` on runs over examples: those of discovery and, where they are held out, those measured.
+
+    Args:
+        scores: Ranks the edges.
+        draws: The examples.
+        settings: How circuits are run.
+        target: Normalised faithfulness to reach, in (0, 1].
+        progress: Told of each size.
+    """
+    whole = Circuit.full(scores.graph)
+    sweep, other = (settings.on(task, whole) for task in (draws.discovery, draws.measured))
+    return find_circuit(
+        scores,
+        lambda circuit: recovery(sweep, circuit),
+        target=target,
+        progress=progress,
+        elsewhere=(lambda circuit: recovery(other, circuit)) if draws.held_out else None,
+    )
+
+
+def runs_of(
+    model: Model,
+    task: Task | str | Draws[PairTask],
+    circuit: Circuit | None,
+    *,
+    method: str = "eap-ig-inputs",
+    objective: str | None = None,
+    ablation: str | None = None,
+    n: int | None = None,
+    steps: int | str = 5,
+    target: float = 0.9,
+    top: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    store: Store | None = None,
+    progress: Progress,
+) -> CircuitRuns:
+    """Runs of a circuit on prompts of a task; without a circuit, of one discovered for that task.
+
+    Args:
+        model: The model.
+        task: Key, JSONL file or task; or its prompts as `draw_prompts` has divided them.
+        circuit: What to measure; None discovers one on other prompts than those it is measured on.
+        method: Discovery method.
+        objective: Loss whose negative is the margin; default: the task's own.
+        ablation: What a cut edge carries; default: the task's own.
+        n: Prompts to measure on (and as many to discover on); default: 200, all of a file.
+        steps: Quadrature nodes of the method, or "auto".
+        target: Normalised faithfulness that a discovered circuit must reach.
+        top: Its size instead.
+        batch_size: Prompts per pass.
+        seed: Root seed.
+        store: Where scores are taken from and kept.
+        progress: Told of each stage.
+    """
+    settings = RunSettings(
+        model=model, objective=objective, ablation=ablation, batch_size=batch_size, seed=seed
+    )
+    if circuit is not None:
+        task = task.measured if isinstance(task, Draws) else task
+        if isinstance(task, str):
+            task = prompts_to_measure(model, task, n=n, seed=seed, circuit=circuit)
+        return settings.on(task, circuit)
+    if isinstance(task, ImageTask):
+        raise InputError(
+            "images are measured on a circuit that was found before; run `assay discover --images` and give "
+            "its circuit with --circuit"
+        )
+    draws = task if isinstance(task, Draws) else draw_prompts(model, task, n=n, seed=seed)
+    if not draws.held_out:
+        warnings.warn(draws.note, AssayWarning, stacklevel=2)
+    progress("discover", 0, 1)
+    scores = discover_stored(
+        model,
+        draws.discovery,
+        method,
+        objective=objective,
+        ablation=ablation,
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        store=store,
+    )
+    progress("discover", 1, 1)
+    if top is not None:
+        return settings.on(draws.measured, scores.top(top).connected())
+    sized = size_circuit(scores, draws, settings, target=target, progress=progress)
+    return settings.on(draws.measured, sized.circuit)
+
+
+def plan_sizing(n_edges: int, n: int) -> Estimate:
+    """Cost of choosing a size, at most: sizes tried on the prompts of discovery, then confirmed on others."""
+    runs = max(1, (n_edges // FIRST_SIZE).bit_length()) + 6 + 2 * 18
+    return Estimate(name="sweep sizes", runs=runs, passes=runs * n)

@@ -1,0 +1,119 @@
+"""Columns of results as SQL: conditions on them and orders by them.
+
+Both databases give the answer that Python would: text by code point, numbers by value, and nothing equals
+what is absent. Values travel as parameters, never inside the statement.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.core.errors import unknown_name
+from assay.store.about import COLUMNS, NUMBERS
+from assay.store.tables import SUMMARIES
+from assay.store.where import ALIASES, MANY, Condition, Scalar, lowered
+
+
+Truth = sa.ColumnElement[bool]
+
+
+def column_condition(condition: Condition) -> Truth:
+    """A condition on a column in terms of the table `summaries`."""
+    (name,) = condition.path
+    if name == "method":
+        return _method_sql(condition.operator, condition.value)
+    return _column_sql(SUMMARIES.c[name], condition.operator, condition.value)
+
+
+def parse_order(order: str) -> list[sa.UnaryExpression[Any]]:
+    """SQL of an order: a column, or `-column` for the largest first; absent values come last."""
+    name = order.strip().removeprefix("-")
+    name = ALIASES.get(name, name)
+    if name not in COLUMNS:
+        raise unknown_name("column to order by", name, COLUMNS)
+    descending = order.strip().startswith("-")
+    column: sa.ColumnElement[Any] = SUMMARIES.c[name]
+    if name == "method":
+        first = first_methods().subquery("first")
+        pairs = zip((first.c.circuit, first.c.model, first.c.task), _where_found(), strict=True)
+        made = sa.select(first.c.method).where(*(one == other for one, other in pairs)).scalar_subquery()
+        column = sa.func.coalesce(column, sa.case((SUMMARIES.c.kind == "measurement", made), else_=None))
+    directed = [column.desc() if descending else column.asc()]
+    if SUMMARIES.c[name].nullable:
+        directed = [sa.nulls_last(directed[0])]
+    if name != "id":
+        directed.append(SUMMARIES.c.id.desc() if descending else SUMMARIES.c.id.asc())
+    return directed
+
+
+def first_methods(circuits: Iterable[str] | None = None) -> sa.Select[Any]:
+    """Circuits with model and task, and of the methods that found each there the first by name.
+
+    What was measured of a circuit is the same whichever method found the circuit, so a measurement holds no
+    method of its own.
+    """
+    kind: sa.ColumnElement[Any] = SUMMARIES.c.kind
+    if circuits is not None:
+        kind = sa.func.coalesce(kind, "")  # a term without an index, so that the circuits' index is used
+    found = _makers(*_where_found(), sa.func.min(SUMMARIES.c.method).label("method"), kind=kind)
+    if circuits is not None:
+        found = found.where(SUMMARIES.c.circuit.in_(list(circuits)))
+    return found.group_by(*_where_found())
+
+
+def _where_found() -> tuple[sa.ColumnElement[Any], ...]:
+    """A circuit as found once: small ones, or whole graphs, are the same for many tasks."""
+    nothing: sa.ColumnElement[Any] = sa.literal_column("''")  # a parameter would differ in GROUP BY
+    return (
+        SUMMARIES.c.circuit,
+        sa.func.coalesce(SUMMARIES.c.model, nothing).label("model"),
+        sa.func.coalesce(SUMMARIES.c.task, nothing).label("task"),
+    )
+
+
+def _makers(*columns: Any, kind: sa.ColumnElement[Any] = SUMMARIES.c.kind) -> sa.Select[Any]:
+    """What found circuits: the rows that name a circuit and the method it came from."""
+    named = SUMMARIES.c.circuit.is_not(None), SUMMARIES.c.method.is_not(None)
+    return sa.select(*columns).where(kind.in_(["circuit", "audit"]), *named)
+
+
+def _method_sql(operator: str, value: Scalar) -> Truth:
+    """For a circuit that several methods found, the condition holds if it holds for one of them."""
+    own = _column_sql(SUMMARIES.c.method, operator, value)
+    makers = _makers(*_where_found(), SUMMARIES.c.method).subquery("makers")
+    found = sa.select(makers.c.circuit, makers.c.model, makers.c.task)
+    if value is not None:
+        found = found.where(_column_sql(makers.c.method, operator, value))
+    made = sa.and_(
+        SUMMARIES.c.kind == "measurement",
+        SUMMARIES.c.method.is_(None),
+        SUMMARIES.c.circuit.is_not(None),
+        sa.tuple_(*_where_found()).in_(found),
+    )
+    return sa.and_(own, sa.not_(made)) if value is None and operator == "=" else sa.or_(own, made)
+
+
+def _column_sql(column: sa.ColumnElement[Any], operator: str, value: Scalar) -> Truth:
+    if value is None:
+        return column.is_(None) if operator == "=" else column.is_not(None)
+    if isinstance(value, str):
+        # lower() of both databases changes A to Z alone: SQLite knows no others, nor does collation C.
+        if operator == "~":
+            return sa.func.lower(column).contains(lowered(value), autoescape=True)
+        return _ordered(column, operator, sa.literal(value, sa.Text()))
+    number = float(value) if column.key in NUMBERS or abs(value) >= MANY else value
+    kind: sa.types.TypeEngine[Any] = sa.Double() if isinstance(number, float) else sa.BigInteger()
+    return _ordered(column, operator, sa.literal(number, kind))
+
+
+def _ordered(found: sa.ColumnElement[Any], operator: str, wanted: sa.ColumnElement[Any]) -> Truth:
+    made: Truth = {
+        "=": found == wanted,
+        "!=": found != wanted,
+        "<": found < wanted,
+        "<=": found <= wanted,
+        ">": found > wanted,
+        ">=": found >= wanted,
+    }[operator]
+    return made

@@ -1,1 +1,0 @@
-"""The revisions, from the first schema on."""
