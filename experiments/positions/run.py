@@ -20,10 +20,8 @@ import torch
 
 import assay
 from assay.circuits import Circuit
-from assay.circuits.positions import PositionCircuit
 from assay.discovery.edges.positions import discover_positions
 from assay.execution import CircuitRuns
-from assay.metrics.positions import measure_positions
 from assay.models.planted import planted_model
 from assay.tasks import PairTask
 
@@ -55,7 +53,7 @@ def curve(name: str) -> Iterator[dict[str, Any]]:
     }
     for share in SHARES:
         n_edges = int(share * model.graph.n_edges)
-        blind = PositionCircuit.everywhere(ordinary.top(n_edges), scores.spans)
+        blind = ordinary.top(n_edges).everywhere(scores.spans)
         row: dict[str, Any] = {"edges": n_edges, "slots": blind.n_edges}
         circuits = {
             "ordinary": blind,
@@ -63,7 +61,7 @@ def curve(name: str) -> Iterator[dict[str, Any]]:
             "same edges": scores.top(n_edges),
         }
         for kind, circuit in circuits.items():
-            found = measure_positions(circuit, model, measured_on, shared=shared)
+            found = assay.measure(circuit, model, measured_on, "faithfulness-norm", runs=shared.of(circuit))
             interval = found.interval()
             row[kind] = {
                 "recovery": found.value,
@@ -71,7 +69,7 @@ def curve(name: str) -> Iterator[dict[str, Any]]:
                 "high": interval.high,
                 "kept": circuit.n_edges,
                 "connected": circuit.connected().n_edges,
-                "different_edges": circuit.edge_circuit().n_edges,
+                "different_edges": circuit.anywhere().n_edges,
             }
         result["sizes"].append(row)
         print(name, json.dumps(row), flush=True)
@@ -91,9 +89,9 @@ def planted() -> dict[str, Any]:
         f"{source}->{target}" in known.edges
         for source, target in zip(frame.source, frame.target, strict=True)
     ]
-    everywhere = PositionCircuit.everywhere(Circuit.from_edges(known.model.graph, known.edges), scores.spans)
+    everywhere = Circuit.from_edges(known.model.graph, known.edges).everywhere(scores.spans)
     recovery = {
-        str(k): measure_positions(scores.top(k), known.model, task).value
+        str(k): assay.measure(scores.top(k), known.model, task, "faithfulness-norm").value
         for k in (5, 10, 20, everywhere.n_edges)
     }
     return {
@@ -101,7 +99,7 @@ def planted() -> dict[str, Any]:
         "positions": task.length,
         "leading_pairs_that_are_true": true.index(False),
         "pairs_of_true_edges": everywhere.n_edges,
-        "recovery_of_true_edges": measure_positions(everywhere, known.model, task).value,
+        "recovery_of_true_edges": assay.measure(everywhere, known.model, task, "faithfulness-norm").value,
         "recovery_of_strongest_pairs": recovery,
     }
 

@@ -9,14 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.circuits import Circuit
-from assay.circuits.positions import (
-    PositionCircuit,
-    PositionScores,
-    load_position_circuit,
-    load_position_scores,
-    position_slots,
-)
+from assay.circuits import Circuit, EdgeScores, certify, load_circuit, load_scores
+from assay.circuits.files import write_edges
+from assay.circuits.slots import edge_slots
 from assay.circuits.spans import Spans
 from assay.core.errors import (
     FileFormatError,
@@ -51,10 +46,10 @@ def spans_of(task: PairTask, choice: Any, **changed: Any) -> Spans:
     return Spans.of(task, choice, causal=True, **changed)
 
 
-def random_scores(graph: Graph = GRAPH, spans: Spans = THREE, seed: int = 0) -> PositionScores:
+def random_scores(graph: Graph = GRAPH, spans: Spans = THREE, seed: int = 0) -> EdgeScores:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(len(spans), graph.n_sources, graph.n_targets, generator=generator)
-    return PositionScores(graph, spans, values)
+    return EdgeScores(graph, values, spans=spans)
 
 
 # ------------------------------------------------------------------------------------------------- spans
@@ -188,7 +183,7 @@ def test_top_and_threshold_by_hand() -> None:
     row, column = GRAPH.edge_index("input->a0.kv0.k")
     values[0, row, column], values[1, row, column] = 3.0, -4.0
     values[2, 0, -1] = 1.0
-    scores = PositionScores(GRAPH, THREE, values)
+    scores = EdgeScores(GRAPH, values, spans=THREE)
     assert scores.top(1).edges() == ["input->a0.kv0.k@1"]
     assert scores.top(1, absolute=False).edges() == ["input->a0.kv0.k@0"]
     assert scores.threshold(1.0).edges() == ["input->a0.kv0.k@0", "input->a0.kv0.k@1", "input->logits@2"]
@@ -211,9 +206,9 @@ def test_bad_scores_and_selections_are_refused() -> None:
     values = torch.zeros(3, GRAPH.n_sources, GRAPH.n_targets)
     values[1, 0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match="score of input->a0.h0.q@1 is nan"):
-        PositionScores(GRAPH, THREE, values)
+        EdgeScores(GRAPH, values, spans=THREE)
     with pytest.raises(ShapeError, match=r"values has shape \(2, 7, 11\)"):
-        PositionScores(GRAPH, THREE, torch.zeros(2, 7, 11))
+        EdgeScores(GRAPH, torch.zeros(2, 7, 11), spans=THREE)
     with pytest.raises(InputError, match="choose k from 1 to"):
         random_scores().top(0)
     with pytest.raises(InputError, match="threshold is NaN"):
@@ -225,66 +220,68 @@ def test_bad_scores_and_selections_are_refused() -> None:
 
 def test_names_come_back() -> None:
     names = ["a0.h1->a1.h0.q@2", "input->a0.kv0.k@0", "m1->logits@2"]
-    circuit = PositionCircuit.from_edges(GRAPH, THREE, names)
+    circuit = Circuit.from_edges(GRAPH, names, THREE)
     assert sorted(circuit.edges()) == sorted(names)
-    assert PositionCircuit.from_edges(GRAPH, THREE, circuit.edges()) == circuit
+    assert Circuit.from_edges(GRAPH, circuit.edges(), THREE) == circuit
     assert circuit.n_edges == 3
-    assert circuit.edge_circuit().edges() == ["input->a0.kv0.k", "a0.h1->a1.h0.q", "m1->logits"]
+    assert circuit.anywhere().edges() == ["input->a0.kv0.k", "a0.h1->a1.h0.q", "m1->logits"]
     assert circuit.at("0").edges() == ["input->a0.kv0.k"]
     assert circuit.to_frame().to_dict("list") == {
         "span": ["0", "2", "2"],
         "source": ["input", "a0.h1", "m1"],
         "target": ["a0.kv0.k", "a1.h0.q", "logits"],
+        "source_layer": GRAPH.source_layer[[0, 2, -1]].tolist(),
+        "target_layer": circuit.to_frame().target_layer.to_list(),
     }
-    everywhere = PositionCircuit.from_edges(GRAPH, THREE, ["input->a0.kv0.k", "m1->logits"])
+    everywhere = Circuit.from_edges(GRAPH, ["input->a0.kv0.k", "m1->logits"], THREE)
     assert everywhere.n_edges == 4
 
 
 def test_complement_and_ends() -> None:
     circuit = random_scores().top(10)
-    full, empty = PositionCircuit.full(GRAPH, THREE), PositionCircuit.empty(GRAPH, THREE)
+    full, empty = Circuit.full(GRAPH, THREE), Circuit.empty(GRAPH, THREE)
     assert (circuit.mask ^ (~circuit).mask).equal(full.mask)
     assert ~full == empty
-    assert circuit.emptied() == empty
-    assert PositionCircuit.everywhere(Circuit.full(GRAPH), THREE) == full
+    assert circuit.emptied() == Circuit.empty(GRAPH)
+    assert Circuit.full(GRAPH).everywhere(THREE) == full
     assert len({circuit, empty, full, ~empty}) == 3
     assert "10 of" in repr(circuit)
 
 
 def test_bad_circuits_are_refused() -> None:
-    slots = position_slots(GRAPH, THREE)
-    with pytest.raises(InputError, match="mask keeps input->logits@0, which is not an edge there"):
-        PositionCircuit(graph=GRAPH, spans=THREE, mask=torch.ones_like(slots))
-    with pytest.raises(ShapeError, match="need a torch.bool mask"):
-        PositionCircuit(graph=GRAPH, spans=Spans.each(4), mask=slots)
+    slots = edge_slots(GRAPH, THREE)
+    with pytest.raises(InputError, match="mask keeps input->logits@0, which is not an edge of the graph"):
+        Circuit(graph=GRAPH, spans=THREE, mask=torch.ones_like(slots))
+    with pytest.raises(ShapeError, match="needs a torch.bool mask"):
+        Circuit(graph=GRAPH, spans=Spans.each(4), mask=slots)
     with pytest.raises(InputError, match="the logits are not read in span '1'"):
-        PositionCircuit.from_edges(GRAPH, THREE, ["m1->logits@1"])
+        Circuit.from_edges(GRAPH, ["m1->logits@1"], THREE)
     with pytest.raises(UnknownNameError, match="unknown span '7'"):
-        PositionCircuit.from_edges(GRAPH, THREE, ["m1->logits@7"])
+        Circuit.from_edges(GRAPH, ["m1->logits@7"], THREE)
     with pytest.raises(UnknownNameError, match="unknown source 'a9'"):
-        PositionCircuit.from_edges(GRAPH, THREE, ["a9->logits@2"])
+        Circuit.from_edges(GRAPH, ["a9->logits@2"], THREE)
 
 
 def test_attention_alone_moves_information_and_only_forward() -> None:
     forward = ["input->a0.kv0.v@0", "a0.h0->m1@2", "m1->logits@2"]
-    keep = PositionCircuit.from_edges(GRAPH, THREE, forward)
+    keep = Circuit.from_edges(GRAPH, forward, THREE)
     assert keep.connected() == keep
     # The MLP reads position 1 and is read at 2: nothing carries it there.
-    stuck = PositionCircuit.from_edges(GRAPH, THREE, ["input->a0.kv0.v@0", "a0.h0->m1@1", "m1->logits@2"])
-    assert stuck.connected().n_edges == 0
+    stuck = Circuit.from_edges(GRAPH, ["input->a0.kv0.v@0", "a0.h0->m1@1", "m1->logits@2"], THREE)
+    assert stuck.connected(warn=False).n_edges == 0
     # A value at position 2 cannot be read at 1.
     names = ["input->a0.kv0.v@2", "a0.h0->a1.kv0.k@1", "a1.h0->logits@2"]
-    back = PositionCircuit.from_edges(GRAPH, THREE, names)
-    assert back.connected().n_edges == 0
+    back = Circuit.from_edges(GRAPH, names, THREE)
+    assert back.connected(warn=False).n_edges == 0
     # A query stays where it is.
-    query = PositionCircuit.from_edges(GRAPH, THREE, ["input->a0.h0.q@0", "a0.h0->m1@2", "m1->logits@2"])
-    assert query.connected().n_edges == 0
+    query = Circuit.from_edges(GRAPH, ["input->a0.h0.q@0", "a0.h0->m1@2", "m1->logits@2"], THREE)
+    assert query.connected(warn=False).n_edges == 0
     anywhere = Spans.each(3, causal=False)
-    seen = PositionCircuit.from_edges(GRAPH, anywhere, back.edges())
+    seen = Circuit.from_edges(GRAPH, back.edges(), anywhere)
     assert seen.connected() == seen
 
 
-def path_graph(circuit: PositionCircuit) -> Any:
+def path_graph(circuit: Circuit) -> Any:
     """Every way of information, written out: a node per source and span and per target and span."""
     graph, spans = circuit.graph, circuit.spans
     ways: Any = nx.DiGraph()
@@ -319,16 +316,16 @@ RAGGED = Spans(
 )
 def test_connected_is_what_lies_on_a_path(seed: int, share: float, graph: Graph, spans: Spans) -> None:
     generator = torch.Generator().manual_seed(seed)
-    slots = position_slots(graph, spans)
+    slots = edge_slots(graph, spans)
     mask = slots & (torch.rand(slots.shape, generator=generator) < share)
-    circuit = PositionCircuit(graph=graph, spans=spans, mask=mask)
+    circuit = Circuit(graph=graph, spans=spans, mask=mask)
     ways = path_graph(circuit)
     ahead = nx.descendants(ways, "start")
     behind = nx.ancestors(ways, "stop")
     expected = torch.zeros_like(mask)
     for span, row, column in mask.nonzero().tolist():
         expected[span, row, column] = ("source", row, span) in ahead and ("target", column, span) in behind
-    assert circuit.connected().mask.equal(expected)
+    assert circuit.connected(warn=False).mask.equal(expected)
 
 
 @given(seed=st.integers(0, 10_000), share=st.floats(0.05, 0.5))
@@ -336,34 +333,73 @@ def test_one_span_is_the_ordinary_circuit(seed: int, share: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     mask = GRAPH.valid & (torch.rand(GRAPH.valid.shape, generator=generator) < share)
     plain = Circuit(graph=GRAPH, mask=mask)
-    one = PositionCircuit.everywhere(plain, Spans.each(1))
-    assert one.connected().edge_circuit().mask.equal(plain.connected(warn=False).mask)
+    one = plain.everywhere(Spans.each(1))
+    assert one.connected(warn=False).anywhere().mask.equal(plain.connected(warn=False).mask)
 
 
 # ------------------------------------------------------------------------------------------------- files
 
 
 def test_files_bring_back_scores_and_circuits(tmp_path: Path) -> None:
-    scores = PositionScores(
-        GRAPH, RAGGED, random_scores().values, provenance={"method": "eap"}, details={"seconds": 1.5}
+    scores = EdgeScores(
+        GRAPH,
+        random_scores().values,
+        spans=RAGGED,
+        provenance={"method": "eap"},
+        details={"seconds": 1.5},
     )
-    loaded = load_position_scores(scores.save(tmp_path / "scores.safetensors"), GRAPH)
+    loaded = load_scores(scores.save(tmp_path / "scores.safetensors"), GRAPH)
     assert loaded.values.equal(scores.values)
     assert loaded.spans.describe() == RAGGED.describe()
     assert dict(loaded.provenance) == {"method": "eap"}
     assert loaded.details["seconds"] == 1.5
     circuit = scores.top(5)
     path = circuit.save(tmp_path / "circuit.safetensors")
-    assert load_position_circuit(path) == circuit
-    assert load_position_circuit(path).provenance["k"] == 5
+    assert load_circuit(path) == circuit
+    assert load_circuit(path).provenance["k"] == 5
     with pytest.raises(GraphMismatchError, match="belongs to another model"):
-        load_position_circuit(path, build_graph(3, 2, 1))
-    with pytest.raises(FileFormatError, match="holds 'position circuit', not 'position scores'"):
-        load_position_scores(path)
+        load_circuit(path, build_graph(3, 2, 1))
+    with pytest.raises(FileFormatError, match="holds 'circuit', not 'scores'"):
+        load_scores(path)
+
+
+def test_files_of_their_former_kinds_stay_readable(tmp_path: Path) -> None:
+    scores = random_scores(spans=RAGGED)
+    circuit = scores.top(5)
+    spans = RAGGED.describe()
+    old = write_edges(
+        tmp_path / "circuit.safetensors",
+        GRAPH,
+        {"mask": circuit.mask},
+        kind="position circuit",
+        spans=spans,
+        provenance={},
+    )
+    assert load_circuit(old) == circuit
+    old = write_edges(
+        tmp_path / "scores.safetensors",
+        GRAPH,
+        {"values": scores.values},
+        kind="position scores",
+        spans=spans,
+        provenance={},
+        details={},
+    )
+    assert load_scores(old).values.equal(scores.values)
+
+
+def test_what_is_of_edges_everywhere_refuses_edges_at_spans() -> None:
+    scores = random_scores()
+    with pytest.raises(InputError, match=r"scores holds edges at spans .* give scores.total\(\)"):
+        certify(scores, 3)
+    with pytest.raises(InputError, match=r"use .total\(\).greedy"):
+        scores.greedy(3)
+    with pytest.raises(InputError, match="of different spans"):
+        scores.top(3).jaccard(scores.total().top(3))
 
 
 def test_the_hash_tells_circuits_apart() -> None:
     circuit = random_scores().top(5)
-    other = PositionCircuit(graph=GRAPH, spans=RAGGED, mask=torch.zeros_like(circuit.mask))
+    other = Circuit(graph=GRAPH, spans=RAGGED, mask=torch.zeros_like(circuit.mask))
     assert circuit.hash != other.hash
     assert circuit != other

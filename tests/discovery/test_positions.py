@@ -9,16 +9,14 @@ import torch
 import vit_goldens
 from torch import Tensor, nn
 
-from assay.circuits import Circuit
-from assay.circuits.positions import PositionCircuit, PositionScores, position_slots
+from assay.circuits import Circuit, EdgeScores
+from assay.circuits.slots import edge_slots
 from assay.circuits.spans import Spans
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, UnknownNameError
 from assay.discovery.edges import METHODS, discover, get_method
 from assay.discovery.edges.positions import discover_positions
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit, run_model
-from assay.execution.positions import run_position_circuit
 from assay.metrics import measure
-from assay.metrics.positions import measure_positions
 from assay.models import Model, load_model
 from assay.tasks import ImageTask, PairTask
 
@@ -49,11 +47,11 @@ def small_images() -> ImageTask:
     return vit_goldens.task("vit_edges_a").subset([0, 4, 7])
 
 
-def random_circuit(model: Model, spans: Spans, *, share: float = 0.6, seed: int = 0) -> PositionCircuit:
+def random_circuit(model: Model, spans: Spans, *, share: float = 0.6, seed: int = 0) -> Circuit:
     generator = torch.Generator().manual_seed(seed)
-    slots = position_slots(model.graph, spans)
+    slots = edge_slots(model.graph, spans)
     mask = slots & (torch.rand(slots.shape, generator=generator) < share)
-    return PositionCircuit(graph=model.graph, spans=spans, mask=mask)
+    return Circuit(graph=model.graph, spans=spans, mask=mask)
 
 
 def ablated_outputs(model: Model, task: PairTask, ablation: str) -> literal.Outputs:
@@ -136,7 +134,7 @@ def test_classifiers_that_pool_are_read_everywhere() -> None:
     model = vit_goldens.model("vit_edges_a")
     spans = Spans.each(model.n_tokens, causal=False, read=None)
     assert bool(spans.read.all())
-    assert position_slots(model.graph, spans).sum() == model.n_tokens * model.graph.n_edges
+    assert edge_slots(model.graph, spans).sum() == model.n_tokens * model.graph.n_edges
 
 
 def test_scores_do_not_depend_on_batch_size(gpt2_tiny64: nn.Module) -> None:
@@ -194,11 +192,11 @@ def test_ends_are_the_model_and_the_ablated_run(module64: nn.Module, family: str
     task = small_task(model)
     spans = Spans.each(6)
     close = {"rtol": 0, "atol": EXACT[family]}
-    full = run_position_circuit(model, task, PositionCircuit.full(model.graph, spans))
+    full = run_circuit(model, task, Circuit.full(model.graph, spans))
     torch.testing.assert_close(full, run_model(model, task), **close)
     for ablation in ("resample", "mean"):
-        empty = PositionCircuit.empty(model.graph, spans)
-        found = run_position_circuit(model, task, empty, ablation=ablation)
+        empty = Circuit.empty(model.graph, spans)
+        found = run_circuit(model, task, empty, ablation=ablation)
         expected = run_circuit(model, task, Circuit.empty(model.graph), ablation=ablation)
         torch.testing.assert_close(found, expected, **close)
 
@@ -211,8 +209,8 @@ def test_the_same_edges_everywhere_are_the_ordinary_circuit(
     task = small_task(model, ragged=True)
     plain = Circuit.random(model.graph, model.graph.n_edges // 2, seed=3)
     spans = Spans.of(task, {"first": 0, "last": -1}, causal=True)
-    everywhere = PositionCircuit.everywhere(plain, spans)
-    found = run_position_circuit(model, task, everywhere, ablation=ablation)
+    everywhere = plain.everywhere(spans)
+    found = run_circuit(model, task, everywhere, ablation=ablation)
     expected = run_circuit(model, task, plain, ablation=ablation)
     torch.testing.assert_close(found, expected, rtol=0, atol=EXACT[family])
 
@@ -226,7 +224,7 @@ def test_mixed_positions_equal_the_literal_run(module64: nn.Module, family: str,
     )
     spans = Spans.of(task, labels, causal=True)
     circuit = random_circuit(model, spans, seed=7)
-    found = run_position_circuit(model, task, circuit, labels=labels, ablation=ablation, batch_size=3)
+    found = run_circuit(model, task, circuit, labels=labels, ablation=ablation, batch_size=3)
     ablated = ablated_outputs(model, task, ablation)
     graph = model.graph
 
@@ -259,7 +257,7 @@ def test_images_with_mixed_positions_equal_the_literal_run() -> None:
     task = model.bind(small_images())
     spans = Spans.each(model.n_tokens, causal=False, read=0)
     circuit = random_circuit(model, spans, seed=8)
-    found = run_position_circuit(model, task, circuit, ablation="resample")
+    found = run_circuit(model, task, circuit, ablation="resample")
     vit = literal_vits.literal(module)
     with torch.no_grad():
         clean, other = vit.embed(task.images), vit.embed(next(task.batches(3)).corrupted)
@@ -279,7 +277,7 @@ def test_images_with_mixed_positions_equal_the_literal_run() -> None:
     with torch.no_grad():
         expected, _ = literal_vits.run(vit, clean, stream_of)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    full = run_position_circuit(model, task, PositionCircuit.full(graph, spans))
+    full = run_circuit(model, task, Circuit.full(graph, spans))
     torch.testing.assert_close(full, run_model(model, task), rtol=0, atol=1e-10)
 
 
@@ -291,18 +289,18 @@ def test_what_is_not_connected_changes_no_logit(module64: nn.Module, family: str
         circuit = random_circuit(model, Spans.each(6), share=share, seed=seed)
         connected = circuit.connected()
         assert connected.n_edges < circuit.n_edges
-        before, after = (run_position_circuit(model, task, each) for each in (circuit, connected))
+        before, after = (run_circuit(model, task, each) for each in (circuit, connected))
         torch.testing.assert_close(before, after, rtol=0, atol=EXACT[family])
 
 
 def test_circuits_that_do_not_fit_are_refused(gpt2_tiny: nn.Module, llama_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny)
     task = small_task(model)
-    other = PositionCircuit.full(load_model(llama_tiny64).graph, Spans.each(6))
+    other = Circuit.full(load_model(llama_tiny64).graph, Spans.each(6))
     with pytest.raises(GraphMismatchError, match="the circuit belongs to another model"):
-        run_position_circuit(model, task, other)
+        run_circuit(model, task, other)
     with pytest.raises(InputError, match="has a span '4' where the circuit has 0, 1, 2, 3"):
-        run_position_circuit(model, task, PositionCircuit.full(model.graph, Spans.each(4)))
+        run_circuit(model, task, Circuit.full(model.graph, Spans.each(4)))
 
 
 # --------------------------------------------------------------------------------------------- measuring
@@ -314,27 +312,28 @@ def test_metrics_of_the_ends_and_of_ordinary_circuits(gpt2_tiny64: nn.Module) ->
     spans = Spans.each(6)
     plain = discover(model, task).top(40)
     shared = CircuitRuns(model, task, plain)
-    everywhere = PositionCircuit.everywhere(plain, spans)
+    everywhere = plain.everywhere(spans)
     for metric in ("faithfulness-norm", "faithfulness", "completeness", "kl"):
-        found = measure_positions(everywhere, model, task, metric, shared=shared)
+        found = measure(everywhere, model, task, metric, runs=shared.of(everywhere))
         assert found.value == pytest.approx(measure(plain, model, task, metric).value, abs=1e-9)
-    full = measure_positions(PositionCircuit.full(model.graph, spans), model, task)
-    empty = measure_positions(PositionCircuit.empty(model.graph, spans), model, task)
+    full = measure(Circuit.full(model.graph, spans), model, task, "faithfulness-norm")
+    empty = measure(Circuit.empty(model.graph, spans), model, task, "faithfulness-norm")
     assert (full.value, empty.value) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
     assert full.interval().low == pytest.approx(1)
-    assert full.provenance["circuit"] == PositionCircuit.full(model.graph, spans).hash
+    assert full.provenance["circuit"] == Circuit.full(model.graph, spans).hash
 
 
 def test_metrics_of_single_edges_and_foreign_runs_are_refused(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     task = small_task(model)
     circuit = random_circuit(model, Spans.each(6))
-    for metric in ("minimality", "scrub-kl", "cpr"):
+    for metric in ("minimality", "scrub-kl"):
         with pytest.raises(InputError, match=f"{metric} changes single edges or heads of a circuit, or many"):
-            measure_positions(circuit, model, task, metric)
-    shared = CircuitRuns(model, task.subset([0, 1]), Circuit.empty(model.graph))
-    with pytest.raises(InputError, match="shared= was made for another model or task"):
-        measure_positions(circuit, model, task, shared=shared)
+            measure(circuit, model, task, metric)
+    with pytest.raises(InputError, match="random_circuits= changes single edges"):
+        measure(circuit, model, task, "kl", random_circuits=2)
+    with pytest.raises(InputError, match="pairs= runs ordinary circuits"):
+        run_circuit(model, task, circuit, pairs=torch.tensor([[0, 1]]))
 
 
 def test_infinite_scores_name_the_examples(gpt2_tiny: nn.Module) -> None:
@@ -342,4 +341,4 @@ def test_infinite_scores_name_the_examples(gpt2_tiny: nn.Module) -> None:
     values = torch.zeros(1, graph.n_sources, graph.n_targets)
     values[0, 0, 0] = torch.inf
     with pytest.raises(NonFiniteError, match="score of input->a0.h0.q@0 is inf"):
-        PositionScores(graph, Spans.each(1), values)
+        EdgeScores(graph, values, spans=Spans.each(1))

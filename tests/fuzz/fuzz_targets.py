@@ -190,32 +190,19 @@ def _spans() -> Any:
     return Spans.each(4)
 
 
-def _read_position_circuit(path: Path) -> object:
-    from assay.circuits.positions import load_position_circuit
-
-    return load_position_circuit(path)
-
-
-def _read_position_scores(path: Path) -> object:
-    from assay.circuits.positions import load_position_scores
-
-    return load_position_scores(path)
-
-
-@target("position circuit", read=_read_position_circuit, reseal=_reseal_arrays)
+@target("circuit at spans", read=lambda path: assay.load_circuit(path), reseal=_reseal_arrays)
 def _(folder: Path) -> Path:
-    from assay.circuits.positions import PositionCircuit
-
-    return PositionCircuit.everywhere(_circuit(), _spans()).save(folder / "circuit.safetensors")
+    return _circuit().everywhere(_spans()).save(folder / "circuit.safetensors")
 
 
-@target("position scores", read=_read_position_scores, reseal=_reseal_arrays)
+@target("scores at spans", read=lambda path: assay.load_scores(path), reseal=_reseal_arrays)
 def _(folder: Path) -> Path:
-    from assay.circuits.positions import PositionScores, position_slots
+    from assay.circuits import EdgeScores
+    from assay.circuits.slots import edge_slots
 
-    slots = position_slots(build_graph(2, 3), _spans())
+    slots = edge_slots(build_graph(2, 3), _spans())
     values = torch.randn(slots.shape, generator=torch.Generator().manual_seed(0)).where(slots, 0)
-    return PositionScores(build_graph(2, 3), _spans(), values).save(folder / "scores.safetensors")
+    return EdgeScores(build_graph(2, 3), values, spans=_spans()).save(folder / "scores.safetensors")
 
 
 def _read_eap_ig(path: Path) -> object:

@@ -16,12 +16,6 @@ from assay.circuits.heads import (
     published_head_circuits,
 )
 from assay.circuits.paths import prune
-from assay.circuits.positions import (
-    PositionCircuit,
-    PositionScores,
-    load_position_circuit,
-    load_position_scores,
-)
 from assay.circuits.published import published_circuit, published_circuits
 from assay.circuits.scores import EdgeScores, load_scores
 from assay.circuits.spans import Spans
@@ -34,8 +28,6 @@ __all__ = [
     "EdgeScores",
     "GraphFile",
     "HeadCircuit",
-    "PositionCircuit",
-    "PositionScores",
     "Role",
     "Spans",
     "SubmissionEntry",
@@ -45,8 +37,6 @@ __all__ = [
     "load_certified",
     "load_circuit",
     "load_head_circuit",
-    "load_position_circuit",
-    "load_position_scores",
     "load_scores",
     "load_submission",
     "prune",

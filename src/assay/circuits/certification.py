@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 
 from assay.circuits.certified import UNCERTIFIED, CertifiedCircuit
-from assay.circuits.circuit import Circuit, check_n_edges
+from assay.circuits.circuit import Circuit
 from assay.circuits.given import takes_text
 from assay.circuits.resampling import (
     RESAMPLES,
@@ -22,6 +22,7 @@ from assay.circuits.resampling import (
     top_counts,
 )
 from assay.circuits.scores import EdgeScores
+from assay.circuits.slots import check_n_edges
 from assay.core.errors import GraphMismatchError, InputError, unknown_name
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from assay.circuits.files import flags, read_edges, write_edges
 from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_circuit
 from assay.circuits.paths import prune
+from assay.circuits.slots import check_n_edges, edge_frame, edge_slots, mask_of, slot_names
+from assay.circuits.spans import Spans
 from assay.core import display
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, ShapeError
 from assay.core.random import torch_stream
@@ -34,64 +36,70 @@ class Circuit:
 
     Attributes:
         graph: The graph the mask indexes.
-        mask: `[n_sources, n_targets]`, true = keep; false where the graph has no edge.
+        mask: `[n_sources, n_targets]`, true = keep; false where the graph has no edge. With spans
+            `[n_spans, n_sources, n_targets]`: an edge is kept at some positions and ablated at the others.
         heads: The kept heads as (layer, head) for a circuit made from heads, else None. Dropping such a
             circuit ablates its heads; dropping an edge circuit keeps the complement of its edges.
         provenance: What produced it, JSON-able.
         roles: For head circuits with published roles: role -> heads.
+        spans: Names of the spans of positions and what reaches what; None: every edge is kept everywhere or
+            nowhere. The edge u->v at a span carries the output of u at its positions into the input of v at
+            the same positions: for k and v where keys and values stand, for q, MLPs and logits where they
+            read. Attention alone moves information to later positions.
     """
 
     graph: Graph
-    mask: Bool[Tensor, "n_sources n_targets"]
+    mask: Bool[Tensor, "*spans n_sources n_targets"]
     heads: tuple[tuple[int, int], ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    spans: Spans | None = None
 
     def __post_init__(self) -> None:
-        expected = (self.graph.n_sources, self.graph.n_targets)
+        slots = edge_slots(self.graph, self.spans)
+        expected = tuple(slots.shape)
         if tuple(self.mask.shape) != expected or self.mask.dtype != torch.bool:
             raise ShapeError(
                 f"mask is {self.mask.dtype} {tuple(self.mask.shape)}; this graph needs a torch.bool "
                 f"mask of shape {expected}"
             )
-        outside = self.mask & ~self.graph.valid
+        outside = self.mask & ~slots
         if outside.any():
-            row, column = outside.nonzero()[0].tolist()
+            (name,) = slot_names(self.graph, self.spans, outside.nonzero()[:1])
             raise InputError(
-                f"mask keeps {self.graph.edge_name(row, column)}, which is not an edge of the graph; "
-                "start from graph.valid"
+                f"mask keeps {name}, which is not an edge of the graph; start from Circuit.full()"
             )
 
     # ---- making ---------------------------------------------------------------------------------
 
     @classmethod
-    def full(cls, graph: Graph) -> "Circuit":
+    def full(cls, graph: Graph, spans: Spans | None = None) -> "Circuit":
         """Every edge kept: the model itself."""
-        return cls(graph=graph, mask=graph.valid.clone())
+        return cls(graph=graph, mask=edge_slots(graph, spans).clone(), spans=spans)
 
     @classmethod
-    def empty(cls, graph: Graph) -> "Circuit":
+    def empty(cls, graph: Graph, spans: Spans | None = None) -> "Circuit":
         """Every edge ablated."""
-        return cls(graph=graph, mask=torch.zeros_like(graph.valid))
+        return cls(graph=graph, mask=torch.zeros_like(edge_slots(graph, spans)), spans=spans)
 
     @classmethod
-    def from_edges(cls, graph: Graph, edges: Iterable[str | Sequence[str]]) -> "Circuit":
+    def from_edges(
+        cls, graph: Graph, edges: Iterable[str | Sequence[str]], spans: Spans | None = None
+    ) -> "Circuit":
         """The circuit of named edges.
 
         Args:
             graph: The graph that holds them.
             edges: `"a0.h1->a2.h0.q"` or `(source, target)`; the spellings of EAP-IG, auto-circuit and
                 ACDC are accepted, and ACDC's placeholder edges (`hook_q_input -> hook_q`) are skipped.
+                With spans `"a0.h1->a2.h0.q@subject"`; without `@` the edge is kept at every span.
+            spans: Spans of positions; default: an edge is kept everywhere.
 
         Raises:
-            UnknownNameError: For the first edge that the graph does not have.
+            UnknownNameError: For the first edge or span that there is not.
+            InputError: For an edge into `logits` at a span where they are not read.
         """
-        mask = torch.zeros_like(graph.valid)
-        for edge in edges:
-            name = edge if isinstance(edge, str) else "->".join(edge)
-            if not _is_placeholder(name):
-                mask[graph.edge_index(name)] = True
-        return cls(graph=graph, mask=mask)
+        return cls(graph=graph, mask=mask_of(graph, spans, edges), spans=spans)
 
     @classmethod
     def from_heads(
@@ -154,12 +162,36 @@ class Circuit:
 
     @cached_property
     def n_edges(self) -> int:
-        """Number of kept edges."""
+        """Number of kept edges; with spans of kept (edge, span) pairs."""
         return int(self.mask.sum())
 
     def edges(self) -> list[str]:
-        """Names of the kept edges, in row-major order."""
-        return [self.graph.edge_name(row, column) for row, column in self.mask.nonzero().tolist()]
+        """Names of the kept edges, in row-major order; with spans `a0.h1->a2.h0.q@subject`, span by span."""
+        return slot_names(self.graph, self.spans, self.mask.nonzero())
+
+    @cached_property
+    def _anywhere(self) -> Bool[Tensor, "n_sources n_targets"]:
+        """Edges that are kept at some span."""
+        return self.mask if self.spans is None else self.mask.any(0)
+
+    def anywhere(self) -> "Circuit":
+        """The ordinary circuit of the edges that are kept at some span."""
+        if self.spans is None:
+            return self
+        provenance = {**self.provenance, "union_of": self.hash}
+        return Circuit(graph=self.graph, mask=self._anywhere, provenance=provenance)
+
+    def everywhere(self, spans: Spans) -> "Circuit":
+        """The same edges kept at every span."""
+        mask = edge_slots(self.graph, spans) & self._anywhere
+        return Circuit(graph=self.graph, spans=spans, mask=mask, provenance=dict(self.provenance))
+
+    def at(self, span: str) -> "Circuit":
+        """The edges kept at one span."""
+        if self.spans is None:
+            raise InputError("this circuit keeps its edges at every position; it has no spans")
+        provenance = {"span": span, "part_of": self.hash}
+        return Circuit(graph=self.graph, mask=self.mask[self.spans.index(span)], provenance=provenance)
 
     def nodes(self) -> list[str]:
         """Names of the nodes at the ends of kept edges, in forward order; `logits` last.
@@ -167,13 +199,13 @@ class Circuit:
         An edge into a key or value head that several query heads share counts for those of them that
         other edges touch; if there is none, for all.
         """
-        feeds, read = self.graph.feeds, self.mask.any(0)
+        feeds, read = self.graph.feeds, self._anywhere.any(0)
         alone = feeds.sum(1) == 1
-        rows = self.mask.any(1) | feeds[read & alone].any(0)
+        rows = self._anywhere.any(1) | feeds[read & alone].any(0)
         shared = feeds[read & ~alone]
         rows |= shared[~(shared & rows).any(1)].any(0)
         names = [self.graph.sources[row] for row in rows.nonzero().squeeze(1).tolist()]
-        return names + (["logits"] if bool(self.mask[:, -1].any()) else [])
+        return names + (["logits"] if bool(read[-1]) else [])
 
     def kept_heads(self) -> tuple[tuple[int, int], ...]:
         """Heads of the circuit as (layer, head): those given, or those of its connected form."""
@@ -188,17 +220,11 @@ class Circuit:
         )
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per kept edge: source, target, source_layer, target_layer."""
-        import pandas as pd
-
-        rows, columns = self.mask.nonzero(as_tuple=True)
-        return pd.DataFrame(
-            {
-                "source": [self.graph.sources[row] for row in rows.tolist()],
-                "target": [self.graph.targets[column] for column in columns.tolist()],
-                "source_layer": self.graph.source_layer[rows].numpy(),
-                "target_layer": self.graph.target_layer[columns].numpy(),
-            }
+        """One row per kept edge: source, target, source_layer, target_layer; with spans the span first."""
+        *_, rows, columns = self.mask.nonzero(as_tuple=True)
+        return edge_frame(self.graph, self.spans, self.mask).assign(
+            source_layer=self.graph.source_layer[rows].numpy(),
+            target_layer=self.graph.target_layer[columns].numpy(),
         )
 
     def to_networkx(self) -> "nx.MultiDiGraph[str]":
@@ -210,7 +236,7 @@ class Circuit:
         import networkx as nx
 
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-        for row, column in self.mask.nonzero().tolist():
+        for row, column in self._anywhere.nonzero().tolist():
             target, fed = self.graph.targets[column], self._fed_nodes(column)
             node = fed[0]
             if len(fed) > 1:
@@ -226,22 +252,26 @@ class Circuit:
 
     @cached_property
     def hash(self) -> str:
-        """Identity of graph, mask and head list (16 hex digits)."""
+        """Identity of graph, mask, and head list or spans (16 hex digits)."""
         digest = hashlib.sha256(self.graph.fingerprint.encode())
+        if self.spans is not None:
+            digest.update(repr(sorted(self.spans.describe().items())).encode())
         digest.update(self.mask.contiguous().numpy().tobytes())
-        digest.update(repr(self.heads).encode())
+        if self.spans is None:
+            digest.update(repr(self.heads).encode())
         return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
-        share = self.n_edges / self.graph.n_edges
-        return f"Circuit({self.n_edges} of {self.graph.n_edges} edges, {share:.1%}, hash {self.hash})"
+        n = int(edge_slots(self.graph, self.spans).sum())
+        where = "" if self.spans is None else f" at {len(self.spans)} spans"
+        return f"Circuit({self.n_edges} of {n} edges{where}, {self.n_edges / n:.1%}, hash {self.hash})"
 
     def _repr_html_(self) -> str:
-        names = self.nodes()
+        names, n = self.nodes(), int(edge_slots(self.graph, self.spans).sum())
         layers = dict(zip(self.graph.sources, self.graph.source_layer.tolist(), strict=True))
         ends = [
             (self.graph.sources[row], node)
-            for row, column in self.mask.nonzero()[: display.MOST_DRAWN_EDGES + 1].tolist()
+            for row, column in self._anywhere.nonzero()[: display.MOST_DRAWN_EDGES + 1].tolist()
             for node in self._fed_nodes(column)
         ]
         # Within a block heads come before the MLP; the logits come last.
@@ -251,10 +281,7 @@ class Circuit:
         return display.card(
             "circuit",
             (
-                (
-                    "edges",
-                    f"{self.n_edges} of {self.graph.n_edges} ({self.n_edges / self.graph.n_edges:.1%})",
-                ),
+                ("edges", f"{self.n_edges} of {n} ({self.n_edges / n:.1%})"),
                 ("nodes", len(names)),
                 ("heads", len(self.heads) if self.heads is not None else None),
                 ("method", self.provenance.get("method")),
@@ -278,7 +305,7 @@ class Circuit:
         provenance = {**shared, "parents": [self.hash, other.hash]}
         if self.heads is None or other.heads is None:
             mask = operation(self.mask, other.mask) & self.mask.logical_or(other.mask)
-            return Circuit(graph=self.graph, mask=mask, provenance=provenance)
+            return Circuit(graph=self.graph, mask=mask, provenance=provenance, spans=self.spans)
         heads = sorted(operation(set(self.heads), set(other.heads)))
         made = Circuit.from_heads(self.graph, heads, mlps=self.keeps_mlps or other.keeps_mlps)
         return replace(made, provenance=provenance)
@@ -286,7 +313,7 @@ class Circuit:
     @property
     def keeps_mlps(self) -> bool:
         """Whether the MLPs act: some edge out of the first one is kept."""
-        return self.graph.mlps and bool(self.mask[self.graph.mlp_source(0)].any())
+        return self.graph.mlps and bool(self.mask[..., self.graph.mlp_source(0), :].any())
 
     def emptied(self) -> "Circuit":
         """What is left when nothing of the circuit is kept: no edge, or for a head circuit no head.
@@ -304,6 +331,9 @@ class Circuit:
             raise GraphMismatchError(
                 f"circuits of different graphs: {self.graph.describe()} and {other.graph.describe()}"
             )
+        spans = [None if each.spans is None else each.spans.describe() for each in (self, other)]
+        if spans[0] != spans[1]:
+            raise InputError("circuits of different spans of positions; compare them as .anywhere()")
         return other
 
     def __or__(self, other: "Circuit") -> "Circuit":
@@ -316,9 +346,8 @@ class Circuit:
         return self._combine(other, _minus)
 
     def __invert__(self) -> "Circuit":
-        return Circuit(
-            graph=self.graph, mask=self.graph.valid & ~self.mask, provenance={"complement_of": self.hash}
-        )
+        mask = edge_slots(self.graph, self.spans) & ~self.mask
+        return Circuit(graph=self.graph, mask=mask, provenance={"complement_of": self.hash}, spans=self.spans)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Circuit) and self.hash == other.hash
@@ -343,22 +372,27 @@ class Circuit:
     def without_head(self, layer: int, head: int) -> "Circuit":
         """The circuit with one head ablated: none of its outgoing edges is kept."""
         mask = self.mask.clone()
-        mask[self.graph.head_source(layer, head)] = False
+        mask[..., self.graph.head_source(layer, head), :] = False
         heads = None if self.heads is None else tuple(pair for pair in self.heads if pair != (layer, head))
         return Circuit(
             graph=self.graph,
             mask=mask,
             heads=heads,
+            spans=self.spans,
             provenance={"parent": self.hash, "without": [layer, head]},
         )
 
     def connected(self, *, warn: bool = True) -> "Circuit":
         """Only the edges on a kept path from `input` to `logits`; no logit changes under resampling.
 
+        With spans the path leads through spans: a head that reads k or v at one writes at every one that
+        `reach` allows, everything else stays where it is.
+
         Args:
             warn: Warn where none of the edges lies on such a path, so that nothing is left.
         """
-        found = replace(self, mask=prune(self.graph, self.mask))
+        reach = None if self.spans is None else self.spans.reach
+        found = replace(self, mask=prune(self.graph, self.mask, reach))
         if warn and self.n_edges and not found.n_edges:
             warnings.warn(
                 f"none of the {self.n_edges} edges lies on a path from input to logits, so the connected "
@@ -380,6 +414,7 @@ class Circuit:
             heads=self.heads,
             roles={name: list(heads) for name, heads in self.roles.items()},
             provenance=dict(self.provenance),
+            **({} if self.spans is None else {"spans": self.spans.describe()}),
         )
 
 
@@ -396,41 +431,20 @@ def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
     """
     stored, arrays, metadata = read_edges(path, "circuit", graph)
     with malformed(path, "a circuit written by .save()"):
-        heads = metadata["heads"]
+        heads, spans = metadata.get("heads"), metadata.get("spans")
         return Circuit(
             graph=stored,
             mask=flags(arrays["mask"]),
             heads=None if heads is None else check_heads(heads, stored.n_layers, stored.n_heads),
             roles={
                 name: check_heads(pairs, stored.n_layers, stored.n_heads)
-                for name, pairs in metadata["roles"].items()
+                for name, pairs in metadata.get("roles", {}).items()
             },
             provenance=dict(metadata["provenance"]),
+            spans=None if spans is None else Spans.restored(spans),
         )
 
 
 def _minus(first: Any, second: Any) -> Any:
     """Set difference, of masks or of sets."""
     return first & ~second if isinstance(first, Tensor) else first - second
-
-
-def check_n_edges(graph: Graph, n_edges: int, *, allow_zero: bool = False) -> None:
-    """Refuse a circuit size outside the graph."""
-    low = 0 if allow_zero else 1
-    if not isinstance(n_edges, int):
-        raise InputError(f"the number of edges is {n_edges!r}; give a whole number")
-    if not low <= n_edges <= graph.n_edges:
-        raise InputError(
-            f"cannot keep {n_edges} edges: this graph has {graph.n_edges}; choose k from {low} to "
-            f"{graph.n_edges}"
-        )
-
-
-def _is_placeholder(name: str) -> bool:
-    """ACDC's internal edges from a head's input to its channel to its result."""
-    target = name.partition("->")[2]
-    source = name.partition("->")[0]
-    inner = (".attn.hook_q", ".attn.hook_k", ".attn.hook_v")
-    return target.strip().partition("[")[0].endswith(inner) or source.strip().partition("[")[0].endswith(
-        inner
-    )

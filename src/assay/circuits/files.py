@@ -22,6 +22,8 @@ from assay.graph import Graph, build_graph
 
 
 FORMAT = 1
+# Kinds of files that position-aware circuits and scores had to themselves.
+FORMER_KINDS = {"position circuit": "circuit", "position scores": "scores"}
 MOST_CELLS = 1 << 27  # of a matrix of edges that a file may ask for
 # What `temporary_name` makes; SQLite has a journal beside its own.
 TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}(-journal)?")
@@ -134,7 +136,7 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
             raise FileFormatError(
                 f"{path} has format {metadata['format']}, this version reads up to {FORMAT}; update assay"
             )
-        if metadata["kind"] != kind:
+        if kind not in (metadata["kind"], FORMER_KINDS.get(metadata["kind"])):
             raise FileFormatError(f"{path} holds {metadata['kind']!r}, not {kind!r}")
     return arrays, metadata
 

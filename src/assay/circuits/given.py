@@ -37,13 +37,14 @@ _ONE = ("method", "metric")  # parameters that take one name
 
 
 def takes_text(
-    *, untouched: Collection[str] = (), several_tasks: bool = False
+    *, untouched: Collection[str] = (), several_tasks: bool = False, spans: bool = False
 ) -> Callable[[Function], Function]:
     """Let a function take its `model`, `task` and `circuit` as text too, and name what is of a wrong type.
 
     Args:
         untouched: Parameters whose text the function reads itself; other types are still refused.
         several_tasks: Whether `task` may be a sequence of tasks.
+        spans: Whether a circuit, or scores, may be of edges at spans of positions.
     """
 
     def decorate(function: Function) -> Function:
@@ -66,6 +67,8 @@ def takes_text(
                     given[name] = [_resolved(name, each, given, about) for each in value]
                 elif not (name in untouched and isinstance(value, (*_TEXT, nn.Module, HeadCircuit))):
                     given[name] = _resolved(name, value, given, about)
+            for name in () if spans else {"circuit", "start", "scores"} & set(names):
+                _check_everywhere(name, given[name], function.__name__)
             return function(*bound.args, **bound.kwargs)
 
         return cast(Function, call)
@@ -91,6 +94,16 @@ def _check(name: str, value: object, about: str) -> None:
     accepted = {"model": (*_TEXT, nn.Module), "task": _TEXT, "circuit": heads, "start": heads}
     if not isinstance(value, (classes, *accepted.get(name, ()))):
         raise InputError(f"{name} is a {kind}; expected {what}. {about}")
+
+
+def _check_everywhere(name: str, value: object, function: str) -> None:
+    """Refuse edges at spans of positions."""
+    if isinstance(value, (Circuit, EdgeScores)) and value.spans is not None:
+        ordinary = "anywhere" if isinstance(value, Circuit) else "total"
+        raise InputError(
+            f"{name} holds edges at spans of positions, which {function} does not take; give "
+            f"{name}.{ordinary}()"
+        )
 
 
 def _resolved(name: str, value: Any, given: Mapping[str, Any], about: str) -> Any:
@@ -134,7 +147,9 @@ def named_circuit(source: str | Path, graph: Graph) -> Circuit | HeadCircuit:
     if path.suffix == ".json":
         return load_head_circuit(path)
     if path.is_file() or path.suffix == ".safetensors" or not isinstance(source, str):
-        return load_circuit(path, graph)
+        circuit = load_circuit(path, graph)
+        _check_everywhere("circuit", circuit, "a circuit that is named")
+        return circuit
     heads = heads_of(text)
     if heads is not None:
         return Circuit.from_heads(graph, heads)

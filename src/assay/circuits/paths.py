@@ -8,13 +8,22 @@ from assay.graph import Graph
 
 
 def prune(
-    graph: Graph, mask: Bool[Tensor, "*masks n_sources n_targets"]
+    graph: Graph,
+    mask: Bool[Tensor, "*masks n_sources n_targets"],
+    reach: Bool[Tensor, "n_spans n_spans"] | None = None,
 ) -> Bool[Tensor, "*masks n_sources n_targets"]:
     """Edges of each mask that lie on a path from `input` to `logits` inside it.
 
     Equal to dropping nodes without kept in- or out-edges until nothing changes. Two sweeps over the
     blocks, so the cost is that of a few reductions over the masks.
+
+    Args:
+        graph: The graph.
+        mask: Kept edges, of any number of circuits; with `reach` those of one circuit, span by span.
+        reach: Spans that attention carries something from (rows) to (columns); a path may change its span.
     """
+    if reach is not None:
+        return _prune_spans(graph, reach, mask)
     feeds, masks = graph.feeds.to(mask.device), mask.shape[:-2]
     reached = torch.zeros(*masks, graph.n_sources, dtype=torch.bool, device=mask.device)
     reached[..., 0] = True
@@ -30,7 +39,7 @@ def prune(
     return mask & reached[..., None] & wanted[..., None, :]
 
 
-def prune_spans(
+def _prune_spans(
     graph: Graph, reach: Bool[Tensor, "n_spans n_spans"], mask: Bool[Tensor, "n_spans n_sources n_targets"]
 ) -> Bool[Tensor, "n_spans n_sources n_targets"]:
     """Pairs of an edge and a span on a path from `input` to `logits`: one sweep forward, one back.

@@ -3,7 +3,8 @@
 import heapq
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from assay.circuits.circuit import Circuit, check_n_edges
+from assay.circuits.circuit import Circuit
 from assay.circuits.files import read_edges, real_numbers, write_edges
 from assay.circuits.resampling import consistent_edges, edge_table
+from assay.circuits.slots import check_n_edges, edge_frame, edge_slots, slot_names
+from assay.circuits.spans import Spans
 from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.record import record_id
@@ -31,70 +34,89 @@ class EdgeScores:
 
     Attributes:
         graph: The graph that is scored.
-        values: `[n_sources, n_targets]`, mean over examples; 0 where the graph has no edge.
+        values: `[n_sources, n_targets]`, mean over examples; 0 where the graph has no edge. With spans
+            `[n_spans, n_sources, n_targets]`, the sum over the positions of each span: their sum over spans
+            is the ordinary score.
         per_example: `[n_examples, n_sources, n_targets]`, or None when not asked for.
         provenance: What produced the scores, JSON-able.
         details: Measured facts: `completeness_gap`, `passes`, `seconds`, ...
+        spans: Spans of positions that edges are scored at; None: one score per edge.
 
     Raises:
-        ShapeError: If a tensor does not fit the graph.
+        ShapeError: If a tensor does not fit graph and spans.
         NonFiniteError: If a score is NaN or infinite; the message names the first such edge.
     """
 
     graph: Graph
-    values: Float[Tensor, "n_sources n_targets"]
+    values: Float[Tensor, "*spans n_sources n_targets"]
     per_example: Float[Tensor, "n_examples n_sources n_targets"] | None = field(default=None, kw_only=True)
     provenance: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     details: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    spans: Spans | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        expected = (self.graph.n_sources, self.graph.n_targets)
-        if self.values.ndim != 2 or (self.per_example is not None and self.per_example.ndim != 3):
-            raise ShapeError(
-                "values must be [n_sources, n_targets] and per_example [n_examples, n_sources, n_targets]"
-            )
-        for name, tensor in (("values", self.values), ("per_example", self.per_example)):
-            if tensor is None:
-                continue
-            if tuple(tensor.shape[-2:]) != expected:
-                raise ShapeError(
-                    f"{name} has shape {tuple(tensor.shape)}; this graph needs [..., {expected[0]}, "
-                    f"{expected[1]}]"
-                )
-        bad = ~torch.isfinite(self.values) & self.graph.valid
+        shape = tuple(self.slots.shape)
+        if tuple(self.values.shape) != shape:
+            raise ShapeError(f"values has shape {tuple(self.values.shape)}; this graph needs {shape}")
+        each = self.per_example
+        if each is not None and (each.ndim != 3 or tuple(each.shape[1:]) != shape):
+            raise ShapeError(f"per_example has shape {tuple(each.shape)}; this graph needs [n, *{shape}]")
+        bad = ~torch.isfinite(self.values) & self.slots
         if bool(bad.any()):
-            row, column = bad.nonzero()[0].tolist()
+            (name,) = slot_names(self.graph, self.spans, bad.nonzero()[:1])
             raise NonFiniteError(
-                f"score of {self.graph.edge_name(row, column)} is {self.values[row, column].item()}; "
-                "check the model's logits and "
-                "weights for NaN"
+                f"score of {name} is {self.values[bad][0].item()}; check the model's logits and weights "
+                "for NaN"
             )
-        object.__setattr__(self, "values", self.values.where(self.graph.valid, 0))
+        object.__setattr__(self, "values", self.values.where(self.slots, 0))
 
     def __repr__(self) -> str:
         method = self.provenance.get("method", "given")
-        return f"EdgeScores({method}, {self.graph.n_edges} edges, sum {self.values.sum():.4g})"
+        where = "" if self.spans is None else f" at {len(self.spans)} spans"
+        return f"EdgeScores({method}, {self.graph.n_edges} edges{where}, sum {self.values.sum():.4g})"
+
+    @cached_property
+    def slots(self) -> Bool[Tensor, "*spans n_sources n_targets"]:
+        """True where there is an edge; with spans where there is one at the span."""
+        return edge_slots(self.graph, self.spans)
+
+    @property
+    def n_slots(self) -> int:
+        """Number of edges; with spans of (edge, span) pairs."""
+        return int(self.slots.sum())
+
+    def total(self) -> "EdgeScores":
+        """The ordinary scores: sum over spans."""
+        values = self.values if self.spans is None else self.values.sum(0)
+        return replace(self, values=values, spans=None)
+
+    def at(self, span: str) -> "EdgeScores":
+        """The scores of the edges at one span."""
+        if self.spans is None:
+            raise InputError("these scores are of edges at every position; they have no spans")
+        values = self.values[self.spans.index(span)]
+        return EdgeScores(self.graph, values, provenance={**self.provenance, "span": span})
 
     def top(self, k: int, *, absolute: bool = True) -> Circuit:
-        """The k edges of largest |score| (or largest signed score).
+        """The k edges of largest |score| (or largest signed score); with spans the k (edge, span) pairs.
 
         Args:
-            k: Edges to keep, 1 to n_edges.
+            k: Edges or pairs to keep, 1 to n_slots.
             absolute: Rank by magnitude; False ranks by sign, as CPR does.
 
         Notes:
-            Ties go to the smaller edge index (row-major over source, target).
+            Ties go to the smaller index (row-major over span, source, target).
         """
-        check_n_edges(self.graph, k)
-        mask = strongest(self.values, self.graph.valid, k, absolute=absolute)
+        check_n_edges(self.graph, k, spans=self.spans)
+        mask = strongest(self.values, self.slots, k, absolute=absolute)
         return self._circuit(mask, {"selection": "top", "k": k, "absolute": absolute})
 
-    def threshold(self, minimum: float, *, absolute: bool = True) -> Circuit:
-        """Every edge whose |score| (or signed score) is at least `minimum`."""
+    def threshold(self, minimum: float | int, *, absolute: bool = True) -> Circuit:
+        """Every edge, or (edge, span) pair, whose |score| (or signed score) is at least `minimum`."""
         if math.isnan(minimum):
             raise InputError("threshold is NaN; give a number in the unit of the scores")
         values = self.values.abs() if absolute else self.values
-        mask = (values >= minimum) & self.graph.valid
+        mask = (values >= minimum) & self.slots
         return self._circuit(mask, {"selection": "threshold", "minimum": minimum, "absolute": absolute})
 
     def greedy(self, k: int, *, absolute: bool = True) -> Circuit:
@@ -104,6 +126,8 @@ class EdgeScores:
         than k edges. (Hanna et al. 2024, arXiv:2403.17806.)
         """
         check_n_edges(self.graph, k)
+        if self.spans is not None:
+            raise InputError("greedy growth is of edges, not of edges at spans; use .total().greedy(k)")
         scores = (self.values.abs() if absolute else self.values).tolist()
         feeding: list[list[int]] = [column.nonzero().squeeze(1).tolist() for column in self.graph.feeds.T]
         upstream = [rows.nonzero().squeeze(1).tolist() for rows in self.graph.valid.T]
@@ -176,18 +200,16 @@ class EdgeScores:
         }
         return self._circuit(strongest(self.values, qualified, k, absolute=absolute), selection)
 
-    def _circuit(self, mask: Bool[Tensor, "n_sources n_targets"], selection: dict[str, Any]) -> Circuit:
-        return Circuit(graph=self.graph, mask=mask, provenance={**self.provenance, **selection})
+    def _circuit(
+        self, mask: Bool[Tensor, "*spans n_sources n_targets"], selection: dict[str, Any]
+    ) -> Circuit:
+        provenance = {**self.provenance, **selection}
+        return Circuit(graph=self.graph, mask=mask, provenance=provenance, spans=self.spans)
 
     def _repr_html_(self) -> str:
-        strongest = self.top(min(8, self.graph.n_edges)).mask.nonzero().tolist()
-        rows = sorted(
-            (
-                (self.graph.edge_name(row, column), float(self.values[row, column]))
-                for row, column in strongest
-            ),
-            key=lambda each: -abs(each[1]),
-        )
+        mask = self.top(min(8, self.n_slots)).mask
+        names = slot_names(self.graph, self.spans, mask.nonzero())
+        rows = sorted(zip(names, self.values[mask].tolist(), strict=True), key=lambda each: -abs(each[1]))
         known = self.provenance
         return display.table(
             f"edge scores: {self.graph.n_edges} edges, strongest first",
@@ -197,17 +219,9 @@ class EdgeScores:
         )
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per edge: source, target, score; strongest first."""
-        import pandas as pd
-
-        rows, columns = self.graph.valid.nonzero(as_tuple=True)
-        frame = pd.DataFrame(
-            {
-                "source": [self.graph.sources[row] for row in rows.tolist()],
-                "target": [self.graph.targets[column] for column in columns.tolist()],
-                "score": self.values[rows, columns].double().numpy(),
-            }
-        )
+        """One row per edge: source, target, score; strongest first. With spans the span first."""
+        frame = edge_frame(self.graph, self.spans, self.slots)
+        frame["score"] = self.values[self.slots].double().numpy()
         return frame.sort_values(
             "score", key=lambda score: score.abs(), ascending=False, kind="stable", ignore_index=True
         )
@@ -224,6 +238,7 @@ class EdgeScores:
             kind="scores",
             provenance=dict(self.provenance),
             details=dict(self.details),
+            **({} if self.spans is None else {"spans": self.spans.describe()}),
         )
 
 
@@ -231,12 +246,14 @@ def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
     """Read edge scores written by `EdgeScores.save`; errors as in `load_circuit`."""
     stored, arrays, metadata = read_edges(path, "scores", graph)
     with malformed(path, "edge scores written by .save()"):
+        spans = metadata.get("spans")
         return EdgeScores(
             stored,
             real_numbers(arrays["values"]),
             per_example=None if (each := arrays.get("per_example")) is None else real_numbers(each),
             provenance=dict(metadata["provenance"]),
             details=dict(metadata["details"]),
+            spans=None if spans is None else Spans.restored(spans),
         )
 
 

@@ -4,7 +4,6 @@ from assay.execution.ablation import ABLATIONS, Ablation, Baseline, BaselineShel
 from assay.execution.forward import run_circuit, run_model
 from assay.execution.pairs import PairRunner
 from assay.execution.plan import Plan, compile_plan
-from assay.execution.positions import run_position_circuit
 from assay.execution.prepared import PreparedInputs
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
@@ -30,5 +29,4 @@ __all__ = [
     "get_ablation",
     "run_circuit",
     "run_model",
-    "run_position_circuit",
 ]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from assay.circuits import Circuit
@@ -16,6 +16,7 @@ from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonF
 from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
 from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner
+from assay.execution.soft import SoftRunner
 from assay.models import Model, Trace
 from assay.tasks import PairTask, Task
 
@@ -161,7 +162,7 @@ def run_model(
     return torch.cat(results)
 
 
-@takes_text()
+@takes_text(spans=True)
 def run_circuit(
     model: Model,
     task: Task,
@@ -174,13 +175,14 @@ def run_circuit(
     seed: int = 0,
     check: bool = True,
     shelf: BaselineShelf | None = None,
+    labels: Int64[Tensor, "n pos"] | None = None,
 ) -> Float[Tensor, "n d_vocab"]:
     """Logits of the model with every edge outside the circuit ablated, at the read position.
 
     Args:
         model: The model.
         task: The examples.
-        circuit: The edges to keep.
+        circuit: The edges to keep, everywhere or at spans of positions.
         ablation: What a cut edge carries: `resample`, `zero`, `mean`, `mean-positional` or `noise`; default:
             the task's own.
         pairs: (clean index, corrupted index) pairs to run instead of the task's own pairing; needs
@@ -190,6 +192,7 @@ def run_circuit(
         seed: Root seed of the noise.
         check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
         shelf: Keeps the ablated activations for the next circuit of the same model, task and ablation.
+        labels: Span of every position `[N, T]`, -1 at padding; needed for spans that were given as labels.
 
     Returns:
         `[N, V]`, or `[P, V]` with `pairs`; CPU, float32 (float64 for a float64 model). Full circuit: the
@@ -198,6 +201,12 @@ def run_circuit(
     Raises:
         GraphMismatchError: If the circuit belongs to another graph.
         NonFiniteError: If a logit is NaN or infinite.
+        InputError: For a circuit at spans: `pairs`, or positions that cannot be labelled.
+
+    Notes:
+        At spans every target has its own stream at every position, so a run costs what one under a
+        real-valued mask does: two passes to prepare a batch, and a product over all sources per target. The
+        mask of an example takes T S R numbers; prompts whose spans have the same places share one.
 
     References:
         Conmy et al. 2023, arXiv:2304.14997; uit de Bos and Garriga-Alonso 2024, equation 1.
@@ -205,6 +214,13 @@ def run_circuit(
     chosen = get_ablation(ablation or task.ablation)
     check_circuit(model, circuit)
     task = model.bind(task)
+    if circuit.spans is not None:
+        if pairs is not None:
+            raise InputError("pairs= runs ordinary circuits; give circuit.anywhere(), or task.paired(pairs)")
+        where = circuit.spans.label(task, labels)
+        return _run_spans(
+            model, task, circuit, where, chosen, asked=batch_size, memory=memory, seed=seed, check=check
+        )
     if pairs is not None:
         _check_pairs(task, chosen, pairs)
         if isinstance(task, PairTask):
@@ -226,6 +242,40 @@ def run_circuit(
         if check:
             check_finite(logits, "the circuit run", batch.indices)
         results.append(logits)
+    return torch.cat(results)
+
+
+def _run_spans(
+    model: Model,
+    task: Task,
+    circuit: Circuit,
+    labels: Int64[Tensor, "n pos"],
+    ablation: Ablation,
+    *,
+    asked: int | None,
+    memory: int | None,
+    seed: int,
+    check: bool,
+) -> Tensor:
+    """A circuit at spans: what a target reads differs from position to position."""
+    where = labels.clamp(min=0)  # what is at padding is never read
+    shared = bool((where == where[0]).all())
+    runner = SoftRunner(model)
+    masks = 2 * task.length * model.graph.valid.numel() * model.result_dtype.itemsize
+    extra = runner.bytes_per_pair(task.length) + (0 if shared else masks)
+    size = choose_batch_size(model, task, asked=asked, bytes_per_example=extra, memory=memory)
+    prepared = ablation.prepare(model, task, batch_size=size, seed=seed)
+    weights = circuit.mask.to(device=model.device, dtype=model.result_dtype)
+    results = []
+    with torch.no_grad():
+        for batch in task.batches(size):
+            batch = batch.to(model.device)
+            rows = where[:1] if shared else where[batch.indices.cpu()]
+            mask = weights[rows.to(model.device)]
+            logits = runner.logits(runner.prepare_batch(batch, prepared), mask).cpu()
+            if check:
+                check_finite(logits, "the circuit run", batch.indices)
+            results.append(logits)
     return torch.cat(results)
 
 

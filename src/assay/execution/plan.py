@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from assay.core.errors import ShapeError
 from assay.graph import Graph
 
 
@@ -182,6 +183,8 @@ def compile_plan(
             a source fed by ablated values only equals its own ablated value.
         pools: True where `logits` reads all positions (mean pooling), not one.
     """
+    if mask.shape != graph.valid.shape:
+        raise ShapeError(f"mask has shape {tuple(mask.shape)}; a plan needs {tuple(graph.valid.shape)}")
     clean, ablated = source_types(graph, mask)
     kept = mask & ~ablated[:, None] if resample else mask.clone()
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools)

@@ -1,5 +1,6 @@
 """All runs that the measurements of one circuit share: each is made once, when first asked for."""
 
+import copy
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cached_property
@@ -7,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from assay.circuits import Circuit
@@ -39,6 +40,7 @@ class CircuitRuns:
         objective: Key, object or callable whose negative is the margin; default: the task's own.
         batch_size: Examples per pass; default: by free memory.
         seed: Root seed (noise ablation, random circuits).
+        labels: Span of every position, for a circuit whose spans were given as labels; see `run_circuit`.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class CircuitRuns:
         objective: str | Objective | Loss | None = None,
         batch_size: int | None = None,
         seed: int = 0,
+        labels: Int64[Tensor, "n pos"] | None = None,
     ) -> None:
         check_circuit(model, circuit)
         self.model = model
@@ -60,10 +63,19 @@ class CircuitRuns:
         self.objective_object = get_objective(objective or task.objective)
         self.batch_size = batch_size
         self.seed = seed
-        self._full: Tensor | None = None
+        self.labels = labels
+        self._full: list[Tensor] = []
         self._shelf = BaselineShelf()
         self._logits: OrderedDict[str, Tensor] = OrderedDict()
         self._kept_margins: dict[str, np.ndarray] = {}
+
+    def of(self, circuit: Circuit) -> "CircuitRuns":
+        """The runs of another circuit on the same task; what is run for either serves both."""
+        check_circuit(self.model, circuit)
+        other = copy.copy(self)  # shares all that is kept
+        other.circuit = circuit
+        vars(other).pop("provenance", None)
+        return other
 
     @property
     def ablation(self) -> str:
@@ -82,9 +94,9 @@ class CircuitRuns:
             which: `full` model, circuit kept (`keep`), circuit dropped (`drop`), or `empty`: nothing kept.
         """
         if which == "full":
-            if self._full is None:
-                self._full = run_model(self.model, self.task, batch_size=self.batch_size, check=False)
-            return self._full
+            if not self._full:
+                self._full.append(run_model(self.model, self.task, batch_size=self.batch_size, check=False))
+            return self._full[0]
         return self.logits_of(self._circuit(which))
 
     def _circuit(self, which: Which) -> Circuit:
@@ -109,6 +121,7 @@ class CircuitRuns:
                 seed=self.seed,
                 check=False,
                 shelf=self._shelf,
+                labels=None if circuit.spans is None else self.labels,
             )
         self._logits[circuit.hash] = logits
         while len(self._logits) > 1 and sum(kept.nbytes for kept in self._logits.values()) > LOGIT_BYTES:
@@ -148,4 +161,5 @@ class CircuitRuns:
             "ablation": self.ablation,
             "objective": self.objective,
             "seed": self.seed,
+            **({} if self.circuit.spans is None else {"spans": list(self.circuit.spans.names)}),
         }

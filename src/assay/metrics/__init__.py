@@ -14,7 +14,6 @@ from assay.metrics import (  # noqa: F401 (register)
 from assay.metrics.curve import FaithfulnessCurve, faithfulness_curve
 from assay.metrics.measuring import measure, measure_runs, measurement_provenance, random_like
 from assay.metrics.metric import METRICS, MetricSpec, Runs, find_metric, metric
-from assay.metrics.positions import measure_positions
 
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "faithfulness_curve",
     "find_metric",
     "measure",
-    "measure_positions",
     "measure_runs",
     "measurement_provenance",
     "metric",

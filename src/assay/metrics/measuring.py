@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
-from jaxtyping import Float, Float64
-from torch import Tensor
+from jaxtyping import Float64
 
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
@@ -15,8 +14,7 @@ from assay.core.errors import InputError, unknown_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.execution import Ablation, CircuitRuns
-from assay.execution.runs import Which
-from assay.metrics.metric import MetricSpec, Runs, find_metric, task_warnings
+from assay.metrics.metric import METRICS, MetricSpec, Runs, find_metric, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import Task
@@ -28,7 +26,7 @@ def measure(circuit: Circuit, model: Model, task: Task, metric: str, **keywords:
 def measure(
     circuit: Circuit, model: Model, task: Sequence[Task], metric: str, **keywords: Any
 ) -> list[Measurement]: ...
-@takes_text(several_tasks=True)
+@takes_text(several_tasks=True, spans=True)
 def measure(
     circuit: Circuit,
     model: Model,
@@ -46,7 +44,8 @@ def measure(
     """Measure one circuit by one registered metric.
 
     Args:
-        circuit: Edge or head circuit of the model's graph.
+        circuit: Edge or head circuit of the model's graph; of edges at spans of positions, metrics that read
+            runs of the whole circuit alone.
         model: The model it belongs to.
         task: The examples; several tasks give one measurement each, in their order.
         metric: Key (`faithfulness`, `kl`, `topk`, ...) or published code (`D05`, `D02.completeness`).
@@ -109,6 +108,8 @@ def measure_runs(runs: Runs, metric: str, *, random_circuits: int = 0, **options
     """
     spec = find_metric(metric)
     compute = _checked(spec, options)
+    if runs.circuit.spans is not None:
+        _check_whole(spec, random_circuits)
     if random_circuits < 0:
         raise InputError(f"random_circuits is {random_circuits}; a count from 0 is needed")
     found = compute(runs, spec, **options)
@@ -149,6 +150,19 @@ def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:
     return spec.compute
 
 
+def _check_whole(spec: MetricSpec, random_circuits: int) -> None:
+    """Refuse what changes single edges or heads of a circuit whose edges are kept at some positions only."""
+    if spec.own_runs or spec.runs_per_head or random_circuits:
+        what = "random_circuits=" if random_circuits else spec.key
+        whole = [
+            key for key, each in METRICS.items() if each.compute and not each.own_runs + each.runs_per_head
+        ]
+        raise InputError(
+            f"{what} changes single edges or heads of a circuit, or many circuits, and this circuit keeps "
+            f"its edges at some positions only; use {', '.join(whole)}, or measure circuit.anywhere()"
+        )
+
+
 def _stamped(found: Measurement, provenance: Mapping[str, Any], seed: int) -> Measurement:
     """`found` and its parts with identity and names of their own."""
     parts = {
@@ -159,74 +173,6 @@ def _stamped(found: Measurement, provenance: Mapping[str, Any], seed: int) -> Me
 
 
 # ------------------------------------------------------------------------------- reference circuits
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunsOfAnother:
-    """The runs of `circuit` in place of those of `base`; model and empty runs are shared."""
-
-    base: Runs
-    circuit: Circuit
-
-    @property
-    def model(self) -> Model:
-        """The model of `base`."""
-        return self.base.model
-
-    @property
-    def task(self) -> Task:
-        """The task of `base`."""
-        return self.base.task
-
-    @property
-    def ablation(self) -> str:
-        """The ablation of `base`."""
-        return self.base.ablation
-
-    @property
-    def objective(self) -> str:
-        """The objective of `base`."""
-        return self.base.objective
-
-    @property
-    def seed(self) -> int:
-        """The seed of `base`."""
-        return self.base.seed
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size of `base`."""
-        return self.base.batch_size
-
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """That of `base` with the circuit replaced."""
-        return {**self.base.provenance, "circuit": self.circuit.hash}
-
-    def _resolve(self, which: Which) -> Circuit | None:
-        return {"keep": self.circuit, "drop": self.circuit.dropped()}.get(which)
-
-    def logits(self, which: Which) -> Float[Tensor, "n d_vocab"]:
-        """Logits of a run of this circuit."""
-        other = self._resolve(which)
-        return self.base.logits(which) if other is None else self.base.logits_of(other)
-
-    def margins(self, which: Which) -> Float64[np.ndarray, " n"]:
-        """Margins of a run of this circuit."""
-        other = self._resolve(which)
-        return self.base.margins(which) if other is None else self.base.margins_of(other)
-
-    def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
-        """Logits of any circuit."""
-        return self.base.logits_of(circuit)
-
-    def margins_of(self, circuit: Circuit) -> Float64[np.ndarray, " n"]:
-        """Margins of any circuit."""
-        return self.base.margins_of(circuit)
-
-    def margins_from(self, logits: Float[Tensor, "n d_vocab"]) -> Float64[np.ndarray, " n"]:
-        """Margins of a run made elsewhere."""
-        return self.base.margins_from(logits)
 
 
 def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
@@ -252,8 +198,8 @@ def _baseline(runs: Runs, spec: MetricSpec, n_circuits: int, options: Mapping[st
     nothing = circuit.emptied()
     others = [random_like(circuit, seed=runs.seed, index=index) for index in range(n_circuits)]
     compute = _checked(spec, options)
-    measured = [compute(RunsOfAnother(base=runs, circuit=other), spec, **options) for other in others]
-    empty = compute(RunsOfAnother(base=runs, circuit=nothing), spec, **options)
+    measured = [compute(runs.of(other), spec, **options) for other in others]
+    empty = compute(runs.of(nothing), spec, **options)
     return {"random": _summary(measured), "empty": {"value": empty.value, "reason": empty.reason}}
 
 

@@ -69,6 +69,9 @@ class Runs(Protocol):
     def margins(self, which: Which) -> Float64[np.ndarray, " n"]:
         """Y = -loss of the objective in that run."""
 
+    def of(self, circuit: Circuit) -> "Runs":
+        """The runs of another circuit on the same task; what is run for either serves both."""
+
     def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
         """Logits of another circuit under the same ablation."""
 

@@ -23,8 +23,8 @@ from assay.analyses.worst_case.repair_search import (
 )
 from assay.analyses.worst_case.sampling import sample_pairs
 from assay.circuits import Circuit, EdgeScores
-from assay.circuits.circuit import check_n_edges
 from assay.circuits.given import takes_text
+from assay.circuits.slots import check_n_edges
 from assay.core.errors import GraphMismatchError, InputError, unknown_name
 from assay.core.random import stream
 from assay.core.record import library_version

@@ -14,7 +14,7 @@ from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.explain import explain
 from assay.analyses.worst_case.inputs import PairSample
 from assay.circuits import Circuit, EdgeScores
-from assay.circuits.circuit import check_n_edges
+from assay.circuits.slots import check_n_edges
 from assay.core.random import stream
 from assay.discovery.edges.masks import LearnedMask, MaskSettings, PairLoss, learn_mask
 from assay.execution.soft import SoftPairs, SoftRunner

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.circuits.circuit import check_n_edges
+from assay.circuits.slots import check_n_edges
 from assay.core.errors import GraphMismatchError, InputError, unknown_name
 
 

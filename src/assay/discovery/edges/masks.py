@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.circuits.circuit import check_n_edges
+from assay.circuits.slots import check_n_edges
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError
 from assay.core.random import torch_stream
 from assay.execution.soft import SoftPairs, SoftRunner

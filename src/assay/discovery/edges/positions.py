@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from assay.circuits.given import takes_text
-from assay.circuits.positions import PositionScores
+from assay.circuits.scores import EdgeScores
 from assay.circuits.spans import Place, Spans
 from assay.core.errors import InputError, NonFiniteError
 from assay.discovery.edges.attribution import Passes, _PathGradient
@@ -51,7 +51,7 @@ def discover_positions(
     batch_size: int | None = None,
     memory: int | None = None,
     seed: int = 0,
-) -> PositionScores:
+) -> EdgeScores:
     """Score every edge at every span by the damage that ablating it there would do.
 
     Args:
@@ -116,10 +116,10 @@ def discover_positions(
         details["completeness_gap"] = completeness_gap(values.sum(0), sweep.input_effect / task.n)
     digest = hashlib.sha256(labels.contiguous().numpy().tobytes()).hexdigest()[:16]
     where = {"names": list(laid_out.names), "rule": dict(laid_out.rule), "labels": digest}
-    return PositionScores(
+    return EdgeScores(
         model.graph,
-        laid_out,
         values,
+        spans=laid_out,
         provenance={**provenance_of(model, task, chosen, settings), "spans": where},
         details=details,
     )
