@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Real
 from scipy import special
 
 from assay.analyses.subsets.consistency import consistency_within
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.line import MIN_MODELS, clip_of, probit
+from assay.analyses.subsets.line import MIN_MODELS, UnitSums, clip_of, probit
 from assay.analyses.subsets.permutation import run_permutations
 from assay.analyses.subsets.problem import Problem, check_sizes
 from assay.analyses.subsets.settings import Settings
@@ -24,7 +24,7 @@ MIN_FOLDS = 3  # test, validation, train
 INTERVAL_LEVEL = 0.95
 WORDS = {"family": "families", "group": "training runs", "model": "models"}
 _CLIP = 0.999  # of |R_k| before atanh: a fold of few models can reach 1
-_CONSTANT = 1e-12  # of a fold's sum of squares, relative to that of all models
+
 _DENSE_ENTRIES = 4e8  # of all folds together: 1.6 GB of float32, beyond which folds are packed
 
 
@@ -82,12 +82,19 @@ def combine(
         >>> combine(np.array([[-0.5], [-0.1]]), np.array([23, 13])).round(4).tolist()
         [-0.3796]
     """
-    weights = np.where(np.isnan(correlations), 0.0, (n_models - 3.0)[:, None])
+    return np.tanh(_combined(correlations, n_models))
+
+
+def _combined(
+    correlations: Float64[np.ndarray, "*batch n_folds k"], n_models: Real[np.ndarray, "*rows n_folds"]
+) -> Float64[np.ndarray, "*batch k"]:
+    """The weighted mean of atanh(R_k) over the defined folds; NaN without one."""
+    weights = np.where(np.isnan(correlations), 0.0, (n_models - 3.0)[..., None])
     z = np.arctanh(np.clip(np.nan_to_num(correlations), -_CLIP, _CLIP))
     total = weights.sum(axis=-2)
-    found = np.full(total.shape, np.nan)
-    np.divide((weights * z).sum(axis=-2), total, out=found, where=total > 0)
-    return np.tanh(found)
+    mean = np.full(total.shape, np.nan)
+    np.divide((weights * z).sum(axis=-2), total, out=mean, where=total > 0)
+    return mean
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -348,31 +355,16 @@ def unit_jackknife(
     References:
         Efron and Stein (1981), doi:10.1214/aos/1176345462.
     """
-    names, place = np.unique(units, return_inverse=True)
-    n_units, n_folds = len(names), int(fold_of.max()) + 1
+    names, first = np.unique(units, return_index=True)
+    n_units = len(names)
     if n_units < 3:
         return math.nan, math.nan
-    x, t = x - x.mean(), t - t.mean()
-    each = (np.ones_like(x), x, t, x * x, t * t, x * t)
-    sums = np.stack([np.bincount(place, weights=values, minlength=n_units) for values in each])
-    home = np.zeros(n_units, dtype=np.int64)
-    home[place] = fold_of
-    # First all units, then all but each.
-    kept = np.concatenate([np.ones((1, n_units)), 1.0 - np.eye(n_units)])
-    weighted, total = np.zeros(len(kept)), np.zeros(len(kept))
-    for fold in range(n_folds):
-        inside = home == fold
-        n, sx, st, sxx, stt, sxt = sums[:, inside] @ kept[:, inside].T
-        count = np.maximum(n, 1)
-        vx, vt, vxt = sxx - sx * sx / count, stt - st * st / count, sxt - sx * st / count
-        sound = (n >= MIN_MODELS) & (vx > _CONSTANT * (x @ x)) & (vt > max(_CONSTANT * (t @ t), 1e-18))
-        r = np.where(sound, vxt / np.sqrt(np.where(sound, vx * vt, 1.0)), 0.0)
-        weight = np.where(sound, n - 3, 0.0)
-        weighted += weight * np.arctanh(np.clip(r, -_CLIP, _CLIP))
-        total += weight
-    if not (total > 0).all():
-        return math.nan, math.nan
-    z, *without = weighted / total
-    spread = math.sqrt((n_units - 1) / n_units * float(np.sum((np.array(without) - np.mean(without)) ** 2)))
+    sums, home = UnitSums(x, t, units), fold_of[first]
+    kept = np.concatenate([np.ones((1, n_units)), 1.0 - np.eye(n_units)])  # all units, then all but each
+    folds = [home == fold for fold in np.unique(home)]
+    each = [sums.correlations(kept[:, inside], inside, at_least=MIN_MODELS) for inside in folds]
+    n, r = (np.stack(column, axis=-1) for column in zip(*each, strict=True))
+    z, *others = _combined(r[..., None], n)[:, 0]
+    spread = math.sqrt((n_units - 1) / n_units * float(np.sum((np.array(others) - np.mean(others)) ** 2)))
     margin = float(special.stdtrit(n_units - 1, (1 + level) / 2)) * spread
     return math.tanh(z - margin), math.tanh(z + margin)
