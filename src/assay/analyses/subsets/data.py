@@ -284,6 +284,12 @@ class CorrectnessData:
             raise InputError(f"the {kind} of each model is not known; give it to `CorrectnessData.of`")
         return unit_codes(np.asarray(names))
 
+    def kind_of_units(self, *, by_family: bool) -> str:
+        """What a bootstrap draws: training runs where known, or families where those are kept whole."""
+        if self.groups is not None and not (by_family and self.families is not None):
+            return "group"
+        return self.unit_kind
+
     @functools.cached_property
     def hash(self) -> str:
         """16 hex digits of everything a selection or its verdict depends on."""

@@ -216,7 +216,8 @@ class UnitSums:
         self, weights: Real[np.ndarray, "k units"], among: Any = slice(None), *, at_least: int = 1
     ) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
         """Models and correlation, for each row of weights of the units (`among` them, some); NaN where a side
-        is constant or models are fewer than `at_least`."""
+        is constant or models are fewer than `at_least`.
+        """
         n, sx, sy, sxx, syy, sxy = self.sums[:, among] @ weights.T
         models = np.maximum(n, 1)
         sxx, syy, sxy = sxx - sx * sx / models, syy - sy * sy / models, sxy - sx * sy / models

@@ -10,6 +10,7 @@ from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import Correlation, Line, clip_of, fit_line
+from assay.analyses.subsets.problem import Problem
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import ModelSplit
 from assay.core.errors import InputError
@@ -116,6 +117,11 @@ class SelectedExamples:
         named = zip(self.indices.tolist(), self.example_ids, strict=True)
         return any(name != f"row_{place}" for place, name in named)
 
+    @functools.cached_property
+    def problem(self) -> Problem:
+        """The problem that the subset solves."""
+        return Problem(self.require_data("a selection"), self.split, self.settings)
+
     def require_data(self, what: str) -> CorrectnessData:
         """The data, or the error that says how to give them.
 
@@ -135,15 +141,7 @@ class SelectedExamples:
 
     def line(self, part: str = "test") -> Line:
         """Least-squares line of a part of the models on the subset, in probit axes."""
-        data = self.require_data("a line")
-        models = self.split.part(part)
-        eps = self.settings.eps
+        self.require_data("a line")
+        models, eps = self.split.part(part), self.settings.eps
         clip = clip_of(self.settings.clip, self.size, eps)
-        return fit_line(data.id_accuracy[models], self.accuracies(models), eps=clip, id_eps=eps)
-
-
-def interval_units(data: CorrectnessData, split: ModelSplit) -> str:
-    """What the bootstrap draws: families after a split by family, else runs, where they are known."""
-    if data.groups is not None and not (split.kind == "family" and data.families is not None):
-        return "group"
-    return data.unit_kind
+        return fit_line(self.problem.data.id_accuracy[models], self.accuracies(models), eps=clip, id_eps=eps)

@@ -60,20 +60,15 @@ def permute_accuracy(
         InputError: For another kind, `group` without units, or finer units that cross the coarse ones.
     """
     y = np.asarray(id_accuracy, dtype=np.float64)
-    if kind not in KINDS:
-        raise unknown_name("kind of permutation", kind, KINDS)
-    if kind == "free":
+    _check_kind(kind, known=units is not None)
+    if kind == "free" or units is None:
         return y[rng.permutation(len(y))]
-    if units is None:
-        raise InputError(
-            "kind='group' permutes units and none are known; give groups= or families=, or 'free'"
-        )
     coarse = unit_codes(units)
     if coarse.shape != y.shape:
         raise ShapeError(f"units has shape {coarse.shape}, id_accuracy {y.shape}: one unit per model")
     t = probit(y)
     means = _means(t, coarse)
-    found = means[rng.permutation(len(means))][coarse]
+    dealt = means[rng.permutation(len(means))][coarse]
     residual = t - means[coarse]
     if within is not None:
         fine = unit_codes(within)
@@ -84,9 +79,18 @@ def permute_accuracy(
         deviations = _means(residual, fine)
         home = np.zeros(len(deviations), dtype=np.int64)
         home[fine] = coarse
-        found += _dealt_inside(deviations, home, rng)[fine]
+        dealt += _dealt_inside(deviations, home, rng)[fine]
         residual, coarse = residual - deviations[fine], fine
-    return np.asarray(special.ndtr(found + _dealt_inside(residual, coarse, rng)))
+    return np.asarray(special.ndtr(dealt + _dealt_inside(residual, coarse, rng)))
+
+
+def _check_kind(kind: str, *, known: bool) -> None:
+    if kind not in KINDS:
+        raise unknown_name("kind of permutation", kind, KINDS)
+    if kind == "group" and not known:
+        raise InputError(
+            "kind='group' permutes units and none are known; give groups= or families=, or 'free'"
+        )
 
 
 def nested(fine: Int64[np.ndarray, " m"], coarse: Int64[np.ndarray, " m"]) -> bool:
@@ -126,22 +130,14 @@ class Exchange:
     @classmethod
     def of(cls, data: CorrectnessData, kind: Kind | None = None) -> "Exchange":
         """What fits the data: `group` where runs or families are known, unless `kind` says else."""
-        known = data.families is not None or data.groups is not None
-        if kind is None:
-            kind = "group" if known else "free"
-        if kind not in KINDS:
-            raise unknown_name("kind of permutation", kind, KINDS)
+        known = data.unit_kind != "model"
+        kind = kind or ("group" if known else "free")
+        _check_kind(kind, known=known)
         if kind == "free":
             return cls(kind=kind, units=None, within=None, unit_kind="model")
-        if not known:
-            raise InputError(
-                "kind='group' permutes units and none are known; give the data groups= or families=, or ask "
-                "for kind='free'"
-            )
-        within = None
-        if data.families is not None and data.groups is not None:
-            runs = unit_codes(data.groups)
-            within = runs if nested(runs, unit_codes(data.families)) else None
+        # Runs lie inside families: `CorrectnessData` holds no others.
+        both = data.families is not None and data.groups is not None
+        within = data.unit_codes("group") if both else None
         return cls(kind=kind, units=data.units, within=within, unit_kind=data.unit_kind)
 
     def draw(
@@ -214,9 +210,8 @@ def reached(
     evidence for the subset.
     """
     undefined = np.isnan(null)
-    observed = (
-        observed + _ROUNDING
-    )  # accuracies dealt out and back through the probit differ in the last bits
+    # Accuracies dealt out and back through the probit differ in the last bits.
+    observed = observed + _ROUNDING
     same = undefined | (null <= observed)
     lowest = np.min(np.where(undefined, np.inf, null), axis=1, keepdims=True, initial=np.inf)
     anywhere = undefined | (lowest <= observed)
