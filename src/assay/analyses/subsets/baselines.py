@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.distance import distance_scores
 from assay.analyses.subsets.line import Correlation, clip_of, line_correlations
@@ -194,7 +195,7 @@ def baseline_indices(
     sizes: Sequence[int],
     *,
     mode: Literal["nearest", "centroid"] | str = "nearest",
-) -> list[Int64[np.ndarray, " _"]]:
+) -> list[Places]:
     """The examples of a baseline for each size, lowest first, ties to the lower index.
 
     `hard`: those that the fewest training models get right. `marginal`: the smallest marginal score,
@@ -234,7 +235,7 @@ def baseline_indices(
     return _lowest(problem, values, sizes)
 
 
-def _pool(problem: Problem, sizes: Sequence[int]) -> Int64[np.ndarray, " pool"]:
+def _pool(problem: Problem, sizes: Sequence[int]) -> Places:
     """Examples that may be chosen, ascending; they hold every size."""
     pool = problem.settings.pool(problem.data.n_examples)
     for size in sizes:
@@ -243,7 +244,7 @@ def _pool(problem: Problem, sizes: Sequence[int]) -> Int64[np.ndarray, " pool"]:
     return pool
 
 
-def _lowest(problem: Problem, values: np.ndarray, sizes: Sequence[int]) -> list[Int64[np.ndarray, " _"]]:
+def _lowest(problem: Problem, values: np.ndarray, sizes: Sequence[int]) -> list[Places]:
     """For each size the examples with the lowest values; strata keep their shares."""
     pool, settings = _pool(problem, sizes), problem.settings
     if settings.strata is None:

@@ -187,7 +187,7 @@ def class_correlations(
     rows = []
     for code in np.unique(of_selected):
         members = selection.indices[of_selected == code]
-        clip = {} if len(members) > 1 else {"clip": "eps"}  # half an example of one is not a clip
+        clip: dict[str, Any] = {} if len(members) > 1 else {"clip": "eps"}  # no half an example of one
         correlation = selection.problem.correlate(members, part, **clip, **options)
         rows.append(ClassCorrelation(name=names[code], size=len(members), correlation=correlation))
     return tuple(rows)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real
 from scipy import special
 
+from assay.analyses.subsets._arrays import Accuracies, Places, Units
 from assay.analyses.subsets.consistency import consistency_within
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import MIN_MODELS, UnitSums, clip_of, probit
@@ -166,7 +167,7 @@ class FoldRuns:
         self.problems = [Problem(data, split, settings) for split in splits]
         self.n_models = np.array([len(split.test) for split in splits], dtype=np.int64)
 
-    def select(self, id_accuracy: Float64[np.ndarray, " m"]) -> list[list[Int64[np.ndarray, " _"]]]:
+    def select(self, id_accuracy: Accuracies) -> list[list[Places]]:
         """The selection of each size (outer) on each fold (inner); empty where accuracies do not differ."""
         by_fold = []
         for problem in self.problems:
@@ -178,9 +179,7 @@ class FoldRuns:
         return [list(of_size) for of_size in zip(*by_fold, strict=True)]
 
     def correlations(
-        self,
-        selections: Sequence[Sequence[Int64[np.ndarray, " _"]]],
-        id_accuracy: Float64[np.ndarray, " m"],
+        self, selections: Sequence[Sequence[Places]], id_accuracy: Accuracies
     ) -> Float64[np.ndarray, "n_folds k"]:
         """R_k of given selections on the models tested."""
         each = [
@@ -192,7 +191,7 @@ class FoldRuns:
         ]
         return np.array(each, dtype=np.float64).T
 
-    def rerun(self, id_accuracy: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " k"]:
+    def rerun(self, id_accuracy: Accuracies) -> Float64[np.ndarray, " k"]:
         """R_cf per size under other accuracies."""
         return combine(self.correlations(self.select(id_accuracy), id_accuracy), self.n_models)
 
@@ -203,7 +202,7 @@ def cross_fit(
     *,
     settings: Settings,
     k: int = FOLDS,
-    y: Float64[np.ndarray, " m"] | None = None,
+    y: Accuracies | None = None,
     level: float = INTERVAL_LEVEL,
 ) -> CrossFit:
     """Select without a fold of the models, test on it, for every fold: each model is tested once.
@@ -251,12 +250,7 @@ def no_folds(plan: FoldPlan) -> str:
 
 
 def fit_folds(
-    data: CorrectnessData,
-    plan: FoldPlan,
-    runs: FoldRuns,
-    y: Float64[np.ndarray, " m"],
-    *,
-    level: float,
+    data: CorrectnessData, plan: FoldPlan, runs: FoldRuns, y: Accuracies, *, level: float
 ) -> CrossFit:
     """The cross-fit of one run of the folds under accuracies y."""
     assert plan.splits is not None
@@ -297,12 +291,7 @@ def fit_folds(
 
 
 def unit_jackknife(
-    x: Float64[np.ndarray, " m"],
-    t: Float64[np.ndarray, " m"],
-    units: Int64[np.ndarray, " m"],
-    fold_of: Int64[np.ndarray, " m"],
-    *,
-    level: float = INTERVAL_LEVEL,
+    x: Accuracies, t: Accuracies, units: Units, fold_of: Units, *, level: float = INTERVAL_LEVEL
 ) -> tuple[float, float]:
     """Interval of R_cf from leaving out each unit in turn, selections fixed.
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.baselines import BaselineRow
 from assay.analyses.subsets.composition import class_composition, class_correlations
 from assay.analyses.subsets.data import CorrectnessData
@@ -151,7 +151,7 @@ def _null(verdict: SubsetVerdict) -> dict[str, Any] | None:
 # ------------------------------------------------------------------------------------------- what is in it
 
 
-def _names(data: CorrectnessData, codes: Int64[np.ndarray, " k"]) -> list[str]:
+def _names(data: CorrectnessData, codes: Places) -> list[str]:
     names = data.label_names
     return [str(code) if names is None else names[code] for code in codes.tolist()]
 
@@ -290,7 +290,7 @@ def _examples(selection: SelectedExamples) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _described(selection: SelectedExamples, places: Int64[np.ndarray, " k"]) -> list[dict[str, Any]]:
+def _described(selection: SelectedExamples, places: Places) -> list[dict[str, Any]]:
     data, test = selection.problem.data, selection.split.test
     if not len(places):
         return []

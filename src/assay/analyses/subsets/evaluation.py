@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, Unpack
 
 import numpy as np
-from jaxtyping import Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, Line, clip_of, correlate, fit_line
@@ -65,9 +65,7 @@ def evaluate_models(
     )
 
 
-def _columns(
-    selection: SelectedExamples, data: CorrectnessData, order: str | None, *, named: bool
-) -> Int64[np.ndarray, " size"]:
+def _columns(selection: SelectedExamples, data: CorrectnessData, order: str | None, *, named: bool) -> Places:
     """The columns of `data` that are the examples of the selection."""
     if order not in (None, "data"):
         raise unknown_name("order of columns", order, ("data",))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.baselines import baseline_rows
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import Correlation
@@ -165,10 +166,7 @@ def _predict_folds(
 
 
 def _membership(
-    phi: Float64[np.ndarray, "n d"],
-    chosen: Int64[np.ndarray, " k"],
-    pool: Int64[np.ndarray, " p"],
-    rng: np.random.Generator,
+    phi: Float64[np.ndarray, "n d"], chosen: Places, pool: Places, rng: np.random.Generator
 ) -> "tuple[Pipeline, float]":
     """A logistic regression of being chosen on standardised features, and its C."""
     from sklearn.linear_model import LogisticRegression

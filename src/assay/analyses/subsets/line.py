@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real
 from scipy import special
 
+from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.core.errors import InputError, ShapeError
 from assay.core.random import stream
 from assay.core.record import Record
@@ -120,11 +121,7 @@ def clip_of(clip: str, size: int | None, eps: float | int = EPS) -> float:
 
 
 def line_correlation(
-    id_accuracy: Float64[np.ndarray, " m"],
-    accuracy: Float64[np.ndarray, " m"],
-    *,
-    eps: float | int = EPS,
-    id_eps: float | int = EPS,
+    id_accuracy: Accuracies, accuracy: Accuracies, *, eps: float | int = EPS, id_eps: float | int = EPS
 ) -> float:
     """R(s) of Eq. 4: Pearson correlation over models of probit accuracies.
 
@@ -146,7 +143,7 @@ def line_correlation(
 
 
 def line_correlations(
-    id_accuracy: Float64[np.ndarray, " m"],
+    id_accuracy: Accuracies,
     accuracy: Float64[np.ndarray, "k m"],
     *,
     eps: float | int = EPS,
@@ -165,10 +162,10 @@ def line_correlations(
 
 
 def cluster_replicates(
-    id_accuracy: Float64[np.ndarray, " m"],
-    accuracy: Float64[np.ndarray, " m"],
+    id_accuracy: Accuracies,
+    accuracy: Accuracies,
     draws: Int64[np.ndarray, "n_resamples n_drawn"],
-    units: Int64[np.ndarray, " m"],
+    units: Units,
     *,
     eps: float | int = EPS,
     id_eps: float | int = EPS,
@@ -202,9 +199,7 @@ class UnitSums:
         units: Unit of each model.
     """
 
-    def __init__(
-        self, x: Float64[np.ndarray, " m"], y: Float64[np.ndarray, " m"], units: Int64[np.ndarray, " m"]
-    ):
+    def __init__(self, x: Accuracies, y: Accuracies, units: Units):
         x, y = x - x.mean(), y - y.mean()
         place = np.unique(units, return_inverse=True)[1]
         products = (np.ones_like(x), x, y, x * x, y * y, x * y)
@@ -228,10 +223,10 @@ class UnitSums:
 
 
 def correlate(
-    id_accuracy: Float64[np.ndarray, " m"],
-    accuracy: Float64[np.ndarray, " m"],
+    id_accuracy: Accuracies,
+    accuracy: Accuracies,
     *,
-    units: Int64[np.ndarray, " m"] | None = None,
+    units: Units | None = None,
     size: int | None = None,
     eps: float | int = EPS,
     clip: str = "eps",
@@ -339,11 +334,7 @@ def _few_units(n_units: int) -> str | None:
 
 
 def fit_line(
-    id_accuracy: Float64[np.ndarray, " m"],
-    accuracy: Float64[np.ndarray, " m"],
-    *,
-    eps: float | int = EPS,
-    id_eps: float | int = EPS,
+    id_accuracy: Accuracies, accuracy: Accuracies, *, eps: float | int = EPS, id_eps: float | int = EPS
 ) -> Line:
     """Least-squares line in probit axes, out-of-distribution on in-distribution accuracy.
 

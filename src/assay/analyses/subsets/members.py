@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import Correlation, Line, clip_of, fit_line
 from assay.analyses.subsets.problem import Problem
@@ -107,7 +108,7 @@ class SelectedExamples:
         return record_id(KIND, self.provenance)
 
     @property
-    def pool(self) -> Int64[np.ndarray, " pool"]:
+    def pool(self) -> Places:
         """Examples that could have been selected, ascending: what the subset is compared with."""
         return self.settings.pool(self.facts["n_examples"])
 
@@ -135,7 +136,7 @@ class SelectedExamples:
             )
         return self.data
 
-    def accuracies(self, models: Int64[np.ndarray, " k"] | None = None) -> Float64[np.ndarray, " k"]:
+    def accuracies(self, models: Places | None = None) -> Float64[np.ndarray, " k"]:
         """Accuracy of each model of the data on the subset."""
         return self.require_data("the accuracies of the models").accuracy_on(self.indices, models)
 

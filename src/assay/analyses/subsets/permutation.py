@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from scipy import special
 
+from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.problem import Progress
@@ -31,13 +32,13 @@ _ROUNDING = 1e-12
 
 
 def permute_accuracy(
-    id_accuracy: Float64[np.ndarray, " m"],
-    units: Int64[np.ndarray, " m"] | None,
+    id_accuracy: Accuracies,
+    units: Units | None,
     rng: np.random.Generator,
     kind: Kind = "group",
     *,
-    within: Int64[np.ndarray, " m"] | None = None,
-) -> Float64[np.ndarray, " m"]:
+    within: Units | None = None,
+) -> Accuracies:
     """In-distribution accuracies dealt out anew, so that they say nothing about any example.
 
     `free` deals them over all models. `group` writes probit(y) as the mean of its unit plus a residual, deals
@@ -93,18 +94,16 @@ def _check_kind(kind: str, *, known: bool) -> None:
         )
 
 
-def nested(fine: Int64[np.ndarray, " m"], coarse: Int64[np.ndarray, " m"]) -> bool:
+def nested(fine: Units, coarse: Units) -> bool:
     """Whether every fine unit lies in one coarse unit."""
     return len(np.unique(fine)) == len(np.unique(np.stack([fine, coarse]), axis=1).T)
 
 
-def _means(values: Float64[np.ndarray, " m"], codes: Int64[np.ndarray, " m"]) -> Float64[np.ndarray, " n"]:
+def _means(values: Accuracies, codes: Units) -> Float64[np.ndarray, " n"]:
     return np.bincount(codes, weights=values) / np.bincount(codes)
 
 
-def _dealt_inside(
-    values: Float64[np.ndarray, " m"], codes: Int64[np.ndarray, " m"], rng: np.random.Generator
-) -> Float64[np.ndarray, " m"]:
+def _dealt_inside(values: Accuracies, codes: Units, rng: np.random.Generator) -> Accuracies:
     """`values` permuted among the places of equal code."""
     found = np.empty_like(values)
     found[np.argsort(codes, kind="stable")] = values[np.lexsort((rng.random(len(codes)), codes))]
@@ -140,9 +139,7 @@ class Exchange:
         within = data.unit_codes("group") if both else None
         return cls(kind=kind, units=data.units, within=within, unit_kind=data.unit_kind)
 
-    def draw(
-        self, id_accuracy: Float64[np.ndarray, " m"], seed: int, place: int
-    ) -> Float64[np.ndarray, " m"]:
+    def draw(self, id_accuracy: Accuracies, seed: int, place: int) -> Accuracies:
         """Permutation number `place` under a seed, whatever was drawn before."""
         rng = stream(seed, f"permutation {place}")
         return permute_accuracy(id_accuracy, self.units, rng, self.kind, within=self.within)

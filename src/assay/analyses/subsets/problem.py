@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
+from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import Matrix, PackedMatrix
 from assay.analyses.subsets.line import Correlation, clip_of, correlate, line_correlation, probit
@@ -54,7 +55,7 @@ class Problem:
         """Rows of the test models, which no solver reads."""
         return self._rows(self.split.test)
 
-    def _rows(self, models: Int64[np.ndarray, " m"]) -> Matrix:
+    def _rows(self, models: Places) -> Matrix:
         return self.data.matrix(models, layout=self.settings.layout, device=self.settings.device)
 
     @property
@@ -62,17 +63,12 @@ class Problem:
         """What the bootstrap draws: families after a split by family, else runs, where they are known."""
         return self.data.kind_of_units(by_family=self.split.kind == "family")
 
-    def accuracy(self, examples: Int64[np.ndarray, " size"], part: str = "test") -> Float64[np.ndarray, " n"]:
+    def accuracy(self, examples: Places, part: str = "test") -> Float64[np.ndarray, " n"]:
         """Accuracy of the models of a part on examples."""
         matrix: Matrix = getattr(self, part)
         return np.asarray(matrix.count(examples), dtype=np.float64) / len(examples)
 
-    def correlation(
-        self,
-        examples: Int64[np.ndarray, " size"],
-        id_accuracy: Float64[np.ndarray, " m"],
-        part: str = "test",
-    ) -> float:
+    def correlation(self, examples: Places, id_accuracy: Accuracies, part: str = "test") -> float:
         """R of a part on examples; NaN where it is undefined."""
         eps = self.settings.eps
         clip = clip_of(self.settings.clip, len(examples), eps)
@@ -81,7 +77,7 @@ class Problem:
 
     def correlate(
         self,
-        examples: Int64[np.ndarray, " size"] | None = None,
+        examples: Places | None = None,
         part: str = "test",
         *,
         unit_kind: str | None = None,
@@ -105,16 +101,14 @@ class Problem:
         common: dict[str, Any] = {"units": units, "eps": settings.eps, "seed": settings.seed} | options
         return correlate(self.data.id_accuracy[models], accuracy, **common)
 
-    def constant_part(self, id_accuracy: Float64[np.ndarray, " m"]) -> str | None:
+    def constant_part(self, id_accuracy: Accuracies) -> str | None:
         """The part, of those that a solver reads, whose models do not differ in in-distribution accuracy."""
         for part in ("train", "validation"):
             if np.ptp(probit(id_accuracy[self.split.part(part)], eps=self.settings.eps)) == 0:
                 return part
         return None
 
-    def solve(
-        self, size: int, *, id_accuracy: Float64[np.ndarray, " m"] | None = None, **constraints: Any
-    ) -> Found:
+    def solve(self, size: int, *, id_accuracy: Accuracies | None = None, **constraints: Any) -> Found:
         """Run the solver.
 
         Args:
@@ -150,7 +144,7 @@ class Problem:
         sizes: Sequence[int],
         *,
         path: str = "independent",
-        id_accuracy: Float64[np.ndarray, " m"] | None = None,
+        id_accuracy: Accuracies | None = None,
         progress: Progress | None = None,
     ) -> list[Found]:
         """Run the solver for ascending sizes.

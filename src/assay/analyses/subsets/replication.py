@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from scipy import special
 
+from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets.consistency import consistency_within
 from assay.analyses.subsets.layouts import Matrix
 from assay.analyses.subsets.line import probit
@@ -117,7 +118,7 @@ def replicate_examples(selection: SelectedExamples, *, level: float = LEVEL) -> 
 
 
 def example_correlations(
-    matrix: Matrix, id_accuracy: Float64[np.ndarray, " m"], *, eps: float | int = 1e-6
+    matrix: Matrix, id_accuracy: Accuracies, *, eps: float | int = 1e-6
 ) -> Float64[np.ndarray, " n"]:
     """Pearson correlation over models of being right on an example with probit(y), for every example.
 
@@ -238,7 +239,7 @@ def replicate_halves(
     problems = [Problem(data, replace(selection.split, train=half), settings) for half in parts]
     exchange = Exchange.of(data, kind)
 
-    def overlap(y: Float64[np.ndarray, " m"]) -> tuple[float, float]:
+    def overlap(y: Accuracies) -> tuple[float, float]:
         sets = [problem.solve(selection.size, id_accuracy=y).indices for problem in problems]
         consistency = consistency_within(sets, selection.pool)
         return float(consistency.normalised[0, 1]), float(consistency.jaccard[0, 1])

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 from jaxtyping import Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import EPS, clip_of
@@ -91,7 +92,7 @@ class Settings:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def pool(self, n_examples: int) -> Int64[np.ndarray, " pool"]:
+    def pool(self, n_examples: int) -> Places:
         """Examples that may be selected of `n_examples`, ascending."""
         return np.arange(n_examples) if self.allowed is None else np.flatnonzero(self.allowed)
 
@@ -106,7 +107,7 @@ class Settings:
 
     @classmethod
     def of_record(
-        cls, record: Mapping[str, Any], arrays: Mapping[str, Int64[np.ndarray, " _"]], n_examples: int
+        cls, record: Mapping[str, Any], arrays: Mapping[str, Places], n_examples: int
     ) -> "Settings":
         """The inverse of `record` and `arrays`."""
         fields: dict[str, Any] = {name: record[name] for name in (*_WRITTEN, "options")} | dict(arrays)
@@ -114,7 +115,7 @@ class Settings:
             fields["allowed"] = _mask(arrays["allowed"], n_examples)
         return cls(**fields)
 
-    def arrays(self) -> dict[str, Int64[np.ndarray, " _"]]:
+    def arrays(self) -> dict[str, Places]:
         """What `record` only has the hashes of: strata, and the places of allowed and included examples."""
         held = {name: getattr(self, name) for name in _HASHED}
         if self.allowed is not None:
@@ -200,7 +201,7 @@ def _mask(allowed: Any, n_examples: int) -> np.ndarray:
     return mask
 
 
-def _places(examples: Any, n_examples: int, name: str) -> Int64[np.ndarray, " k"]:
+def _places(examples: Any, n_examples: int, name: str) -> Places:
     places = np.asarray(examples)
     if places.ndim != 1 or (len(places) and places.dtype.kind not in "iu"):
         raise InputError(
