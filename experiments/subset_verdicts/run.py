@@ -71,7 +71,7 @@ def judge_split(data: CorrectnessData, kind: str, seed: int, drawn: Drawn, *, pe
     """The tests that one split of the models allows; the product's verdict where its units are disjoint."""
     split = split_models(data.n_models, split=kind, groups=data.groups, seed=seed)
     settings = Settings(seed=seed)
-    problem = Problem.of(data, split, settings)
+    problem = Problem(data, split, settings)
     selection = make_selection(problem, problem.solve(SIZE))
     test = selection.correlation["test"]
     record: Record = {

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from assay.analyses.subsets import _contents, archive, load_correctness, parquet, save_correctness
+from assay.analyses.subsets import _contents, archive, parquet
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.core.errors import (
@@ -89,8 +89,8 @@ def write(path: Path, **arrays: Any) -> Path:
 @pytest.mark.parametrize("storage", ["dense", "packed"])
 def test_everything_is_read_back(tmp_path: Path, suffix: str, storage: str) -> None:
     data = full_data(CORRECT if storage == "dense" else PackedMatrix.pack(CORRECT))
-    path = save_correctness(data, tmp_path / f"data.{suffix}")
-    assert_same(data, load_correctness(path))
+    path = CorrectnessData.save(data, tmp_path / f"data.{suffix}")
+    assert_same(data, CorrectnessData.load(path))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -107,7 +107,7 @@ def test_what_is_not_known_stays_unknown(tmp_path: Path, suffix: str) -> None:
 def test_grey_images_are_read_back(tmp_path: Path, suffix: str) -> None:
     images = np.arange(3 * 4 * 5).reshape(3, 4, 5).astype(np.uint8)
     data = CorrectnessData.of(CORRECT, ACCURACY, images=images)
-    read = load_correctness(save_correctness(data, tmp_path / f"data.{suffix}"))
+    read = CorrectnessData.load(CorrectnessData.save(data, tmp_path / f"data.{suffix}"))
     assert read.images is not None
     np.testing.assert_array_equal(read.images, images)
 
@@ -133,12 +133,12 @@ def test_any_npz_is_read_back(tmp_path: Path, correct: np.ndarray, packed: bool,
         meta=draw.draw(st.dictionaries(words, st.lists(words, min_size=n, max_size=n), max_size=2)),
         n_id=draw.draw(st.none() | st.integers(1, 10**6)),
     )
-    assert_same(data, load_correctness(save_correctness(data, tmp_path / "data.npz")))
+    assert_same(data, CorrectnessData.load(CorrectnessData.save(data, tmp_path / "data.npz")))
 
 
 def test_bits_are_models_with_the_least_significant_first(tmp_path: Path) -> None:
     # Column 0 of CORRECT read upwards is 1 0 1 0 1: 1 + 4 + 16.
-    save_correctness(full_data(PackedMatrix.pack(CORRECT)), tmp_path / "data.npz")
+    CorrectnessData.save(full_data(PackedMatrix.pack(CORRECT)), tmp_path / "data.npz")
     with np.load(tmp_path / "data.npz") as file:
         assert file["X_bits"].tolist() == [[21, 4, 7]]
         assert file["shape"].tolist() == [5, 3]
@@ -149,7 +149,7 @@ def test_bits_are_models_with_the_least_significant_first(tmp_path: Path) -> Non
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_matrix_of_any_number_type_and_order_is_read(tmp_path: Path, dtype: type, order: Any) -> None:
     path = write(tmp_path / "data.npz", X=np.asarray(CORRECT, dtype=dtype, order=order), y=ACCURACY)
-    data = load_correctness(path)
+    data = CorrectnessData.load(path)
     assert data.correct.dtype == np.uint8
     np.testing.assert_array_equal(data.correct, CORRECT)
     assert data.source == {"kind": "archive", "file": "data.npz"}
@@ -166,7 +166,7 @@ def test_what_a_zoo_writes_is_read(tmp_path: Path) -> None:
         domain="sketch",
         n_id=40,
     )
-    data = load_correctness(of_zoo.save(tmp_path / "zoo.npz"))
+    data = CorrectnessData.load(of_zoo.save(tmp_path / "zoo.npz"))
     assert data.example_ids.tolist() == ["sketch/7", "sketch/8", "sketch/9"]
     assert data.groups == ("a", "b", "c", "d", "e")
     assert data.families == ("x", "x", "x", "y", "y")
@@ -176,12 +176,13 @@ def test_what_a_zoo_writes_is_read(tmp_path: Path) -> None:
 
 
 def test_a_zoo_that_does_not_know_how_many_images_it_was_measured_on(tmp_path: Path) -> None:
-    assert load_correctness(write(tmp_path / "z.npz", X=CORRECT, y=ACCURACY, n_id=np.array(0))).n_id is None
+    file = write(tmp_path / "z.npz", X=CORRECT, y=ACCURACY, n_id=np.array(0))
+    assert CorrectnessData.load(file).n_id is None
 
 
 def test_constant_rows_and_columns_are_read_and_counted(tmp_path: Path) -> None:
     data = CorrectnessData.of(np.vstack([CORRECT, [[1, 1, 1]]]) | [[0, 0, 1]], [*ACCURACY, 0.95])
-    quality = load_correctness(save_correctness(data, tmp_path / "data.npz")).quality()
+    quality = CorrectnessData.load(CorrectnessData.save(data, tmp_path / "data.npz")).quality()
     assert quality.n_all_right == 1
     assert quality.n_constant_models == 2
 
@@ -196,10 +197,10 @@ def test_a_matrix_too_large_for_memory_is_packed_while_it_is_read(
 ) -> None:
     rng = np.random.default_rng(0)
     data = CorrectnessData.of(rng.integers(0, 2, size=(203, 37), dtype=np.uint8), rng.random(203))
-    save_correctness(data, tmp_path / f"data.{suffix}")
+    CorrectnessData.save(data, tmp_path / f"data.{suffix}")
     monkeypatch.setattr(archive, "_BLOCK", block)
     monkeypatch.setattr(_contents, "free_memory", lambda: 203 * 37 * 2 - 1)
-    read = load_correctness(tmp_path / f"data.{suffix}")
+    read = CorrectnessData.load(tmp_path / f"data.{suffix}")
     assert isinstance(read.correct, PackedMatrix)
     assert read.hash == data.hash
     assert "packed_while_read" in read.source
@@ -210,10 +211,10 @@ def test_a_matrix_that_does_not_fit_even_packed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     data = CorrectnessData.of(np.tile(CORRECT, (40, 120)), np.tile(ACCURACY, 40))
-    save_correctness(data, tmp_path / f"data.{suffix}")
+    CorrectnessData.save(data, tmp_path / f"data.{suffix}")
     monkeypatch.setattr(_contents, "free_memory", lambda: 15_000)
     with pytest.raises(InputError, match="200 models and 360 examples does not fit: even packed"):
-        load_correctness(tmp_path / f"data.{suffix}")
+        CorrectnessData.load(tmp_path / f"data.{suffix}")
 
 
 def test_a_matrix_too_large_in_column_order_is_refused(
@@ -225,13 +226,13 @@ def test_a_matrix_too_large_in_column_order_is_refused(
     monkeypatch.setattr(_contents, "free_memory", lambda: 40_000)
     monkeypatch.setattr(archive, "free_memory", lambda: 40_000)
     with pytest.raises(InputError, match="row order, or X_bits"):
-        load_correctness(path)
+        CorrectnessData.load(path)
 
 
 def test_a_large_matrix_is_written_as_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "_DENSE_SAVED", 10)
     data = full_data()
-    read = load_correctness(save_correctness(data, tmp_path / "data.npz"))
+    read = CorrectnessData.load(CorrectnessData.save(data, tmp_path / "data.npz"))
     assert isinstance(read.correct, PackedMatrix)
     assert_same(data, read)
 
@@ -342,7 +343,7 @@ def test_bad_content_is_refused_with_the_name_of_the_array(tmp_path: Path, case:
     arrays, error, message = BAD_CONTENT[case]
     path = write(tmp_path / "bad.npz", **arrays)
     with pytest.raises(error, match=message) as caught:
-        load_correctness(path)
+        CorrectnessData.load(path)
     assert "bad.npz" in str(caught.value)
 
 
@@ -351,31 +352,31 @@ def test_pickled_objects_are_not_read(tmp_path: Path, key: str) -> None:
     arrays: dict[str, Any] = {"X": CORRECT, "y": ACCURACY, key: np.array([1, "a", None], dtype=object)}
     path = write(tmp_path / "objects.npz", **arrays)
     with pytest.raises(UnsafeFileError, match=f"the array '{key}' holds pickled objects"):
-        load_correctness(path)
+        CorrectnessData.load(path)
 
 
 def test_a_pickle_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     path.write_bytes(pickle.dumps({"X": CORRECT}))
     with pytest.raises(UnsafeFileError, match="is a pickle"):
-        load_correctness(path)
+        CorrectnessData.load(path)
 
 
 def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
     with (tmp_path / "data.npz").open("wb") as file:
         np.save(file, CORRECT)
     with pytest.raises(FileFormatError, match="a single array"):
-        load_correctness(tmp_path / "data.npz")
+        CorrectnessData.load(tmp_path / "data.npz")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.99])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_file_cut_off_is_refused(tmp_path: Path, suffix: str, share: float) -> None:
-    path = save_correctness(full_data(), tmp_path / f"data.{suffix}")
+    path = CorrectnessData.save(full_data(), tmp_path / f"data.{suffix}")
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
     with pytest.raises(FileFormatError, match="data"):
-        load_correctness(path)
+        CorrectnessData.load(path)
 
 
 def test_a_damaged_matrix_is_refused(tmp_path: Path) -> None:
@@ -384,7 +385,7 @@ def test_a_damaged_matrix_is_refused(tmp_path: Path) -> None:
     content[content.index(CORRECT.tobytes()) + 1] ^= 1  # still 0 or 1: only the checksum tells
     path.write_bytes(bytes(content))
     with pytest.raises(FileFormatError, match="damaged"):
-        load_correctness(path)
+        CorrectnessData.load(path)
 
 
 def test_a_matrix_shorter_than_it_says_is_refused(tmp_path: Path) -> None:
@@ -393,25 +394,25 @@ def test_a_matrix_shorter_than_it_says_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as file:
         file.writestr("X.npy", buffer.getvalue()[:-4])
     with pytest.raises(FileFormatError, match="'X' is cut off"):
-        load_correctness(tmp_path / "data.npz")
+        CorrectnessData.load(tmp_path / "data.npz")
 
 
 @pytest.mark.parametrize("name", ["missing.npz", "missing.parquet"])
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileFormatError, match=f"{name} is not a file"):
-        load_correctness(tmp_path / name)
+        CorrectnessData.load(tmp_path / name)
 
 
 def test_other_suffixes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ends in '\.csv'"):
-        load_correctness(tmp_path / "data.csv")
+        CorrectnessData.load(tmp_path / "data.csv")
     with pytest.raises(InputError, match=r"ends in ''"):
-        save_correctness(full_data(), tmp_path / "data")
+        CorrectnessData.save(full_data(), tmp_path / "data")
 
 
 def test_a_place_that_cannot_be_written_is_an_output_error(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot write"):
-        save_correctness(full_data(), tmp_path / "nowhere" / "data.npz")
+        CorrectnessData.save(full_data(), tmp_path / "nowhere" / "data.npz")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -419,7 +420,7 @@ def test_a_column_of_objects_is_not_written(tmp_path: Path) -> None:
     data = CorrectnessData.of(CORRECT, ACCURACY, meta={"site": np.array(["a", None, 3], dtype=object)})
     for suffix in SUFFIXES:
         with pytest.raises(InputError, match=r"meta\['site'\] holds mixed objects"):
-            save_correctness(data, tmp_path / f"data.{suffix}")
+            CorrectnessData.save(data, tmp_path / f"data.{suffix}")
 
 
 # ----------------------------------------------------------------------------------------------- Parquet
@@ -428,7 +429,7 @@ def test_a_column_of_objects_is_not_written(tmp_path: Path) -> None:
 def test_a_parquet_file_has_a_row_per_example_and_a_column_per_model(tmp_path: Path) -> None:
     import pandas as pd
 
-    save_correctness(full_data(), tmp_path / "data.parquet")
+    CorrectnessData.save(full_data(), tmp_path / "data.parquet")
     frame = pd.read_parquet(tmp_path / "data.parquet")
     assert frame["example_id"].tolist() == ["x", "y", "z"]
     assert frame["correct:b"].tolist() == [True, True, True]
@@ -441,7 +442,7 @@ def test_a_foreign_parquet_file_is_refused_with_a_way_to_read_it(tmp_path: Path)
 
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "data.parquet")
     with pytest.raises(FileFormatError, match=r"no table of models.*from_frame"):
-        load_correctness(tmp_path / "data.parquet")
+        CorrectnessData.load(tmp_path / "data.parquet")
 
 
 def rewritten(path: Path, change: Any) -> Path:
@@ -453,10 +454,10 @@ def rewritten(path: Path, change: Any) -> Path:
 
 
 def test_a_parquet_file_without_the_column_of_a_model_is_refused(tmp_path: Path) -> None:
-    path = save_correctness(full_data(), tmp_path / "data.parquet")
+    path = CorrectnessData.save(full_data(), tmp_path / "data.parquet")
     rewritten(path, lambda table: table.drop_columns(["correct:b"]))
     with pytest.raises(FileFormatError, match="lacks the column 'correct:b'"):
-        load_correctness(path)
+        CorrectnessData.load(path)
 
 
 @pytest.mark.parametrize(
@@ -471,13 +472,13 @@ def test_a_parquet_file_without_the_column_of_a_model_is_refused(tmp_path: Path)
 def test_a_bad_parquet_column_is_named(tmp_path: Path, column: str, values: list[Any], message: str) -> None:
     import pyarrow as pa
 
-    path = save_correctness(full_data(), tmp_path / "data.parquet")
+    path = CorrectnessData.save(full_data(), tmp_path / "data.parquet")
     rewritten(
         path,
         lambda table: table.set_column(table.schema.get_field_index(column), column, pa.array(values)),
     )
     with pytest.raises(InputError, match=message):
-        load_correctness(path)
+        CorrectnessData.load(path)
 
 
 def test_models_of_one_name_are_refused_before_they_could_be_columns() -> None:
@@ -490,7 +491,7 @@ def test_an_embedding_too_large_for_parquet_metadata_is_refused(
 ) -> None:
     monkeypatch.setattr(parquet, "_LARGEST_METADATA", 100)
     with pytest.raises(InputError, match=r"save as \.npz"):
-        save_correctness(full_data(), tmp_path / "data.parquet")
+        CorrectnessData.save(full_data(), tmp_path / "data.parquet")
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,4 +500,4 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("assay.analyses.subsets.parquet.importlib.import_module", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'assay\[parquet\]'"):
-        save_correctness(full_data(), tmp_path / "data.parquet")
+        CorrectnessData.save(full_data(), tmp_path / "data.parquet")

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 
 from assay.analyses.subsets.baselines import (
     BaselineRow,
-    RandomBaseline,
+    baseline_indices,
     baseline_rows,
-    distance_indices,
-    hard_indices,
-    marginal_indices,
-    random_baseline,
+    random_draws,
 )
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.distance import distance_scores
@@ -49,7 +46,24 @@ def embedded(name: str = "small_101") -> CorrectnessData:
 
 def problem(data: CorrectnessData, **settings: Any) -> Problem:
     split = split_models(data.n_models, seed=1, groups=data.groups)
-    return Problem.of(data, split, Settings(**settings))
+    return Problem(data, split, Settings(**settings))
+
+
+def parts(models: np.ndarray) -> ModelSplit:
+    return ModelSplit(train=models, validation=models, test=models, kind="given")
+
+
+def chosen(data: CorrectnessData, kind: str, models: np.ndarray, size: int, **options: Any) -> np.ndarray:
+    """The examples of a baseline that are chosen on some models."""
+    mode = options.pop("mode", "nearest")
+    return baseline_indices(Problem(data, parts(models), Settings(**options)), kind, [size], mode=mode)[0]
+
+
+def drawn_of(
+    data: CorrectnessData, models: np.ndarray, size: int, *, draws: int = 100, **options: Any
+) -> Any:
+    """R and rank correlations of random subsets over some models."""
+    return random_draws(Problem(data, parts(models), Settings(**options)), [size], draws=draws)[size]
 
 
 # ------------------------------------------------------------------------------------------------- hard
@@ -62,16 +76,16 @@ def test_golden_hardest_examples(name: str, packed: bool) -> None:
     train = np.array(golden["split42"]["train"])
     for key, models in (("hard_train", train), ("hard_all", np.arange(data.n_models))):
         for size, wanted in golden[key].items():
-            assert np.sort(hard_indices(data, models, int(size))).tolist() == wanted
+            assert np.sort(chosen(data, "hard", models, int(size))).tolist() == wanted
 
 
 def test_hardest_first_and_ties_to_the_lower_index() -> None:
     correct = np.array([[1, 0, 1, 0, 1], [1, 0, 0, 1, 1], [1, 0, 1, 0, 0], [1, 0, 0, 1, 1]], dtype=np.uint8)
     data = CorrectnessData.of(correct, [0.5, 0.6, 0.7, 0.8])
-    assert hard_indices(data, np.arange(4), 5).tolist() == [1, 2, 3, 4, 0]
-    assert hard_indices(data, np.array([0, 2]), 2).tolist() == [1, 3]
+    assert chosen(data, "hard", np.arange(4), 5).tolist() == [1, 2, 3, 4, 0]
+    assert chosen(data, "hard", np.array([0, 2]), 2).tolist() == [1, 3]
     allowed = np.array([True, False, True, False, True])
-    assert hard_indices(data, np.arange(4), 2, allowed=allowed).tolist() == [2, 4]
+    assert chosen(data, "hard", np.arange(4), 2, allowed=allowed).tolist() == [2, 4]
 
 
 # --------------------------------------------------------------------------------------------- marginal
@@ -82,7 +96,7 @@ def test_hardest_first_and_ties_to_the_lower_index() -> None:
 def test_golden_marginal_examples(name: str, packed: bool) -> None:
     data, golden = small(name, packed=packed), values(name)
     train = np.array(golden["split42"]["train"])
-    found = marginal_indices(data, train, 20)
+    found = chosen(data, "marginal", train, 20)
     assert np.sort(found).tolist() == golden["marginal_train"]["top20"]
     scores = np.array(golden["marginal_train"]["score"])
     assert (np.diff(scores[found]) >= 0).all()
@@ -92,9 +106,9 @@ def test_all_examples_are_one_set_by_any_baseline() -> None:
     data = embedded()
     models = np.arange(data.n_models)
     for found in (
-        hard_indices(data, models, 200),
-        marginal_indices(data, models, 200),
-        distance_indices(data, 200),
+        chosen(data, "hard", models, 200),
+        chosen(data, "marginal", models, 200),
+        chosen(data, "distance", models, 200),
     ):
         assert np.sort(found).tolist() == list(range(200))
 
@@ -105,14 +119,9 @@ def test_smaller_choices_are_the_starts_of_larger_ones(kind: str, sizes: list[in
     data = embedded()
     models = np.arange(0, 40, 2)
 
-    def chosen(size: int) -> list[int]:
-        if kind == "hard":
-            return hard_indices(data, models, size).tolist()
-        if kind == "marginal":
-            return marginal_indices(data, models, size).tolist()
-        return distance_indices(data, size, kind).tolist()
-
-    assert chosen(sizes[0]) == chosen(sizes[1])[: sizes[0]]
+    name, mode = (kind, "nearest") if kind in ("hard", "marginal") else ("distance", kind)
+    small, large = (chosen(data, name, models, size, mode=mode).tolist() for size in sizes)
+    assert small == large[: sizes[0]]
 
 
 # --------------------------------------------------------------------------------------------- distance
@@ -146,7 +155,7 @@ def test_golden_distances(name: str) -> None:
     for mode in ("nearest", "centroid"):
         found = distance_scores(inputs["emb_ood"], inputs["emb_id"], mode)
         np.testing.assert_allclose(found, golden[mode], atol=1e-12)
-        top = distance_indices(embedded(name), 10, mode)
+        top = chosen(embedded(name), "distance", np.arange(4), 10, mode=mode)
         assert np.sort(top).tolist() == golden[f"top10_{mode}"]
         assert (np.diff(found[top]) <= 1e-6).all()  # the data hold float32
 
@@ -182,7 +191,7 @@ def test_equal_directions_tie_to_the_lower_index() -> None:
         embedding=ood,
         id_embedding=rng.normal(size=(8, 16)),
     )
-    found = distance_indices(data, 45).reshape(5, 9)
+    found = chosen(data, "distance", np.arange(4), 45).reshape(5, 9)
     # float32 lengths move the direction by 1e-8, so ties are exact only for rows that are equal.
     assert sorted(found[:, 0] // 9) == list(range(5))
     equal = CorrectnessData.of(
@@ -191,7 +200,7 @@ def test_equal_directions_tie_to_the_lower_index() -> None:
         embedding=np.repeat(rows, 9, axis=0),
         id_embedding=data.id_embedding,
     )
-    assert (np.diff(distance_indices(equal, 45).reshape(5, 9), axis=1) == 1).all()
+    assert (np.diff(chosen(equal, "distance", np.arange(4), 45).reshape(5, 9), axis=1) == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -223,7 +232,7 @@ def test_distances_need_one_width_and_a_known_mode() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'nearest'"):
         distance_scores(np.eye(2), np.eye(2), "neares")
     with pytest.raises(InputError, match="the data have no embeddings; give embedding= and id_embedding="):
-        distance_indices(small(), 5)
+        chosen(small(), "distance", np.arange(4), 5)
 
 
 # ----------------------------------------------------------------------------------------------- random
@@ -231,25 +240,25 @@ def test_distances_need_one_width_and_a_known_mode() -> None:
 
 def test_random_subsets_equal_the_literal_ones() -> None:
     data, models = small(), np.arange(3, 31)
-    found = random_baseline(data, models, 17, draws=6, seed=4)
+    values, ranks = drawn_of(data, models, 17, draws=6, seed=4)
     dense = arrays("small_101")["X"]
     y = arrays("small_101")["y"]
     for draw in range(6):
         chosen = stream(4, f"random-subset/{draw}").permutation(200)[:17]
         literal = line_correlation(y[models], dense[models][:, chosen].mean(axis=1))
-        assert found.values[draw] == pytest.approx(literal, abs=1e-12)
-    assert found.mean == pytest.approx(found.values.mean())
-    np.testing.assert_allclose([found.low, found.high], np.quantile(found.values, [0.025, 0.975]))
-    assert found.spearman_low <= found.spearman_mean <= found.spearman_high
+        assert values[draw] == pytest.approx(literal, abs=1e-12)
+    row = BaselineRow.of_draws(17, values, ranks)
+    assert row.r == pytest.approx(values.mean())
+    np.testing.assert_allclose([row.low, row.high], np.quantile(values, [0.025, 0.975]))
+    assert row.spearman_low <= row.spearman <= row.spearman_high
 
 
 def test_random_subsets_of_all_examples_are_the_full_set() -> None:
     data, models = small(), np.arange(40)
-    found = random_baseline(data, models, 200, draws=5)
+    drawn, ranks = drawn_of(data, models, 200, draws=5)
     full = values("small_101")["full"]
-    np.testing.assert_allclose(found.values, full["pearson"], atol=1e-12)
-    np.testing.assert_allclose(found.spearman, full["spearman"], atol=1e-12)
-    assert found.low == pytest.approx(found.high, abs=1e-12)
+    np.testing.assert_allclose(drawn, full["pearson"], atol=1e-12)
+    np.testing.assert_allclose(ranks, full["spearman"], atol=1e-12)
 
 
 def test_every_example_is_drawn_equally_often() -> None:
@@ -263,41 +272,38 @@ def test_every_example_is_drawn_equally_often() -> None:
 
 def test_packed_data_give_the_same_numbers() -> None:
     models = np.arange(0, 40, 3)
-    dense, packed = (random_baseline(small(packed=each), models, 30, draws=8) for each in (False, True))
-    np.testing.assert_array_equal(dense.values, packed.values)
-    np.testing.assert_array_equal(dense.spearman, packed.spearman)
+    dense, packed = (drawn_of(small(packed=each), models, 30, draws=8) for each in (False, True))
+    np.testing.assert_array_equal(dense, packed)
 
 
 def test_only_allowed_examples_are_drawn() -> None:
     allowed = np.zeros(200, dtype=bool)
     allowed[190:] = True  # five columns of ones, five of zeros: no model differs
-    found = random_baseline(small(), np.arange(40), 6, draws=4, allowed=allowed)
-    assert np.isnan(found.values).all()
-    assert math.isnan(found.mean)
-    assert math.isnan(found.low)
-    assert found.n_degenerate == 4
-    assert found.row.to_dict()["r"] is None
+    values, ranks = drawn_of(small(), np.arange(40), 6, draws=4, allowed=allowed)
+    assert np.isnan(values).all()
+    row = BaselineRow.of_draws(6, values, ranks)
+    assert math.isnan(row.low)
+    assert row.n_degenerate == 4
+    assert row.to_dict()["r"] is None
 
 
 def test_half_an_example_clips_accuracies_of_zero_and_one() -> None:
     models = np.arange(40)
-    eps, half = (random_baseline(small(), models, 5, draws=10, clip=clip) for clip in ("eps", "half"))
-    assert (eps.values != half.values).any()
-    np.testing.assert_array_equal(eps.spearman, half.spearman)
+    eps, half = (drawn_of(small(), models, 5, draws=10, clip=clip) for clip in ("eps", "half"))
+    assert (eps[0] != half[0]).any()
+    np.testing.assert_array_equal(eps[1], half[1])
 
 
 def test_sizes_and_draws_out_of_range_are_named() -> None:
     data, models = small(), np.arange(40)
     with pytest.raises(InputError, match="draws is 0"):
-        random_baseline(data, models, 5, draws=0)
+        drawn_of(data, models, 5, draws=0)
     with pytest.raises(InputError, match="size is 201; a subset of 1 to 200 examples is possible"):
-        random_baseline(data, models, 201)
+        drawn_of(data, models, 201)
     with pytest.raises(InputError, match="size is 0"):
-        hard_indices(data, models, 0)
+        chosen(data, "hard", models, 0)
     with pytest.raises(InputError, match="size is 3; a subset of 1 to 2 examples"):
-        marginal_indices(data, models, 3, allowed=np.arange(200) < 2)
-    with pytest.raises(ShapeError, match=r"allowed has shape \(3,\)"):
-        hard_indices(data, models, 1, allowed=np.ones(3, dtype=bool))
+        chosen(data, "marginal", models, 3, allowed=np.arange(200) < 2)
 
 
 # ------------------------------------------------------------------------------------------------ table
@@ -310,12 +316,12 @@ def test_rows_hold_what_each_baseline_gives() -> None:
     assert list(rows) == ["random", "hard", "marginal", "distance", "all"]
     split, test = case.split, case.split.test
     for place, size in enumerate(SIZES):
-        chosen = {
-            "hard": hard_indices(data, split.train, size),
-            "marginal": marginal_indices(data, split.train, size),
-            "distance": distance_indices(data, size),
+        subsets = {
+            "hard": chosen(data, "hard", split.train, size),
+            "marginal": chosen(data, "marginal", split.train, size),
+            "distance": chosen(data, "distance", split.train, size),
         }
-        for kind, examples in chosen.items():
+        for kind, examples in subsets.items():
             row = rows[kind][place]
             wanted = correlate(
                 data.id_accuracy[test], data.accuracy_on(examples, test), n_resamples=50, seed=2
@@ -324,9 +330,8 @@ def test_rows_hold_what_each_baseline_gives() -> None:
             assert row.correlation.to_dict() == wanted.to_dict()
             assert (row.kind, row.size) == (kind, size)
             np.testing.assert_array_equal([row.r, row.low, row.high], [wanted.r, wanted.low, wanted.high])
-        drawn = random_baseline(data, test, size, draws=12, seed=2)
-        assert rows["random"][place].to_dict() == drawn.row.to_dict()
-        assert rows["random"][place].mean == drawn.mean
+        drawn = BaselineRow.of_draws(size, *drawn_of(data, test, size, draws=12, seed=2))
+        assert rows["random"][place].to_dict() == drawn.to_dict()
         assert rows["random"][place].n_draws == 12
     (full,) = rows["all"]
     assert full.size == 200
@@ -372,7 +377,7 @@ def test_test_models_have_no_say_in_what_is_hard_or_marginal() -> None:
     for kind in ("hard", "marginal"):
         (row,), (flipped,) = (
             baseline_rows(each, [40], kinds=[kind], n_resamples=20)[kind]
-            for each in (case, Problem.of(changed, case.split, Settings()))
+            for each in (case, Problem(changed, case.split, Settings()))
         )
         # The same examples on inverted models: probit(1 - p) = -probit(p).
         assert flipped.r == pytest.approx(-row.r, abs=1e-9)
@@ -383,10 +388,10 @@ def test_a_table_of_a_given_split_reports_on_the_part_asked_for() -> None:
     split = ModelSplit(
         train=np.arange(24), validation=np.arange(24, 32), test=np.arange(32, 40), kind="given"
     )
-    case = Problem.of(data, split, Settings())
+    case = Problem(data, split, Settings())
     row = baseline_rows(case, [30], kinds=["hard"], part="validation", n_resamples=20)["hard"][0]
     assert row.r == line_correlation(
-        data.id_accuracy[24:32], data.accuracy_on(hard_indices(data, np.arange(24), 30), np.arange(24, 32))
+        data.id_accuracy[24:32], data.accuracy_on(chosen(data, "hard", np.arange(24), 30), np.arange(24, 32))
     )
 
 
@@ -405,11 +410,6 @@ def test_records_give_the_values_back() -> None:
     for (row,) in rows.values():
         record = json.loads(json.dumps(row.to_dict(), allow_nan=False))
         assert BaselineRow.from_dict(record).to_dict() == record
-    found = random_baseline(small(), np.arange(40), 10, draws=4)
-    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    back = RandomBaseline.from_dict(record)
-    assert back.to_dict() == record
-    assert back.mean == found.mean
 
 
 @pytest.mark.parametrize("name", ["planted_301", "null_302"])
@@ -423,7 +423,7 @@ def test_one_pass_screening_gives_the_golden_correlations(name: str, kind: str) 
         kind="given",
     )
     data = CorrectnessData.of(inputs["X"], inputs["y"], families=inputs["family"])
-    case = Problem.of(data, split, Settings())
+    case = Problem(data, split, Settings())
     sizes = [int(size) for size in golden["sizes"]]
     found = baseline_rows(case, sizes, kinds=["marginal", "all"], n_resamples=20)
     for row, wanted in zip(found["marginal"], golden["sizes"].values(), strict=True):
@@ -455,11 +455,9 @@ def test_baselines_keep_the_shares_of_strata() -> None:
     for kind in ("random", "marginal"):
         assert [each.r for each in rows[kind]] != [each.r for each in free[kind]]
     # Draw by draw: the first examples of each stratum in one random order.
-    drawn = random_baseline(
-        data, models, 8, draws=2, allowed=allowed, strata=strata, seed=5, eps=found.settings.eps
-    )
+    drawn, _ = drawn_of(data, models, 8, draws=2, allowed=allowed, strata=strata, seed=5)
     for draw in range(2):
         order = np.flatnonzero(allowed)[stream(5, f"random-subset/{draw}").permutation(160)]
         places = np.concatenate([order[strata[order] == 0][:6], order[strata[order] == 1][:2]])
         r = line_correlation(data.id_accuracy[models], data.accuracy_on(places, models))
-        assert drawn.values[draw] == pytest.approx(r, nan_ok=True)
+        assert drawn[draw] == pytest.approx(r, nan_ok=True)

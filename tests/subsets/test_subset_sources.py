@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from assay.analyses.subsets import from_estimators, from_frame, from_zoo
 from assay.analyses.subsets.data import CorrectnessData
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.tasks import draw_shapes
@@ -65,7 +64,7 @@ def test_a_wide_frame_in_one_call() -> None:
 
 def test_a_wide_frame_may_hold_what_belongs_to_the_models() -> None:
     frame = wide().assign(accuracy=[0.9, 0.8, 0.7, 0.6], family=["u", "u", "v", "v"], run=[1, 1, 2, 3])
-    data = from_frame(frame, id_accuracy="accuracy", group="run")
+    data = CorrectnessData.from_frame(frame, id_accuracy="accuracy", group="run")
     assert matrix(data) == CORRECT.tolist()
     assert data.groups == ("1", "1", "2", "3")
     assert data.families == ("u", "u", "v", "v")
@@ -73,12 +72,12 @@ def test_a_wide_frame_may_hold_what_belongs_to_the_models() -> None:
 
 @pytest.mark.parametrize("given", [pd.Series(ACCURACY), ACCURACY, [0.9, 0.8, 0.7, 0.6]], ids=type)
 def test_accuracies_are_matched_by_name_or_by_place(given: Any) -> None:
-    assert from_frame(wide(), id_accuracy=given).id_accuracy.tolist() == [0.9, 0.8, 0.7, 0.6]
+    assert CorrectnessData.from_frame(wide(), id_accuracy=given).id_accuracy.tolist() == [0.9, 0.8, 0.7, 0.6]
 
 
 def test_a_long_frame_keeps_the_order_of_first_appearance() -> None:
     frame = long().iloc[::-1]
-    data = from_frame(frame, id_accuracy=ACCURACY)
+    data = CorrectnessData.from_frame(frame, id_accuracy=ACCURACY)
     assert data.model_ids == ("d", "c", "b", "a")
     assert data.example_ids.tolist() == ["z", "y", "x"]
     assert matrix(data) == CORRECT[::-1, ::-1].tolist()
@@ -86,7 +85,7 @@ def test_a_long_frame_keeps_the_order_of_first_appearance() -> None:
 
 
 def test_rows_in_distribution_give_the_accuracies() -> None:
-    data = from_frame(with_domains())
+    data = CorrectnessData.from_frame(with_domains())
     assert matrix(data) == CORRECT.tolist()
     assert data.id_accuracy.tolist() == [1.0, 1.0, 0.5, 0.0]
     assert data.n_id is not None
@@ -98,7 +97,7 @@ def test_predictions_are_compared_with_labels() -> None:
     frame = long()
     frame["label"] = frame["example_id"].map(truth)
     frame["prediction"] = np.where(frame["correct"] == 1, frame["label"], "elk")
-    data = from_frame(frame.drop(columns="correct"), id_accuracy=ACCURACY)
+    data = CorrectnessData.from_frame(frame.drop(columns="correct"), id_accuracy=ACCURACY)
     assert matrix(data) == CORRECT.tolist()
     assert data.label_names == ("cat", "dog")
     assert data.labels is not None
@@ -110,7 +109,7 @@ def test_facts_about_models_and_examples_are_columns_of_a_long_frame() -> None:
     frame["family"] = frame["model"].map({"a": "u", "b": "u", "c": "v", "d": "v"})
     frame["site"] = frame["example_id"].map({"x": "north", "y": None, "z": "south"})
     frame["age"] = frame["example_id"].map({"x": 3.0, "y": np.nan, "z": 5.0})
-    data = from_frame(frame, id_accuracy=ACCURACY, meta=["site", "age"])
+    data = CorrectnessData.from_frame(frame, id_accuracy=ACCURACY, meta=["site", "age"])
     assert data.families == ("u", "u", "v", "v")
     assert data.groups is None
     assert data.meta["site"].tolist() == ["north", "", "south"]
@@ -119,7 +118,7 @@ def test_facts_about_models_and_examples_are_columns_of_a_long_frame() -> None:
 
 def test_a_second_frame_tells_of_the_examples() -> None:
     known = pd.DataFrame({"label": [1, 0, 1, 2], "year": [4, 5, 6, 7]}, index=["z", "x", "y", "unused"])
-    data = from_frame(wide(), id_accuracy=ACCURACY, examples=known)
+    data = CorrectnessData.from_frame(wide(), id_accuracy=ACCURACY, examples=known)
     assert data.labels is not None
     assert data.labels.tolist() == [0, 1, 1]
     assert data.meta["year"].tolist() == [5, 6, 4]
@@ -140,8 +139,8 @@ def test_long_and_wide_agree_in_any_order_of_rows(correct: np.ndarray, seed: int
         .melt(id_vars="model", var_name="example_id", value_name="correct")
     )
     melted = melted.sample(frac=1, random_state=seed)
-    one = from_frame(frame, id_accuracy=accuracy)
-    other = from_frame(melted, id_accuracy=accuracy)
+    one = CorrectnessData.from_frame(frame, id_accuracy=accuracy)
+    other = CorrectnessData.from_frame(melted, id_accuracy=accuracy)
     models = np.array([other.model_ids.index(name) for name in one.model_ids])
     examples = np.array([other.example_ids.tolist().index(name) for name in one.example_ids.tolist()])
     assert one.hash == other.take_models(models).take_examples(examples).hash
@@ -178,7 +177,7 @@ def holed(frame: pd.DataFrame, model: str, example: str, value: Any) -> pd.DataF
 )
 def test_a_frame_that_cannot_be_meant_is_refused(frame: pd.DataFrame, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        from_frame(frame, id_accuracy=ACCURACY)
+        CorrectnessData.from_frame(frame, id_accuracy=ACCURACY)
 
 
 @pytest.mark.parametrize(
@@ -196,24 +195,24 @@ def test_a_frame_that_cannot_be_meant_is_refused(frame: pd.DataFrame, message: s
 )
 def test_options_that_do_not_fit_the_frame_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        from_frame(long(), **options)
+        CorrectnessData.from_frame(long(), **options)
 
 
 def test_a_wide_frame_has_no_columns_of_facts() -> None:
     with pytest.raises(InputError, match="give examples instead"):
-        from_frame(wide(), id_accuracy=ACCURACY, meta=["site"])
+        CorrectnessData.from_frame(wide(), id_accuracy=ACCURACY, meta=["site"])
 
 
 def test_a_model_without_rows_in_distribution_has_no_accuracy() -> None:
     frame = with_domains()
     frame = frame[~((frame["model"] == "c") & (frame["domain"] == "id"))]
     with pytest.raises(InputError, match="model 'c' has no row in distribution"):
-        from_frame(frame)
+        CorrectnessData.from_frame(frame)
 
 
 def test_the_nearest_name_of_a_column_is_offered() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'correct'"):
-        from_frame(long(), id_accuracy="corect")
+        CorrectnessData.from_frame(long(), id_accuracy="corect")
 
 
 # ----------------------------------------------------------------------------------------------- estimators
@@ -245,7 +244,7 @@ def test_estimators_are_asked_about_both_parts() -> None:
     assert data.model_ids[1] == "says 1"
     assert data.labels is not None
     assert data.labels.tolist() == [1, 0, 2]
-    same = from_estimators(dict(pairs), X_ID, Y_ID, X_OOD, Y_OOD, example_ids=["x", "y", "z"])
+    same = CorrectnessData.from_estimators(dict(pairs), X_ID, Y_ID, X_OOD, Y_OOD, example_ids=["x", "y", "z"])
     assert same.hash == data.hash
 
 
@@ -265,7 +264,7 @@ def test_the_family_is_that_of_the_classifier_inside() -> None:
         "plain": RidgeClassifier(),
     }
     fitted = {name: kind.fit(X, y) for name, kind in kinds.items()}
-    data = from_estimators(fitted, X, y, X[:7], y[:7], groups={name: name for name in kinds})
+    data = CorrectnessData.from_estimators(fitted, X, y, X[:7], y[:7], groups={name: name for name in kinds})
     assert data.families == (
         "LogisticRegression",
         "DecisionTreeClassifier",
@@ -274,7 +273,7 @@ def test_the_family_is_that_of_the_classifier_inside() -> None:
     )
     assert data.groups == tuple(kinds)
     assert data.label_names == ("even", "odd")
-    given = from_estimators(fitted, X, y, X[:7], y[:7], families=["u", "u", "v", "v"])
+    given = CorrectnessData.from_estimators(fitted, X, y, X[:7], y[:7], families=["u", "u", "v", "v"])
     assert given.families == ("u", "u", "v", "v")
 
 
@@ -304,7 +303,7 @@ class Short:
 )
 def test_an_estimator_that_cannot_answer_is_named(odd: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        from_estimators(four(odd), X_ID, Y_ID, X_OOD, Y_OOD)
+        CorrectnessData.from_estimators(four(odd), X_ID, Y_ID, X_OOD, Y_OOD)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +322,7 @@ def test_an_estimator_that_cannot_answer_is_named(odd: Any, error: Any, message:
 def test_arguments_that_do_not_fit_are_refused(changed: dict[str, Any], message: str) -> None:
     given = {"estimators": four(Constant(1)), "X_id": X_ID, "y_id": Y_ID, "X_ood": X_OOD, "y_ood": Y_OOD}
     with pytest.raises(InputError, match=message):
-        from_estimators(**{**given, **changed})
+        CorrectnessData.from_estimators(**{**given, **changed})
 
 
 # ----------------------------------------------------------------------------------------------- zoo
@@ -353,7 +352,7 @@ def test_facts_about_images_come_along_unless_they_only_name_them() -> None:
         "size": range(6),
         "boxes": [(1, 2)] * 6,
     }
-    data = from_zoo(
+    data = CorrectnessData.from_zoo(
         Zoo.embedded(), dataclasses.replace(images, fields={k: list(v) for k, v in fields.items()})
     )
     assert data.meta["site"].tolist() == ["a", "b"] * 3
@@ -368,8 +367,8 @@ def test_accuracies_that_the_zoo_does_not_know_are_measured_or_missed() -> None:
     )
     images, within = draw_shapes("sketch", 6, seed=3), draw_shapes("flat", 12, seed=4)
     with pytest.raises(InputError, match="accuracy of 4 models of the zoo is not known.*give id_images"):
-        from_zoo(unknown, images)
-    data = from_zoo(unknown, images, id_images=within)
+        CorrectnessData.from_zoo(unknown, images)
+    data = CorrectnessData.from_zoo(unknown, images, id_images=within)
     assert data.n_id is not None
     assert data.n_id.tolist() == [12] * 4
     assert data.id_accuracy.tolist() == zoo.correctness(within).accuracy[:4].tolist()

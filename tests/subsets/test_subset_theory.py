@@ -8,13 +8,15 @@ from goldens import SMALL, arrays, values
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from assay.analyses.subsets.baselines import distance_indices, hard_indices
+from assay.analyses.subsets.baselines import baseline_indices
 from assay.analyses.subsets.consistency import selection_consistency
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import DenseMatrix
 from assay.analyses.subsets.line import EPS, fit_line, line_correlation, probit
 from assay.analyses.subsets.objective import marginal_scores
-from assay.analyses.subsets.settings import SOLVERS
+from assay.analyses.subsets.problem import Problem
+from assay.analyses.subsets.settings import SOLVERS, Settings
+from assay.analyses.subsets.splits import ModelSplit
 
 
 CLIPS = (EPS, 0.02, 0.2)  # the first makes the Lipschitz constant 2e5, the last 3.6
@@ -189,9 +191,11 @@ def test_hard_and_distant_sets_grow(seed, data):
     held = CorrectnessData.of(correct, y, embedding=embedding, id_embedding=known)
     small, large = sorted(data.draw(st.lists(st.integers(1, 20), min_size=2, max_size=2)))
     train = np.arange(5)
-    assert set(hard_indices(held, train, small)) <= set(hard_indices(held, train, large))
-    for mode in ("nearest", "centroid"):
-        assert set(distance_indices(held, small, mode)) <= set(distance_indices(held, large, mode))
+    case = Problem(held, ModelSplit(train=train, validation=train, test=train, kind="given"), Settings())
+    for kind, mode in (("hard", "nearest"), ("distance", "nearest"), ("distance", "centroid")):
+        first, second = baseline_indices(case, kind, [small, large], mode=mode)
+        (alone,) = baseline_indices(case, kind, [small], mode=mode)
+        assert set(first) == set(alone) <= set(second)
 
 
 @given(st.data())

@@ -5,7 +5,6 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +147,7 @@ class TestCrossFit:
         for column, size in enumerate((20, 40)):
             each, weights, sets = [], [], []
             for fold, split in enumerate(folds(planted.units, 5)):
-                chosen = Problem.of(planted, split, Settings()).solve(size).indices
+                chosen = Problem(planted, split, Settings()).solve(size).indices
                 accuracy = planted.accuracy_on(chosen, split.test)
                 np.testing.assert_array_equal(found.accuracy[column, split.test], accuracy)
                 np.testing.assert_array_equal(found.selections[column][fold], chosen)
@@ -501,14 +500,7 @@ def test_folds_stay_on_the_device_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, device: str | None, layout: str
 ) -> None:
     monkeypatch.setattr(crossfit, "_DENSE_ENTRIES", 1)
-    laid_out: list[Settings] = []
-
-    def laid(data: Any, split: Any, settings: Settings) -> None:
-        laid_out.append(settings)
-
-    monkeypatch.setattr(Problem, "of", laid)
     data = CorrectnessData.of(np.eye(12, dtype=np.uint8), np.linspace(0.5, 0.9, 12), groups=range(12))
-    splits = folds(data.units, 3)
-    FoldRuns(data, splits, (2,), Settings(device=device))
-    assert {each.layout for each in laid_out} == {layout}
-    assert {each.device for each in laid_out} == {device}
+    runs = FoldRuns(data, folds(data.units, 3), (2,), Settings(device=device))
+    assert {each.settings.layout for each in runs.problems} == {layout}
+    assert {each.settings.device for each in runs.problems} == {device}

@@ -1,14 +1,6 @@
 """OODSelect: find where better in-distribution accuracy means worse accuracy, and whether it is real."""
 
-from assay.analyses.subsets.baselines import (
-    BaselineRow,
-    RandomBaseline,
-    baseline_rows,
-    distance_indices,
-    hard_indices,
-    marginal_indices,
-    random_baseline,
-)
+from assay.analyses.subsets.baselines import BaselineRow, baseline_rows
 from assay.analyses.subsets.composition import (
     ClassComposition,
     ClassCorrelation,
@@ -41,7 +33,7 @@ from assay.analyses.subsets.replication import (
     replicate_halves,
 )
 from assay.analyses.subsets.selection import Subset, load_subset, oodselect
-from assay.analyses.subsets.settings import Settings
+from assay.analyses.subsets.settings import SelectionOptions, Settings
 from assay.analyses.subsets.splits import ModelSplit, folds, split_models
 from assay.analyses.subsets.verdict import SubsetVerdict, judge_sizes
 
@@ -67,8 +59,8 @@ __all__ = [
     "PrevalenceShift",
     "PublishedSelections",
     "Quality",
-    "RandomBaseline",
     "SelectionConsistency",
+    "SelectionOptions",
     "SelectionPath",
     "Settings",
     "Subset",
@@ -83,37 +75,26 @@ __all__ = [
     "describe_selection",
     "describe_subset",
     "digits_data",
-    "distance_indices",
     "distance_scores",
     "example_holdout",
     "fit_line",
     "folds",
-    "from_estimators",
-    "from_frame",
-    "from_zoo",
-    "hard_indices",
     "judge_sizes",
     "line_correlation",
-    "load_correctness",
     "load_predictions",
     "load_published",
     "load_subset",
-    "marginal_indices",
     "models_needed",
     "oodselect",
     "permute_accuracy",
     "prevalence_shift",
     "probit",
-    "random_baseline",
     "replicate_examples",
     "replicate_halves",
-    "save_correctness",
     "selection_consistency",
     "selection_path",
     "split_models",
     "text_proposer",
 ]
 
-load_correctness, save_correctness = CorrectnessData.load, CorrectnessData.save
-load_predictions, from_zoo = CorrectnessData.from_predictions, CorrectnessData.from_zoo
-from_frame, from_estimators = CorrectnessData.from_frame, CorrectnessData.from_estimators
+load_predictions = CorrectnessData.from_predictions

@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
+from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.core.errors import InputError, ShapeError
 
@@ -36,7 +36,7 @@ def checked_matrix(correct: Any) -> Any:
     return given.astype(np.uint8)
 
 
-def checked_accuracies(given: Any, n_models: int) -> Float64[np.ndarray, " m"]:
+def checked_accuracies(given: Any, n_models: int) -> Accuracies:
     """In-distribution accuracies, one per model, in [0, 1]."""
     if given is None:
         raise InputError("id_accuracy is missing: the in-distribution accuracy of each model is needed")
@@ -94,7 +94,7 @@ def checked_example_ids(given: Any, n_examples: int) -> np.ndarray:
     return found
 
 
-def checked_n_id(given: Any, n_models: int) -> Int64[np.ndarray, " m"] | None:
+def checked_n_id(given: Any, n_models: int) -> Units | None:
     """Examples behind each accuracy."""
     if given is None:
         return None

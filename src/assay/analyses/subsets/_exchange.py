@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, Real
 
+from assay.analyses.subsets._arrays import Places
 from assay.core.errors import InputError, ShapeError
 
 
@@ -101,7 +102,7 @@ class Pool:
     def _names(locked: Mapping[str, np.ndarray | None]) -> str:
         return " and ".join(name for name, examples in locked.items() if examples is not None)
 
-    def checked(self, examples: Integer[np.ndarray, " k"], name: str) -> Int64[np.ndarray, " _"]:
+    def checked(self, examples: Integer[np.ndarray, " k"], name: str) -> Places:
         """At most `size` different examples that exist and may be selected, else an error that names them."""
         examples = np.unique(examples.astype(np.int64))
         if examples.size and not (examples.min() >= 0 and examples.max() < self.n_examples):
@@ -179,24 +180,20 @@ class Pool:
         order = order[gain[order] > 0]
         return Pairs(leaving[order], entering[order])
 
-    def _ascending(
-        self, whole: Int64[np.ndarray, " n"], among: Bool[np.ndarray, " n"]
-    ) -> Int64[np.ndarray, " k"]:
+    def _ascending(self, whole: Int64[np.ndarray, " n"], among: Bool[np.ndarray, " n"]) -> Places:
         candidates = np.flatnonzero(among)
         key = (whole[candidates] << self._bits) | candidates
         key.sort()
         return key & ((1 << self._bits) - 1)
 
-    def _by_stratum(
-        self, ordered: Int64[np.ndarray, " k"]
-    ) -> tuple[Int64[np.ndarray, " k"], Int64[np.ndarray, " k"]]:
+    def _by_stratum(self, ordered: Places) -> tuple[Places, Places]:
         """Stable sort by stratum, and the rank of each inside its own."""
         assert self.strata is not None
         grouped = ordered[np.argsort(self.strata[ordered], kind="stable")]
         sizes = np.bincount(self.strata[grouped], minlength=len(self.quota))
         return grouped, np.arange(len(grouped)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
-    def _matched(self, leaving: Int64[np.ndarray, " k"], entering: Int64[np.ndarray, " j"]) -> Pairs:
+    def _matched(self, leaving: Places, entering: Int64[np.ndarray, " j"]) -> Pairs:
         """Pairs by rank inside every stratum, the lower stratum first."""
         assert self.strata is not None
         sides = [self._by_stratum(leaving), self._by_stratum(entering)]

@@ -11,8 +11,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Integer
+from jaxtyping import Bool, Float64, Integer
 
+from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets._descent import (
     AdamParameters,
     AdamTarget,
@@ -45,7 +46,7 @@ _LARGEST_BLOCK = 2**22  # logits descended side by side: restarts times examples
 
 def adam(
     train: Matrix,
-    id_train: Float64[np.ndarray, " m"],
+    id_train: Accuracies,
     size: int,
     *,
     validation: Matrix,
@@ -220,7 +221,7 @@ def _check_size(train: Matrix, validation: Matrix, n_examples: int, itemsize: in
         )
 
 
-def _dense(matrix: Matrix, columns: Int64[np.ndarray, " examples"], dtype: Any) -> "torch.Tensor":
+def _dense(matrix: Matrix, columns: Places, dtype: Any) -> "torch.Tensor":
     import torch
 
     whole = len(columns) == matrix.n_examples

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.consistency import positions
-from assay.analyses.subsets.line import N_RESAMPLES, Correlation, correlate
-from assay.analyses.subsets.members import SelectedExamples, interval_units
+from assay.analyses.subsets.line import Correlation
+from assay.analyses.subsets.members import SelectedExamples
 from assay.core.errors import InputError, ShapeError
 from assay.core.record import Record
 
@@ -161,7 +161,7 @@ class ClassCorrelation(Record):
 
 
 def class_correlations(
-    selection: SelectedExamples, part: str = "test", *, n_resamples: int = N_RESAMPLES, level: float = 0.95
+    selection: SelectedExamples, part: str = "test", **options: Any
 ) -> tuple[ClassCorrelation, ...]:
     """R of a selection within each of its classes.
 
@@ -170,8 +170,7 @@ def class_correlations(
     Args:
         selection: With data that have labels.
         part: Models to report on; only `test` models had no say in the selection.
-        n_resamples: Of the intervals.
-        level: Their coverage.
+        options: Of the intervals: `n_resamples` and `level`, as `correlate`.
 
     Returns:
         One for each class in the selection, in the order of the codes. A correlation over a few examples is
@@ -183,24 +182,12 @@ def class_correlations(
     data = selection.require_data("the correlation within each class")
     if data.labels is None:
         raise InputError("the data have no labels; give labels= to CorrectnessData.of")
-    models, settings = selection.split.part(part), selection.settings
-    units = data.unit_codes(interval_units(data, selection.split))[models]
     names, codes = coded_labels(data.labels, data.label_names)
     of_selected = codes[selection.indices]
-    found = []
+    rows = []
     for code in np.unique(of_selected):
         members = selection.indices[of_selected == code]
-        correlation = correlate(
-            data.id_accuracy[models],
-            data.accuracy_on(members, models),
-            units=units,
-            size=len(members),
-            eps=settings.eps,
-            # Half an example of one is not a clip.
-            clip=settings.clip if len(members) > 1 else "eps",
-            n_resamples=n_resamples,
-            level=level,
-            seed=settings.seed,
-        )
-        found.append(ClassCorrelation(name=names[code], size=len(members), correlation=correlation))
-    return tuple(found)
+        clip: dict[str, Any] = {} if len(members) > 1 else {"clip": "eps"}  # no half an example of one
+        correlation = selection.problem.correlate(members, part, **clip, **options)
+        rows.append(ClassCorrelation(name=names[code], size=len(members), correlation=correlation))
+    return tuple(rows)

@@ -1,5 +1,6 @@
 """How alike selections of different sizes are, beyond what their sizes force (Eq. 6)."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.core.errors import InputError, ShapeError
 from assay.core.random import stream
 from assay.core.record import Record
@@ -50,10 +52,6 @@ class SelectionConsistency(Record):
     n_random: int | None = None
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
 def expected_jaccard(first: int, second: int, n_examples: int) -> float:
     """Mean Jaccard index of two independent uniform draws without replacement.
 
@@ -72,7 +70,10 @@ def expected_jaccard(first: int, second: int, n_examples: int) -> float:
         0.25
     """
     for size in (first, second):
-        _check_size(size, n_examples)
+        if not 1 <= size <= n_examples:
+            raise InputError(
+                f"a selection of {size} examples from n_examples={n_examples}; 1 to n_examples fit"
+            )
     small, large = sorted((first, second))
     # |h - mean| >= t has probability at most 2 exp(-2 t^2 / a) (Hoeffding 1963, Theorem 4), so the support
     # beyond `_REACH` root(a) adds nothing a float64 could hold.
@@ -88,20 +89,7 @@ def expected_jaccard(first: int, second: int, n_examples: int) -> float:
     return float(mass @ (overlap / (small + large - overlap)) / mass.sum())
 
 
-def _check_size(size: int, n_examples: int) -> None:
-    if not 1 <= size <= n_examples:
-        raise InputError(f"a selection of {size} examples from n_examples={n_examples}; 1 to n_examples fit")
-
-
-def _drawn_jaccard(
-    first: int, second: int, n_examples: int, n_random: int, rng: np.random.Generator
-) -> float:
-    """The same mean over drawn overlaps of random sets of these sizes."""
-    overlap = rng.hypergeometric(first, n_examples - first, second, n_random)
-    return float((overlap / (first + second - overlap)).mean())
-
-
-def positions(indices: Any, n: int, name: str = "indices") -> Int64[np.ndarray, " s"]:
+def positions(indices: Any, n: int, name: str = "indices") -> Places:
     """Distinct positions in a pool of `n` examples, at least one.
 
     Raises:
@@ -167,24 +155,27 @@ def selection_consistency(
     checked = [positions(each, n_examples, f"sets[{place}]") for place, each in enumerate(sets)]
     sizes = np.array([len(each) for each in checked], dtype=np.int64)
     overlap = _overlaps(checked, n_examples)
-    total = sizes[:, None] + sizes[None, :]
-    jaccard = overlap / (total - overlap)
+    jaccard = overlap / (sizes[:, None] + sizes[None, :] - overlap)
     maximum = np.minimum.outer(sizes, sizes) / np.maximum.outer(sizes, sizes)
     expected = np.ones_like(jaccard)
-    rng, known = stream(seed, "selection-consistency"), dict[tuple[int, int], float]()
-    for i, j in zip(*np.triu_indices(len(checked), k=1), strict=True):
-        small, large = sorted((int(sizes[i]), int(sizes[j])))
-        if (small, large) not in known:
-            known[small, large] = (
-                expected_jaccard(small, large, n_examples)
-                if n_random is None
-                else _drawn_jaccard(small, large, n_examples, n_random, rng)
-            )
-        expected[i, j] = expected[j, i] = known[small, large]
+    rng = stream(seed, "selection-consistency")
+
+    @functools.cache
+    def chance(small: int, large: int) -> float:
+        if n_random is None:
+            return expected_jaccard(small, large, n_examples)
+        shared = rng.hypergeometric(small, n_examples - small, large, n_random)
+        return float((shared / (small + large - shared)).mean())
+
+    first, second = np.triu_indices(len(checked), k=1)
+    for i, j in zip(first, second, strict=True):
+        expected[i, j] = expected[j, i] = chance(*sorted((int(sizes[i]), int(sizes[j]))))
     room = maximum - expected
     normalised = np.full_like(jaccard, np.nan)
     np.divide(jaccard - expected, room, out=normalised, where=room >= _EQUAL)
     np.fill_diagonal(normalised, 1.0)
+    pairs, by_size = normalised[first, second], np.argsort(sizes, kind="stable")
+    lowest = int(np.nanargmin(pairs)) if np.isfinite(pairs).any() else None
     return SelectionConsistency(
         sizes=sizes,
         n_examples=n_examples,
@@ -192,12 +183,15 @@ def selection_consistency(
         maximum=maximum,
         expected=expected,
         normalised=normalised,
+        mean=_mean(pairs),
+        mean_adjacent=_mean(normalised[by_size[:-1], by_size[1:]]),
+        lowest=math.nan if lowest is None else float(pairs[lowest]),
+        lowest_pair=None if lowest is None else (int(first[lowest]), int(second[lowest])),
         n_random=n_random,
-        **_summaries(normalised, sizes),
     )
 
 
-def consistency_within(sets: Sequence[Any], pool: Int64[np.ndarray, " n"]) -> SelectionConsistency:
+def consistency_within(sets: Sequence[Any], pool: Places) -> SelectionConsistency:
     """`selection_consistency` of selections that could hold only some examples: chance draws from these.
 
     Args:
@@ -207,29 +201,13 @@ def consistency_within(sets: Sequence[Any], pool: Int64[np.ndarray, " n"]) -> Se
     return selection_consistency([np.searchsorted(pool, each) for each in sets], len(pool))
 
 
-def _overlaps(sets: list[Int64[np.ndarray, " _"]], n_examples: int) -> Int64[np.ndarray, "k k"]:
+def _overlaps(sets: list[Places], n_examples: int) -> Int64[np.ndarray, "k k"]:
     """Number of shared examples of every pair, from one bit per selection and example."""
     bits = np.zeros((len(sets), n_examples), dtype=bool)
     for row, each in zip(bits, sets, strict=True):
         row[each] = True
     packed = np.packbits(bits, axis=1)
     return np.stack([np.bitwise_count(packed & row).sum(axis=1, dtype=np.int64) for row in packed])
-
-
-def _summaries(normalised: Float64[np.ndarray, "k k"], sizes: Int64[np.ndarray, " k"]) -> dict[str, Any]:
-    """Means over pairs and neighbours in size, and the lowest pair; undefined pairs are left out."""
-    first, second = np.triu_indices(len(sizes), k=1)
-    pairs = normalised[first, second]
-    by_size = np.argsort(sizes, kind="stable")
-    lowest: int | None = None
-    if np.isfinite(pairs).any():
-        lowest = int(np.nanargmin(pairs))
-    return {
-        "mean": _mean(pairs),
-        "mean_adjacent": _mean(normalised[by_size[:-1], by_size[1:]]),
-        "lowest": math.nan if lowest is None else float(pairs[lowest]),
-        "lowest_pair": None if lowest is None else (int(first[lowest]), int(second[lowest])),
-    }
 
 
 def _mean(values: Float64[np.ndarray, " n"]) -> float:

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Real
 from scipy import special
 
+from assay.analyses.subsets._arrays import Accuracies, Places, Units
 from assay.analyses.subsets.consistency import consistency_within
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.line import MIN_MODELS, clip_of, probit
+from assay.analyses.subsets.line import MIN_MODELS, UnitSums, clip_of, probit
 from assay.analyses.subsets.permutation import run_permutations
 from assay.analyses.subsets.problem import Problem, check_sizes
 from assay.analyses.subsets.settings import Settings
-from assay.analyses.subsets.splits import ModelSplit, folds, unit_codes
+from assay.analyses.subsets.splits import ModelSplit, folds
 from assay.core.errors import InputError
 from assay.core.record import Record
 
@@ -24,7 +25,7 @@ MIN_FOLDS = 3  # test, validation, train
 INTERVAL_LEVEL = 0.95
 WORDS = {"family": "families", "group": "training runs", "model": "models"}
 _CLIP = 0.999  # of |R_k| before atanh: a fold of few models can reach 1
-_CONSTANT = 1e-12  # of a fold's sum of squares, relative to that of all models
+
 _DENSE_ENTRIES = 4e8  # of all folds together: 1.6 GB of float32, beyond which folds are packed
 
 
@@ -82,12 +83,19 @@ def combine(
         >>> combine(np.array([[-0.5], [-0.1]]), np.array([23, 13])).round(4).tolist()
         [-0.3796]
     """
-    weights = np.where(np.isnan(correlations), 0.0, (n_models - 3.0)[:, None])
+    return np.tanh(_combined(correlations, n_models))
+
+
+def _combined(
+    correlations: Float64[np.ndarray, "*batch n_folds k"], n_models: Real[np.ndarray, "*rows n_folds"]
+) -> Float64[np.ndarray, "*batch k"]:
+    """The weighted mean of atanh(R_k) over the defined folds; NaN without one."""
+    weights = np.where(np.isnan(correlations), 0.0, (n_models - 3.0)[..., None])
     z = np.arctanh(np.clip(np.nan_to_num(correlations), -_CLIP, _CLIP))
     total = weights.sum(axis=-2)
-    found = np.full(total.shape, np.nan)
-    np.divide((weights * z).sum(axis=-2), total, out=found, where=total > 0)
-    return np.tanh(found)
+    mean = np.full(total.shape, np.nan)
+    np.divide((weights * z).sum(axis=-2), total, out=mean, where=total > 0)
+    return mean
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,28 +133,19 @@ def plan_folds(data: CorrectnessData, k: int = FOLDS) -> FoldPlan:
         raise InputError(
             f"folds is {k}; at least {MIN_FOLDS} are needed: one each to test, validate and train"
         )
-    units, kind, notes = data.units, data.unit_kind, []
+    kind = data.unit_kind
+    if kind == "family" and len(np.unique(data.units)) < MIN_FOLDS and data.groups is not None:
+        kind = "group"
+    units = data.unit_codes(kind)
     n_units = len(np.unique(units))
-    if kind == "family" and n_units < MIN_FOLDS and data.groups is not None:
-        units, kind = unit_codes(data.groups), "group"
-        n_units = len(np.unique(units))
     for wanted in range(min(k, n_units), MIN_FOLDS - 1, -1):
-        held = _fold_sizes(units, wanted)
-        if held.min() >= MIN_MODELS:
-            if wanted < k:
-                notes.append(f"{wanted} folds instead of {k}: {n_units} {WORDS[kind]} fill no more")
-            return FoldPlan(
-                splits=tuple(folds(units, wanted)), units=units, unit_kind=kind, notes=tuple(notes)
-            )
-    return FoldPlan(splits=None, units=units, unit_kind=kind, notes=tuple(notes))
-
-
-def _fold_sizes(units: Int64[np.ndarray, " m"], k: int) -> Int64[np.ndarray, " k"]:
-    """Models per fold when the largest unit goes to the smallest fold, as `folds` does it."""
-    held = np.zeros(k, dtype=np.int64)
-    for count in np.sort(np.unique(units, return_counts=True)[1])[::-1]:
-        held[np.argmin(held)] += count
-    return held
+        try:
+            splits = tuple(folds(units, wanted))
+        except InputError:
+            continue
+        note = f"{wanted} folds instead of {k}: {n_units} {WORDS[kind]} fill no more"
+        return FoldPlan(splits=splits, units=units, unit_kind=kind, notes=(note,) if wanted < k else ())
+    return FoldPlan(splits=None, units=units, unit_kind=kind, notes=())
 
 
 class FoldRuns:
@@ -165,40 +164,34 @@ class FoldRuns:
         if settings.layout == "auto" and settings.device in (None, "cpu") and entries > _DENSE_ENTRIES:
             settings = replace(settings, layout="packed")
         self.sizes, self.settings, self.path = sizes, settings, path
-        self.problems = [Problem.of(data, split, settings) for split in splits]
+        self.problems = [Problem(data, split, settings) for split in splits]
         self.n_models = np.array([len(split.test) for split in splits], dtype=np.int64)
 
-    def select(self, id_accuracy: Float64[np.ndarray, " m"]) -> list[list[Int64[np.ndarray, " _"]]]:
-        """The selection of each size (outer) on each fold (inner)."""
-        by_fold = [self._select_on(problem, id_accuracy) for problem in self.problems]
+    def select(self, id_accuracy: Accuracies) -> list[list[Places]]:
+        """The selection of each size (outer) on each fold (inner); empty where accuracies do not differ."""
+        by_fold = []
+        for problem in self.problems:
+            if problem.constant_part(id_accuracy):
+                by_fold.append([np.empty(0, dtype=np.int64) for _ in self.sizes])
+            else:
+                solved = problem.solve_path(self.sizes, path=self.path, id_accuracy=id_accuracy)
+                by_fold.append([each.indices for each in solved])
         return [list(of_size) for of_size in zip(*by_fold, strict=True)]
 
-    def _select_on(
-        self, problem: Problem, id_accuracy: Float64[np.ndarray, " m"]
-    ) -> list[Int64[np.ndarray, " _"]]:
-        """The selection of each size on one fold; empty where its accuracies leave nothing to select by."""
-        sides = (id_accuracy[problem.split.train], id_accuracy[problem.split.validation])
-        if any(np.ptp(probit(side, eps=self.settings.eps)) == 0 for side in sides):
-            return [np.empty(0, dtype=np.int64) for _ in self.sizes]
-        found = problem.solve_path(self.sizes, path=self.path, id_accuracy=id_accuracy)
-        return [each.indices for each in found]
-
     def correlations(
-        self,
-        selections: Sequence[Sequence[Int64[np.ndarray, " _"]]],
-        id_accuracy: Float64[np.ndarray, " m"],
+        self, selections: Sequence[Sequence[Places]], id_accuracy: Accuracies
     ) -> Float64[np.ndarray, "n_folds k"]:
         """R_k of given selections on the models tested."""
-        found = [
+        each = [
             [
                 problem.correlation(examples, id_accuracy) if len(examples) else math.nan
                 for problem, examples in zip(self.problems, of_size, strict=True)
             ]
             for of_size in selections
         ]
-        return np.array(found, dtype=np.float64).T
+        return np.array(each, dtype=np.float64).T
 
-    def rerun(self, id_accuracy: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " k"]:
+    def rerun(self, id_accuracy: Accuracies) -> Float64[np.ndarray, " k"]:
         """R_cf per size under other accuracies."""
         return combine(self.correlations(self.select(id_accuracy), id_accuracy), self.n_models)
 
@@ -209,7 +202,7 @@ def cross_fit(
     *,
     settings: Settings,
     k: int = FOLDS,
-    y: Float64[np.ndarray, " m"] | None = None,
+    y: Accuracies | None = None,
     level: float = INTERVAL_LEVEL,
 ) -> CrossFit:
     """Select without a fold of the models, test on it, for every fold: each model is tested once.
@@ -257,78 +250,48 @@ def no_folds(plan: FoldPlan) -> str:
 
 
 def fit_folds(
-    data: CorrectnessData,
-    plan: FoldPlan,
-    runs: FoldRuns,
-    y: Float64[np.ndarray, " m"],
-    *,
-    level: float,
+    data: CorrectnessData, plan: FoldPlan, runs: FoldRuns, y: Accuracies, *, level: float
 ) -> CrossFit:
     """The cross-fit of one run of the folds under accuracies y."""
     assert plan.splits is not None
+    settings, pool = runs.settings, runs.settings.pool(data.n_examples)
     selections = run_permutations(lambda _: runs.select(y), 1)[0]
-    each = runs.correlations(selections, y)
-    accuracy = np.full((len(runs.sizes), data.n_models), np.nan)
-    for row, of_size in enumerate(selections):
-        for problem, examples in zip(runs.problems, of_size, strict=True):
-            if len(examples):
-                accuracy[row, problem.split.test] = problem.accuracy(examples)
     fold_of = np.empty(data.n_models, dtype=np.int64)
     for fold, split in enumerate(plan.splits):
         fold_of[split.test] = fold
-    ends = np.array(
-        [
-            unit_jackknife(
-                probit(y[known], eps=runs.settings.eps),
-                probit(row[known], eps=clip_of(runs.settings.clip, size, runs.settings.eps)),
-                plan.units[known],
-                fold_of[known],
-                level=level,
-            )
-            for row, size in zip(accuracy, runs.sizes, strict=True)
-            for known in [np.isfinite(row)]
-        ]
-    ).T
-    several = len(plan.splits) > 1
-    defined = np.isfinite(each).all(axis=0)
-    spread = np.full(len(runs.sizes), np.nan)
-    if several and defined.any():
-        spread[defined] = each[:, defined].std(axis=0, ddof=1)
+    accuracy = np.full((len(runs.sizes), data.n_models), np.nan)
+    low, high, consistency = np.full((3, len(runs.sizes)), np.nan)
+    for row, (size, of_size) in enumerate(zip(runs.sizes, selections, strict=True)):
+        for problem, examples in zip(runs.problems, of_size, strict=True):
+            if len(examples):
+                accuracy[row, problem.split.test] = problem.accuracy(examples)
+        known = np.isfinite(accuracy[row])
+        if known.any():
+            clip = clip_of(settings.clip, size, settings.eps)
+            x, t = probit(y[known], eps=settings.eps), probit(accuracy[row, known], eps=clip)
+            low[row], high[row] = unit_jackknife(x, t, plan.units[known], fold_of[known], level=level)
+            consistency[row] = consistency_within([each for each in of_size if len(each)], pool).mean
+    correlations = runs.correlations(selections, y)
     return CrossFit(
         sizes=runs.sizes,
         unit_kind=plan.unit_kind,
         n_units=plan.n_units,
         splits=plan.splits,
         fold_sizes=runs.n_models,
-        fold_correlations=each,
-        r=combine(each, runs.n_models),
-        low=ends[0],
-        high=ends[1],
+        fold_correlations=correlations,
+        r=combine(correlations, runs.n_models),
+        low=low,
+        high=high,
         level=level,
-        spread=spread,
-        consistency=np.array(
-            [
-                consistency_within(
-                    [each for each in of_size if len(each)], runs.settings.pool(data.n_examples)
-                ).mean
-                if any(map(len, of_size))
-                else math.nan
-                for of_size in selections
-            ],
-            dtype=np.float64,
-        ),
+        spread=correlations.std(axis=0, ddof=1),
+        consistency=consistency,
         accuracy=accuracy,
         selections=tuple(tuple(of_size) for of_size in selections),
     )
 
 
 def unit_jackknife(
-    x: Float64[np.ndarray, " m"],
-    t: Float64[np.ndarray, " m"],
-    units: Int64[np.ndarray, " m"],
-    fold_of: Int64[np.ndarray, " m"],
-    *,
-    level: float = INTERVAL_LEVEL,
+    x: Accuracies, t: Accuracies, units: Units, fold_of: Units, *, level: float = INTERVAL_LEVEL
 ) -> tuple[float, float]:
     """Interval of R_cf from leaving out each unit in turn, selections fixed.
 
@@ -348,31 +311,16 @@ def unit_jackknife(
     References:
         Efron and Stein (1981), doi:10.1214/aos/1176345462.
     """
-    names, place = np.unique(units, return_inverse=True)
-    n_units, n_folds = len(names), int(fold_of.max()) + 1
+    names, first = np.unique(units, return_index=True)
+    n_units = len(names)
     if n_units < 3:
         return math.nan, math.nan
-    x, t = x - x.mean(), t - t.mean()
-    each = (np.ones_like(x), x, t, x * x, t * t, x * t)
-    sums = np.stack([np.bincount(place, weights=values, minlength=n_units) for values in each])
-    home = np.zeros(n_units, dtype=np.int64)
-    home[place] = fold_of
-    # First all units, then all but each.
-    kept = np.concatenate([np.ones((1, n_units)), 1.0 - np.eye(n_units)])
-    weighted, total = np.zeros(len(kept)), np.zeros(len(kept))
-    for fold in range(n_folds):
-        inside = home == fold
-        n, sx, st, sxx, stt, sxt = sums[:, inside] @ kept[:, inside].T
-        count = np.maximum(n, 1)
-        vx, vt, vxt = sxx - sx * sx / count, stt - st * st / count, sxt - sx * st / count
-        sound = (n >= MIN_MODELS) & (vx > _CONSTANT * (x @ x)) & (vt > max(_CONSTANT * (t @ t), 1e-18))
-        r = np.where(sound, vxt / np.sqrt(np.where(sound, vx * vt, 1.0)), 0.0)
-        weight = np.where(sound, n - 3, 0.0)
-        weighted += weight * np.arctanh(np.clip(r, -_CLIP, _CLIP))
-        total += weight
-    if not (total > 0).all():
-        return math.nan, math.nan
-    z, *without = weighted / total
-    spread = math.sqrt((n_units - 1) / n_units * float(np.sum((np.array(without) - np.mean(without)) ** 2)))
+    sums, home = UnitSums(x, t, units), fold_of[first]
+    kept = np.concatenate([np.ones((1, n_units)), 1.0 - np.eye(n_units)])  # all units, then all but each
+    folds = [home == fold for fold in np.unique(home)]
+    each = [sums.correlations(kept[:, inside], inside, at_least=MIN_MODELS) for inside in folds]
+    n, r = (np.stack(column, axis=-1) for column in zip(*each, strict=True))
+    z, *others = _combined(r[..., None], n)[:, 0]
+    spread = math.sqrt((n_units - 1) / n_units * float(np.sum((np.array(others) - np.mean(others)) ** 2)))
     margin = float(special.stdtrit(n_units - 1, (1 + level) / 2)) * spread
     return math.tanh(z - margin), math.tanh(z + margin)

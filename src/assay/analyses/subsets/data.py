@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped, UInt8
 from scipy import stats as scipy_stats
 
+from assay.analyses.subsets._arrays import Accuracies, Places, Units
 from assay.analyses.subsets._checks import (
     checked_accuracies,
     checked_example_ids,
@@ -25,13 +26,10 @@ from assay.analyses.subsets._checks import (
     checked_rows,
 )
 from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
-from assay.analyses.subsets.frames import read_frame
 from assay.analyses.subsets.layouts import Matrix, PackedMatrix
 from assay.analyses.subsets.line import MIN_MODELS, probit
-from assay.analyses.subsets.placement import as_matrix
-from assay.analyses.subsets.predictions import read_predictions
+from assay.analyses.subsets.placement import as_matrix, columns_of, row_of, rows_of, shape_of
 from assay.analyses.subsets.quality import Quality
-from assay.analyses.subsets.sources import ask_estimators, ask_zoo
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError, ShapeError
 
@@ -141,9 +139,7 @@ class CorrectnessData:
             found._check_nesting()
             return found
         matrix = checked_matrix(correct)
-        n_models, n_examples = (
-            (matrix.n_models, matrix.n_examples) if isinstance(matrix, PackedMatrix) else matrix.shape
-        )
+        n_models, n_examples = shape_of(matrix)
         if n_models < at_least:
             raise InputError(f"correct holds {n_models} models; at least {at_least} are needed")
         if n_examples < 1:
@@ -231,16 +227,22 @@ class CorrectnessData:
     @classmethod
     def from_predictions(cls, paths: Any, **options: Any) -> "CorrectnessData":
         """Read the authors' prediction CSVs; see `predictions.read_predictions` for the options."""
+        from assay.analyses.subsets.predictions import read_predictions
+
         return cls.of(**read_predictions(paths, **options))
 
     @classmethod
     def from_zoo(cls, zoo: "Zoo", images: "ImageSet", **options: Any) -> "CorrectnessData":
         """Ask every model of a zoo; see `sources.ask_zoo` for the options."""
+        from assay.analyses.subsets.sources import ask_zoo
+
         return cls.of(**ask_zoo(zoo, images, **options))
 
     @classmethod
     def from_frame(cls, frame: "pd.DataFrame", **options: Any) -> "CorrectnessData":
         """Read a pandas frame of predictions; see `frames.read_frame` for the options."""
+        from assay.analyses.subsets.frames import read_frame
+
         return cls.of(**read_frame(frame, **options))
 
     @classmethod
@@ -248,6 +250,8 @@ class CorrectnessData:
         cls, estimators: Any, X_id: Any, y_id: Any, X_ood: Any, y_ood: Any, **options: Any
     ) -> "CorrectnessData":
         """Ask scikit-learn estimators; see `sources.ask_estimators` for the options."""
+        from assay.analyses.subsets.sources import ask_estimators
+
         return cls.of(**ask_estimators(estimators, X_id, y_id, X_ood, y_ood, **options))
 
     # ----------------------------------------------------------------------------------------- what it is
@@ -273,16 +277,22 @@ class CorrectnessData:
         return "family" if self.families is not None else "group" if self.groups is not None else "model"
 
     @property
-    def units(self) -> Int64[np.ndarray, " m"]:
+    def units(self) -> Units:
         """Code of the family of each model, or of its training run, or of itself; see `unit_kind`."""
         return self.unit_codes(self.unit_kind)
 
-    def unit_codes(self, kind: str) -> Int64[np.ndarray, " m"]:
+    def unit_codes(self, kind: str) -> Units:
         """Codes of the units of one kind: `family`, `group` or `model`."""
         names = {"family": self.families, "group": self.groups, "model": range(self.n_models)}[kind]
         if names is None:
             raise InputError(f"the {kind} of each model is not known; give it to `CorrectnessData.of`")
         return unit_codes(np.asarray(names))
+
+    def kind_of_units(self, *, by_family: bool) -> str:
+        """What a bootstrap draws: training runs where known, or families where those are kept whole."""
+        if self.groups is not None and not (by_family and self.families is not None):
+            return "group"
+        return self.unit_kind
 
     @functools.cached_property
     def hash(self) -> str:
@@ -290,131 +300,105 @@ class CorrectnessData:
         digest = hashlib.sha256()
         for each in (self.id_accuracy, self.groups, self.families, self.example_ids.tolist()):
             digest.update(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode())
-        packed = self.correct if isinstance(self.correct, PackedMatrix) else None
-        wide = max(1, _BLOCK // max(1, self.n_models))
+        # Always the packed bits, so that one matrix has one hash in either storage.
+        packed = isinstance(self.correct, PackedMatrix)
+        bits = self.correct.bits if packed else PackedMatrix.pack(self.correct).bits
+        wide = max(1, _BLOCK // len(bits))
         for start in range(0, self.n_examples, wide):
-            # Always the packed bits, so that one matrix has one hash in either storage.
-            if packed is not None:
-                bits = packed.bits[:, start : start + wide]
-            else:
-                assert isinstance(self.correct, np.ndarray)
-                bits = np.packbits(self.correct[:, start : start + wide], axis=0, bitorder="little")
-            digest.update(np.ascontiguousarray(bits.T).tobytes())
+            digest.update(np.ascontiguousarray(bits[:, start : start + wide].T).tobytes())
         return digest.hexdigest()[:16]
 
     # ----------------------------------------------------------------------------------------- numbers
 
     def matrix(
-        self,
-        models: Int64[np.ndarray, " k"] | None = None,
-        *,
-        layout: str = "auto",
-        device: str | None = None,
+        self, models: Places | None = None, *, layout: str = "auto", device: str | None = None
     ) -> Matrix:
         """The rows of some models in a layout to compute with."""
         return as_matrix(self.correct, models, layout=layout, device=device)
 
-    def accuracy_on(
-        self, examples: Int64[np.ndarray, " k"], models: Int64[np.ndarray, " m"] | None = None
-    ) -> Float64[np.ndarray, " m"]:
+    def accuracy_on(self, examples: Places, models: Places | None = None) -> Accuracies:
         """Eq. 3: share of some examples that each model gets right."""
         if len(examples) == 0:
             raise InputError("no example is selected: an accuracy on none is not defined")
-        if isinstance(self.correct, PackedMatrix):
-            counts = self.correct.count(np.asarray(examples, dtype=np.int64))
-            counts = counts if models is None else counts[models]
-        else:
-            rows = self.correct if models is None else self.correct[models]
-            counts = rows[:, examples].sum(axis=1, dtype=np.int64)
-        return np.asarray(counts / len(examples))
+        x, examples = self.correct, np.asarray(examples, dtype=np.int64)
+        packed = isinstance(x, PackedMatrix)
+        counts = x.count(examples) if packed else x[:, examples].sum(axis=1, dtype=np.int64)
+        return np.asarray((counts if models is None else counts[models]) / len(examples))
 
-    def accuracy(self, models: Int64[np.ndarray, " m"] | None = None) -> Float64[np.ndarray, " m"]:
+    def accuracy(self, models: Places | None = None) -> Accuracies:
         """Out-of-distribution accuracy of each model on all examples."""
         return self._accuracy if models is None else self._accuracy[models]
 
     @functools.cached_property
-    def _accuracy(self) -> Float64[np.ndarray, " m"]:
-        if isinstance(self.correct, PackedMatrix):
-            return np.asarray(self.correct.count(np.arange(self.n_examples)) / self.n_examples)
-        return np.asarray(self.correct.sum(axis=1, dtype=np.int64) / self.n_examples)
+    def _accuracy(self) -> Accuracies:
+        x = self.correct
+        packed = isinstance(x, PackedMatrix)
+        counts = x.count(np.arange(self.n_examples)) if packed else x.sum(axis=1, dtype=np.int64)
+        return np.asarray(counts / self.n_examples)
 
-    def example_accuracy(self, models: Int64[np.ndarray, " k"] | None = None) -> Float64[np.ndarray, " n"]:
+    def example_accuracy(self, models: Places | None = None) -> Float64[np.ndarray, " n"]:
         """Share of some models that gets each example right."""
+        rows = rows_of(self.correct, models)
         n = self.n_models if models is None else len(models)
         if n == 0:
             raise InputError("no model is given: the share of them that is right is not defined")
-        if isinstance(self.correct, PackedMatrix):
-            packed = self.correct if models is None else self.correct.take(models)
-            return np.asarray(packed.column_sums() / n)
-        rows = self.correct if models is None else self.correct[models]
-        return np.asarray(rows.sum(axis=0, dtype=np.int64) / n)
+        packed = isinstance(rows, PackedMatrix)
+        return np.asarray((rows.column_sums() if packed else rows.sum(axis=0, dtype=np.int64)) / n)
 
-    def columns(self, examples: Int64[np.ndarray, " k"]) -> UInt8[np.ndarray, "m k"]:
+    def columns(self, examples: Places) -> UInt8[np.ndarray, "m k"]:
         """Columns of the matrix as 0 and 1, all models."""
-        if isinstance(self.correct, PackedMatrix):
-            return self.correct.dense(np.asarray(examples, dtype=np.int64))
-        return self.correct[:, examples]
+        return columns_of(self.correct, np.asarray(examples, dtype=np.int64))
 
-    def take_models(self, models: Int64[np.ndarray, " k"]) -> "CorrectnessData":
+    def take_models(self, models: Places) -> "CorrectnessData":
         """The data of some models."""
-        x = self.correct
-
-        def named(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-            return None if names is None else tuple(names[place] for place in models)
-
+        names = {
+            name: None if (each := getattr(self, name)) is None else tuple(each[place] for place in models)
+            for name in ("model_ids", "groups", "families")
+        }
         return replace(
             self,
-            correct=x.take(models) if isinstance(x, PackedMatrix) else x[models],
+            correct=rows_of(self.correct, models),
             id_accuracy=self.id_accuracy[models],
-            model_ids=tuple(self.model_ids[place] for place in models),
             n_id=None if self.n_id is None else self.n_id[models],
-            groups=named(self.groups),
-            families=named(self.families),
+            **names,
         )
 
-    def take_examples(self, examples: Int64[np.ndarray, " k"]) -> "CorrectnessData":
+    def take_examples(self, examples: Places) -> "CorrectnessData":
         """The data of some examples."""
-        if isinstance(self.correct, PackedMatrix):
-            correct: Any = PackedMatrix(
-                np.ascontiguousarray(self.correct.bits[:, examples]), self.correct.n_models
-            )
-        else:
-            correct = self.correct[:, examples]
+        x = self.correct
+        packed = isinstance(x, PackedMatrix)
+        known = {
+            name: None if (each := getattr(self, name)) is None else each[examples]
+            for name in ("example_ids", "labels", "embedding", "images")
+        }
         return replace(
             self,
-            correct=correct,
-            example_ids=self.example_ids[examples],
-            labels=None if self.labels is None else self.labels[examples],
+            correct=PackedMatrix(x.bits[:, examples], x.n_models) if packed else x[:, examples],
             meta={name: column[examples] for name, column in self.meta.items()},
-            embedding=None if self.embedding is None else self.embedding[examples],
-            images=None if self.images is None else self.images[examples],
+            **known,
         )
 
     def quality(self) -> Quality:
         """What the matrix is made of; see `Quality`."""
-        right = self.example_accuracy()
-        accuracy = self.accuracy()
+        right, accuracy = self.example_accuracy(), self.accuracy()
+        rows = {hashlib.sha256(row_of(self.correct, place)).digest() for place in range(self.n_models)}
+
+        def ends(values: Float64[np.ndarray, " n"]) -> tuple[float, float]:
+            return float(values.min()), float(values.max())
+
         return Quality(
             n_models=self.n_models,
             n_examples=self.n_examples,
             n_groups=None if self.groups is None else len(set(self.groups)),
             n_families=None if self.families is None else len(set(self.families)),
-            id_accuracy=(float(self.id_accuracy.min()), float(self.id_accuracy.max())),
-            accuracy=(float(accuracy.min()), float(accuracy.max())),
+            id_accuracy=ends(self.id_accuracy),
+            accuracy=ends(accuracy),
             n_all_right=int(np.count_nonzero(right == 1)),
             n_all_wrong=int(np.count_nonzero(right == 0)),
             n_constant_models=int(np.count_nonzero((accuracy == 0) | (accuracy == 1))),
-            n_duplicates=self.n_models - len({self._row_digest(place) for place in range(self.n_models)}),
+            n_duplicates=self.n_models - len(rows),
             reliability=self._reliability(),
         )
-
-    def _row_digest(self, place: int) -> bytes:
-        row = (
-            (self.correct.bits[place // 8] >> (place % 8)) & 1
-            if isinstance(self.correct, PackedMatrix)
-            else self.correct[place]
-        )
-        return hashlib.sha256(np.packbits(row).tobytes()).digest()
 
     def _reliability(self) -> float:
         z = probit(self.id_accuracy)

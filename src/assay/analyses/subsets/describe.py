@@ -8,7 +8,9 @@ A phrase says what the ranker sees more of in the selected images. It does not s
 the authors of the method judge this step unreliable, and with good reason.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,8 +137,13 @@ def describe_subset(
         |difference| over the mean of the comparison (`rel_diff`). Mann and Whitney (1947),
         doi:10.1214/aoms/1177730491.
     """
-    _check(images_selected, images_comparison, captioner, proposer, phrases)
-    _check_numbers(n_images, n_captions, n_phrases, n_resamples, level, q)
+    counts = {"n_images": n_images, "n_captions": n_captions, "n_phrases": n_phrases}
+    _check(
+        {"images_selected": images_selected, "images_comparison": images_comparison},
+        (captioner, proposer, phrases),
+        counts | {"n_resamples": n_resamples},
+        {"level": level, "q": q},
+    )
     prompt = caption_prompt(fixed_class)
     chosen = _sample(len(images_comparison), n_images, domains, seed)
     sides = (
@@ -216,18 +223,20 @@ class _Side:
 
     def __init__(self, images: Images) -> None:
         self.images = images
-        self.captions: list[str] = []
-        self._captioned: list[int] = []
-        self._failed: list[int] = []
+        self.answers: dict[int, str | None] = {}  # by row; None where the captioner failed
+
+    @property
+    def captions(self) -> list[str]:
+        return [text for text in self.answers.values() if text]
 
     @property
     def n_failed(self) -> int:
-        return len(self._failed)
+        return len(self.answers) - len(self.captions)
 
     def caption(self, captioner: Captioner, prompt: str, wanted: int) -> None:
         """Caption images in order until enough have one; failures are made up for by later images."""
-        done = 0
-        while len(self.captions) < wanted and done < len(self.images):
+        while len(self.captions) < wanted and len(self.answers) < len(self.images):
+            done = len(self.answers)
             rows = np.arange(done, min(done + wanted - len(self.captions), len(self.images)))
             answers = list(captioner(_taken(self.images, rows), prompt))
             if len(answers) != len(rows):
@@ -236,22 +245,16 @@ class _Side:
                     "needed, None where it failed"
                 )
             for row, answer in zip(rows.tolist(), answers, strict=True):
-                text = " ".join(answer.split()) if isinstance(answer, str) else ""
-                if text:
-                    self.captions.append(text)
-                    self._captioned.append(row)
-                else:
-                    self._failed.append(row)
-            done += len(rows)
+                self.answers[row] = " ".join(answer.split()) if isinstance(answer, str) else None
 
     def scored(self, *, held_out: bool) -> Images:
         """The images that phrases are scored on."""
-        left_out = {*self._failed, *(self._captioned if held_out else ())}
-        rows = np.array([row for row in range(len(self.images)) if row not in left_out], dtype=np.int64)
+        left_out = {row for row, text in self.answers.items() if held_out or not text}
+        rows = np.setdiff1d(np.arange(len(self.images)), list(left_out)).astype(np.int64)
         if not len(rows):
             raise InputError(
                 f"no image is left to score on: of {len(self.images)}, {self.n_failed} have no caption"
-                + (f" and {len(self._captioned)} were shown to the proposer" if held_out else "")
+                + (f" and {len(self.captions)} were shown to the proposer" if held_out else "")
                 + "; give more images, or fewer n_captions"
             )
         return _taken(self.images, rows)
@@ -262,13 +265,14 @@ def _taken(images: Images, rows: np.ndarray) -> Images:
 
 
 def _check(
-    selected: Images,
-    comparison: Images,
-    captioner: Captioner | None,
-    proposer: Proposer | None,
-    phrases: Sequence[str] | None,
+    sides: dict[str, Images],
+    makers: tuple[Captioner | None, Proposer | None, Sequence[str] | None],
+    counts: dict[str, int],
+    shares: dict[str, float],
 ) -> None:
-    for name, images in (("images_selected", selected), ("images_comparison", comparison)):
+    """Raises `InputError` for what `describe_subset` cannot work with, by the name of the argument."""
+    captioner, proposer, phrases = makers
+    for name, images in sides.items():
         if not len(images):
             raise InputError(f"{name} is empty; give at least one image")
     if proposer is not None and captioner is None:
@@ -277,21 +281,10 @@ def _check(
         raise InputError("nothing makes phrases: give captioner and proposer, or phrases of your own")
     if isinstance(phrases, str):
         raise InputError(f"phrases is the text {phrases!r}; give a list of phrases, [{phrases!r}]")
-
-
-def _check_numbers(
-    n_images: int, n_captions: int, n_phrases: int, n_resamples: int, level: float, q: float
-) -> None:
-    counts = {
-        "n_images": n_images,
-        "n_captions": n_captions,
-        "n_phrases": n_phrases,
-        "n_resamples": n_resamples,
-    }
     for name, count in counts.items():
         if count < 1:
             raise InputError(f"{name} is {count}; it must be at least 1")
-    for name, share in (("level", level), ("q", q)):
+    for name, share in shares.items():
         if not 0 < share < 1:
             raise InputError(f"{name} is {share}; it must lie between 0 and 1")
 
@@ -300,20 +293,16 @@ def _sample(
     n_there: int, wanted: int, domains: Sequence[Any] | np.ndarray | None, seed: int
 ) -> Int64[np.ndarray, " n"]:
     """Rows of the comparison, at random; with domains as many of each as can be."""
-    rng = stream(seed, "describe.comparison")
-    shuffled = rng.permutation(n_there)
-    if domains is None:
-        return shuffled[:wanted].astype(np.int64)
-    if len(domains) != n_there:
-        raise ShapeError(f"domains has {len(domains)} entries for {n_there} comparison images")
-    _, codes = np.unique(np.asarray(domains, dtype=str)[shuffled], return_inverse=True)
-    # Rank within the own domain: all firsts come before all seconds, so that domains stay equal as long as
-    # each has images.
-    turn = np.empty(n_there, dtype=np.int64)
-    for code in range(int(codes.max()) + 1):
-        members = np.flatnonzero(codes == code)
-        turn[members] = np.arange(len(members))
-    return shuffled[np.argsort(turn, kind="stable")[:wanted]].astype(np.int64)
+    order: np.ndarray = stream(seed, "describe.comparison").permutation(n_there)
+    if domains is not None:
+        if len(domains) != n_there:
+            raise ShapeError(f"domains has {len(domains)} entries for {n_there} comparison images")
+        # Rank within the own domain: all firsts come before all seconds, so that domains stay equal as long
+        # as each has images.
+        turns: dict[str, Iterator[int]] = defaultdict(itertools.count)
+        turn = [next(turns[str(domains[place])]) for place in order.tolist()]
+        order = order[np.argsort(turn, kind="stable")]
+    return order[:wanted].astype(np.int64)
 
 
 def _distinct(phrases: Sequence[str]) -> list[str]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, Unpack
 
 import numpy as np
-from jaxtyping import Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, Line, clip_of, correlate, fit_line
@@ -33,41 +33,39 @@ class Evaluation(Correlation):
     accuracy: tuple[float, ...]
 
 
+class EvaluationOptions(TypedDict, total=False):
+    """Keywords of `Subset.evaluate`."""
+
+    example_ids: Sequence[object] | np.ndarray | None
+    order: str | None
+    groups: Sequence[object] | np.ndarray | None
+    families: Sequence[object] | np.ndarray | None
+
+
 def evaluate_models(
     selection: SelectedExamples,
     correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
     id_accuracy: float | Sequence[float] | np.ndarray | None,
-    *,
-    example_ids: Sequence[object] | np.ndarray | None,
-    order: str | None,
-    groups: Sequence[object] | np.ndarray | None,
-    families: Sequence[object] | np.ndarray | None,
+    **options: Unpack[EvaluationOptions],
 ) -> Evaluation:
     """Other models on the examples of a selection; see `Subset.evaluate`."""
-    data = _others(correct, id_accuracy, example_ids, groups, families)
+    order, example_ids = options.pop("order", None), options.get("example_ids")
+    data = _others(correct, id_accuracy, **options)
     named = example_ids is not None or _is_frame(correct) or (data.has_ids and selection.has_ids)
     accuracy = data.accuracy_on(_columns(selection, data, order, named=named))
-    settings = selection.settings
-    kind = "family" if selection.split.kind == "family" and data.families is not None else None
-    kind = kind or ("group" if data.groups is not None else data.unit_kind)
-    options: dict[str, Any] = {"units": data.unit_codes(kind), "eps": settings.eps, "seed": settings.seed}
-    correlation = correlate(data.id_accuracy, accuracy, size=selection.size, clip=settings.clip, **options)
+    settings, y = selection.settings, data.id_accuracy
+    units = data.unit_codes(data.kind_of_units(by_family=selection.split.kind == "family"))
+    common: dict[str, Any] = {"units": units, "eps": settings.eps, "seed": settings.seed}
+    clip = clip_of(settings.clip, selection.size, settings.eps)
     return Evaluation(
-        **vars(correlation),
-        full=correlate(data.id_accuracy, data.accuracy(), **options),
-        line=fit_line(
-            data.id_accuracy,
-            accuracy,
-            eps=clip_of(settings.clip, selection.size, settings.eps),
-            id_eps=settings.eps,
-        ),
+        **vars(correlate(y, accuracy, size=selection.size, clip=settings.clip, **common)),
+        full=correlate(y, data.accuracy(), **common),
+        line=fit_line(y, accuracy, eps=clip, id_eps=settings.eps),
         accuracy=tuple(accuracy.tolist()),
     )
 
 
-def _columns(
-    selection: SelectedExamples, data: CorrectnessData, order: str | None, *, named: bool
-) -> Int64[np.ndarray, " size"]:
+def _columns(selection: SelectedExamples, data: CorrectnessData, order: str | None, *, named: bool) -> Places:
     """The columns of `data` that are the examples of the selection."""
     if order not in (None, "data"):
         raise unknown_name("order of columns", order, ("data",))
@@ -103,21 +101,18 @@ def _is_frame(given: object) -> "TypeGuard[pd.DataFrame]":
 def _others(
     correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
     id_accuracy: float | Sequence[float] | np.ndarray | None,
-    example_ids: Sequence[object] | np.ndarray | None,
-    groups: Sequence[object] | np.ndarray | None,
-    families: Sequence[object] | np.ndarray | None,
+    example_ids: Sequence[object] | np.ndarray | None = None,
+    groups: Sequence[object] | np.ndarray | None = None,
+    families: Sequence[object] | np.ndarray | None = None,
 ) -> CorrectnessData:
     """Models to evaluate, one or more, whatever holds them."""
-    rates: Any = [id_accuracy] if isinstance(id_accuracy, int | float) else id_accuracy
+    y: Any = [id_accuracy] if isinstance(id_accuracy, int | float) else id_accuracy
     if isinstance(correct, CorrectnessData):
-        return CorrectnessData.of(correct, rates, groups=groups, families=families)
+        return CorrectnessData.of(correct, y, groups=groups, families=families)
     if _is_frame(correct):
         if example_ids is not None:
             raise InputError("a frame names its examples itself; leave example_ids out")
-        return CorrectnessData.from_frame(
-            correct, id_accuracy=rates, group=groups, family=families, at_least=1
-        )
+        return CorrectnessData.from_frame(correct, id_accuracy=y, group=groups, family=families, at_least=1)
     matrix = correct if isinstance(correct, PackedMatrix) else np.atleast_2d(np.asarray(correct))
-    return CorrectnessData.of(
-        matrix, rates, example_ids=example_ids, groups=groups, families=families, at_least=1
-    )
+    units: dict[str, Any] = {"groups": groups, "families": families}
+    return CorrectnessData.of(matrix, y, example_ids=example_ids, at_least=1, **units)

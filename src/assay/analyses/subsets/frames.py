@@ -1,21 +1,19 @@
 """The arguments of `CorrectnessData.of` from a pandas frame, long or wide."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64, Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets._per_model import PerModel, countable, per_model, unique_names
 from assay.core.errors import InputError, unknown_name
 
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
 def read_frame(
-    frame: "pd.DataFrame",
+    frame: pd.DataFrame,
     *,
     id_accuracy: PerModel | None = None,
     model: str = "model",
@@ -28,7 +26,7 @@ def read_frame(
     family: PerModel | None = None,
     n_id: PerModel | None = None,
     meta: Sequence[str] = (),
-    examples: "pd.DataFrame | None" = None,
+    examples: pd.DataFrame | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """Read a pandas frame: long (a row per model and example) or wide (a row per model, a column per
@@ -65,32 +63,26 @@ def read_frame(
     """
     if not len(frame):
         raise InputError("frame has no row")
-    held: dict[str, Any]
     if model in frame.columns:
-        held = _long(frame, model, example, correct, prediction, label, domain, id_accuracy, tuple(meta))
+        columns = _Columns(model, example, correct, prediction, label, domain)
+        table, held = _long(frame, columns, tuple(meta), rated=id_accuracy is not None)
+    elif meta:
+        raise InputError("meta names columns of a long frame, and this one is wide; give examples instead")
     else:
-        if meta:
-            raise InputError(
-                "meta names columns of a long frame, and this one is wide; give examples instead"
-            )
-        held = _wide(frame, model, [id_accuracy, group, family, n_id])
-    table, names = cast("pd.DataFrame", held.pop("models")), held["model_ids"]
-    for argument, given, default in (
+        table, held = _wide(frame, model, [id_accuracy, group, family, n_id])
+    names = held["model_ids"]
+    for argument, values, default in (
         ("groups", group, "group"),
         ("families", family, "family"),
         ("n_id", n_id, None),
         ("id_accuracy", id_accuracy, None),
     ):
-        if given is None and default is not None and default in table.columns:
-            given = default
-        if isinstance(given, str):
-            given = _column_of_models(table, given, names, argument)
-        if given is not None:
-            held[argument] = (
-                given
-                if argument == "n_id" and np.ndim(given) == 0 and not isinstance(given, Mapping)
-                else per_model(given, names, argument)
-            )
+        values = default if values is None and default in table.columns else values
+        if isinstance(values, str):
+            values = _column_of_models(table, values, names, argument)
+        one_number = argument == "n_id" and np.ndim(values) == 0 and not isinstance(values, Mapping)
+        if values is not None:
+            held[argument] = values if one_number else per_model(values, names, argument)
     if held.get("id_accuracy") is None:
         raise InputError(
             "id_accuracy is missing, and the frame has no rows in distribution; give the accuracy of each "
@@ -99,92 +91,98 @@ def read_frame(
     if held.get("n_id") is not None:
         held["n_id"] = np.asarray(held["n_id"])
     if examples is not None:
-        held = held | _known(examples, held["example_ids"], label, held)
+        held |= _known(examples, held["example_ids"], label, held.get("meta", {}))
     return {"source": {"kind": "frame"}, **held, **facts}
 
 
-def _long(
-    frame: "pd.DataFrame",
-    model: str,
-    example: str,
-    correct: str,
-    prediction: str,
-    label: str,
-    domain: str,
-    id_accuracy: PerModel | None,
-    meta: tuple[str, ...],
-) -> dict[str, Any]:
-    import pandas as pd
+class _Columns(NamedTuple):
+    """Names of the columns of a long frame."""
 
+    model: str
+    example: str
+    correct: str
+    prediction: str
+    label: str
+    domain: str
+
+
+def _long(
+    frame: pd.DataFrame, columns: _Columns, meta: tuple[str, ...], *, rated: bool
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The frame by model, and what it holds; in-distribution accuracies unless they are `rated` elsewhere."""
+    model, example, label, domain = columns.model, columns.example, columns.label, columns.domain
     for name in (model, example, *meta):
         _require_column(frame, name)
     for name in (model, example):
         if (empty := frame[name].isna()).any():
             raise InputError(f"frame[{name!r}] is missing in row {int(np.flatnonzero(empty)[0])}; fill it in")
-    right = _right(frame, model, example, correct, prediction, label)
+    right = _right(frame, columns)
     outside = np.ones(len(frame), dtype=bool)
     held: dict[str, Any] = {}
     models, names = pd.factorize(frame[model].astype(str))
     if domain in frame.columns:
         domains = frame[domain].astype(object).where(frame[domain].notna(), "").to_numpy().astype(str)
-        if len(strange := sorted(set(domains.tolist()) - {"id", "ood"})):
+        if strange := sorted(set(domains.tolist()) - {"id", "ood"}):
             raise InputError(f"frame[{domain!r}] holds {strange[0]!r}; allowed are 'id' and 'ood'")
         outside = domains == "ood"
         if not outside.any():
             raise InputError(f"frame[{domain!r}] is never 'ood'; nothing is out of distribution")
-        if id_accuracy is None:
+        if not rated:
             held |= _within(models[~outside], right[~outside], names)
-    kept = frame[outside]
-    examples, ids = pd.factorize(kept[example].astype(str))
+    chosen = frame[outside]
+    examples, ids = pd.factorize(chosen[example].astype(str))
+
+    def of_examples(name: str) -> np.ndarray:
+        return _plain(_constant(chosen[name], examples, ids, f"example {{}} has two values of {name!r}"))
+
     held |= {
         "correct": _pivot(models[outside], examples, right[outside], names, ids),
         "model_ids": tuple(names.tolist()),
         "example_ids": np.asarray(ids.tolist()),
-        "models": frame.assign(**{model: frame[model].astype(str)}).set_index(model),
-        "meta": {
-            name: _plain(
-                _constant(kept[name], examples, ids, f"example {{}} has two values of {name!r}"), name
-            )
-            for name in meta
-        },
+        "meta": {name: of_examples(name) for name in meta},
     }
     if label in frame.columns:
-        classes = _constant(kept[label], examples, ids, f"example {{}} has two values of {label!r}")
-        held["labels"] = countable(_plain(classes, label))
-    return held
+        held["labels"] = countable(of_examples(label))
+    return frame.assign(**{model: frame[model].astype(str)}).set_index(model), held
 
 
-def _right(
-    frame: "pd.DataFrame", model: str, example: str, correct: str, prediction: str, label: str
-) -> Float64[np.ndarray, " rows"]:
+def _right(frame: pd.DataFrame, columns: _Columns) -> Float64[np.ndarray, " rows"]:
     """1 where the answer of a row is right, else 0."""
-    import pandas as pd
-
+    correct, prediction, label = columns.correct, columns.prediction, columns.label
     if correct in frame.columns:
         column = frame[correct]
-        found: np.ndarray = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        bad = np.flatnonzero(~((found == 0) | (found == 1)))
-    else:
-        if prediction not in frame.columns or label not in frame.columns:
-            raise InputError(
-                f"frame has neither a column {correct!r} nor both {prediction!r} and {label!r}; it has "
-                f"{', '.join(map(str, frame.columns[:20]))}"
-            )
+        right = _numbers(column)
+        bad = np.flatnonzero(~((right == 0) | (right == 1)))
+    elif prediction in frame.columns and label in frame.columns:
         column = frame[prediction]
-        missing = (frame[prediction].isna() | frame[label].isna()).to_numpy()
-        found = (frame[prediction].astype(object) == frame[label].astype(object)).to_numpy(dtype=np.float64)
-        bad = np.flatnonzero(missing)
+        right = (column.astype(object) == frame[label].astype(object)).to_numpy(dtype=np.float64)
+        bad = np.flatnonzero((column.isna() | frame[label].isna()).to_numpy())
+    else:
+        raise InputError(
+            f"frame has neither a column {correct!r} nor both {prediction!r} and {label!r}; it has "
+            f"{', '.join(map(str, frame.columns[:20]))}"
+        )
     if len(bad):
         row = frame.iloc[int(bad[0])]
-        raise InputError(
-            f"the answer of model {str(row[model])!r} on example {str(row[example])!r} "
-            f"{_what(column.iloc[int(bad[0])])}; every cell must be known, as 0 (wrong) or 1 (right) "
-            f"({len(bad)} such cells)"
-        )
-    return found
+        raise _bad_cell(row[columns.model], row[columns.example], column.iloc[int(bad[0])], len(bad))
+    return right
 
 
-def _within(models: Int64[np.ndarray, " k"], right: Float64[np.ndarray, " k"], names: Any) -> dict[str, Any]:
+def _numbers(column: "pd.Series[Any]") -> np.ndarray:
+    """A column as numbers; NaN for what is none."""
+    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _bad_cell(model: object, example: object, cell: Any, n: int) -> InputError:
+    """The error about an answer that is neither 0 nor 1."""
+    what = "is missing" if pd.isna(cell) else f"is {cell.item() if hasattr(cell, 'item') else cell!r}"
+    return InputError(
+        f"the answer of model {str(model)!r} on example {str(example)!r} {what}; every cell must be known, "
+        f"as 0 (wrong) or 1 (right) ({n} such cells)"
+    )
+
+
+def _within(models: Places, right: Float64[np.ndarray, " k"], names: Any) -> dict[str, Any]:
     """In-distribution accuracies and the numbers of examples behind them."""
     counts = np.bincount(models, minlength=len(names))
     if len(empty := np.flatnonzero(counts == 0)):
@@ -195,89 +193,70 @@ def _within(models: Int64[np.ndarray, " k"], right: Float64[np.ndarray, " k"], n
 
 
 def _pivot(
-    models: Int64[np.ndarray, " k"],
-    examples: Int64[np.ndarray, " k"],
-    right: Float64[np.ndarray, " k"],
-    names: Any,
-    ids: Any,
+    models: Places, examples: Places, right: Float64[np.ndarray, " k"], names: Any, ids: Any
 ) -> np.ndarray:
-    seen = np.zeros((len(names), len(ids)), dtype=np.uint8)
-    correct = np.zeros_like(seen)
-    cells = models * len(ids) + examples
-    counts = np.unique(cells, return_counts=True)
-    if (repeated := counts[0][counts[1] > 1]).size:
-        row, column = divmod(int(repeated[0]), len(ids))
+    counts = np.bincount(models * len(ids) + examples, minlength=len(names) * len(ids))
+    counts = counts.reshape(len(names), len(ids))
+    if counts.max(initial=1) > 1:
+        row, column = np.argwhere(counts > 1)[0].tolist()
         raise InputError(
-            f"model {str(names[row])!r} has {counts[1].max()} rows for example {str(ids[column])!r}; one is "
+            f"model {str(names[row])!r} has {counts.max()} rows for example {str(ids[column])!r}; one is "
             "needed"
         )
-    seen[models, examples] = 1
-    correct[models, examples] = right.astype(np.uint8)
-    if not seen.all():
-        row, column = np.argwhere(seen == 0)[0].tolist()
+    if not counts.all():
+        row, column = np.argwhere(counts == 0)[0].tolist()
         raise InputError(
             f"model {str(names[row])!r} has no row for example {str(ids[column])!r} "
-            f"({int((seen == 0).sum())} cells are missing); every model must answer every example"
+            f"({int((counts == 0).sum())} cells are missing); every model must answer every example"
         )
+    correct = np.zeros(counts.shape, dtype=np.uint8)
+    correct[models, examples] = right
     return correct
 
 
-def _wide(frame: "pd.DataFrame", model: str, given: list[Any]) -> dict[str, Any]:
-    import pandas as pd
-
-    named = {each for each in given if isinstance(each, str)} | {"group", "family"}
-    columns = [name for name in frame.columns if name not in named]
+def _wide(frame: pd.DataFrame, model: str, units: list[Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The frame by model, and what it holds; columns named in `units` say something of the models."""
+    named = {each for each in units if isinstance(each, str)} | {"group", "family"}
+    cells = frame[[name for name in frame.columns if name not in named]]
     names = unique_names([str(name) for name in frame.index])
     if (repeated := frame.columns[frame.columns.duplicated()]).size:
         raise InputError(f"two columns of the frame are named {str(repeated[0])!r}; each is one example")
-    textual = any(pd.api.types.is_string_dtype(frame[name].dtype) for name in columns)
+    textual = any(pd.api.types.is_string_dtype(kind) for kind in cells.dtypes)
     if textual and frame.index.equals(pd.RangeIndex(len(frame))):
         raise InputError(
             f"frame has no column {model!r}, so it is taken as wide: models as index, 0 or 1 in every "
             "column; name the column of a long one (model=...)"
         )
-    rows = frame[columns].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    bad = ~((rows == 0) | (rows == 1))
-    if bad.any():
-        row, column = np.argwhere(bad)[0].tolist()
-        raise InputError(
-            f"the answer of model {names[row]!r} on example {str(columns[column])!r} "
-            f"{_what(frame[columns].iloc[row, column])}; every cell must be known, as 0 (wrong) or 1 (right) "
-            f"({int(bad.sum())} such cells)"
-        )
-    return {
+    rows = cells.apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    bad = np.argwhere(~((rows == 0) | (rows == 1)))
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise _bad_cell(names[row], cells.columns[column], cells.iloc[row, column], len(bad))
+    held = {
         "correct": rows.astype(np.uint8),
         "model_ids": names,
-        "example_ids": np.array([str(name) for name in columns]),
-        "models": frame.set_axis(list(names), axis=0),
+        "example_ids": np.array([str(name) for name in cells.columns]),
     }
+    return frame.set_axis(list(names), axis=0), held
 
 
-def _known(examples: "pd.DataFrame", ids: np.ndarray, label: str, held: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of a frame of examples, in the order of the matrix."""
+def _known(
+    examples: pd.DataFrame, ids: np.ndarray, label: str, meta: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Columns of a frame of examples, in the order of the matrix, beside those that are known."""
     table = examples.set_axis(examples.index.astype(str), axis=0)
     if table.index.has_duplicates:
         raise InputError(f"examples lists {table.index[table.index.duplicated()][0]!r} twice")
-    if len(missing := [name for name in ids.tolist() if name not in table.index]):
+    if missing := [name for name in ids.tolist() if name not in table.index]:
         raise InputError(
             f"examples has no row {missing[0]!r} ({len(missing)} examples of the frame are missing)"
         )
-    table = table.loc[ids.tolist()]
-    columns = {str(name): _plain(table[name].to_numpy(), str(name)) for name in table.columns}
-    found: dict[str, Any] = {}
-    if label in columns:
-        found["labels"] = countable(columns.pop(label))
-    return found | {"meta": {**held.get("meta", {}), **columns}}
+    columns = {str(name): _plain(table.loc[ids.tolist(), name].to_numpy()) for name in table.columns}
+    labels = {"labels": countable(columns.pop(label))} if label in columns else {}
+    return labels | {"meta": {**meta, **columns}}
 
 
-def _what(held: Any) -> str:
-    """What a cell that is neither 0 nor 1 holds."""
-    import pandas as pd
-
-    return "is missing" if pd.isna(held) else f"is {held.item() if hasattr(held, 'item') else held!r}"
-
-
-def _require_column(frame: "pd.DataFrame", name: str) -> None:
+def _require_column(frame: pd.DataFrame, name: str) -> None:
     if name not in frame.columns:
         raise unknown_name("column of the frame", name, map(str, frame.columns))
 
@@ -286,21 +265,16 @@ def _constant(
     column: "pd.Series[Any]", codes: Int64[np.ndarray, " rows"], names: Any, message: str
 ) -> np.ndarray:
     """What a column says of each of some things, which must be the same in all rows of one."""
-    import pandas as pd
-
     values, known = pd.factorize(column)
     first = np.full(len(names), -2)
     first[codes[::-1]] = values[::-1]  # the first row of each is written last
     if len(different := np.flatnonzero(first[codes] != values)):
         raise InputError(message.format(repr(str(names[int(codes[different[0]])]))) + "; they must agree")
-    held = np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))
-    return cast("np.ndarray", held[first])
+    return np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))[first]
 
 
-def _column_of_models(table: "pd.DataFrame", name: str, names: Sequence[str], argument: str) -> np.ndarray:
+def _column_of_models(table: pd.DataFrame, name: str, names: Sequence[str], argument: str) -> np.ndarray:
     """A column that says something of each model: of all its rows the same."""
-    import pandas as pd
-
     _require_column(table, name)
     codes = pd.Index(list(names)).get_indexer(table.index)
     found = _constant(table[name], codes, names, f"model {{}} has two values of {name!r}")
@@ -309,17 +283,16 @@ def _column_of_models(table: "pd.DataFrame", name: str, names: Sequence[str], ar
     return found
 
 
-def _plain(column: np.ndarray, name: str) -> np.ndarray:
+def _plain(column: np.ndarray) -> np.ndarray:
     """A column as numbers (NaN where missing) or text (empty where missing)."""
-    import pandas as pd
-
-    missing = pd.isna(column)
     if column.dtype.kind in "biuf":
         return column
-    present = column[~missing]
-    if len(present) and all(isinstance(each, bool | np.bool_) for each in present) and not missing.any():
+    missing = pd.isna(column)
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    if kind == "boolean" and not missing.any():
         return column.astype(bool)
-    if all(isinstance(each, int | float | np.number) and not isinstance(each, bool) for each in present):
-        whole = not missing.any() and all(isinstance(each, int | np.integer) for each in present)
-        return np.where(missing, np.nan, column).astype(np.float64) if not whole else column.astype(np.int64)
-    return np.array(["" if gone else str(each) for each, gone in zip(column, missing, strict=True)])
+    if kind == "integer" and not missing.any():
+        return column.astype(np.int64)
+    if kind in ("integer", "floating", "mixed-integer-float", "empty"):
+        return np.where(missing, np.nan, column).astype(np.float64)
+    return np.where(missing, "", column).astype(str)

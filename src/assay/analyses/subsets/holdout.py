@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from assay.analyses.subsets.baselines import random_baseline
+from assay.analyses.subsets._arrays import Places
+from assay.analyses.subsets.baselines import baseline_rows
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.line import Correlation, correlate
+from assay.analyses.subsets.line import Correlation
 from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.problem import Problem
 from assay.core.errors import InputError, ShapeError, unknown_name
@@ -106,31 +107,14 @@ def example_holdout(
     seed = settings.seed if seed is None else seed
     predictions = _predict_folds(selection, phi, folds, stream(seed, "example folds"))
     pooled = np.concatenate([each.examples for each in predictions])
-    models = selection.split.test
-    baseline = random_baseline(
-        data,
-        models,
-        size,
-        seed=seed,
-        eps=settings.eps,
-        clip=settings.clip,
-        allowed=settings.allowed,
-        strata=settings.strata,
-    )
+    problem = Problem(data, selection.split, replace(settings, seed=seed))
+    (random,) = baseline_rows(problem, [size], kinds=["random"])["random"]
     defined = [each.auroc for each in predictions if not math.isnan(each.auroc)]
     return ExampleHoldout(
-        correlation=correlate(
-            data.id_accuracy[models],
-            data.accuracy_on(pooled, models),
-            units=data.units[models],
-            size=size,
-            eps=settings.eps,
-            clip=settings.clip,
-            seed=seed,
-        ),
-        random_mean=baseline.mean,
-        random_low=baseline.low,
-        random_high=baseline.high,
+        correlation=problem.correlate(pooled, unit_kind=data.unit_kind),
+        random_mean=random.r,
+        random_low=random.low,
+        random_high=random.high,
         auroc=float(np.mean(defined)) if defined else math.nan,
         fold_aurocs=tuple(each.auroc for each in predictions),
         predicted=np.sort(pooled),
@@ -153,13 +137,12 @@ def _predict_folds(
     selection: SelectedExamples, phi: Float64[np.ndarray, "n d"], folds: int, rng: np.random.Generator
 ) -> list[_Prediction]:
     """A prediction for each fold of the examples that could be selected."""
-    data, settings, size = selection.require_data("example hold-out"), selection.settings, selection.size
+    data, size = selection.problem.data, selection.size
     possible = rng.permutation(selection.pool)
     fold_of = np.full(data.n_examples, -1, dtype=np.int64)
     fold_of[possible] = np.arange(len(possible)) % folds
     member = np.zeros(data.n_examples, dtype=bool)
     member[selection.indices] = True
-    base = Problem.of(data, selection.split, settings)
     predictions = []
     for fold in range(folds):
         n_predicted = size // folds + (fold < size % folds)
@@ -169,8 +152,7 @@ def _predict_folds(
                 f"a subset of {size} of {len(possible)} examples leaves nothing to predict in {folds} folds; "
                 "choose a smaller subset"
             )
-        problem = replace(base, settings=replace(settings, allowed=others, must_include=None))
-        chosen = problem.solve(size - n_predicted).indices
+        chosen = selection.problem.solve(size - n_predicted, allowed=others, must_include=None).indices
         model, strength = _membership(phi, chosen, np.flatnonzero(others), rng)
         score = np.asarray(model.decision_function(phi[here]), dtype=np.float64)
         predictions.append(
@@ -184,10 +166,7 @@ def _predict_folds(
 
 
 def _membership(
-    phi: Float64[np.ndarray, "n d"],
-    chosen: Int64[np.ndarray, " k"],
-    pool: Int64[np.ndarray, " p"],
-    rng: np.random.Generator,
+    phi: Float64[np.ndarray, "n d"], chosen: Places, pool: Places, rng: np.random.Generator
 ) -> "tuple[Pipeline, float]":
     """A logistic regression of being chosen on standardised features, and its C."""
     from sklearn.linear_model import LogisticRegression
@@ -229,40 +208,39 @@ def example_features(
         features: As in `example_holdout`.
     """
     if isinstance(features, np.ndarray):
-        given = np.asarray(features, dtype=np.float64)
-        if given.ndim != 2 or len(given) != data.n_examples:
+        numbers = np.asarray(features, dtype=np.float64)
+        if numbers.ndim != 2 or len(numbers) != data.n_examples:
             raise ShapeError(
-                f"features has shape {given.shape}; one row for each of {data.n_examples} examples is needed"
+                f"features has shape {numbers.shape}; one row for each of {data.n_examples} examples "
+                "is needed"
             )
-        if not np.isfinite(given).all():
+        if not np.isfinite(numbers).all():
             raise InputError("features holds NaN or infinite numbers")
-        return given, "given"
-    columns: dict[str, np.ndarray] = dict(data.meta)
-    if data.labels is not None:
-        columns["label"] = data.labels.astype(str)
+        return numbers, "given"
     if features is None:
         features = "embedding" if data.embedding is not None else "meta"
     if isinstance(features, str) and features == "embedding":
         if data.embedding is None:
             raise InputError("features='embedding' and the data have none; give embedding= or other features")
         return data.embedding.astype(np.float64), "embedding"
+    columns: dict[str, np.ndarray] = dict(data.meta)
+    if data.labels is not None:
+        columns["label"] = data.labels.astype(str)
     if isinstance(features, str) and features == "meta":
         if not columns:
             raise InputError(
                 "the data have no embedding, metadata or labels; give features= as an array [N, d]"
             )
-        names = [name for name, column in columns.items() if _usable(column)]
-        label = "meta"
+        name, names = "meta", [name for name, column in columns.items() if _usable(column)]
     else:
         names = [features] if isinstance(features, str) else list(features)
-        for name in names:
-            if name not in columns:
-                raise unknown_name("column of the examples", name, columns)
-        label = ", ".join(names)
-    encoded = [_encoded(columns[name]) for name in names]
-    if not encoded:
+        for each in names:
+            if each not in columns:
+                raise unknown_name("column of the examples", each, columns)
+        name = ", ".join(names)
+    if not names:
         raise InputError("no metadata column has between 2 and 50 values or holds numbers; give features=")
-    return np.concatenate(encoded, axis=1), label
+    return np.concatenate([_encoded(columns[each]) for each in names], axis=1), name
 
 
 def _usable(column: np.ndarray) -> bool:

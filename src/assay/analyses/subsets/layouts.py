@@ -9,9 +9,10 @@ values sum to at most 2**24, every partial sum is exact in float32, so all layou
 agree.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64, UInt8
@@ -27,38 +28,57 @@ _PAIR_EXAMPLES = 16_000  # from here on a table of 65,536 sums costs less to fil
 CHUNK = 4096  # examples unpacked at a time; a multiple of 64
 
 
-@runtime_checkable
-class Matrix(Protocol):
-    """Correctness of models on examples: X[i, j] = 1 iff model i answers example j correctly."""
+class Matrix(ABC):
+    """Correctness of models on examples: X[i, j] = 1 iff model i answers example j correctly.
 
-    name: str
+    Attributes:
+        name: Of the layout.
+        n_models: m.
+        n_examples: N.
+    """
+
+    name: ClassVar[str]
     n_models: int
     n_examples: int
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of the matrix as held, in memory or on the device."""
-        ...
 
+    @abstractmethod
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
         """One pass over the matrix, `weights @ X`, summed in float32; the module says when that is exact."""
-        ...
+
+    @abstractmethod
+    def column_sums(self) -> Int64[np.ndarray, " n"]:
+        """Models that answer each example correctly."""
+
+    @abstractmethod
+    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
+        """The columns of `examples` (default: all) as a new 0/1 array."""
 
     def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
         """Correct answers of every model on `examples`, exact; an example given twice counts twice."""
-        ...
+        return self._example_bits.count(self.checked_examples(examples))
 
-    def take(self, models: Int64[np.ndarray, " k"]) -> "Matrix":
-        """The rows of `models`, in that order, in the same layout."""
-        ...
+    @cached_property
+    def _example_bits(self) -> "_ExampleBits":
+        n = self.n_examples
+        chunks = (self.dense(np.arange(start, min(start + CHUNK, n))) for start in range(0, n, CHUNK))
+        return _ExampleBits(self.n_models, n, chunks)
 
-    def column_sums(self) -> Int64[np.ndarray, " n"]:
-        """Models that answer each example correctly."""
-        ...
+    def checked_examples(self, examples: np.ndarray) -> np.ndarray:
+        """Places of examples, all of which the matrix has."""
+        return checked_places(examples, self.n_examples, "examples")
 
-    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
-        """The columns of `examples` (default: all) as a new 0/1 array."""
-        ...
+    def checked_weights(self, weights: np.ndarray) -> np.ndarray:
+        """One number per model."""
+        if weights.shape != (self.n_models,):
+            raise ShapeError(
+                f"weights has shape {weights.shape}; one number for each of {self.n_models} models is needed"
+            )
+        return weights
 
 
 class _ExampleBits:
@@ -114,15 +134,6 @@ def checked_places(places: np.ndarray, n: int, what: str) -> np.ndarray:
     return places
 
 
-def checked_weights(weights: np.ndarray, n_models: int) -> np.ndarray:
-    """One number per model."""
-    if weights.shape != (n_models,):
-        raise ShapeError(
-            f"weights has shape {weights.shape}; one number for each of {n_models} models is needed"
-        )
-    return weights
-
-
 def checked_correct(correct: np.ndarray) -> np.ndarray:
     """uint8, models by examples."""
     if correct.ndim != 2 or correct.dtype != np.uint8:
@@ -132,7 +143,7 @@ def checked_correct(correct: np.ndarray) -> np.ndarray:
     return correct
 
 
-class DenseMatrix:
+class DenseMatrix(Matrix):
     """Float32, for BLAS: the fastest for small matrices and the largest.
 
     Args:
@@ -150,37 +161,22 @@ class DenseMatrix:
     def nbytes(self) -> int:
         return self.values.nbytes
 
-    @cached_property
-    def _example_bits(self) -> _ExampleBits:
-        chunks = (
-            self.values[:, start : start + CHUNK].astype(np.uint8)
-            for start in range(0, self.n_examples, CHUNK)
-        )
-        return _ExampleBits(self.n_models, self.n_examples, chunks)
-
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
-        return checked_weights(weights, self.n_models).astype(np.float32) @ self.values
-
-    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
-        return self._example_bits.count(checked_places(examples, self.n_examples, "examples"))
-
-    def take(self, models: Int64[np.ndarray, " k"]) -> "DenseMatrix":
-        return DenseMatrix(self.values[checked_places(models, self.n_models, "models")].astype(np.uint8))
+        return self.checked_weights(weights).astype(np.float32) @ self.values
 
     def column_sums(self) -> Int64[np.ndarray, " n"]:
         # Exact: the sums are whole and below 2**24.
         return (np.ones(self.n_models, dtype=np.float32) @ self.values).astype(np.int64)
 
     def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
-        if examples is None:
-            return self.values.astype(np.uint8)
-        return self.values[:, checked_places(examples, self.n_examples, "examples")].astype(np.uint8)
+        columns = slice(None) if examples is None else self.checked_examples(examples)
+        return self.values[:, columns].astype(np.uint8)
 
 
 _BITS_OF_BYTE = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.float64)  # [byte, bit], LSB first
 
 
-class PackedMatrix:
+class PackedMatrix(Matrix):
     """Bit-packed along models: bit b of `bits[r, j]` is X[8 r + b, j], the least significant bit first.
 
     A product adds, for each row of bytes and each example, one of the 256 partial sums of the row's eight
@@ -229,16 +225,6 @@ class PackedMatrix:
         return self.bits.nbytes
 
     @cached_property
-    def _example_bits(self) -> _ExampleBits:
-        chunks = (
-            unpacked(self.bits[:, start : start + CHUNK], self.n_models) for start in self._starts(CHUNK)
-        )
-        return _ExampleBits(self.n_models, self.n_examples, chunks)
-
-    def _starts(self, step: int) -> range:
-        return range(0, self.n_examples, step)
-
-    @cached_property
     def _words(self) -> np.ndarray:
         """Pairs of rows of bytes as uint16, the lower row in the lower byte."""
         words = np.zeros((-(-len(self.bits) // 2), self.n_examples), dtype=np.uint16)
@@ -248,14 +234,14 @@ class PackedMatrix:
 
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
         padded = np.zeros(16 * -(-self.n_models // 16))
-        padded[: self.n_models] = checked_weights(weights, self.n_models)
+        padded[: self.n_models] = self.checked_weights(weights)
         by_byte = (padded.reshape(-1, 8) @ _BITS_OF_BYTE.T).astype(np.float32)
         total = np.zeros(self.n_examples, dtype=np.float32)
         index = np.empty(min(_COLUMNS, self.n_examples), dtype=np.intp)
         gathered = np.empty(len(index), dtype=np.float32)
 
         def add(table: np.ndarray, codes: np.ndarray) -> None:
-            for start in self._starts(_COLUMNS):
+            for start in range(0, self.n_examples, _COLUMNS):
                 stop = min(start + _COLUMNS, self.n_examples)
                 at, values = index[: stop - start], gathered[: stop - start]
                 at[...] = codes[start:stop]
@@ -275,10 +261,8 @@ class PackedMatrix:
             add(np.matmul(high, low, out=pair).reshape(-1), codes)
         return total
 
-    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
-        return self._example_bits.count(checked_places(examples, self.n_examples, "examples"))
-
     def take(self, models: Int64[np.ndarray, " k"]) -> "PackedMatrix":
+        """The rows of `models`, in that order."""
         checked_places(models, self.n_models, "models")
         bits = np.zeros((-(-len(models) // 8), self.n_examples), dtype=np.uint8)
         for position, model in enumerate(models.tolist()):
@@ -290,15 +274,14 @@ class PackedMatrix:
 
     def column_sums(self) -> Int64[np.ndarray, " n"]:
         total = np.zeros(self.n_examples, dtype=np.int64)
-        for start in self._starts(_COLUMNS):
+        for start in range(0, self.n_examples, _COLUMNS):
             counts = np.bitwise_count(self.bits[:, start : start + _COLUMNS])
             np.add.reduce(counts, axis=0, dtype=np.int64, out=total[start : start + _COLUMNS])
         return total
 
     def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
-        if examples is None:
-            return unpacked(self.bits, self.n_models)
-        return unpacked(self.bits[:, checked_places(examples, self.n_examples, "examples")], self.n_models)
+        columns = slice(None) if examples is None else self.checked_examples(examples)
+        return unpacked(self.bits[:, columns], self.n_models)
 
 
 def unpacked(bits: UInt8[np.ndarray, "rows k"], n_models: int) -> UInt8[np.ndarray, "m k"]:

@@ -1,13 +1,14 @@
 """Accuracy on the line: the correlation over models of in- and out-of-distribution accuracy in probits."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64, Real
 from scipy import special
 
+from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.core.errors import InputError, ShapeError
 from assay.core.random import stream
 from assay.core.record import Record
@@ -22,6 +23,7 @@ RELIABLE_UNITS = 8
 _DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
 _ROUNDING = 1e-12  # of a replicate's sum of squares, relative to that of all models
 _CERTAIN = 1 - 1e-9  # |R| of a replicate beyond which atanh says nothing
+_ENDS = ("low", "high", "fisher_low", "fisher_high", "spearman_low", "spearman_high", "n_eff")
 
 
 def probit(p: Real[np.ndarray, "*shape"] | float | int, *, eps: float | int = EPS) -> Any:
@@ -119,11 +121,7 @@ def clip_of(clip: str, size: int | None, eps: float | int = EPS) -> float:
 
 
 def line_correlation(
-    id_accuracy: Float64[np.ndarray, " m"],
-    accuracy: Float64[np.ndarray, " m"],
-    *,
-    eps: float | int = EPS,
-    id_eps: float | int = EPS,
+    id_accuracy: Accuracies, accuracy: Accuracies, *, eps: float | int = EPS, id_eps: float | int = EPS
 ) -> float:
     """R(s) of Eq. 4: Pearson correlation over models of probit accuracies.
 
@@ -140,13 +138,12 @@ def line_correlation(
         Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4; Miller et al. (2021), arXiv:2107.04649.
     """
     x, y = np.asarray(id_accuracy, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
-    if x.ndim != 1 or x.shape != y.shape:
-        raise ShapeError(f"id_accuracy {x.shape} and accuracy {y.shape}: two vectors over the same models")
+    _check_vectors(x, y)
     return float(line_correlations(x, y[None], eps=eps, id_eps=id_eps)[0])
 
 
 def line_correlations(
-    id_accuracy: Float64[np.ndarray, " m"],
+    id_accuracy: Accuracies,
     accuracy: Float64[np.ndarray, "k m"],
     *,
     eps: float | int = EPS,
@@ -165,10 +162,10 @@ def line_correlations(
 
 
 def cluster_replicates(
-    id_accuracy: Float64[np.ndarray, " m"],
-    accuracy: Float64[np.ndarray, " m"],
+    id_accuracy: Accuracies,
+    accuracy: Accuracies,
     draws: Int64[np.ndarray, "n_resamples n_drawn"],
-    units: Int64[np.ndarray, " m"],
+    units: Units,
     *,
     eps: float | int = EPS,
     id_eps: float | int = EPS,
@@ -186,28 +183,50 @@ def cluster_replicates(
     Returns:
         NaN for a resample in which a side is constant.
     """
-    x, y = probit(id_accuracy, eps=id_eps), probit(accuracy, eps=eps)
-    x, y = x - x.mean(), y - y.mean()
-    names, place = np.unique(units, return_inverse=True)
-    sums = np.stack(
-        [np.bincount(place, weights=each) for each in (np.ones_like(x), x, y, x * x, y * y, x * y)]
-    )
+    names = np.unique(units)
+    sums = UnitSums(probit(id_accuracy, eps=id_eps), probit(accuracy, eps=eps), units)
     code = np.searchsorted(names, draws) + len(names) * np.arange(len(draws))[:, None]
     counts = np.bincount(code.ravel(), minlength=len(draws) * len(names)).reshape(len(draws), -1)
-    n, sx, sy, sxx, syy, sxy = sums @ counts.T
-    sxx, syy, sxy = sxx - sx * sx / n, syy - sy * sy / n, sxy - sx * sy / n
-    floor_x, floor_y = (max(_DEGENERATE, _ROUNDING * float(side @ side)) for side in (x, y))
-    found = np.full(len(draws), np.nan)
-    defined = (sxx >= floor_x) & (syy >= floor_y)
-    np.divide(sxy, np.sqrt(sxx * syy, where=defined, out=np.ones_like(sxx)), out=found, where=defined)
-    return np.asarray(np.clip(found, -1.0, 1.0))
+    return sums.correlations(counts)[1]
+
+
+class UnitSums:
+    """Sums of two numbers per model over its unit, from which any choice of units has its correlation.
+
+    Args:
+        x: A number per model.
+        y: Another one.
+        units: Unit of each model.
+    """
+
+    def __init__(self, x: Accuracies, y: Accuracies, units: Units):
+        x, y = x - x.mean(), y - y.mean()
+        place = np.unique(units, return_inverse=True)[1]
+        products = (np.ones_like(x), x, y, x * x, y * y, x * y)
+        self.sums = np.stack([np.bincount(place, weights=each) for each in products])
+        # Squares below these are rounding, beside those of all models.
+        self.floors = tuple(max(_DEGENERATE, _ROUNDING * float(side @ side)) for side in (x, y))
+
+    def correlations(
+        self, weights: Real[np.ndarray, "k units"], among: Any = slice(None), *, at_least: int = 1
+    ) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
+        """Models and correlation, for each row of weights of the units (`among` them, some); NaN where a side
+        is constant or models are fewer than `at_least`.
+        """
+        n, sx, sy, sxx, syy, sxy = self.sums[:, among] @ weights.T
+        models = np.maximum(n, 1)
+        sxx, syy, sxy = sxx - sx * sx / models, syy - sy * sy / models, sxy - sx * sy / models
+        defined = (n >= at_least) & (sxx >= self.floors[0]) & (syy >= self.floors[1])
+        r = np.full(len(n), np.nan)
+        np.divide(sxy, np.sqrt(sxx * syy, where=defined, out=np.ones_like(sxx)), out=r, where=defined)
+        return n, np.clip(r, -1.0, 1.0)
 
 
 def correlate(
-    id_accuracy: Float64[np.ndarray, " m"],
-    accuracy: Float64[np.ndarray, " m"],
+    id_accuracy: Accuracies,
+    accuracy: Accuracies,
     *,
-    units: Int64[np.ndarray, " m"] | None = None,
+    units: Units | None = None,
     size: int | None = None,
     eps: float | int = EPS,
     clip: str = "eps",
@@ -239,10 +258,12 @@ def correlate(
     References:
         Fisher (1921); Bonett and Wright (2000), doi:10.1007/BF02294183.
     """
-    if on_degenerate not in ("nan", "zero"):
-        raise InputError(f"on_degenerate is {on_degenerate!r}; choose 'nan' or 'zero'")
-    if se not in ("bonett-wright", "fisher"):
-        raise InputError(f"se is {se!r}; choose 'bonett-wright' or 'fisher'")
+    for name, value, choices in (
+        ("on_degenerate", on_degenerate, ("nan", "zero")),
+        ("se", se, ("bonett-wright", "fisher")),
+    ):
+        if value not in choices:
+            raise InputError(f"{name} is {value!r}; choose {choices[0]!r} or {choices[1]!r}")
     if n_resamples < 1:
         raise InputError(f"n_resamples is {n_resamples}; at least 1 is needed, {N_RESAMPLES} by default")
     x, y = np.asarray(id_accuracy, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
@@ -253,38 +274,33 @@ def correlate(
     ood_eps = clip_of(clip, size, eps)
     r = line_correlation(x, y, eps=ood_eps, id_eps=eps)
     names = np.unique(units)
-    common: dict[str, Any] = {
-        "level": level,
-        "n": len(x),
-        "n_units": len(names),
-        "frac_clipped": float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan,
-    }
+    undefined = Correlation(
+        r=0.0 if on_degenerate == "zero" else math.nan,
+        spearman=0.0 if on_degenerate == "zero" else math.nan,
+        level=level,
+        n=len(x),
+        n_units=len(names),
+        n_degenerate=n_resamples,
+        frac_clipped=float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan,
+        degenerate=True,
+        caution="the accuracies do not vary over the models: no correlation is defined",
+        **dict.fromkeys(_ENDS, math.nan),
+    )
     if math.isnan(r):
-        value = 0.0 if on_degenerate == "zero" else math.nan
-        undefined: dict[str, Any] = dict.fromkeys(
-            ("low", "high", "fisher_low", "fisher_high", "spearman_low", "spearman_high", "n_eff"), math.nan
-        )
-        return Correlation(
-            r=value,
-            spearman=value,
-            n_degenerate=n_resamples,
-            degenerate=True,
-            caution="the accuracies do not vary over the models: no correlation is defined",
-            **undefined,
-            **common,
-        )
+        return undefined
     rho = spearman(x, y) if np.ptp(x) > 0 and np.ptp(y) > 0 else math.nan
     fisher = fisher_z_interval(r, len(x), level=level)
     ranks = fisher_z_interval(rho, len(x), level=level, kind="pearson" if se == "fisher" else "spearman")
     draws = names[stream(seed, "cluster-bootstrap").integers(0, len(names), (n_resamples, len(names)))]
     replicates = cluster_replicates(x, y, draws, units, eps=ood_eps, id_eps=eps)
-    kept = replicates[np.isfinite(replicates)]
+    finite = replicates[np.isfinite(replicates)]
     low, high, n_eff = math.nan, math.nan, math.nan
-    if len(names) > 1 and len(kept) > 1:
-        low, high = (float(end) for end in np.quantile(kept, [(1 - level) / 2, (1 + level) / 2]))
-        spread = float(np.arctanh(np.clip(kept, -_CERTAIN, _CERTAIN)).var(ddof=1))
+    if len(names) > 1 and len(finite) > 1:
+        low, high = (float(end) for end in np.quantile(finite, [(1 - level) / 2, (1 + level) / 2]))
+        spread = float(np.arctanh(np.clip(finite, -_CERTAIN, _CERTAIN)).var(ddof=1))
         n_eff = 3 + 1 / spread if spread > 0 else math.inf
-    return Correlation(
+    return replace(
+        undefined,
         r=r,
         low=low,
         high=high,
@@ -294,10 +310,9 @@ def correlate(
         spearman_low=ranks.low,
         spearman_high=ranks.high,
         n_eff=n_eff,
-        n_degenerate=n_resamples - len(kept),
+        n_degenerate=n_resamples - len(finite),
         degenerate=False,
         caution=_few_units(len(names)),
-        **common,
     )
 
 
@@ -319,11 +334,7 @@ def _few_units(n_units: int) -> str | None:
 
 
 def fit_line(
-    id_accuracy: Float64[np.ndarray, " m"],
-    accuracy: Float64[np.ndarray, " m"],
-    *,
-    eps: float | int = EPS,
-    id_eps: float | int = EPS,
+    id_accuracy: Accuracies, accuracy: Accuracies, *, eps: float | int = EPS, id_eps: float | int = EPS
 ) -> Line:
     """Least-squares line in probit axes, out-of-distribution on in-distribution accuracy.
 
@@ -340,14 +351,9 @@ def fit_line(
         Miller et al. (2021), arXiv:2107.04649, Def. 1; Salaudeen et al. (2025), arXiv:2510.24884, Eq. 2.
     """
     x, y = probit(id_accuracy, eps=id_eps), probit(accuracy, eps=eps)
-    if x.ndim != 1 or x.shape != y.shape:
-        raise ShapeError(f"id_accuracy {x.shape} and accuracy {y.shape}: two vectors over the same models")
+    _check_vectors(x, y)
     dx, dy = x - x.mean(), y - y.mean()
-    if dx @ dx < _DEGENERATE:
-        return Line(
-            slope=math.nan, intercept=math.nan, r=math.nan, residual_sd=math.nan, max_residual=math.nan
-        )
-    slope = float(dx @ dy / (dx @ dx))
+    slope = float(dx @ dy / (dx @ dx)) if dx @ dx >= _DEGENERATE else math.nan
     residual = dy - slope * dx
     return Line(
         slope=slope,
@@ -356,3 +362,8 @@ def fit_line(
         residual_sd=float(np.sqrt(np.mean(residual**2))),
         max_residual=float(np.abs(residual).max()),
     )
+
+
+def _check_vectors(x: np.ndarray, y: np.ndarray) -> None:
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ShapeError(f"id_accuracy {x.shape} and accuracy {y.shape}: two vectors over the same models")

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import Correlation, Line, clip_of, fit_line
+from assay.analyses.subsets.problem import Problem
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import ModelSplit
 from assay.core.errors import InputError
@@ -106,7 +108,7 @@ class SelectedExamples:
         return record_id(KIND, self.provenance)
 
     @property
-    def pool(self) -> Int64[np.ndarray, " pool"]:
+    def pool(self) -> Places:
         """Examples that could have been selected, ascending: what the subset is compared with."""
         return self.settings.pool(self.facts["n_examples"])
 
@@ -115,6 +117,11 @@ class SelectedExamples:
         """Whether the examples have names of their own, not the numbers of their columns."""
         named = zip(self.indices.tolist(), self.example_ids, strict=True)
         return any(name != f"row_{place}" for place, name in named)
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        """The problem that the subset solves."""
+        return Problem(self.require_data("a selection"), self.split, self.settings)
 
     def require_data(self, what: str) -> CorrectnessData:
         """The data, or the error that says how to give them.
@@ -129,21 +136,13 @@ class SelectedExamples:
             )
         return self.data
 
-    def accuracies(self, models: Int64[np.ndarray, " k"] | None = None) -> Float64[np.ndarray, " k"]:
+    def accuracies(self, models: Places | None = None) -> Float64[np.ndarray, " k"]:
         """Accuracy of each model of the data on the subset."""
         return self.require_data("the accuracies of the models").accuracy_on(self.indices, models)
 
     def line(self, part: str = "test") -> Line:
         """Least-squares line of a part of the models on the subset, in probit axes."""
-        data = self.require_data("a line")
-        models = self.split.part(part)
-        eps = self.settings.eps
+        self.require_data("a line")
+        models, eps = self.split.part(part), self.settings.eps
         clip = clip_of(self.settings.clip, self.size, eps)
-        return fit_line(data.id_accuracy[models], self.accuracies(models), eps=clip, id_eps=eps)
-
-
-def interval_units(data: CorrectnessData, split: ModelSplit) -> str:
-    """What the bootstrap draws: families after a split by family, else runs, where they are known."""
-    if data.groups is not None and not (split.kind == "family" and data.families is not None):
-        return "group"
-    return data.unit_kind
+        return fit_line(self.problem.data.id_accuracy[models], self.accuracies(models), eps=clip, id_eps=eps)

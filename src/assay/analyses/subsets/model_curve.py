@@ -1,13 +1,14 @@
 """How many models the correlation over models needs before more of them stop changing it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets.line import EPS, probit
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError, ShapeError, unknown_name
@@ -71,26 +72,21 @@ class ModelsNeeded(Record):
     @property
     def median(self) -> float:
         """Median of `stable` over the orders; NaN where half of them or more never settle."""
-        return _finite(float(np.median(_with_infinity(self.stable))))
+        return self._of_stable(np.median)
 
     @property
     def range(self) -> tuple[float, float]:
         """Smallest and largest `stable` over the orders; NaN for an order that never settles."""
-        values = _with_infinity(self.stable)
-        return _finite(float(values.min())), _finite(float(values.max()))
+        return self._of_stable(np.min), self._of_stable(np.max)
+
+    def _of_stable(self, statistic: Callable[[list[float]], Any]) -> float:
+        value = float(statistic([math.inf if each is None else each for each in self.stable]))
+        return value if math.isfinite(value) else math.nan
 
     @property
     def n_never(self) -> int:
         """Orders that never settle."""
-        return sum(each is None for each in self.stable)
-
-
-def _with_infinity(values: tuple[int | None, ...]) -> Float64[np.ndarray, " n"]:
-    return np.array([math.inf if each is None else each for each in values], dtype=np.float64)
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else math.nan
+        return self.stable.count(None)
 
 
 def models_needed(
@@ -185,7 +181,7 @@ def models_needed(
     )
 
 
-def _accuracies(values: Any, name: str) -> Float64[np.ndarray, " m"]:
+def _accuracies(values: Any, name: str) -> Accuracies:
     found = np.asarray(values, dtype=np.float64)
     if found.ndim != 1:
         raise ShapeError(f"{name} has shape {found.shape}; one accuracy per model is needed")

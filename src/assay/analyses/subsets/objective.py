@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.layouts import Matrix, whole_weights
 from assay.analyses.subsets.line import EPS, line_correlation, probit
 from assay.core.errors import InputError, ShapeError
@@ -54,11 +55,7 @@ class LineGradient(NamedTuple):
 
 
 def line_gradient(
-    accuracy: Float64[np.ndarray, " m"],
-    z: Float64[np.ndarray, " m"],
-    *,
-    ridge: float | int = 0.0,
-    clip: float | int = EPS,
+    accuracy: Accuracies, z: Accuracies, *, ridge: float | int = 0.0, clip: float | int = EPS
 ) -> LineGradient:
     """F_rho and q_i = (z_i - F u_i / d) / d * sqrt(2 pi) exp(t_i^2 / 2), with d = sqrt(u.u + rho).
 
@@ -94,7 +91,7 @@ class Centred(NamedTuple):
         return not float(self.probits @ self.probits) > DEGENERATE
 
 
-def centred(t: Float64[np.ndarray, " m"], z: Float64[np.ndarray, " m"], ridge: float | int = 0.0) -> Centred:
+def centred(t: Accuracies, z: Accuracies, ridge: float | int = 0.0) -> Centred:
     """F_rho = u.z / d of probits t, with u = t - mean(t) and d = sqrt(u.u + ridge)."""
     u = t - t.mean()
     squares = float(u @ u)
@@ -104,9 +101,7 @@ def centred(t: Float64[np.ndarray, " m"], z: Float64[np.ndarray, " m"], ridge: f
     return Centred(float(u @ z) / norm, u, norm) if norm else Centred(0.0, u, 1.0)
 
 
-def unit_probit(
-    id_accuracy: Float64[np.ndarray, " m"], *, eps: float | int = EPS, name: str = "id_accuracy"
-) -> Float64[np.ndarray, " m"]:
+def unit_probit(id_accuracy: Accuracies, *, eps: float | int = EPS, name: str = "id_accuracy") -> Accuracies:
     """Centred probit accuracies of unit Euclidean norm.
 
     Raises:
@@ -123,7 +118,7 @@ def unit_probit(
 
 
 def marginal_scores(
-    train: Matrix, id_train: Float64[np.ndarray, " m"], *, eps: float | int = EPS
+    train: Matrix, id_train: Accuracies, *, eps: float | int = EPS
 ) -> Float64[np.ndarray, " n"]:
     """Covariance over models of each example's correctness with in-distribution accuracy: sum_i z_i X_ij.
 
@@ -152,9 +147,7 @@ def check_objective(objective: str) -> None:
         raise InputError(f'objective is {objective!r}; choose "r" (lowest R) or "r2" (lowest R squared)')
 
 
-def check_models(
-    matrix: Matrix, id_accuracy: Float64[np.ndarray, " m"], name: str, eps: float | int
-) -> Float64[np.ndarray, " m"]:
+def check_models(matrix: Matrix, id_accuracy: Accuracies, name: str, eps: float | int) -> Accuracies:
     """Centred, unit-norm probits of in-distribution accuracies that fit a matrix and differ between models.
 
     Raises:
@@ -177,10 +170,7 @@ def check_same_examples(train: Matrix, validation: Matrix) -> None:
 
 
 def exact_correlation(
-    matrix: Matrix | None,
-    id_accuracy: Float64[np.ndarray, " m"] | None,
-    members: Int64[np.ndarray, " size"],
-    eps: float | int,
+    matrix: Matrix | None, id_accuracy: Accuracies | None, members: Places, eps: float | int
 ) -> float:
     """R of the models of a matrix on a set of examples, without ridge; NaN without models."""
     if matrix is None or id_accuracy is None:

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
 from assay.analyses.subsets._contents import (
     ARGUMENTS,
@@ -21,6 +20,7 @@ from assay.analyses.subsets._contents import (
     plain_column,
 )
 from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.placement import row_of
 from assay.core.errors import AssayError, FileFormatError, InputError, MissingExtraError
 from assay.core.record import plain
 from assay.core.untrusted import MALFORMED, check_rows, parquet_table
@@ -31,14 +31,6 @@ _COLUMNS = 64  # Parquet columns read at a time; a multiple of 8
 _METADATA = b"assay-correctness"
 _CORRECT = "correct:"
 _LARGEST_METADATA = 64 << 20  # Parquet readers refuse metadata of more than 100 MB
-
-
-def _row_of(correct: np.ndarray | PackedMatrix, place: int) -> UInt8[np.ndarray, " n"]:
-    if isinstance(correct, PackedMatrix):
-        bits: UInt8[np.ndarray, " n"] = (correct.bits[place // 8] >> (place % 8)) & 1
-        return bits
-    row: UInt8[np.ndarray, " n"] = correct[place]
-    return row
 
 
 def is_archive(path: Path) -> bool:
@@ -72,7 +64,7 @@ def parquet_bytes(data: Mapping[str, Any]) -> bytes:
             flat = np.ascontiguousarray(rows).reshape(-1)
             columns[name] = arrow.FixedSizeListArray.from_arrays(arrow.array(flat), flat.size // len(rows))
     for place, name in enumerate(data["model_ids"]):
-        columns[f"{_CORRECT}{name}"] = arrow.array(_row_of(data["correct"], place).astype(bool))
+        columns[f"{_CORRECT}{name}"] = arrow.array(row_of(data["correct"], place).astype(bool))
     content = json.dumps(_model_table(data)).encode()
     if len(content) > _LARGEST_METADATA:
         raise InputError("id_embedding is too large for the metadata of a Parquet file; save as .npz")

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import AOTIL, Correlation
 from assay.analyses.subsets.problem import PATHS, Problem, Progress, check_sizes, make_problem, possible_sizes
 from assay.analyses.subsets.selection import Subset, make_selection, make_sweep
+from assay.analyses.subsets.settings import SelectionOptions
 from assay.analyses.subsets.splits import ModelSplit
-from assay.analyses.subsets.verdict import SubsetVerdict
+from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import HIDDEN, Record, record_id
 
@@ -99,25 +100,13 @@ class SelectionPath:
 
     # ----------------------------------------------------------------------------------------- verdict
 
-    def judge(
-        self,
-        *,
-        n_permutations: int = 99,
-        folds: int = 5,
-        workers: int | None = None,
-        progress: Progress | None = None,
-    ) -> tuple[SubsetVerdict, ...]:
-        """A verdict per size, corrected for having looked at all of them; see `judge_sizes`.
+    def judge(self, **options: Unpack[JudgeOptions]) -> tuple[SubsetVerdict, ...]:
+        """A verdict per size, corrected for having looked at all of them; see `Subset.judge`.
 
         Args:
-            n_permutations: Permutations of the accuracies, each followed by a whole sweep.
-            folds: Of the cross-fit.
-            workers: Threads. Default: one per CPU. The result does not depend on it.
-            progress: Called with the stage, the runs done and all runs.
+            options: As of `Subset.judge`; each permutation is followed by a whole sweep.
         """
-        self.selections[0].judge(
-            n_permutations=n_permutations, folds=folds, workers=workers, progress=progress
-        )
+        self.selections[0].judge(**options)
         return self.verdicts
 
     @property
@@ -152,21 +141,19 @@ class SelectionPath:
         """
         if rule not in RULES:
             raise unknown_name("rule for the largest subset", rule, RULES)
-        good = [place for place, each in enumerate(self.selections) if _qualifies(each, rule)]
-        if not good:
-            return LargestSubset(rule=rule, size=None, sizes=self.sizes)
-        place = good[-1]
-        best, seen = self.selections[place], list(self.sizes)
-        low, high = self.sizes[place], self.sizes[min(place + 1, len(self.sizes) - 1)]
+        best, seen = self._largest(rule), self.sizes
+        if best is None:
+            return LargestSubset(rule=rule, size=None, sizes=seen)
+        low, high = best.size, min((size for size in seen if size > best.size), default=best.size)
         while refine and high - low > max(1.0, _REFINED * low):
             middle = (low + high) // 2
-            seen = sorted({*seen, middle})
-            found = make_selection(self.problem, self.problem.solve(middle), sweep=seen)
-            if _qualifies(found, rule):
-                low, best = middle, found
+            seen = tuple(sorted({*seen, middle}))
+            subset = make_selection(self.problem, self.problem.solve(middle), sweep=seen)
+            if _qualifies(subset, rule):
+                low, best = middle, subset
             else:
                 high = middle
-        return LargestSubset(rule=rule, size=best.size, selection=best, sizes=tuple(seen))
+        return LargestSubset(rule=rule, size=best.size, selection=best, sizes=seen)
 
     @functools.cached_property
     def headline(self) -> Subset:
@@ -174,22 +161,23 @@ class SelectionPath:
 
         The test models have no part in the choice.
         """
-        chosen = self.largest_aotil("val", refine=False).selection
-        if chosen is not None:
-            return chosen
-        found = [each.correlation["validation"].r for each in self.selections]
-        if all(map(math.isnan, found)):
-            return self.selections[0]
-        return self.selections[int(np.nanargmin(found))]
+        largest = self._largest("val")
+        if largest is not None:
+            return largest
+        r = [each.correlation["validation"].r for each in self.selections]
+        return self.selections[0 if all(map(math.isnan, r)) else int(np.nanargmin(r))]
+
+    def _largest(self, rule: str) -> Subset | None:
+        """The largest of the grid that qualifies."""
+        return next((each for each in reversed(self.selections) if _qualifies(each, rule)), None)
 
     # -------------------------------------------------------------------------------------------- files
 
     @functools.cached_property
     def provenance(self) -> dict[str, Any]:
         """How it came to be."""
-        shared = {
-            name: self.selections[0].provenance[name] for name in ("library", "data", "split", "settings")
-        }
+        made = self.selections[0].provenance
+        shared = {name: made[name] for name in ("library", "data", "split", "settings")}
         return shared | {"sizes": list(self.sizes), "path": self.path}
 
     @property
@@ -237,18 +225,12 @@ class SelectionPath:
 
     def _largest_of_grid(self, rule: str) -> dict[str, Any]:
         """The largest size of the grid on the inverse line, with the verdict at that size."""
-        largest = self.largest_aotil(rule, refine=False).selection
+        largest = self._largest(rule)
         if largest is None:
             return {"rule": rule, "size": None}
         test = largest.correlation["test"]
-        return {
-            "rule": rule,
-            "size": largest.size,
-            "r": test.r,
-            "low": test.low,
-            "high": test.high,
-            "status": largest.verdict.status,
-        }
+        ends = {name: getattr(test, name) for name in ("r", "low", "high")}
+        return {"rule": rule, "size": largest.size, **ends, "status": largest.verdict.status}
 
 
 def _qualifies(selection: Subset, rule: str) -> bool:
@@ -266,7 +248,7 @@ def selection_path(
     path: str = "independent",
     baselines: bool = True,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[SelectionOptions],
 ) -> SelectionPath:
     """Select subsets of several sizes.
 

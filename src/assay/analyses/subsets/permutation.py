@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from scipy import special
 
+from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.problem import Progress
@@ -31,13 +32,13 @@ _ROUNDING = 1e-12
 
 
 def permute_accuracy(
-    id_accuracy: Float64[np.ndarray, " m"],
-    units: Int64[np.ndarray, " m"] | None,
+    id_accuracy: Accuracies,
+    units: Units | None,
     rng: np.random.Generator,
     kind: Kind = "group",
     *,
-    within: Int64[np.ndarray, " m"] | None = None,
-) -> Float64[np.ndarray, " m"]:
+    within: Units | None = None,
+) -> Accuracies:
     """In-distribution accuracies dealt out anew, so that they say nothing about any example.
 
     `free` deals them over all models. `group` writes probit(y) as the mean of its unit plus a residual, deals
@@ -60,20 +61,15 @@ def permute_accuracy(
         InputError: For another kind, `group` without units, or finer units that cross the coarse ones.
     """
     y = np.asarray(id_accuracy, dtype=np.float64)
-    if kind not in KINDS:
-        raise unknown_name("kind of permutation", kind, KINDS)
-    if kind == "free":
+    _check_kind(kind, known=units is not None)
+    if kind == "free" or units is None:
         return y[rng.permutation(len(y))]
-    if units is None:
-        raise InputError(
-            "kind='group' permutes units and none are known; give groups= or families=, or 'free'"
-        )
     coarse = unit_codes(units)
     if coarse.shape != y.shape:
         raise ShapeError(f"units has shape {coarse.shape}, id_accuracy {y.shape}: one unit per model")
     t = probit(y)
     means = _means(t, coarse)
-    found = means[rng.permutation(len(means))][coarse]
+    dealt = means[rng.permutation(len(means))][coarse]
     residual = t - means[coarse]
     if within is not None:
         fine = unit_codes(within)
@@ -84,23 +80,30 @@ def permute_accuracy(
         deviations = _means(residual, fine)
         home = np.zeros(len(deviations), dtype=np.int64)
         home[fine] = coarse
-        found += _dealt_inside(deviations, home, rng)[fine]
+        dealt += _dealt_inside(deviations, home, rng)[fine]
         residual, coarse = residual - deviations[fine], fine
-    return np.asarray(special.ndtr(found + _dealt_inside(residual, coarse, rng)))
+    return np.asarray(special.ndtr(dealt + _dealt_inside(residual, coarse, rng)))
 
 
-def nested(fine: Int64[np.ndarray, " m"], coarse: Int64[np.ndarray, " m"]) -> bool:
+def _check_kind(kind: str, *, known: bool) -> None:
+    if kind not in KINDS:
+        raise unknown_name("kind of permutation", kind, KINDS)
+    if kind == "group" and not known:
+        raise InputError(
+            "kind='group' permutes units and none are known; give groups= or families=, or 'free'"
+        )
+
+
+def nested(fine: Units, coarse: Units) -> bool:
     """Whether every fine unit lies in one coarse unit."""
     return len(np.unique(fine)) == len(np.unique(np.stack([fine, coarse]), axis=1).T)
 
 
-def _means(values: Float64[np.ndarray, " m"], codes: Int64[np.ndarray, " m"]) -> Float64[np.ndarray, " n"]:
+def _means(values: Accuracies, codes: Units) -> Float64[np.ndarray, " n"]:
     return np.bincount(codes, weights=values) / np.bincount(codes)
 
 
-def _dealt_inside(
-    values: Float64[np.ndarray, " m"], codes: Int64[np.ndarray, " m"], rng: np.random.Generator
-) -> Float64[np.ndarray, " m"]:
+def _dealt_inside(values: Accuracies, codes: Units, rng: np.random.Generator) -> Accuracies:
     """`values` permuted among the places of equal code."""
     found = np.empty_like(values)
     found[np.argsort(codes, kind="stable")] = values[np.lexsort((rng.random(len(codes)), codes))]
@@ -126,27 +129,17 @@ class Exchange:
     @classmethod
     def of(cls, data: CorrectnessData, kind: Kind | None = None) -> "Exchange":
         """What fits the data: `group` where runs or families are known, unless `kind` says else."""
-        known = data.families is not None or data.groups is not None
-        if kind is None:
-            kind = "group" if known else "free"
-        if kind not in KINDS:
-            raise unknown_name("kind of permutation", kind, KINDS)
+        known = data.unit_kind != "model"
+        kind = kind or ("group" if known else "free")
+        _check_kind(kind, known=known)
         if kind == "free":
             return cls(kind=kind, units=None, within=None, unit_kind="model")
-        if not known:
-            raise InputError(
-                "kind='group' permutes units and none are known; give the data groups= or families=, or ask "
-                "for kind='free'"
-            )
-        within = None
-        if data.families is not None and data.groups is not None:
-            runs = unit_codes(data.groups)
-            within = runs if nested(runs, unit_codes(data.families)) else None
+        # Runs lie inside families: `CorrectnessData` holds no others.
+        both = data.families is not None and data.groups is not None
+        within = data.unit_codes("group") if both else None
         return cls(kind=kind, units=data.units, within=within, unit_kind=data.unit_kind)
 
-    def draw(
-        self, id_accuracy: Float64[np.ndarray, " m"], seed: int, place: int
-    ) -> Float64[np.ndarray, " m"]:
+    def draw(self, id_accuracy: Accuracies, seed: int, place: int) -> Accuracies:
         """Permutation number `place` under a seed, whatever was drawn before."""
         rng = stream(seed, f"permutation {place}")
         return permute_accuracy(id_accuracy, self.units, rng, self.kind, within=self.within)
@@ -214,9 +207,8 @@ def reached(
     evidence for the subset.
     """
     undefined = np.isnan(null)
-    observed = (
-        observed + _ROUNDING
-    )  # accuracies dealt out and back through the probit differ in the last bits
+    # Accuracies dealt out and back through the probit differ in the last bits.
+    observed = observed + _ROUNDING
     same = undefined | (null <= observed)
     lowest = np.min(np.where(undefined, np.inf, null), axis=1, keepdims=True, initial=np.inf)
     anywhere = undefined | (lowest <= observed)

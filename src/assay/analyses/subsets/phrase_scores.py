@@ -118,7 +118,7 @@ def score_phrases(
     weights = [
         rng.multinomial(len(each), np.full(len(each), 1 / len(each)), size=n_resamples) for each in sides
     ]
-    p_values = np.array([_rank_sum(sides[0][:, k], sides[1][:, k]) for k in range(len(phrases))])
+    p_values = np.array([rank_sum_p(sides[0][:, k], sides[1][:, k]) for k in range(len(phrases))])
     q_values = benjamini_hochberg(p_values)
     members = np.repeat([True, False], [len(each) for each in sides])
     tails = ((1 - level) / 2, (1 + level) / 2)
@@ -147,8 +147,10 @@ def score_phrases(
     return tuple(sorted(found, key=lambda each: -each.auroc))  # a stable sort
 
 
-def _rank_sum(one: Float64[np.ndarray, " a"], other: Float64[np.ndarray, " b"]) -> float:
-    """Two-sided p of Mann and Whitney; 1 where nothing differs."""
+def rank_sum_p(one: Float64[np.ndarray, " a"], other: Float64[np.ndarray, " b"]) -> float:
+    """Two-sided p of Mann and Whitney; 1 where nothing differs, NaN where a side is empty."""
+    if not len(one) or not len(other):
+        return math.nan
     if np.ptp(np.concatenate([one, other])) == 0:
         return 1.0
     return float(scipy_stats.mannwhitneyu(one, other, alternative="two-sided").pvalue)

@@ -12,9 +12,7 @@ from assay.analyses.subsets.layouts import (
     PackedMatrix,
     checked_correct,
     checked_places,
-    checked_weights,
     require_memory,
-    unpacked,
     whole_weights,
 )
 from assay.core.errors import InputError
@@ -30,7 +28,7 @@ _DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
 _DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
 
 
-class DeviceMatrix:
+class DeviceMatrix(Matrix):
     """Int8 on a torch device, multiplied in chunks of examples.
 
     Weights are rounded to whole numbers on a grid of 2**-24 of the sum of their absolute values and cut into
@@ -55,11 +53,7 @@ class DeviceMatrix:
     ):
         import torch
 
-        source = correct if isinstance(correct, PackedMatrix) else checked_correct(correct)
-        if isinstance(source, PackedMatrix):
-            self.n_models, self.n_examples = source.n_models, source.n_examples
-        else:
-            self.n_models, self.n_examples = source.shape
+        self.n_models, self.n_examples = shape_of(correct)
         self.device = torch.device(device) if device is not None else _default_device()
         require_memory(
             self.n_models * self.n_examples,
@@ -70,11 +64,8 @@ class DeviceMatrix:
         self._rows = torch.empty((self.n_examples, self.n_models), dtype=torch.int8, device=self.device)
         for start in range(0, self.n_examples, CHUNK):
             stop = min(start + CHUNK, self.n_examples)
-            if isinstance(source, PackedMatrix):
-                part = unpacked(source.bits[:, start:stop], self.n_models)
-            else:
-                part = np.asarray(source[:, start:stop]).astype(np.uint8)
-            rows = np.ascontiguousarray(part.T).view(np.int8)
+            part = columns_of(correct, np.arange(start, stop))
+            rows = np.ascontiguousarray(part.astype(np.uint8).T).view(np.int8)
             self._rows[start:stop] = torch.from_numpy(rows).to(self.device)
 
     @property
@@ -88,7 +79,7 @@ class DeviceMatrix:
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
         import torch
 
-        whole, scale = whole_weights(checked_weights(weights, self.n_models))
+        whole, scale = whole_weights(self.checked_weights(weights))
         digits = torch.from_numpy(_digits(whole)).to(self.device)  # [m, 3]
         parts = [
             (self._rows[start : start + self._step].to(torch.float32) @ digits).cpu()
@@ -100,21 +91,12 @@ class DeviceMatrix:
     def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
         import torch
 
-        checked_places(examples, self.n_examples, "examples")
+        self.checked_examples(examples)
         total = torch.zeros(self.n_models, dtype=torch.int64, device=self.device)
         for start in range(0, len(examples), self._step):
             part = torch.from_numpy(examples[start : start + self._step]).to(self.device)
             total += self._rows.index_select(0, part).sum(dim=0, dtype=torch.int64)
         return total.cpu().numpy()
-
-    def take(self, models: Int64[np.ndarray, " k"]) -> "DeviceMatrix":
-        import torch
-
-        at = torch.from_numpy(checked_places(models, self.n_models, "models")).to(self.device)
-        taken = object.__new__(DeviceMatrix)
-        taken.device, taken.n_models, taken.n_examples = self.device, len(models), self.n_examples
-        taken._rows = self._rows.index_select(1, at)
-        return taken
 
     def column_sums(self) -> Int64[np.ndarray, " n"]:
         import torch
@@ -126,8 +108,7 @@ class DeviceMatrix:
 
         rows = self._rows
         if examples is not None:
-            at = torch.from_numpy(checked_places(examples, self.n_examples, "examples"))
-            rows = rows.index_select(0, at.to(self.device))
+            rows = rows.index_select(0, torch.from_numpy(self.checked_examples(examples)).to(self.device))
         return np.ascontiguousarray(rows.cpu().numpy().T).view(np.uint8)
 
 
@@ -163,35 +144,48 @@ def as_matrix(
     """
     if layout not in LAYOUTS:
         raise InputError(f"layout is {layout!r}; choose one of {', '.join(LAYOUTS)}")
-    rows = None if models is None else np.asarray(models, dtype=np.int64)
-    if isinstance(correct, PackedMatrix):
-        n_models, n_examples = correct.n_models, correct.n_examples
-    else:
-        n_models, n_examples = checked_correct(correct).shape
-    if rows is not None:
-        checked_places(rows, n_models, "models")
-        n_models = len(rows)
+    n_models, n_examples = shape_of(correct)
+    rows = None if models is None else checked_places(np.asarray(models, dtype=np.int64), n_models, "models")
+    n_entries = (n_models if rows is None else len(rows)) * n_examples
     check_device(device, layout)
-    if layout == "auto":
-        if device is not None and str(device) != "cpu":
-            layout = "accelerator"
-        else:
-            layout = "dense" if n_models * n_examples <= _DENSE_ENTRIES else "packed"
+    if layout == "auto" and device is not None and str(device) != "cpu":
+        layout = "accelerator"
+    elif layout == "auto":
+        layout = "dense" if n_entries <= _DENSE_ENTRIES else "packed"
     if layout == "accelerator":
-        return DeviceMatrix(_rows_of(correct, rows), device=device)
-    if layout == "dense":
-        require_memory(5 * n_models * n_examples, f"a dense matrix of {n_models} x {n_examples}")
-        taken = _rows_of(correct, rows)
-        return DenseMatrix(taken.dense() if isinstance(taken, PackedMatrix) else taken)
+        return DeviceMatrix(rows_of(correct, rows), device=device)
+    if layout == "packed":
+        return rows_of(correct, rows) if isinstance(correct, PackedMatrix) else _packed_rows(correct, rows)
+    require_memory(5 * n_entries, f"a dense matrix of {n_entries // n_examples} x {n_examples}")
+    taken = rows_of(correct, rows)
+    return DenseMatrix(taken.dense() if isinstance(taken, PackedMatrix) else taken)
+
+
+def shape_of(correct: np.ndarray | PackedMatrix) -> tuple[int, int]:
+    """Models and examples."""
     if isinstance(correct, PackedMatrix):
-        return correct if rows is None else correct.take(rows)
-    return _packed_rows(correct, rows)
+        return correct.n_models, correct.n_examples
+    n_models, n_examples = checked_correct(correct).shape
+    return n_models, n_examples
 
 
-def _rows_of(correct: Any, rows: Int64[np.ndarray, " k"] | None) -> Any:
-    if rows is None:
+def rows_of(correct: Any, models: Int64[np.ndarray, " k"] | None) -> Any:
+    """The rows of some models (default: all), packed or not as they are."""
+    if models is None:
         return correct
-    return correct.take(rows) if isinstance(correct, PackedMatrix) else correct[rows]
+    return correct.take(models) if isinstance(correct, PackedMatrix) else correct[models]
+
+
+def columns_of(correct: Any, examples: Int64[np.ndarray, " k"]) -> UInt8[np.ndarray, "m k"]:
+    """Some columns, as 0 and 1."""
+    return correct.dense(examples) if isinstance(correct, PackedMatrix) else correct[:, examples]
+
+
+def row_of(correct: Any, model: int) -> UInt8[np.ndarray, " n"]:
+    """The answers of one model, as 0 and 1."""
+    if isinstance(correct, PackedMatrix):
+        return (correct.bits[model // 8] >> (model % 8)) & 1
+    return np.asarray(correct[model])
 
 
 def _packed_rows(correct: np.ndarray, rows: Int64[np.ndarray, " k"] | None) -> PackedMatrix:

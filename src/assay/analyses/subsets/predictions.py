@@ -7,11 +7,12 @@ whose out-of-distribution rows do not name the same labels and domains in the sa
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64, Int64, UInt8
 
 from assay.analyses.subsets._contents import gather_rows, must_pack
@@ -23,7 +24,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 PATTERN = "global_step_*_predictions.csv"
 _STEP = re.compile(r"global_step_(\d+)_predictions\.csv")
-_DOMAIN = re.compile(r"env(\d+)_(in|out)")
+_DOMAIN = r"env(\d+)_(in|out)"
 _SCORE = re.compile(r"p_(\d+)")
 _ROWS = 8  # files whose answers wait to be packed together
 
@@ -132,25 +133,21 @@ def read_predictions(
 
 def _files(paths: Paths) -> list[Path]:
     """Files in the order of their sorted paths."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found: list[Path] = []
-    for each in map(Path, given):
-        if each.is_dir():
-            inside = list(each.rglob(PATTERN))
-            if not inside:
-                raise InputError(f"{each} holds no file named {PATTERN}, at any depth")
-            found += inside
-        elif each.is_file():
-            found.append(each)
-        else:
+    files: list[Path] = []
+    for each in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
+        if not each.exists():
             raise FileFormatError(f"{each} is neither a file nor a folder; give prediction files")
-    if not found:
+        inside = list(each.rglob(PATTERN)) if each.is_dir() else [each]
+        if not inside:
+            raise InputError(f"{each} holds no file named {PATTERN}, at any depth")
+        files += inside
+    if not files:
         raise InputError("no prediction file is given")
-    found.sort(key=lambda path: path.as_posix())
-    for one, after in itertools.pairwise(found):
+    files.sort(key=lambda path: path.as_posix())
+    for one, after in itertools.pairwise(files):
         if one == after:
             raise InputError(f"{one} is given twice; every file is one model")
-    return found
+    return files
 
 
 def _step(file: Path) -> str | None:
@@ -168,38 +165,24 @@ def _checkpoints(files: list[Path], runs: list[str], wanted: str | Sequence[int]
         return list(range(len(files)))
     if isinstance(wanted, str) and wanted != "last":
         raise InputError(f"checkpoints is {wanted!r}; allowed are 'last', 'all', or the steps to keep")
-    steps: list[int] = []
-    for file in files:
-        step = _step(file)
-        if step is None and (wanted != "last" or runs.count(runs[len(steps)]) > 1):
+    for file, run in zip(files, runs, strict=True):
+        if _step(file) is None and (wanted != "last" or runs.count(run) > 1):
             raise InputError(
                 f"{file} is not named {PATTERN}, so its training step is not known; rename it, or use "
                 "checkpoints='all'"
             )
-        steps.append(int(step or 0))
+    steps = [int(_step(file) or 0) for file in files]
     if wanted == "last":
-        last: dict[str, int] = {}
+        by_run: dict[str, list[int]] = {}
         for place, run in enumerate(runs):
-            if run not in last or steps[place] > steps[last[run]]:
-                last[run] = place
-        return sorted(last.values())
-    kept = [place for place, step in enumerate(steps) if step in set(wanted)]
+            by_run.setdefault(run, []).append(place)
+        return sorted(max(places, key=steps.__getitem__) for places in by_run.values())
     if missing := sorted(set(map(int, wanted)) - set(steps)):
         raise InputError(f"no file is of step {missing[0]}; there are the steps {sorted(set(steps))[:20]}")
-    return kept
+    return [place for place, step in enumerate(steps) if step in set(wanted)]
 
 
 # ----------------------------------------------------------------------------------------------- one file
-
-
-class _Table(NamedTuple):
-    """One file: environments and parts of its rows, labels, and whether the answer is right."""
-
-    environments: Int64[np.ndarray, " rows"]
-    held_out: np.ndarray
-    domains: np.ndarray
-    labels: Int64[np.ndarray, " rows"]
-    correct: np.ndarray
 
 
 class _Answers(NamedTuple):
@@ -213,60 +196,54 @@ class _Answers(NamedTuple):
     correct: UInt8[np.ndarray, " n"]
 
 
-def _id_environments(file: Path, outside: tuple[int, ...], given: Sequence[int] | None) -> tuple[int, ...]:
+def _id_environments(file: Path, outside: tuple[int, ...], inside: Sequence[int] | None) -> tuple[int, ...]:
     if not outside:
         raise InputError("ood_env is empty; name the environment that no model was trained on")
     if len(set(outside)) < len(outside):
         raise InputError(f"ood_env is {list(outside)}; an environment is listed twice")
-    if given is not None:
-        if shared := sorted(set(given) & set(outside)):
-            raise InputError(
-                f"environment {shared[0]} is among id_envs and ood_env; it is either in or out of "
-                "distribution"
-            )
-        if not given:
-            raise InputError("id_envs is empty; name the environments whose held-out part gives the accuracy")
-        return tuple(dict.fromkeys(given))
-    found = sorted(set(_table(file).environments.tolist()) - set(outside))
-    if not found:
-        raise InputError(f"{file} holds no environment besides {list(outside)}; none is in distribution")
-    return tuple(found)
+    if inside is None:
+        others = sorted(set(_table(file)["environment"].tolist()) - set(outside))
+        if not others:
+            raise InputError(f"{file} holds no environment besides {list(outside)}; none is in distribution")
+        return tuple(others)
+    if shared := sorted(set(inside) & set(outside)):
+        raise InputError(
+            f"environment {shared[0]} is among id_envs and ood_env; it is either in or out of distribution"
+        )
+    if not inside:
+        raise InputError("id_envs is empty; name the environments whose held-out part gives the accuracy")
+    return tuple(dict.fromkeys(inside))
 
 
 def _read(file: Path, outside: tuple[int, ...], inside: tuple[int, ...]) -> _Answers:
     table = _table(file)
-    within = np.isin(table.environments, inside) & table.held_out
+    environments, listed = table["environment"], ", ".join(sorted(table["domain"].unique()))
+    within = environments.isin(inside) & (table["part"] == "out")
     for environment in inside:
-        if not (within & (table.environments == environment)).any():
+        if not (within & (environments == environment)).any():
             raise InputError(
                 f"{file} has no row of env{environment}_out, though {environment} is among id_envs; it has "
-                f"{_listed(table.domains)}"
+                f"{listed}"
             )
-    parts = [np.flatnonzero(table.environments == environment) for environment in outside]
-    for environment, part in zip(outside, parts, strict=True):
-        if not len(part):
+    for environment in outside:
+        if not (environments == environment).any():
             raise InputError(
                 f"{file} has no row of env{environment}_in or env{environment}_out, though ood_env is "
-                f"{environment}; it has {_listed(table.domains)}"
+                f"{environment}; it has {listed}"
             )
-    chosen = np.concatenate(parts)
+    chosen = pd.concat([table[environments == environment] for environment in outside])
     return _Answers(
         inside=inside,
-        id_accuracy=float(table.correct[within].mean()),
+        id_accuracy=float(table["right"][within].mean()),
         n_id=int(within.sum()),
-        labels=table.labels[chosen],
-        domains=table.domains[chosen],
-        correct=table.correct[chosen].astype(np.uint8),
+        labels=chosen["label"].to_numpy(),
+        domains=chosen["domain"].to_numpy().astype(str),
+        correct=chosen["right"].to_numpy().astype(np.uint8),
     )
 
 
-def _listed(domains: np.ndarray) -> str:
-    return ", ".join(np.unique(domains).tolist())
-
-
-def _table(file: Path) -> _Table:
-    import pandas as pd
-
+def _table(file: Path) -> pd.DataFrame:
+    """One file: domain, environment and part (`in` or `out`), label, and whether the answer is right."""
     try:
         header = pd.read_csv(file, nrows=0, index_col=False).columns.tolist()
         classes = _classes(file, header)
@@ -277,82 +254,71 @@ def _table(file: Path) -> _Table:
         raise FileFormatError(f"{file} cannot be read as a table of predictions: {error}") from error
     if not len(frame):
         raise FileFormatError(f"{file} has no row")
-    domains = frame["domain"].astype(object).fillna("").to_numpy().astype(str)
-    environments, held_out = _domains(file, domains)
+    domains = frame["domain"].astype(object).fillna("").astype(str)
+    parts = domains.str.extract(f"^{_DOMAIN}$")
+    if len(bad := np.flatnonzero(parts[0].isna())):
+        raise FileFormatError(
+            f"{file}, row {bad[0] + 1}: the domain is {domains.iloc[bad[0]]!r}; env<number>_in or "
+            "env<number>_out is needed"
+        )
     labels = _numbers(file, frame["label"])
-    bad = np.flatnonzero((labels != np.floor(labels)) | (labels < 0) | (labels >= len(classes)))
-    if len(bad):
+    if len(bad := np.flatnonzero((labels != np.floor(labels)) | (labels < 0) | (labels >= len(classes)))):
         raise FileFormatError(
             f"{file}, row {bad[0] + 1}: the label is {labels[bad[0]]:g}; with columns p_0 to "
             f"p_{len(classes) - 1} it is a whole number from 0 to {len(classes) - 1}"
         )
     scores = np.stack([_numbers(file, frame[name]) for name in classes], axis=1)
-    codes = labels.astype(np.int64)
-    return _Table(environments, held_out, domains, codes, scores.argmax(axis=1) == codes)
+    return pd.DataFrame(
+        {
+            "domain": domains,
+            "environment": parts[0].astype(np.int64),
+            "part": parts[1],
+            "label": labels.astype(np.int64),
+            "right": scores.argmax(axis=1) == labels,
+        }
+    )
 
 
 def _classes(file: Path, header: list[str]) -> list[str]:
     """The score columns in the order of their classes."""
-    classes = sorted((name for name in header if _SCORE.fullmatch(name)), key=lambda name: int(name[2:]))
-    missing = [name for name in ("domain", "label") if name not in header]
-    if not missing and classes != [f"p_{place}" for place in range(len(classes))]:
-        missing = [next(f"p_{place}" for place in range(len(classes)) if f"p_{place}" not in classes)]
-    if missing or len(classes) < 2:
-        wanted = missing[0] if missing else f"p_{len(classes)}"
+    n_scores = sum(_SCORE.fullmatch(name) is not None for name in header)
+    classes = [f"p_{place}" for place in range(max(2, n_scores))]
+    missing = [name for name in ("domain", "label", *classes) if name not in header]
+    if missing:
         raise FileFormatError(
-            f"{file} has no column {wanted!r}; domain, label, p_0, p_1, ... are needed, and it has "
+            f"{file} has no column {missing[0]!r}; domain, label, p_0, p_1, ... are needed, and it has "
             f"{', '.join(map(str, header[:20]))}"
         )
     return classes
 
 
-def _domains(file: Path, domains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Environment of each row, and whether it is of the held-out part."""
-    names, codes = np.unique(domains, return_inverse=True)
-    matches = [_DOMAIN.fullmatch(name) for name in names.tolist()]
-    for place, match in enumerate(matches):
-        if match is None:
-            row = int(np.flatnonzero(codes == place)[0]) + 1
-            raise FileFormatError(
-                f"{file}, row {row}: the domain is {str(names[place])!r}; env<number>_in or env<number>_out "
-                "is needed"
-            )
-    environments = np.array([int(match.group(1)) for match in matches if match], dtype=np.int64)
-    held_out = np.array([match.group(2) == "out" for match in matches if match])
-    return environments[codes], held_out[codes]
-
-
-def _numbers(file: Path, column: Any) -> Float64[np.ndarray, " rows"]:
+def _numbers(file: Path, column: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
     """A column as numbers; row 1 is the first below the header."""
-    import pandas as pd
-
-    found: np.ndarray = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    bad = np.flatnonzero(np.isnan(found))
+    numbers: np.ndarray = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    bad = np.flatnonzero(np.isnan(numbers))
     if len(bad):
-        held = column.iloc[int(bad[0])]
-        shown = repr(held) if isinstance(held, str) else str(held)
+        cell = column.iloc[int(bad[0])]
         raise FileFormatError(
-            f"{file}, row {bad[0] + 1}: {column.name} is {shown}, no number ({len(bad)} such rows); a score "
-            "that is missing or NaN has no largest class: repair the file or leave it out"
+            f"{file}, row {bad[0] + 1}: {column.name} is {repr(cell) if isinstance(cell, str) else cell}, no "
+            f"number ({len(bad)} such rows); a score that is missing or NaN has no largest class: repair the "
+            "file or leave it out"
         )
-    return found
+    return numbers
 
 
-def _check_alignment(found: _Answers, file: Path, first: _Answers, first_file: Path) -> None:
-    if len(found.labels) != len(first.labels):
-        raise AlignmentError(
-            f"{file} has {len(found.labels)} rows out of distribution, {first_file} has {len(first.labels)}; "
-            "rows have no id, so every file must hold the same examples in the same order"
-        )
-    held: Mapping[str, tuple[np.ndarray, np.ndarray]] = {
-        "label": (found.labels, first.labels),
-        "domain": (found.domains, first.domains),
-    }
-    for name, (one, other) in held.items():
+def _check_alignment(answers: _Answers, file: Path, first: _Answers, first_file: Path) -> None:
+    why = "rows have no id, so every file must hold the same examples in the same order"
+    n, n_first = len(answers.labels), len(first.labels)
+    if n != n_first:
+        raise AlignmentError(f"{file} has {n} rows out of distribution, {first_file} has {n_first}; {why}")
+    for name, one, other in (
+        ("label", answers.labels, first.labels),
+        ("domain", answers.domains, first.domains),
+    ):
         if len(different := np.flatnonzero(one != other)):
             row = int(different[0])
             raise AlignmentError(
                 f"row {row + 1} out of distribution of {file} has the {name} {one[row]}, in {first_file} it "
-                f"is {other[row]} ({len(different)} rows differ); rows have no id, so every file must hold "
-                "the same examples in the same order: leave the file out, or sort its rows as the others are"
+                f"is {other[row]} ({len(different)} rows differ); {why}: leave the file out, or sort its "
+                "rows as the others are"
             )

@@ -22,6 +22,7 @@ from assay.analyses.subsets._columns import (
 from assay.analyses.subsets.composition import class_composition, coded_labels
 from assay.analyses.subsets.consistency import positions
 from assay.analyses.subsets.members import SelectedExamples
+from assay.analyses.subsets.phrase_scores import rank_sum_p
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
 from assay.core.record import Record
@@ -147,15 +148,12 @@ def hypergeometric_p(n_selected_with: int, n_selected: int, n_pool_with: int, n_
         Fisher (1935), The design of experiments; `scipy.stats.fisher_exact`.
     """
     rest = n_pool_with - n_selected_with
-    table = [
-        [n_selected_with, n_selected - n_selected_with],
-        [rest, n_pool - n_selected - rest],
-    ]
-    if min(min(row) for row in table) < 0:
+    table = np.array([[n_selected_with, n_selected - n_selected_with], [rest, n_pool - n_selected - rest]])
+    if table.min() < 0:
         raise InputError(
             f"an overlap of {n_selected_with} is impossible for {n_selected} and {n_pool_with} of {n_pool}"
         )
-    return float(scipy_stats.fisher_exact(np.array(table)).pvalue)
+    return float(scipy_stats.fisher_exact(table).pvalue)
 
 
 def prevalence_shift(
@@ -281,45 +279,32 @@ class _Comparison:
 
     def shares(self, name: str, column: Coded) -> list[PrevalenceRow]:
         """A row for each value."""
-        size = len(self.chosen)
-        selected = np.bincount(column.codes[self.chosen], minlength=len(column.names))
-        pool = np.bincount(column.codes, minlength=len(column.names))
-        low, high = self._bounds(self._share_differences(name, column.codes, selected, pool))
-        return [
-            PrevalenceRow(
-                attribute=name,
-                value=value,
-                n_selected=int(inside),
-                n_pool=int(total),
-                selected=float(inside / size),
-                pool=float(total / self.n),
-                difference=float(inside / size - total / self.n),
-                ratio=float((inside / size) / (total / self.n)),
-                low=float(low[place]),
-                high=float(high[place]),
-                p_value=hypergeometric_p(int(inside), size, int(total), self.n),
-            )
-            for place, (value, inside, total) in enumerate(zip(column.names, selected, pool, strict=True))
-        ]
-
-    def _share_differences(
-        self,
-        name: str,
-        codes: Int64[np.ndarray, " n"],
-        selected: Int64[np.ndarray, " v"],
-        pool: Int64[np.ndarray, " v"],
-    ) -> Float64[np.ndarray, "n_resamples v"]:
-        size = len(self.chosen)
+        size, codes, n_values = len(self.chosen), column.codes, len(column.names)
+        selected = np.bincount(codes[self.chosen], minlength=n_values)
+        pool = np.bincount(codes, minlength=n_values)
         if self.draws is None:
             rng = stream(self.seed, f"prevalence/{name}")
             inside = rng.multinomial(size, selected / size, self.n_resamples)
             total = rng.multinomial(self.n, pool / self.n, self.n_resamples)
         else:
             inside, total = (
-                np.stack([np.bincount(side[row], minlength=len(pool)) for row in draws])
+                np.stack([np.bincount(side[row], minlength=n_values) for row in draws])
                 for side, draws in zip((codes[self.chosen], codes), self.draws, strict=True)
             )
-        return np.asarray(inside / size - total / self.n)
+        return [
+            self._row(
+                name,
+                value,
+                n_selected=int(selected[place]),
+                n_pool=int(pool[place]),
+                selected=float(selected[place] / size),
+                pool=float(pool[place] / self.n),
+                ratio=float((selected[place] / size) / (pool[place] / self.n)),
+                differences=inside[:, place] / size - total[:, place] / self.n,
+                p_value=hypergeometric_p(int(selected[place]), size, int(pool[place]), self.n),
+            )
+            for place, value in enumerate(column.names)
+        ]
 
     def mean(self, name: str, values: Float64[np.ndarray, " n"]) -> PrevalenceRow:
         """The row of a numeric attribute, over the examples that have a value."""
@@ -327,20 +312,20 @@ class _Comparison:
         is_chosen[self.chosen] = True
         present = np.isfinite(values)
         inside, rest = values[is_chosen & present], values[~is_chosen & present]
-        selected, pool = _mean(inside), _mean(values[present])
-        low, high = self._bounds(self._mean_differences(name, values)[:, None])
-        return PrevalenceRow(
-            attribute=name,
-            value=None,
+        rng = stream(self.seed, f"prevalence/{name}/mean")
+        of_selection, of_pool = (None, None) if self.draws is None else self.draws
+        differences = _resampled_means(values[self.chosen], self.n_resamples, rng, of_selection)
+        differences = differences - _resampled_means(values, self.n_resamples, rng, of_pool)
+        return self._row(
+            name,
+            None,
             n_selected=len(inside),
             n_pool=int(present.sum()),
-            selected=selected,
-            pool=pool,
-            difference=selected - pool,
+            selected=float(inside.mean()) if len(inside) else math.nan,
+            pool=float(values[present].mean()) if present.any() else math.nan,
             ratio=math.nan,
-            low=float(low[0]),
-            high=float(high[0]),
-            p_value=_mann_whitney(inside, rest),
+            differences=differences,
+            p_value=rank_sum_p(inside, rest),
         )
 
     def missing(self, name: str, values: Float64[np.ndarray, " n"]) -> list[PrevalenceRow]:
@@ -348,28 +333,18 @@ class _Comparison:
         absent = ~np.isfinite(values)
         if not absent.any():
             return []
-        column = Coded(("present", MISSING), absent.astype(np.int64)) if not absent.all() else None
-        rows = self.shares(name, column or Coded((MISSING,), np.zeros(self.n, dtype=np.int64)))
-        return rows[-1:]
+        names = ("present", MISSING) if not absent.all() else (MISSING,)
+        return self.shares(name, Coded(names, absent.astype(np.int64) - int(absent.all())))[-1:]
 
-    def _mean_differences(
-        self, name: str, values: Float64[np.ndarray, " n"]
-    ) -> Float64[np.ndarray, " n_resamples"]:
-        """Of each resample; NaN where one holds no value."""
-        rng = stream(self.seed, f"prevalence/{name}/mean")
-        of_selection, of_pool = (None, None) if self.draws is None else self.draws
-        selected = _resampled_means(values[self.chosen], self.n_resamples, rng, of_selection)
-        return np.asarray(selected - _resampled_means(values, self.n_resamples, rng, of_pool))
-
-    def _bounds(self, differences: Float64[np.ndarray, "n_resamples v"]) -> Float64[np.ndarray, "2 v"]:
-        """Percentiles over the resamples in which the difference is defined; NaN where it is in none."""
-        bounds = np.full((2, differences.shape[1]), np.nan)
+    def _row(
+        self, name: str, value: str | None, *, differences: Float64[np.ndarray, " n_resamples"], **facts: Any
+    ) -> PrevalenceRow:
+        """With percentiles over the resamples in which the difference is defined; NaN where it is in none."""
+        defined = differences[np.isfinite(differences)]
         tails = [(1 - self.level) / 2, (1 + self.level) / 2]
-        for place, column in enumerate(differences.T):
-            defined = column[np.isfinite(column)]
-            if len(defined):
-                bounds[:, place] = np.quantile(defined, tails)
-        return bounds
+        low, high = np.quantile(defined, tails).tolist() if len(defined) else (math.nan, math.nan)
+        difference = facts["selected"] - facts["pool"]
+        return PrevalenceRow(attribute=name, value=value, difference=difference, low=low, high=high, **facts)
 
 
 def _resampled_means(
@@ -390,18 +365,6 @@ def _resampled_means(
         count = present[block].sum(axis=1)
         np.divide(filled[block].sum(axis=1), count, out=found[start:stop], where=count > 0)
     return found
-
-
-def _mean(values: Float64[np.ndarray, " n"]) -> float:
-    return float(values.mean()) if len(values) else math.nan
-
-
-def _mann_whitney(first: Float64[np.ndarray, " a"], second: Float64[np.ndarray, " b"]) -> float:
-    if not len(first) or not len(second):
-        return math.nan
-    if np.ptp(np.concatenate([first, second])) == 0:
-        return 1.0
-    return float(scipy_stats.mannwhitneyu(first, second, alternative="two-sided").pvalue)
 
 
 def _checked_draws(draws: Draws, size: int, n: int) -> Draws:

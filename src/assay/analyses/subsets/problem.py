@@ -1,21 +1,21 @@
 """A selection problem: data, a split of the models and settings, solved for one size or for several."""
 
 import functools
-import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
+from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import Matrix, PackedMatrix
-from assay.analyses.subsets.line import clip_of, line_correlation, probit
+from assay.analyses.subsets.line import Correlation, clip_of, correlate, line_correlation, probit
 from assay.analyses.subsets.objective import Found
-from assay.analyses.subsets.settings import SOLVERS, Settings, make_settings
+from assay.analyses.subsets.settings import SOLVERS, SelectionOptions, Settings, make_settings
 from assay.analyses.subsets.splits import ModelSplit, split_models
 from assay.core.errors import InputError
 
@@ -26,110 +26,116 @@ _FIRST_SIZES = (10, 20, 50, 100, 250, 500, 750, 1000, 2500, 5000, 7500)
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Data, a split and settings, with the matrices that the solver reads: made once, solved often.
 
     Attributes:
-        data: Where the matrices come from.
-        split: Models to train and validate on.
+        data: Models by examples.
+        split: Models to train, validate and report on.
         settings: The solver and its options.
-        train: Rows of the training models.
-        validation: Rows of the validation models.
     """
 
     data: CorrectnessData
     split: ModelSplit
     settings: Settings
-    train: Matrix
-    validation: Matrix
 
-    @classmethod
-    def of(cls, data: CorrectnessData, split: ModelSplit, settings: Settings) -> "Problem":
-        """Lay the matrices out as the settings ask."""
-        layout: dict[str, Any] = {"layout": settings.layout, "device": settings.device}
-        return cls(
-            data=data,
-            split=split,
-            settings=settings,
-            train=data.matrix(split.train, **layout),
-            validation=data.matrix(split.validation, **layout),
-        )
+    @functools.cached_property
+    def train(self) -> Matrix:
+        """Rows of the training models."""
+        return self._rows(self.split.train)
+
+    @functools.cached_property
+    def validation(self) -> Matrix:
+        """Rows of the validation models."""
+        return self._rows(self.split.validation)
 
     @functools.cached_property
     def test(self) -> Matrix:
         """Rows of the test models, which no solver reads."""
-        return self.data.matrix(self.split.test, layout=self.settings.layout, device=self.settings.device)
+        return self._rows(self.split.test)
 
-    def accuracy(self, examples: Int64[np.ndarray, " size"], part: str = "test") -> Float64[np.ndarray, " n"]:
+    def _rows(self, models: Places) -> Matrix:
+        return self.data.matrix(models, layout=self.settings.layout, device=self.settings.device)
+
+    @property
+    def interval_units(self) -> str:
+        """What the bootstrap draws: families after a split by family, else runs, where they are known."""
+        return self.data.kind_of_units(by_family=self.split.kind == "family")
+
+    def accuracy(self, examples: Places, part: str = "test") -> Float64[np.ndarray, " n"]:
         """Accuracy of the models of a part on examples."""
         matrix: Matrix = getattr(self, part)
         return np.asarray(matrix.count(examples), dtype=np.float64) / len(examples)
 
-    def correlation(
-        self,
-        examples: Int64[np.ndarray, " size"],
-        id_accuracy: Float64[np.ndarray, " m"],
-        part: str = "test",
-    ) -> float:
+    def correlation(self, examples: Places, id_accuracy: Accuracies, part: str = "test") -> float:
         """R of a part on examples; NaN where it is undefined."""
-        eps = clip_of(self.settings.clip, len(examples), self.settings.eps)
-        return line_correlation(
-            id_accuracy[self.split.part(part)],
-            self.accuracy(examples, part),
-            eps=eps,
-            id_eps=self.settings.eps,
-        )
+        eps = self.settings.eps
+        clip = clip_of(self.settings.clip, len(examples), eps)
+        y = id_accuracy[self.split.part(part)]
+        return line_correlation(y, self.accuracy(examples, part), eps=clip, id_eps=eps)
 
-    def solve(
+    def correlate(
         self,
-        size: int,
+        examples: Places | None = None,
+        part: str = "test",
         *,
-        id_accuracy: Float64[np.ndarray, " m"] | None = None,
-        start: Int64[np.ndarray, " size"] | None = None,
-        fixed: Int64[np.ndarray, " k"] | None = None,
-        keep_path: bool = False,
-    ) -> Found:
+        unit_kind: str | None = None,
+        **options: Any,
+    ) -> Correlation:
+        """The correlation of a part on examples (default: all) with its intervals.
+
+        Args:
+            examples: Places of examples.
+            part: Models.
+            unit_kind: What the bootstrap draws. Default: `interval_units`.
+            options: Of `correlate`, instead of those of the settings.
+        """
+        models, settings = self.split.part(part), self.settings
+        if examples is None:
+            accuracy = self.data.accuracy(models)
+        else:
+            accuracy = self.data.accuracy_on(examples, models)
+            options = {"size": len(examples), "clip": settings.clip} | options
+        units = self.data.unit_codes(unit_kind or self.interval_units)[models]
+        common: dict[str, Any] = {"units": units, "eps": settings.eps, "seed": settings.seed} | options
+        return correlate(self.data.id_accuracy[models], accuracy, **common)
+
+    def constant_part(self, id_accuracy: Accuracies) -> str | None:
+        """The part, of those that a solver reads, whose models do not differ in in-distribution accuracy."""
+        for part in ("train", "validation"):
+            if np.ptp(probit(id_accuracy[self.split.part(part)], eps=self.settings.eps)) == 0:
+                return part
+        return None
+
+    def solve(self, size: int, *, id_accuracy: Accuracies | None = None, **constraints: Any) -> Found:
         """Run the solver.
 
         Args:
             size: Examples to select.
             id_accuracy: Of all models of the data, instead of the data's: a permutation of them.
-            start: A first set to improve; a smaller one is extended first (`swap`).
-            fixed: Members that may not leave (`swap`).
-            keep_path: Whether `extras["path"]` gets every set passed (`swap`).
+            constraints: `start` and `fixed` of `swap`; or `strata`, `allowed` and `must_include` instead of
+                those of the settings.
         """
-        settings = self.settings
+        settings, split = self.settings, self.split
         y = self.data.id_accuracy if id_accuracy is None else id_accuracy
-        for name in ("train", "validation"):
-            side = probit(y[self.split.part(name)], eps=settings.eps)
-            if np.ptp(side) == 0:
-                raise InputError(
-                    f"id_accuracy is the same for all {len(side)} {name} models; a correlation over models "
-                    "needs models that differ: give others, or another split"
-                )
-        only_swap = {"start": start, "fixed": fixed, "keep_path": keep_path or None}
-        given: dict[str, Any] = {name: value for name, value in only_swap.items() if value is not None}
-        if given and settings.solver != "swap":
+        if part := self.constant_part(y):
             raise InputError(
-                f"solver {settings.solver!r} cannot take {', '.join(given)}; use solver='swap' for warm and "
-                "nested paths"
+                f"id_accuracy is the same for all {len(split.part(part))} {part} models; a correlation over "
+                "models needs models that differ: give others, or another split"
             )
-        for name in ("strata", "allowed", "must_include"):
-            if getattr(settings, name) is not None:
-                given[name] = getattr(settings, name)
-        solver = SOLVERS[settings.solver]
-        if "seed" in inspect.signature(solver).parameters:
-            given["seed"] = settings.seed
-        return solver(
+        if settings.solver == "adam":
+            constraints["seed"] = settings.seed
+        own = {name: getattr(settings, name) for name in ("strata", "allowed", "must_include")}
+        return SOLVERS[settings.solver](
             self.train,
-            y[self.split.train],
+            y[split.train],
             size,
             validation=self.validation,
-            id_validation=y[self.split.validation],
+            id_validation=y[split.validation],
             objective=settings.objective,
             eps=settings.eps,
-            **given,
+            **(own | constraints),
             **settings.options,
         )
 
@@ -138,7 +144,7 @@ class Problem:
         sizes: Sequence[int],
         *,
         path: str = "independent",
-        id_accuracy: Float64[np.ndarray, " m"] | None = None,
+        id_accuracy: Accuracies | None = None,
         progress: Progress | None = None,
     ) -> list[Found]:
         """Run the solver for ascending sizes.
@@ -150,22 +156,20 @@ class Problem:
             id_accuracy: Of all models of the data, instead of the data's.
             progress: Called with the stage, the sizes done and all sizes.
         """
-        found: list[Found] = []
+        solved: list[Found] = []
         for place, size in enumerate(sizes):
             if progress is not None:
                 progress("select", place, len(sizes))
-            previous = found[-1].indices if found else None
-            if previous is not None and path == "nested":
-                best = self.solve(size, id_accuracy=id_accuracy, fixed=previous)
-            else:
-                best = self.solve(size, id_accuracy=id_accuracy)
+            previous = solved[-1].indices if solved else None
+            kept = {"fixed": previous} if previous is not None and path == "nested" else {}
+            best = self.solve(size, id_accuracy=id_accuracy, **kept)
             if previous is not None and path == "warm":
                 warm = self.solve(size, id_accuracy=id_accuracy, start=previous)
                 best = warm if self._validated(warm) < self._validated(best) else best
-            found.append(best)
+            solved.append(best)
         if progress is not None:
             progress("select", len(sizes), len(sizes))
-        return found
+        return solved
 
     def _validated(self, found: Found) -> float:
         """What is compared: lower is better, and an undefined correlation loses to any."""
@@ -177,20 +181,21 @@ class Problem:
 def make_problem(
     correct: "np.ndarray | PackedMatrix | CorrectnessData",
     id_accuracy: Sequence[float] | np.ndarray | None = None,
-    *,
-    split: str | ModelSplit | Mapping[str, Any] | Sequence[Any] | None = None,
-    compat: bool = False,
-    seed: int = 0,
-    groups: Sequence[object] | np.ndarray | None = None,
-    families: Sequence[object] | np.ndarray | None = None,
-    **options: Any,
+    **options: Unpack[SelectionOptions],
 ) -> Problem:
     """Data, split and settings from the arguments of `oodselect`, all but the size."""
-    data = CorrectnessData.of(correct, id_accuracy, groups=groups, families=families)
+    own: dict[str, Any] = dict(options)
+    units = {name: own.pop(name, None) for name in ("groups", "families")}
+    data = CorrectnessData.of(correct, id_accuracy, **units)
     parts = split_models(
-        data.n_models, split=split, seed=seed, compat=compat, groups=data.groups, families=data.families
+        data.n_models,
+        split=own.pop("split", None),
+        compat=own.pop("compat", False),
+        seed=own.get("seed", 0),
+        groups=data.groups,
+        families=data.families,
     )
-    return Problem.of(data, parts, make_settings(data, seed=seed, **options))
+    return Problem(data, parts, make_settings(data, **own))
 
 
 def check_size(size: Any, n_examples: int) -> int:

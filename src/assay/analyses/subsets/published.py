@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.consistency import SelectionConsistency, selection_consistency
 from assay.core.errors import AssayWarning, FileFormatError, InputError
 from assay.core.untrusted import load_npz, malformed
@@ -46,7 +47,7 @@ class PublishedSelections:
     n_examples: int
     corrected: bool
 
-    def ranking(self, size: int) -> Int64[np.ndarray, " size"]:
+    def ranking(self, size: int) -> Places:
         """The selection of one published size.
 
         Raises:
@@ -128,8 +129,8 @@ def _selections(file: Path, arrays: dict[str, np.ndarray], *, corrected: bool) -
 
 def _check(
     file: Path,
-    sizes: Int64[np.ndarray, " k"],
-    offsets: Int64[np.ndarray, " _"],
+    sizes: Places,
+    offsets: Places,
     index: Int64[np.ndarray, " total"],
     arrays: dict[str, np.ndarray],
 ) -> None:

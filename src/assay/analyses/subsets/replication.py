@@ -1,23 +1,18 @@
 """Does a subset come back: example by example on other models, or selected on halves of the models?"""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float64, Int64
 from scipy import special
 
+from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets.consistency import consistency_within
 from assay.analyses.subsets.layouts import Matrix
 from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.members import SelectedExamples
-from assay.analyses.subsets.permutation import (
-    Exchange,
-    Kind,
-    n_workers,
-    run_permutations,
-)
+from assay.analyses.subsets.permutation import Exchange, Kind, n_workers, run_permutations
 from assay.analyses.subsets.problem import Problem, Progress
 from assay.analyses.subsets.splits import halves
 from assay.core.errors import InputError
@@ -29,7 +24,7 @@ LEVEL = 0.05
 N_HALVES_NULL = 19
 N_BINS = 40
 _LEAST_DF = 1.0
-_COLUMNS = 1 << 21  # entries worked on at a time
+_ENTRIES = 1 << 21  # of the matrix worked on at a time
 
 
 # ------------------------------------------------------------------------------------ example by example
@@ -100,15 +95,12 @@ def replicate_examples(selection: SelectedExamples, *, level: float = LEVEL) -> 
         raise InputError(f"level is {level}; a share above 0 and below 1 is needed")
     data = selection.require_data("replication of examples")
     models = selection.split.test
-    matrix = data.matrix(models, layout=selection.settings.layout, device=selection.settings.device)
-    r = example_correlations(matrix, data.id_accuracy[models], eps=selection.settings.eps)
+    r = example_correlations(selection.problem.test, data.id_accuracy[models], eps=selection.settings.eps)
     n_eff = selection.correlation["test"].n_eff
     df = max(_LEAST_DF, min(n_eff, float(len(models))) - 2) if not math.isnan(n_eff) else math.nan
-    chosen = np.zeros(data.n_examples, dtype=bool)
-    chosen[selection.indices] = True
     edges = np.linspace(-1.0, 1.0, N_BINS + 1)
-    allowed = selection.settings.allowed
-    inside, outside = r[selection.indices], r[~chosen if allowed is None else allowed & ~chosen]
+    inside, outside = r[selection.indices], r[np.setdiff1d(selection.pool, selection.indices)]
+    counts = [np.histogram(side[np.isfinite(side)], edges)[0].astype(np.int64) for side in (inside, outside)]
     return ExampleReplication(
         r=inside,
         degrees_of_freedom=df,
@@ -119,14 +111,14 @@ def replicate_examples(selection: SelectedExamples, *, level: float = LEVEL) -> 
         pool_share_discovered=_share_discovered(outside, df, level),
         n_constant=int(np.isnan(inside).sum()),
         edges=edges,
-        counts=np.histogram(inside[np.isfinite(inside)], edges)[0].astype(np.int64),
-        pool_counts=np.histogram(outside[np.isfinite(outside)], edges)[0].astype(np.int64),
+        counts=counts[0],
+        pool_counts=counts[1],
         level=level,
     )
 
 
 def example_correlations(
-    matrix: Matrix, id_accuracy: Float64[np.ndarray, " m"], *, eps: float | int = 1e-6
+    matrix: Matrix, id_accuracy: Accuracies, *, eps: float | int = 1e-6
 ) -> Float64[np.ndarray, " n"]:
     """Pearson correlation over models of being right on an example with probit(y), for every example.
 
@@ -141,18 +133,19 @@ def example_correlations(
     z = probit(id_accuracy, eps=eps)
     z = z - z.mean()
     length = math.sqrt(float(z @ z))
-    found = np.full(matrix.n_examples, np.nan)
+    r = np.full(matrix.n_examples, np.nan)
     if length * length < 1e-18:
-        return found
+        return r
     m = matrix.n_models
-    for columns in column_chunks(matrix.n_examples, m):
-        x = matrix.dense(columns).astype(np.float64)
+    width = max(1, _ENTRIES // max(m, 1))
+    for start in range(0, matrix.n_examples, width):
+        block = r[start : start + width]
+        x = matrix.dense(np.arange(start, start + len(block))).astype(np.float64)
         count = x.sum(axis=0)
         spread = np.sqrt(count * (m - count) / m)
-        r = np.full(len(columns), np.nan)
-        np.divide(z @ x, spread * length, out=r, where=spread > 0)
-        found[columns] = np.clip(r, -1.0, 1.0)
-    return found
+        np.divide(z @ x, spread * length, out=block, where=spread > 0)
+        np.clip(block, -1.0, 1.0, out=block)
+    return r
 
 
 def slope_p_values(r: Float64[np.ndarray, " n"], df: float | int) -> Float64[np.ndarray, " n"]:
@@ -167,13 +160,6 @@ def slope_p_values(r: Float64[np.ndarray, " n"], df: float | int) -> Float64[np.
     with np.errstate(divide="ignore"):
         t = np.where(np.isnan(r), 0.0, r) * np.sqrt(df / (1 - np.nan_to_num(r) ** 2))
     return np.where(np.isnan(r), 1.0, special.stdtr(df, t))
-
-
-def column_chunks(n_examples: int, n_models: int) -> Iterator[Int64[np.ndarray, " k"]]:
-    """Places of examples, so many at a time that a dense chunk over the models stays small."""
-    width = max(1, _COLUMNS // max(n_models, 1))
-    for start in range(0, n_examples, width):
-        yield np.arange(start, min(start + width, n_examples))
 
 
 def _share_negative(r: Float64[np.ndarray, " n"]) -> float:
@@ -249,34 +235,31 @@ def replicate_halves(
         )
     data, settings = selection.require_data("replication on halves"), selection.settings
     seed = settings.seed if seed is None else seed
-    split, size = selection.split, selection.size
-    first, second = halves(split.train, data.units, seed=seed)
-    problems = [Problem.of(data, replace(split, train=half), settings) for half in (first, second)]
+    parts = halves(selection.split.train, data.units, seed=seed)
+    problems = [Problem(data, replace(selection.split, train=half), settings) for half in parts]
     exchange = Exchange.of(data, kind)
 
-    def overlap(y: Float64[np.ndarray, " m"]) -> tuple[float, float]:
-        found = consistency_within(
-            [problem.solve(size, id_accuracy=y).indices for problem in problems], selection.pool
-        )
-        return float(found.normalised[0, 1]), float(found.jaccard[0, 1])
+    def overlap(y: Accuracies) -> tuple[float, float]:
+        sets = [problem.solve(selection.size, id_accuracy=y).indices for problem in problems]
+        consistency = consistency_within(sets, selection.pool)
+        return float(consistency.normalised[0, 1]), float(consistency.jaccard[0, 1])
 
     normalised, jaccard = run_permutations(lambda _: overlap(data.id_accuracy), 1)[0]
-    drawn = run_permutations(
+    null = run_permutations(
         lambda place: overlap(exchange.draw(data.id_accuracy, seed, place))[0],
         n_permutations,
         workers=n_workers(workers, settings),
         progress=progress,
         stage="halves under permuted accuracies",
     )
-    null = np.array(drawn)
     # An undefined overlap is not evidence against chance.
-    reached = int(np.sum(np.isnan(null) | (null >= normalised)))
+    n_reached = sum(math.isnan(each) or each >= normalised for each in null)
     return HalfReplication(
         normalised=normalised,
         jaccard=jaccard,
-        null=tuple(drawn),
-        p_value=math.nan if math.isnan(normalised) else (1 + reached) / (1 + n_permutations),
-        n_models=(len(first), len(second)),
-        n_units=(len(np.unique(data.units[first])), len(np.unique(data.units[second]))),
+        null=tuple(null),
+        p_value=math.nan if math.isnan(normalised) else (1 + n_reached) / (1 + n_permutations),
+        n_models=(len(parts[0]), len(parts[1])),
+        n_units=(len(np.unique(data.units[parts[0]])), len(np.unique(data.units[parts[1]]))),
         kind=exchange.kind,
     )

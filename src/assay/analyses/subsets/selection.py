@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -14,15 +14,14 @@ from assay.analyses.subsets.baselines import baseline_rows
 from assay.analyses.subsets.composition import ClassComposition, class_composition
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
-from assay.analyses.subsets.evaluation import Evaluation, evaluate_models
+from assay.analyses.subsets.evaluation import Evaluation, EvaluationOptions, evaluate_models
 from assay.analyses.subsets.layouts import PackedMatrix
-from assay.analyses.subsets.line import EPS, correlate
-from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance, interval_units
+from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance
 from assay.analyses.subsets.objective import Found
-from assay.analyses.subsets.problem import Problem, Progress, check_size, make_problem
-from assay.analyses.subsets.settings import Settings
-from assay.analyses.subsets.splits import PARTS, ModelSplit
-from assay.analyses.subsets.verdict import SubsetVerdict, judge_sizes
+from assay.analyses.subsets.problem import Problem, check_size, make_problem
+from assay.analyses.subsets.settings import SelectionOptions, Settings
+from assay.analyses.subsets.splits import PARTS
+from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict, judge_sizes
 from assay.circuits import write_atomically
 from assay.core import display
 from assay.core.errors import FileFormatError, InputError, OutputError
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DOCUMENT_SCHEMA = "assay-subset/1"
+_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,47 +81,28 @@ class Subset(SelectedExamples):
         """Whether the verdict is known already."""
         return "verdict" in self._kept
 
-    def judge(
-        self,
-        *,
-        n_permutations: int = 99,
-        folds: int = 5,
-        workers: int | None = None,
-        progress: Progress | None = None,
-    ) -> SubsetVerdict:
+    def judge(self, **options: Unpack[JudgeOptions]) -> SubsetVerdict:
         """Cross-fit the selection and compare with permuted accuracies; see `judge_sizes`.
 
         A subset of a sweep is judged with all sizes of the sweep, and p is corrected for them. The others
         keep their verdicts too.
 
         Args:
-            n_permutations: Permutations of the accuracies, each a selection per fold and size: seconds with
-                `swap`, hours with `adam`. 19 is the least that can reach p = 0.05.
-            folds: Of the cross-fit.
-            workers: Threads. Default: one per CPU. The result does not depend on it.
-            progress: Called with the stage, the runs done and all runs.
+            options: `n_permutations` of the accuracies (99), each a selection per fold and size: seconds with
+                `swap`, hours with `adam`; 19 is the least that can reach p = 0.05. `folds` of the cross-fit
+                (5). `workers`: threads, one per CPU by default; the result does not depend on it.
+                `progress`: called with the stage, the runs done and all runs.
         """
-        swept = self._swept()
-        verdicts = judge_sizes(
-            self.require_data("a verdict"),
-            swept,
-            path=self.path,
-            n_permutations=n_permutations,
-            folds=folds,
-            workers=workers,
-            progress=progress,
-        )
-        for subset, verdict in zip(swept, verdicts, strict=True):
+        data, swept = self.require_data("a verdict"), self._swept()
+        for subset, verdict in zip(swept, judge_sizes(data, swept, path=self.path, **options), strict=True):
             subset.keep_verdict(verdict)
         return self.verdict
 
     def _swept(self) -> "tuple[Subset, ...]":
         """This subset among those of the other sizes of its sweep, which are selected again where unknown."""
-        data = self.require_data("a verdict")
         if "swept" not in self._kept:
-            problem = Problem.of(data, self.split, self.settings)
-            others = problem.solve_path(self.sweep, path=self.path) if len(self.sweep) > 1 else ()
-            subsets = {len(each.indices): make_selection(problem, each) for each in others}
+            others = self.problem.solve_path(self.sweep, path=self.path) if len(self.sweep) > 1 else ()
+            subsets = {len(each.indices): make_selection(self.problem, each) for each in others}
             subsets[self.size] = self
             self._kept["swept"] = tuple(subsets[size] for size in self.sweep)
         swept: tuple[Subset, ...] = self._kept["swept"]
@@ -141,11 +122,7 @@ class Subset(SelectedExamples):
         self,
         correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
         id_accuracy: float | Sequence[float] | np.ndarray | None = None,
-        *,
-        example_ids: Sequence[object] | np.ndarray | None = None,
-        order: str | None = None,
-        groups: Sequence[object] | np.ndarray | None = None,
-        families: Sequence[object] | np.ndarray | None = None,
+        **options: Unpack[EvaluationOptions],
     ) -> Evaluation:
         """Other models on the same subset, or one of them.
 
@@ -153,11 +130,9 @@ class Subset(SelectedExamples):
             correct: Correctness of the other models on any examples among which are those of the subset:
                 models by examples, `[n_examples]` for one model, or a frame as `from_frame` reads it.
             id_accuracy: In-distribution accuracy of each of them; a number for one model.
-            example_ids: Names of the columns of an array.
-            order: `"data"`: the columns are the examples that the subset was selected from, in their order.
-                Needed where no names say which column is which example.
-            groups: Training runs of the models, for the interval.
-            families: Families of the models, for the interval.
+            options: `example_ids`: names of the columns of an array; `order="data"`: the columns are the
+                examples that the subset was selected from, in their order (needed where no names say which
+                column is which example); `groups` and `families` of the models, for the interval.
 
         Returns:
             Accuracies on the subset; the correlation is NaN for one model.
@@ -166,23 +141,14 @@ class Subset(SelectedExamples):
             InputError: If nothing says which column is which example, an example of the subset is missing,
                 and as `CorrectnessData.of`.
         """
-        return evaluate_models(
-            self,
-            correct,
-            id_accuracy,
-            example_ids=example_ids,
-            order=order,
-            groups=groups,
-            families=families,
-        )
+        return evaluate_models(self, correct, id_accuracy, **options)
 
     # ------------------------------------------------------------------------------------------- files
 
     def to_dict(self) -> dict[str, Any]:
         """Finite JSON with everything but the data; the verdict where it is known."""
-        shared = ("id", "size", "indices", "example_ids", "scores", "correlation", "full", "trace")
         return SubsetFile(
-            **{name: getattr(self, name) for name in shared},
+            **{name: getattr(self, name) for name in ("id", "size", *_MEMBERS)},
             arrays=self.settings.arrays(),
             verdict=self._kept.get("verdict"),
             provenance=self.made,
@@ -204,13 +170,13 @@ class Subset(SelectedExamples):
         Raises:
             InputError: After loading without data.
         """
-        problem = Problem.of(self.require_data("a report"), self.split, self.settings)
+        self.require_data("a report")
         header = {"kind": KIND, "schema": DOCUMENT_SCHEMA, "id": self.id, "path": None}
         return subset_document(
             header | {"largest": None, "consistency": None, "provenance": self.provenance},
             self,
             {self: self.verdict},
-            baseline_rows(problem, [self.size]),
+            baseline_rows(self.problem, [self.size]),
             n_halves=n_halves,
         )
 
@@ -232,22 +198,7 @@ def oodselect(
     correct: "np.ndarray | PackedMatrix | CorrectnessData",
     id_accuracy: Sequence[float] | np.ndarray | None = None,
     size: int | None = None,
-    *,
-    solver: str = "swap",
-    split: str | ModelSplit | Mapping[str, Any] | Sequence[Any] | None = None,
-    compat: bool = False,
-    seed: int = 0,
-    groups: Sequence[object] | np.ndarray | None = None,
-    families: Sequence[object] | np.ndarray | None = None,
-    strata: str | Sequence[object] | np.ndarray | None = None,
-    allowed: np.ndarray | Sequence[bool] | None = None,
-    must_include: np.ndarray | Sequence[int] | None = None,
-    objective: str = "r",
-    layout: str = "auto",
-    device: str | None = None,
-    clip: str = "eps",
-    eps: float | int = EPS,
-    **options: Any,
+    **options: Unpack[SelectionOptions],
 ) -> Subset:
     """Select the examples on which models with better in-distribution accuracy do worse (OODSelect).
 
@@ -259,6 +210,9 @@ def oodselect(
         correct: X, models by examples: 1 where a model is right; or `CorrectnessData`.
         id_accuracy: y: in-distribution accuracy of each model, a share; None with data.
         size: S: examples to select, 1 to N.
+        options: The settings below, and options of the solver, e.g. `trials=20` of `adam`.
+
+    Settings:
         solver: `swap` (default) or `adam` (the paper's).
         split: Parts of the models; see `split_models`.
         compat: The authors' random split of the models.
@@ -273,7 +227,6 @@ def oodselect(
         device: Of the accelerator, e.g. `cuda`.
         clip: Clip of the reported accuracies: `eps`, or `half` an example.
         eps: Clip of accuracies before the probit.
-        options: Of the solver, e.g. `trials=20` of `adam`.
 
     Returns:
         The selection: `indices` (most harmful first), `correlation["test"]`, `verdict`, `evaluate`, `save`.
@@ -294,25 +247,7 @@ def oodselect(
         >>> bool(inverse[sub.indices].all()), round(sub.correlation["test"].r, 2)
         (True, -0.85)
     """
-    problem = make_problem(
-        correct,
-        id_accuracy,
-        solver=solver,
-        split=split,
-        compat=compat,
-        seed=seed,
-        groups=groups,
-        families=families,
-        strata=strata,
-        allowed=allowed,
-        must_include=must_include,
-        objective=objective,
-        layout=layout,
-        device=device,
-        clip=clip,
-        eps=eps,
-        **options,
-    )
+    problem = make_problem(correct, id_accuracy, **options)
     if size is None:
         raise InputError(f"size is missing: how many of the {problem.data.n_examples} examples to select")
     return make_selection(problem, problem.solve(check_size(size, problem.data.n_examples)))
@@ -329,43 +264,31 @@ def make_selection(
         sweep: All sizes looked at. Default: this one.
         path: How they led to one another.
     """
-    data, split, settings = problem.data, problem.split, problem.settings
-    kind = interval_units(data, split)
-    units = data.unit_codes(kind)
-    accuracy = data.accuracy_on(found.indices)
-    correlation, full = {}, {}
-    for name in PARTS:
-        models = split.part(name)
-        common: dict[str, Any] = {"units": units[models], "eps": settings.eps, "seed": settings.seed}
-        y = data.id_accuracy[models]
-        correlation[name] = correlate(
-            y, accuracy[models], size=len(found.indices), clip=settings.clip, **common
-        )
-        full[name] = correlate(y, data.accuracy(models), **common)
-    made = SubsetProvenance(
-        library=library_version(),
-        data={
-            "hash": data.hash,
-            "n_models": data.n_models,
-            "n_examples": data.n_examples,
-            "interval_units": kind,
-            "source": dict(data.source),
-        },
-        split=split,
-        size=len(found.indices),
-        sweep=tuple(sweep) or (len(found.indices),),
-        path=path,
-        settings=settings.record(),
-    )
+    data, size = problem.data, len(found.indices)
+    facts = {
+        "hash": data.hash,
+        "n_models": data.n_models,
+        "n_examples": data.n_examples,
+        "interval_units": problem.interval_units,
+        "source": dict(data.source),
+    }
     return Subset(
         indices=found.indices,
         scores=found.scores,
         example_ids=tuple(data.example_ids[found.indices].tolist()),
-        correlation=correlation,
-        full=full,
-        settings=settings,
+        correlation={part: problem.correlate(found.indices, part) for part in PARTS},
+        full={part: problem.correlate(None, part) for part in PARTS},
+        settings=problem.settings,
         trace=tuple(found.trace),
-        made=made,
+        made=SubsetProvenance(
+            library=library_version(),
+            data=facts,
+            split=problem.split,
+            size=size,
+            sweep=tuple(sweep) or (size,),
+            path=path,
+            settings=problem.settings.record(),
+        ),
         data=data,
     )
 
@@ -416,11 +339,8 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
     if data is not None and tuple(data.example_ids[saved.indices].tolist()) != saved.example_ids:
         raise FileFormatError(f"{path}: its indices and its example ids name different examples")
     return Subset(
-        **{
-            name: getattr(saved, name) for name in ("indices", "scores", "example_ids", "correlation", "full")
-        },
+        **{name: getattr(saved, name) for name in _MEMBERS},
         settings=settings,
-        trace=saved.trace,
         made=saved.provenance,
         data=data,
         _kept={} if saved.verdict is None else {"verdict": saved.verdict},

@@ -1,19 +1,20 @@
 """How subsets are selected, apart from data, size and split: the solver, its options and constraints."""
 
 import hashlib
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import Int64
 
+from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import EPS, clip_of
 from assay.analyses.subsets.objective import OBJECTIVES, Found
 from assay.analyses.subsets.placement import check_device
+from assay.analyses.subsets.splits import ModelSplit, unit_codes
 from assay.analyses.subsets.swap import swap
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.record import plain
@@ -21,9 +22,42 @@ from assay.core.record import plain
 
 SOLVERS: Mapping[str, Callable[..., Found]] = {"swap": swap, "adam": adam}
 REFERENCES = ("greedy", "exhaustive")  # solvers of the tests
-_SET_HERE = frozenset(
-    ("train", "id_train", "size", "validation", "id_validation", "start", "fixed", "keep_path")
-)
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "swap": (),
+    "adam": ("trials", "epochs", "patience", "penalty", "keep", "search", "parameters", "precision"),
+}
+_WRITTEN = ("solver", "objective", "strata_name", "eps", "clip", "seed")
+_HASHED = ("strata", "allowed", "must_include")
+
+
+class SelectionOptions(TypedDict, total=False):
+    """Keywords of `assay.oodselect` and `assay.selection_path`, which says what they are.
+
+    The last eight are of the solver `adam`.
+    """
+
+    solver: str
+    split: str | ModelSplit | Mapping[str, Any] | Sequence[Any] | None
+    compat: bool
+    seed: int
+    groups: Sequence[object] | np.ndarray | None
+    families: Sequence[object] | np.ndarray | None
+    strata: str | Sequence[object] | np.ndarray | None
+    allowed: np.ndarray | Sequence[bool] | None
+    must_include: np.ndarray | Sequence[int] | None
+    objective: str
+    layout: str
+    device: str | None
+    clip: str
+    eps: float | int
+    trials: int
+    epochs: int
+    patience: int
+    penalty: str
+    keep: str
+    search: str
+    parameters: Mapping[str, float | int] | None
+    precision: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,17 +92,14 @@ class Settings:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def pool(self, n_examples: int) -> Int64[np.ndarray, " pool"]:
+    def pool(self, n_examples: int) -> Places:
         """Examples that may be selected of `n_examples`, ascending."""
         return np.arange(n_examples) if self.allowed is None else np.flatnonzero(self.allowed)
 
     def record(self) -> dict[str, Any]:
         """JSON of what decides the selection, arrays as hashes; layout and device do not."""
-        record: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("solver", "objective", "strata_name", "eps", "clip", "seed")
-        }
-        for name in ("strata", "allowed", "must_include"):
+        record: dict[str, Any] = {name: getattr(self, name) for name in _WRITTEN}
+        for name in _HASHED:
             array = getattr(self, name)
             record[name] = None if array is None else hashlib.sha256(array.tobytes()).hexdigest()[:16]
         finite: dict[str, Any] = plain(record | {"options": dict(self.options)})
@@ -76,116 +107,109 @@ class Settings:
 
     @classmethod
     def of_record(
-        cls, record: Mapping[str, Any], arrays: Mapping[str, Int64[np.ndarray, " _"]], n_examples: int
+        cls, record: Mapping[str, Any], arrays: Mapping[str, Places], n_examples: int
     ) -> "Settings":
         """The inverse of `record` and `arrays`."""
-        names = ("solver", "objective", "strata_name", "eps", "clip", "seed", "options")
-        given: dict[str, Any] = {name: record[name] for name in names} | dict(arrays)
+        fields: dict[str, Any] = {name: record[name] for name in (*_WRITTEN, "options")} | dict(arrays)
         if "allowed" in arrays:
-            given["allowed"] = _mask(arrays["allowed"], n_examples)
-        return cls(**given)
+            fields["allowed"] = _mask(arrays["allowed"], n_examples)
+        return cls(**fields)
 
-    def arrays(self) -> dict[str, Int64[np.ndarray, " _"]]:
+    def arrays(self) -> dict[str, Places]:
         """What `record` only has the hashes of: strata, and the places of allowed and included examples."""
-        arrays = {
-            "strata": self.strata,
-            "allowed": None if self.allowed is None else np.flatnonzero(self.allowed),
-            "must_include": self.must_include,
-        }
-        return {name: values for name, values in arrays.items() if values is not None}
+        held = {name: getattr(self, name) for name in _HASHED}
+        if self.allowed is not None:
+            held["allowed"] = np.flatnonzero(self.allowed)
+        return {name: values for name, values in held.items() if values is not None}
 
 
 def make_settings(
     data: CorrectnessData,
     *,
-    solver: str = "swap",
-    objective: str = "r",
     strata: Any = None,
     allowed: Any = None,
     must_include: Any = None,
-    layout: str = "auto",
-    device: str | None = None,
-    clip: str = "eps",
-    eps: float | int = EPS,
-    seed: int = 0,
     **options: Any,
 ) -> Settings:
     """Settings with their arrays resolved against the data and every name checked.
 
+    Args:
+        data: What is selected from.
+        strata: A column of the data by name, or a stratum per example.
+        allowed: Mask or places.
+        must_include: Places.
+        options: All other fields of `Settings`, and options of the solver.
+
     Raises:
         InputError: For an unknown name, or an array that does not fit the data.
     """
-    clip_of(clip, 2, eps)
-    if seed < 0:
-        raise InputError(f"seed is {seed}; 0 or more is needed")
-    if solver in REFERENCES:
-        raise InputError(
-            f"solver is {solver!r}; greedy and exhaustive are test references now. Use 'swap' (the default) "
-            "or 'adam' (as published)"
-        )
-    if solver not in SOLVERS:
-        raise unknown_name("solver", solver, SOLVERS)
-    if objective not in OBJECTIVES:
-        raise unknown_name("objective of a selection", objective, OBJECTIVES)
-    known = set(inspect.signature(SOLVERS[solver]).parameters) - _SET_HERE
-    known -= set(Settings.__dataclass_fields__)
-    for name in options:
-        if name not in known:
-            raise unknown_name(f"option of the solver {solver!r}", name, known)
+    common = {name: options.pop(name) for name in list(options) if name in Settings.__dataclass_fields__}
     codes, strata_name = _strata(data, strata)
-    check_device(device, layout)
-    return Settings(
-        solver=solver,
-        objective=objective,
+    settings = Settings(
         strata=codes,
         strata_name=strata_name,
         allowed=None if allowed is None else _mask(allowed, data.n_examples),
         must_include=None if must_include is None else _places(must_include, data.n_examples, "must_include"),
-        layout=layout,
-        device=device,
-        clip=clip,
-        eps=eps,
-        seed=seed,
         options=options,
+        **common,
     )
+    clip_of(settings.clip, 2, settings.eps)
+    if settings.seed < 0:
+        raise InputError(f"seed is {settings.seed}; 0 or more is needed")
+    if settings.solver in REFERENCES:
+        raise InputError(
+            f"solver is {settings.solver!r}; greedy and exhaustive are test references now. Use 'swap' (the "
+            "default) or 'adam' (as published)"
+        )
+    if settings.solver not in SOLVERS:
+        raise unknown_name("solver", settings.solver, SOLVERS)
+    if settings.objective not in OBJECTIVES:
+        raise unknown_name("objective of a selection", settings.objective, OBJECTIVES)
+    known = OPTIONS[settings.solver]
+    for name in options:
+        if name not in known:
+            raise unknown_name(f"option of the solver {settings.solver!r}", name, known)
+    check_device(settings.device, settings.layout)
+    return settings
 
 
-def _strata(data: CorrectnessData, given: Any) -> tuple[Int64[np.ndarray, " n"] | None, str | None]:
-    if given is None:
+def _strata(data: CorrectnessData, strata: Any) -> tuple[Int64[np.ndarray, " n"] | None, str | None]:
+    if strata is None:
         return None, None
-    if isinstance(given, str):
+    name, column = "given", np.asarray(strata)
+    if isinstance(strata, str):
         known = {**data.meta, **({} if data.labels is None else {"label": data.labels})}
-        if given not in known:
-            raise unknown_name("column to stratify by", given, known)
-        column, name = known[given], given
-    else:
-        column, name = np.asarray(given), "given"
+        if strata not in known:
+            raise unknown_name("column to stratify by", strata, known)
+        name, column = strata, known[strata]
     if column.shape != (data.n_examples,):
         raise ShapeError(f"strata has shape {column.shape}; one stratum per example ({data.n_examples})")
     missing = [each for each in column.tolist() if each is None or each != each]
     if missing:
         raise InputError(f"strata holds {missing[0]} {len(missing)} times; give every example a stratum")
-    return np.unique(column, return_inverse=True)[1].astype(np.int64), name
+    return unit_codes(column), name
 
 
-def _mask(given: Any, n_examples: int) -> np.ndarray:
-    found = np.asarray(given)
-    if found.dtype != bool:
+def _mask(allowed: Any, n_examples: int) -> np.ndarray:
+    mask = np.asarray(allowed)
+    if mask.dtype != bool:
+        places = _places(mask, n_examples, "allowed")
         mask = np.zeros(n_examples, dtype=bool)
-        mask[_places(found, n_examples, "allowed")] = True
-        return mask
-    if found.shape != (n_examples,):
-        raise ShapeError(f"allowed has shape {found.shape}; a mask over the {n_examples} examples is needed")
-    return found
+        mask[places] = True
+    if mask.shape != (n_examples,):
+        raise ShapeError(f"allowed has shape {mask.shape}; a mask over the {n_examples} examples is needed")
+    return mask
 
 
-def _places(given: Any, n_examples: int, name: str) -> Int64[np.ndarray, " k"]:
-    found = np.asarray(given)
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise InputError(f"{name} is not a list of places of examples: {found.dtype} of shape {found.shape}")
-    outside = found[(found < 0) | (found >= n_examples)]
+def _places(examples: Any, n_examples: int, name: str) -> Places:
+    places = np.asarray(examples)
+    if places.ndim != 1 or (len(places) and places.dtype.kind not in "iu"):
+        raise InputError(
+            f"{name} is not a list of places of examples: {places.dtype} of shape {places.shape}"
+        )
+    outside = places[(places < 0) | (places >= n_examples)]
     if len(outside):
         raise InputError(f"{name} holds {outside[0]}; there are {n_examples} examples, counted from 0")
-    if len(np.unique(found)) < len(found):
+    if len(np.unique(places)) < len(places):
         raise InputError(f"{name} names an example more than once")
-    return found.astype(np.int64)
+    return places.astype(np.int64)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from assay.analyses.subsets._arrays import Places, Units
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.core.errors import AssayWarning, InputError, ShapeError, unknown_name
 from assay.core.random import stream
@@ -50,17 +51,17 @@ class ModelSplit(Record):
         places: Int64[np.ndarray, " n"] = getattr(self, name)
         return places
 
-    def n_units(self, name: str, units: Int64[np.ndarray, " m"]) -> int:
+    def n_units(self, name: str, units: Units) -> int:
         """How many units the models of a part come from."""
         return len(np.unique(units[self.part(name)]))
 
-    def straddling(self, units: Int64[np.ndarray, " m"]) -> int:
+    def straddling(self, units: Units) -> int:
         """How many units have models in more than one part."""
         found = [set(units[self.part(name)].tolist()) for name in PARTS]
         return len((found[0] & found[1]) | (found[0] & found[2]) | (found[1] & found[2]))
 
 
-def unit_codes(names: Sequence[object] | np.ndarray) -> Int64[np.ndarray, " m"]:
+def unit_codes(names: Sequence[object] | np.ndarray) -> Units:
     """Units as codes 0, 1, ... in the sorted order of their names."""
     return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int64)
 
@@ -124,35 +125,33 @@ def split_models(
 
 
 def _given(split: ModelSplit | Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSplit:
-    if isinstance(split, ModelSplit):
-        found = split
-    else:
-        if isinstance(split, Mapping):
-            named = {"validation" if name == "val" else str(name): part for name, part in split.items()}
-        elif len(split) == len(PARTS):
-            named = dict(zip(PARTS, split, strict=True))
-        else:
-            raise InputError(f"split holds {len(split)} parts; give train, validation and test")
-        if sorted(named) != sorted(PARTS):
-            raise InputError(f"split has the parts {', '.join(sorted(named))}; give {', '.join(PARTS)}")
-        places = {name: np.asarray(part) for name, part in named.items()}
-        for name, part in places.items():
-            if part.dtype == bool and part.shape == (n_models,):
-                places[name] = np.flatnonzero(part)
-            elif part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
-                raise InputError(
-                    f"split[{name!r}] is not a list of places of models: {part.dtype} {part.shape}"
-                )
-        train, validation, test = (places[name].astype(np.int64) for name in PARTS)
-        found = ModelSplit(train=train, validation=validation, test=test, kind="given")
-    every = np.concatenate([found.part(name) for name in PARTS])
+    given = split if isinstance(split, ModelSplit) else _listed(split, n_models)
+    every = np.concatenate([given.part(name) for name in PARTS])
     outside = every[(every < 0) | (every >= n_models)]
     if len(outside):
         raise InputError(f"split names model {outside[0]}; there are {n_models}, counted from 0")
-    if len(np.unique(every)) < len(every):
-        values, counts = np.unique(every, return_counts=True)
-        raise InputError(f"split names model {values[counts > 1][0]} more than once; parts must not overlap")
-    return _checked(found)
+    models, counts = np.unique(every, return_counts=True)
+    if len(models) < len(every):
+        raise InputError(f"split names model {models[counts > 1][0]} more than once; parts must not overlap")
+    return _checked(given)
+
+
+def _listed(split: Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSplit:
+    """A split from places or masks of the models of each part."""
+    if not isinstance(split, Mapping):
+        if len(split) != len(PARTS):
+            raise InputError(f"split holds {len(split)} parts; give train, validation and test")
+        split = dict(zip(PARTS, split, strict=True))
+    named = {"validation" if name == "val" else str(name): np.asarray(part) for name, part in split.items()}
+    if sorted(named) != sorted(PARTS):
+        raise InputError(f"split has the parts {', '.join(sorted(named))}; give {', '.join(PARTS)}")
+    for name, part in named.items():
+        if part.dtype == bool and part.shape == (n_models,):
+            part = np.flatnonzero(part)
+        elif part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
+            raise InputError(f"split[{name!r}] is not a list of places of models: {part.dtype} {part.shape}")
+        named[name] = part.astype(np.int64)
+    return ModelSplit(**named, kind="given")
 
 
 def _random(n_models: int, seed: int, *, compat: bool) -> ModelSplit:
@@ -162,22 +161,23 @@ def _random(n_models: int, seed: int, *, compat: bool) -> ModelSplit:
 
     def permuted(n: int) -> np.ndarray:
         # The legacy generator, seeded anew for each permutation, is what the authors' code draws from.
-        return np.asarray((np.random.RandomState(COMPAT_SEED) if compat else rng).permutation(n))
+        order = (np.random.RandomState(COMPAT_SEED) if compat else rng).permutation(n)
+        return np.asarray(order, dtype=np.int64)
 
     shuffled = permuted(n_models)
     rest = shuffled[n_test:]
-    order = permuted(len(rest))
+    rest = rest[permuted(len(rest))]
     return ModelSplit(
-        train=rest[order[n_validation:]].astype(np.int64),
-        validation=rest[order[:n_validation]].astype(np.int64),
-        test=shuffled[:n_test].astype(np.int64),
+        train=rest[n_validation:],
+        validation=rest[:n_validation],
+        test=shuffled[:n_test],
         kind="random",
         seed=COMPAT_SEED if compat else seed,
         compat=compat,
     )
 
 
-def _by_units(units: Int64[np.ndarray, " m"], seed: int, *, kind: str) -> ModelSplit:
+def _by_units(units: Units, seed: int, *, kind: str) -> ModelSplit:
     names, counts = np.unique(units, return_counts=True)
     wanted = TEST_SHARE * len(units)
     parts: dict[str, list[int]] = {name: [] for name in PARTS}
@@ -188,13 +188,13 @@ def _by_units(units: Int64[np.ndarray, " m"], seed: int, *, kind: str) -> ModelS
         held[part] += int(counts[np.searchsorted(names, unit)])
     if min(map(len, parts.values())) < MIN_UNITS:
         word = {"family": "families", "group": "groups"}[kind]
-        got = ", ".join(f"{name} {len(found)}" for name, found in parts.items())
+        got = ", ".join(f"{name} {len(part)}" for name, part in parts.items())
         raise InputError(
             f"split={kind!r} leaves too few {word} in a part ({got} of {len(names)}; at least {MIN_UNITS} "
             "are needed in each); give more of them, or another split"
         )
-    train, validation, test = (np.flatnonzero(np.isin(units, parts[name])) for name in PARTS)
-    return _checked(ModelSplit(train=train, validation=validation, test=test, kind=kind, seed=seed))
+    places = {name: np.flatnonzero(np.isin(units, part)) for name, part in parts.items()}
+    return _checked(ModelSplit(**places, kind=kind, seed=seed))
 
 
 def _checked(split: ModelSplit) -> ModelSplit:
@@ -207,7 +207,7 @@ def _checked(split: ModelSplit) -> ModelSplit:
     return split
 
 
-def folds(units: Int64[np.ndarray, " m"], k: int = 5) -> list[ModelSplit]:
+def folds(units: Units, k: int = 5) -> list[ModelSplit]:
     """Splits for cross-fitting: every model is tested once, units stay whole.
 
     Units go to `k` folds, the largest first, each to the fold with fewest models so far (ties: lower unit,
@@ -227,24 +227,17 @@ def folds(units: Int64[np.ndarray, " m"], k: int = 5) -> list[ModelSplit]:
         fold_of[place] = int(np.argmin(held))
         held[fold_of[place]] += counts[place]
     of_model = fold_of[np.searchsorted(names, units)]
-    found = []
+    splits = []
     for fold in range(k):
         test, validation = of_model == fold, of_model == (fold + 1) % k
-        found.append(
-            _checked(
-                ModelSplit(
-                    train=np.flatnonzero(~(test | validation)),
-                    validation=np.flatnonzero(validation),
-                    test=np.flatnonzero(test),
-                    kind="fold",
-                )
-            )
-        )
-    return found
+        masks = {"train": ~(test | validation), "validation": validation, "test": test}
+        parts = {name: np.flatnonzero(mask) for name, mask in masks.items()}
+        splits.append(_checked(ModelSplit(**parts, kind="fold")))
+    return splits
 
 
 def halves(
-    models: Int64[np.ndarray, " n"], units: Int64[np.ndarray, " m"], *, seed: int = 0
+    models: Places, units: Units, *, seed: int = 0
 ) -> tuple[Int64[np.ndarray, " a"], Int64[np.ndarray, " b"]]:
     """The models in two halves that share no unit.
 
@@ -259,11 +252,11 @@ def halves(
     names, counts = np.unique(units[models], return_counts=True)
     order = stream(seed, "model-halves").permutation(len(names))
     before = np.cumsum(counts[order]) - counts[order]
-    first = np.isin(units[models], names[order[before < len(models) / 2]])
-    found = models[first], models[~first]
-    if min(map(len, found)) < MIN_MODELS:
+    in_first = np.isin(units[models], names[order[before < len(models) / 2]])
+    first, second = models[in_first], models[~in_first]
+    if min(len(first), len(second)) < MIN_MODELS:
         raise InputError(
-            f"halves of {len(models)} models in {len(names)} units hold {len(found[0])} and {len(found[1])}; "
+            f"halves of {len(models)} models in {len(names)} units hold {len(first)} and {len(second)}; "
             f"at least {MIN_MODELS} are needed in each"
         )
-    return found
+    return first, second

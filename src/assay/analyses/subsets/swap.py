@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64, Integer
 
+from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets._exchange import Pairs, Pool
 from assay.analyses.subsets.layouts import Matrix, whole_weights
 from assay.analyses.subsets.line import EPS, probit
@@ -45,7 +46,7 @@ _FEW = 1 / 64  # share of the examples up to which two counts of the exchanged b
 
 def swap(
     train: Matrix,
-    id_train: Float64[np.ndarray, " m"],
+    id_train: Accuracies,
     size: int,
     *,
     validation: Matrix | None = None,

@@ -1,8 +1,9 @@
 """Is the subset real? The verdict that rests on a cross-fit and its reruns under permuted accuracies."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import Float64
@@ -30,7 +31,6 @@ from assay.analyses.subsets.permutation import (
     run_permutations,
 )
 from assay.analyses.subsets.problem import Progress, check_sizes
-from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError
 from assay.core.record import Record
 
@@ -42,6 +42,15 @@ UNKNOWN_UNITS = (
     "are independent of those selected on: give groups= or families=, or groups=range(M) if every model is "
     "an independent run"
 )
+
+
+class JudgeOptions(TypedDict, total=False):
+    """Keywords of `Subset.judge` and `SelectionPath.judge`."""
+
+    n_permutations: int
+    folds: int
+    workers: int | None
+    progress: Progress | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,27 +165,26 @@ def judge_sizes(
             for each in selections
         )
     runs = FoldRuns(data, plan.splits, sizes, settings, path=path)
-    y = data.id_accuracy
-    fit = fit_folds(data, plan, runs, y, level=INTERVAL_LEVEL)
+    fit = fit_folds(data, plan, runs, data.id_accuracy, level=INTERVAL_LEVEL)
     exchange = Exchange.of(data)
 
-    def settled(found: Sequence[Float64[np.ndarray, " k"]]) -> bool:
+    def settled(reruns: Sequence[Float64[np.ndarray, " k"]]) -> bool:
         # Once (1 + count) / (B + 1) exceeds the level, no further rerun can bring it back.
-        count = np.where(fit.r < 0, reached(fit.r, np.stack(found))[1], n_permutations)
+        count = np.where(fit.r < 0, reached(fit.r, np.stack(reruns))[1], n_permutations)
         return bool((1 + count > LEVEL * (n_permutations + 1)).all())
 
-    drawn = run_permutations(
-        lambda place: runs.rerun(exchange.draw(y, seed, place)),
+    reruns = run_permutations(
+        lambda place: runs.rerun(exchange.draw(data.id_accuracy, seed, place)),
         n_permutations,
         workers=n_workers(workers, settings),
         progress=progress,
         settled=settled if stop_early else None,
         batch=batch,
     )
-    null = np.stack(drawn)
+    null = np.stack(reruns)
     p_unadjusted, p_adjusted = permutation_p(fit.r, null)
-    counts = reached(fit.r, null)[1]
-    lowest = _lowest(null)
+    defined = np.isfinite(null).any(axis=1)
+    lowest = np.where(defined, np.where(np.isnan(null), np.inf, null).min(axis=1), np.nan)
     verdicts = []
     for column, selection in enumerate(selections):
         verdict = replace(
@@ -193,15 +201,14 @@ def judge_sizes(
             mean_consistency=float(fit.consistency[column]),
             null=tuple(lowest.tolist()),
         )
-        reasons = _reasons(data, selection, verdict, int(counts[column]), n_permutations)
-        supported = not reasons
+        reasons = tuple(_reasons(data, selection, verdict, n_permutations))
         verdicts.append(
             replace(
                 verdict,
-                status="supported" if supported else "inconclusive",
-                aotil=supported and verdict.r <= AOTIL,
+                status="inconclusive" if reasons else "supported",
+                aotil=not reasons and verdict.r <= AOTIL,
                 reasons=reasons,
-                notes=plan.notes + _notes(selection, verdict, n_permutations),
+                notes=plan.notes + tuple(_notes(selection, verdict, n_permutations)),
             )
         )
     return tuple(verdicts)
@@ -223,14 +230,6 @@ def _check(selections: Sequence[SelectedExamples], n_permutations: int) -> None:
             )
 
 
-def _lowest(null: Float64[np.ndarray, "n_permutations k"]) -> Float64[np.ndarray, " n_permutations"]:
-    """Lowest R_cf over the sizes of each rerun; NaN where undefined in all."""
-    defined = np.isfinite(null).any(axis=1)
-    lowest = np.full(len(null), np.nan)
-    lowest[defined] = np.nanmin(null[defined], axis=1)
-    return lowest
-
-
 def untested(
     data: CorrectnessData,
     selection: SelectedExamples,
@@ -239,140 +238,130 @@ def untested(
     reasons: tuple[str, ...] = (),
 ) -> SubsetVerdict:
     """The verdict where no cross-fit is possible or none was asked for."""
-    nan = math.nan
+    undefined = ("r", "low", "high", "p_value", "p_unadjusted", "spread", "mean_consistency")
+    empty: dict[str, Any] = dict.fromkeys(("fold_correlations", "fold_sizes", "null"), ())
     return SubsetVerdict(
         status="inconclusive",
         aotil=False,
-        r=nan,
-        low=nan,
-        high=nan,
         level=INTERVAL_LEVEL,
-        p_value=nan,
-        p_unadjusted=nan,
         size=selection.size,
         sizes=sizes,
         n_permutations=0,
         kind=Exchange.of(data).kind,
         unit_kind=plan.unit_kind,
         n_units=plan.n_units,
-        fold_correlations=(),
-        fold_sizes=(),
-        spread=nan,
-        mean_consistency=nan,
-        null=(),
         reasons=reasons,
         notes=plan.notes,
+        **dict.fromkeys(undefined, math.nan),
+        **empty,
     )
 
 
-def _unit_reasons(data: CorrectnessData, selection: SelectedExamples) -> list[str]:
+def _unit_reasons(data: CorrectnessData, selection: SelectedExamples) -> Iterator[str]:
     """Whether units are disjoint between the parts of the main split, and families enough for folds."""
     if data.families is not None and len(set(data.families)) < MIN_FOLDS:
-        return [
+        yield (
             f"the models are of {len(set(data.families))} families: no {MIN_FOLDS} folds keep families "
             "apart, and an accident of a family would pass for a finding; models of more families are needed"
-        ]
-    names, word = (data.groups, "training runs") if data.groups is not None else (data.families, "families")
-    if names is None:
-        return [UNKNOWN_UNITS]
-    across = selection.split.straddling(unit_codes(names))
-    if across == 0:
-        return []
-    fix = "group" if data.groups is not None else "family"
-    return [
-        f"{across} of {len(set(names))} {word} have models in more than one part of the split "
-        f"({selection.split.kind}), so the models tested are not new: select with split={fix!r}"
-    ]
+        )
+        return
+    kind = data.kind_of_units(by_family=False)
+    if kind == "model":
+        yield UNKNOWN_UNITS
+        return
+    units = data.unit_codes(kind)
+    if across := selection.split.straddling(units):
+        yield (
+            f"{across} of {len(np.unique(units))} {WORDS[kind]} have models in more than one part of the "
+            f"split ({selection.split.kind}), so the models tested are not new: select with split={kind!r}"
+        )
 
 
 def _reasons(
-    data: CorrectnessData, selection: SelectedExamples, verdict: SubsetVerdict, count: int, asked: int
-) -> tuple[str, ...]:
+    data: CorrectnessData, selection: SelectedExamples, verdict: SubsetVerdict, asked: int
+) -> Iterator[str]:
     """What speaks against support, in plain words: what failed, by how much, and what to do."""
-    found = _unit_reasons(data, selection)
-    units = WORDS[verdict.unit_kind]
+    yield from _unit_reasons(data, selection)
     if math.isnan(verdict.r):
-        found.append(
+        yield (
             "the cross-fitted correlation is undefined: in no fold do the accuracies on the subset vary "
             "over the models; try a larger size"
         )
     elif verdict.r >= 0:
-        found.append(
-            f"the cross-fitted correlation is {verdict.r:+.2f}, not below 0: on {units} that took no part in "
-            "the selection, accuracy on the subset does not fall with in-distribution accuracy; a smaller "
-            "size may hold such examples, or there are none"
+        yield (
+            f"the cross-fitted correlation is {verdict.r:+.2f}, not below 0: on {WORDS[verdict.unit_kind]} "
+            "that took no part in the selection, accuracy on the subset does not fall with in-distribution "
+            "accuracy; a smaller size may hold such examples, or there are none"
         )
-    if not math.isnan(verdict.p_value) and verdict.p_value > LEVEL:
-        if LEVEL * (asked + 1) < 1:
-            found.append(
-                f"p = {verdict.p_value:.3g} and {asked} permutations cannot give less than "
-                f"{1 / (asked + 1):.3g}: ask for at least {math.ceil(1 / LEVEL) - 1}"
-            )
-        else:
-            several = len(verdict.sizes) > 1
-            swept = (
-                f", corrected for {len(verdict.sizes)} sizes ({verdict.p_unadjusted:.3g} for this one alone)"
-                if several
-                else ""
-            )
-            more = "independent runs" if verdict.unit_kind == "model" else units
-            early = verdict.n_permutations < asked
-            ended = f" (stopped there, of {asked}: {LEVEL} was out of reach)" if early else ""
-            advice = f"; models of more {more}{', or fewer sizes,' if several else ''} would sharpen the test"
-            found.append(
-                f"p = {verdict.p_value:.3g}{swept}, above {LEVEL}: {count} of {verdict.n_permutations} "
-                f"selections{ended} made under permuted in-distribution accuracies came out as low"
-                f"{advice if verdict.r < 0 else ''}"
-            )
+    if verdict.p_value > LEVEL:
+        yield _chance(verdict, asked)
     test = selection.correlation["test"]
-    if test.n_units >= RELIABLE_UNITS and not test.high < 0:
-        found.append(
+    if test.n_units >= RELIABLE_UNITS and math.isnan(test.high):
+        yield f"R of this subset on the {test.n} test models is undefined: try a larger size"
+    elif test.n_units >= RELIABLE_UNITS and test.high >= 0:
+        yield (
             f"the interval of R on the {test.n} test models, over {test.n_units} units, reaches up to "
             f"{test.high:+.2f}: this very subset may not be on an inverse line; test it on further models"
-            if not math.isnan(test.high)
-            else f"R of this subset on the {test.n} test models is undefined: try a larger size"
         )
-    return tuple(found)
 
 
-def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> tuple[str, ...]:
-    found = []
-    undefined = sum(map(math.isnan, verdict.fold_correlations))
-    if 0 < undefined < len(verdict.fold_correlations):
-        found.append(
-            f"R is undefined in {undefined} of {len(verdict.fold_correlations)} folds, where accuracies do "
-            "not vary over the models; they are left out"
+def _chance(verdict: SubsetVerdict, asked: int) -> str:
+    """What a p-value above the level says."""
+    if LEVEL * (asked + 1) < 1:
+        return (
+            f"p = {verdict.p_value:.3g} and {asked} permutations cannot give less than "
+            f"{1 / (asked + 1):.3g}: ask for at least {math.ceil(1 / LEVEL) - 1}"
+        )
+    n_sizes, done = len(verdict.sizes), verdict.n_permutations
+    several = n_sizes > 1
+    alone = f"{verdict.p_unadjusted:.3g} for this one alone"
+    swept = f", corrected for {n_sizes} sizes ({alone})" if several else ""
+    ended = f" (stopped there, of {asked}: {LEVEL} was out of reach)" if done < asked else ""
+    more = "independent runs" if verdict.unit_kind == "model" else WORDS[verdict.unit_kind]
+    advice = f"; models of more {more}{', or fewer sizes,' if several else ''} would sharpen the test"
+    count = round(verdict.p_value * (done + 1)) - 1
+    return (
+        f"p = {verdict.p_value:.3g}{swept}, above {LEVEL}: {count} of {done} selections{ended} made under "
+        f"permuted in-distribution accuracies came out as low{advice if verdict.r < 0 else ''}"
+    )
+
+
+def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> Iterator[str]:
+    """What else to know."""
+    undefined, n_folds = sum(map(math.isnan, verdict.fold_correlations)), len(verdict.fold_correlations)
+    if 0 < undefined < n_folds:
+        yield (
+            f"R is undefined in {undefined} of {n_folds} folds, where accuracies do not vary over the models"
+            "; they are left out"
         )
     if verdict.n_permutations < asked:
-        found.append(
+        yield (
             f"stopped after {verdict.n_permutations} of {asked} permutations, when none of the sizes could "
             "be supported any more"
         )
     if verdict.n_units < RELIABLE_UNITS:
-        found.append(
+        yield (
             f"{verdict.n_units} {WORDS[verdict.unit_kind]}: with fewer than {RELIABLE_UNITS} the interval "
             "of R is unreliable"
         )
     test = selection.correlation["test"]
     if test.n_units < RELIABLE_UNITS:
-        found.append(
+        yield (
             f"the test models come from {test.n_units} independent unit{'s' if test.n_units != 1 else ''}; "
             f"the interval of R on them is not a part of the verdict below {RELIABLE_UNITS}"
         )
     if verdict.r < 0 and test.r > 0:
-        found.append(
+        yield (
             f"R of the subset itself on its {test.n} test models is {test.r:+.2f}, above 0, though the "
             "cross-fit is below: look at the folds"
         )
     data = selection.data
-    if data is not None and data.families is not None and data.groups is not None:
-        across = selection.split.straddling(unit_codes(data.families))
-        if across:
-            found.append(
-                f"{across} families have models in more than one part of the split of this subset, so that "
-                "its own test R may be an accident of a family; the cross-fit keeps families whole, and "
-                "split='family' does so here too"
-            )
+    nested = data is not None and data.families is not None and data.groups is not None
+    if nested and (across := selection.split.straddling(data.units)):
+        yield (
+            f"{across} families have models in more than one part of the split of this subset, so that "
+            "its own test R may be an accident of a family; the cross-fit keeps families whole, and "
+            "split='family' does so here too"
+        )
     if verdict.kind == "free":
-        found.append("the p-value permutes models freely and takes them as independent")
-    return tuple(found)
+        yield "the p-value permutes models freely and takes them as independent"
