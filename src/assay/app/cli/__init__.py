@@ -7,9 +7,22 @@ variables, the variables over the file.
 
 import assay.app.cli.attack
 import assay.app.cli.audit
+import assay.app.cli.benchmark
+import assay.app.cli.calibrate
+import assay.app.cli.claim
 import assay.app.cli.discover
+import assay.app.cli.finetune
 import assay.app.cli.measure
-import assay.app.cli.results  # noqa: F401 - each registers its commands
+import assay.app.cli.monitor
+import assay.app.cli.rank
+import assay.app.cli.repair
+import assay.app.cli.report
+import assay.app.cli.results
+import assay.app.cli.select
+import assay.app.cli.serve
+import assay.app.cli.store
+import assay.app.cli.sweep
+import assay.app.cli.zoo  # noqa: F401 - each registers its commands
 from assay.app.cli.parsing import app, main, run
 
 

@@ -23,9 +23,9 @@ from assay.app.cli.border import (
     write_json,
 )
 from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of
-from assay.app.cli.names import completing, one_of
 from assay.app.cli.parsing import TRUST, command
-from assay.app.cli.settings import (
+from assay.app.names import completing, one_of
+from assay.app.settings import (
     OUTPUT,
     STORED,
     Count,

@@ -16,7 +16,7 @@ from assay.app.cli.border import (
     show_plan,
 )
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.cli.settings import (
+from assay.app.settings import (
     DEFAULT_STORE,
     DISCOVERY,
     OUTPUT,

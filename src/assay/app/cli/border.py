@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.app.cli.settings import DEFAULT_STORE, Placed, Quiet, Reporting
-from assay.core.errors import InputError, OutputError
+from assay.app.settings import DEFAULT_STORE, Placed, Quiet, Reporting
+from assay.core.errors import OutputError
 from assay.core.untrusted import printable
 
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from assay.pipeline import Progress, Stage
     from assay.store import Store
 
+
 def show_warning(message: Warning | str, *rest: object, **more: object) -> None:
+    """A warning as one line on stderr; in place of `warnings.showwarning`."""
     del rest, more
     say(f"note: {message}")
 
@@ -186,20 +188,9 @@ def store_folder(store: str | None) -> Path:
 
 
 def device_of(settings: Placed) -> str | None:
-    """The device of `--device`, which must exist; None leaves a model on the CPU."""
-    from assay.pipeline import check_options
-
-    if settings.device != "auto":
-        check_options(device=settings.device)
-        return settings.device
-    import torch
-
-    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if kind is None or kind.type == "mps":  # which has no float64
-        return None
-    if not (isinstance(settings, Quiet) and settings.quiet):
-        say(f"device: {kind.type}:0")
-    return f"{kind.type}:0"
+    """The device of `--device`; None leaves a model on the CPU."""
+    quiet = isinstance(settings, Quiet) and settings.quiet
+    return settings.place((lambda text: None) if quiet else say)
 
 
 def load(model: str, device: str | None) -> "Model":

@@ -22,9 +22,9 @@ from assay.app.cli.border import (
     write_files,
 )
 from assay.app.cli.circuits import given_circuit, plan_discovery, runs_of
-from assay.app.cli.names import completing
 from assay.app.cli.parsing import TRUST, command
-from assay.app.cli.settings import (
+from assay.app.names import completing
+from assay.app.settings import (
     INPUTS,
     RUNNING,
     Ablating,
@@ -84,6 +84,7 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
 
     Args:
         gates: Keys or codes of single gates, e.g. C11. Default: all.
+        settings: The options.
     """
     device, chosen = device_of(settings), _check(settings, gates)
     model = load(settings.model, device)
@@ -123,9 +124,7 @@ def _check(settings: CalibrateSettings, gates: Sequence[str]) -> list[str] | Non
             )
     chosen = [find_gate(name).key for name in gates] if gates else None
     if settings.budget is not None and not settings.budget > 0:
-        raise InputError(
-            f"--budget is {settings.budget:g}; give a number of passes above 0, or leave it out"
-        )
+        raise InputError(f"--budget is {settings.budget:g}; give a number of passes above 0, or leave it out")
     if settings.discover_on is not None and settings.circuit is not None:
         raise InputError("--discover-on has no effect with --circuit, which is not discovered; leave one out")
     return chosen

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.app.cli.settings import DEFAULT_STORE, Discovering, OfCircuit
+from assay.app.settings import DEFAULT_STORE, Discovering, OfCircuit
 from assay.core.errors import InputError
 
 

@@ -15,7 +15,7 @@ from assay.app.cli.border import (
     write_json,
 )
 from assay.app.cli.parsing import TRUST, command
-from assay.app.cli.settings import OUTPUT, RUNNING, Batched, Storing, Talking, at_least, own_group
+from assay.app.settings import OUTPUT, RUNNING, Batched, Storing, Talking, at_least, own_group
 from assay.core.errors import InputError
 
 
@@ -57,6 +57,7 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
 
     Args:
         file: Claim file, TOML of schema assay-claim/1.
+        settings: The options.
     """
     from assay.analyses import claims
     from assay.analyses.claims.evidence import at_least as reached

@@ -18,9 +18,9 @@ from assay.app.cli.border import (
     progress_on_stderr,
     show_plan,
 )
-from assay.app.cli.names import one_of
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.cli.settings import (
+from assay.app.names import one_of
+from assay.app.settings import (
     CIRCUIT,
     DISCOVERY,
     OUTPUT,

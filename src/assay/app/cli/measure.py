@@ -17,9 +17,9 @@ from assay.app.cli.border import (
     write_json,
 )
 from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of
-from assay.app.cli.names import completing
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.cli.settings import (
+from assay.app.names import completing
+from assay.app.settings import (
     CIRCUIT,
     INPUTS,
     OUTPUT,
@@ -104,9 +104,7 @@ def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | No
     show_plan(model, n, stages, as_json=settings.json)
 
 
-def _tasks(
-    settings: MeasureSettings, model: "Model", circuit: "Circuit | None"
-) -> "Sequence[Task | Draws]":
+def _tasks(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> "Sequence[Task | Draws]":
     """The inputs of each task."""
     from assay import pipeline
     from assay.pipeline.inputs import read_inputs
@@ -122,9 +120,7 @@ def _tasks(
     return [pipeline.draw_prompts(model, task, n=n, seed=seed) for task in settings.task]
 
 
-def _records(
-    settings: MeasureSettings, model: "Model", circuit: "Circuit | None"
-) -> list[dict[str, Any]]:
+def _records(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> list[dict[str, Any]]:
     """Every metric on every task."""
     from assay import pipeline
     from assay.pipeline.document import on_same_prompts

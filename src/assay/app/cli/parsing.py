@@ -19,7 +19,7 @@ from cyclopts.config import Dict, Env
 
 from assay.app.cli.border import say, show_warning
 from assay.app.cli.pages import Pages
-from assay.app.cli.settings import Quiet
+from assay.app.settings import Quiet
 from assay.core.errors import AssayError, AssayWarning, InputError, near_matches
 
 
@@ -80,9 +80,7 @@ def command(
         parameters = [_with_default(parameter) for parameter in signature.parameters.values()]
         cast(Any, function).__signature__ = signature.replace(parameters=parameters)
         facts: dict[str, Any] = {} if group is None else {"group": group}
-        (parent or app).command(
-            cast(Any, function), name=name, help_epilogue=f"Example:  {example}", **facts
-        )
+        (parent or app).command(cast(Any, function), name=name, help_epilogue=f"Example:  {example}", **facts)
         return function
 
     return register
@@ -172,7 +170,9 @@ def _collections(family: App) -> Iterator[ArgumentCollection]:
     """The options of every command below."""
     for name, each in family.resolved_commands().items():
         if not name.startswith("-"):
-            yield from _collections(each) if each.default_command is None else [each.assemble_argument_collection()]
+            yield from (
+                _collections(each) if each.default_command is None else [each.assemble_argument_collection()]
+            )
 
 
 def family(group: Group, name: str, text: str) -> App:

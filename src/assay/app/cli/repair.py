@@ -17,9 +17,9 @@ from assay.app.cli.border import (
     progress_on_stderr,
 )
 from assay.app.cli.circuits import circuit_of, runs_of
-from assay.app.cli.names import one_of
 from assay.app.cli.parsing import TRUST, command
-from assay.app.cli.settings import OUTPUT, Independent, OfEdges, OnTask, Talking, at_least, own_group
+from assay.app.names import one_of
+from assay.app.settings import OUTPUT, Independent, OfEdges, OnTask, Talking, at_least, own_group
 from assay.core.errors import InputError
 
 
@@ -91,9 +91,7 @@ def repair(settings: RepairSettings) -> None:
     echo_files(circuit=settings.out)
 
 
-def _run(
-    settings: RepairSettings, model: "Model", task: "PairTask", circuit: "Circuit | None"
-) -> "Repair":
+def _run(settings: RepairSettings, model: "Model", task: "PairTask", circuit: "Circuit | None") -> "Repair":
     from assay.analyses import worst_case
     from assay.discovery.edges import MaskSettings
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.border import echo, make_room, print_json
 from assay.app.cli.parsing import STORE, command
-from assay.app.cli.settings import DEFAULT_STORE, OUTPUT, Storing, Talking, own_group
+from assay.app.settings import DEFAULT_STORE, OUTPUT, Storing, Talking, own_group
 from assay.core.errors import InputError
 
 
@@ -49,6 +49,7 @@ def report(
     Args:
         identity: Id of a result, or hash of a circuit; what has no page of its own is a table. Default: the
             newest audit.
+        settings: The options.
     """
     from assay.circuits import write_atomically
     from assay.report import save_report

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.border import echo, print_json, print_measurements, print_table, say
-from assay.app.cli.names import one_of
 from assay.app.cli.parsing import STORE, command
-from assay.app.cli.settings import DEFAULT_STORE, OUTPUT, STORED, Storing, Talking, at_least
+from assay.app.names import one_of
+from assay.app.settings import DEFAULT_STORE, OUTPUT, STORED, Storing, Talking, at_least
 from assay.core.errors import InputError, unknown_name
 from assay.core.untrusted import printable
 
@@ -90,6 +90,7 @@ def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: ListSettings) -
     Args:
         kind: methods, metrics, gates, head-methods, tasks, ablations, interventions, objectives, divergences,
             distances, corruptions, circuits, models or results.
+        settings: The options.
     """
     if settings.csv and settings.json:
         raise InputError("--csv and --json are two ways to print; give one of them")
@@ -179,6 +180,7 @@ def show(identity: Annotated[str, Parameter(name="ID")], /, *, settings: ShowSet
 
     Args:
         identity: Id of a result, or its beginning.
+        settings: The options.
     """
     from assay.store import Store
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from assay.app.cli.border import say
 from assay.app.cli.parsing import STORE, command
-from assay.app.cli.settings import DEFAULT_STORE, Quiet, Storing, at_least, own_group
+from assay.app.settings import DEFAULT_STORE, Quiet, Storing, at_least, own_group
 
 
 SITE = own_group("Site")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from assay.app.cli.border import echo, print_json
 from assay.app.cli.parsing import STORE, command, family
-from assay.app.cli.settings import DEFAULT_STORE, RUNNING, Storing, Talking
+from assay.app.settings import DEFAULT_STORE, RUNNING, Storing, Talking
 
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.border import check_outputs, device_of, echo, open_store, print_json, print_table, say
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.cli.settings import DEFAULT_STORE, RUNNING, Count, DryRun, Placed, Storing, Talking
+from assay.app.settings import DEFAULT_STORE, RUNNING, Count, DryRun, Placed, Storing, Talking
 
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
 
     Args:
         plan: TOML file of the plan.
+        settings: The options.
     """
     from assay.pipeline.expand import expand
     from assay.pipeline.outcome import keep_sweep

@@ -1,9 +1,10 @@
 """Settings that mean the same in every command: one declaration of name, default, range and help each.
 
-A command inherits the groups it needs and adds its own; of several bases, a help page shows the last first. Nothing here imports the rest of the package.
+A command inherits the groups it needs and adds its own; of several bases, a help page shows the last first.
+Nothing here imports the rest of the package.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
-from assay.app.cli.names import EMBEDDED, completing, one_of
+from assay.app.names import EMBEDDED, completing, one_of
 
 
 DEFAULT_STORE = Path("assay-out")
@@ -34,7 +35,7 @@ def own_group(name: str, place: int = 40) -> Parameter:
     return Parameter(group=Group(name, sort_key=place))
 
 
-def at_least(low: float, most: float | None = None) -> Parameter:
+def at_least(low: int, most: int | None = None) -> Parameter:
     """A range."""
     return Parameter(validator=Number(gte=low, lte=most))
 
@@ -114,6 +115,28 @@ class Placed:
     """
 
     device: Annotated[str, RUNNING, one_of("auto", "cpu", "cuda")] = "auto"
+
+    def place(self, tell: Callable[[str], None]) -> str | None:
+        """The device to use, which must exist; None leaves a model on the CPU.
+
+        Args:
+            tell: Hears which accelerator `auto` takes.
+
+        Raises:
+            InputError: Naming the devices there are.
+        """
+        from assay.pipeline import check_options
+
+        if self.device != "auto":
+            check_options(device=self.device)
+            return self.device
+        import torch
+
+        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if kind is None or kind.type == "mps":  # which has no float64
+            return None
+        tell(f"device: {kind.type}:0")
+        return f"{kind.type}:0"
 
 
 @dataclass(frozen=True, kw_only=True)
