@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import invoke
 from PIL import Image
-from typer.testing import CliRunner
 
-from assay.app.cli import app
 from assay.models import load_model
 from assay.tasks import draw_shapes, load_task
 from assay.zoo import Zoo
@@ -29,10 +28,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str) -> Any:
-        result = CliRunner().invoke(app, list(arguments))
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+        return invoke(*arguments)
 
     return call
 
@@ -42,7 +38,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which one small audit was made."""
     folder = tmp_path_factory.mktemp("audited")
     arguments = ["audit", *SMALL, "--n-random", "1", "--out", str(folder / "out"), "--json"]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    result = invoke(*arguments)
     assert result.exit_code == 0
     (folder / "stdout.json").write_text(result.stdout)
     return folder

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 from assay.analyses.worst_case import WorstCase
-from assay.app.cli import app
 from assay.circuits import Circuit, load_circuit
 from assay.models import load_model
 
@@ -24,10 +23,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Any:
-        result = CliRunner().invoke(app, ["attack", *arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+        return invoke("attack", *arguments)
 
     return call
 
@@ -85,9 +81,9 @@ def test_files_and_pages(run: Run, circuit_file: str, tmp_path: Path) -> None:
     assert run(*arguments, "--out", "w.json").exit_code == 0
     assert json.loads((tmp_path / "w.json").read_text())["n_pairs"] == 30
     identity = loaded.id
-    shown = CliRunner().invoke(app, ["show", identity])
+    shown = invoke("show", identity)
     assert "over 30 distinct pairs" in shown.stdout
-    page = CliRunner().invoke(app, ["report", identity, "--out", "again.html"])
+    page = invoke("report", identity, "--out", "again.html")
     assert page.exit_code == 0
     assert (tmp_path / "again.html").exists()
 
@@ -150,7 +146,7 @@ def test_a_circuit_is_repaired(circuit_file: str, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     arguments = ("--circuit", circuit_file, "--by", "swap", "--n", "4", "--n-pairs", "60", "--quiet")
     smaller = ("--n-train", "20", "--percentile", "0.9")
-    result = CliRunner().invoke(app, ["repair", *arguments, *smaller, "--out", "new.safetensors", "--json"])
+    result = invoke("repair", *arguments, *smaller, "--out", "new.safetensors", "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     start = load_circuit(circuit_file)
@@ -194,7 +190,7 @@ def test_wrong_usage_is_named_and_ends_with_2(
 
 def test_every_printed_circuit_can_be_shown_reported_measured_and_attacked(run: Run, tmp_path: Path) -> None:
     def call(*arguments: str) -> Any:
-        return CliRunner().invoke(app, [*arguments])
+        return invoke(*arguments)
 
     found = call("discover", "--method", "eap", "--n", "4", "--top", "60", "--quiet")
     assert found.exit_code == 0, found.stderr
@@ -231,11 +227,11 @@ def test_circuits_mean_the_same_in_every_verb(circuit: str, run: Run, tmp_path: 
     (tmp_path / "own.json").write_text(json.dumps(described))
     options = ("--circuit", circuit, "--json", "--quiet")
     worst = json.loads(run(*options, *TINY).stdout)
-    (record,) = json.loads(CliRunner().invoke(app, ["measure", *options, "--n", "4"]).stdout)
+    (record,) = json.loads(invoke("measure", *options, "--n", "4").stdout)
     assert worst["circuit"]["hash"] == record["provenance"]["circuit"] == own.hash
-    gates = CliRunner().invoke(app, ["calibrate", "C11", *options, "--prompts", "4"])
+    gates = invoke("calibrate", "C11", *options, "--prompts", "4")
     assert json.loads(gates.stdout)["circuit"]["k"] == 2
     wrong = run("--circuit", "ioi_gpt2", *TINY)
     assert wrong.exit_code == 2
     assert "belongs to another model" in wrong.stderr
-    assert "ioi_gpt2" in CliRunner().invoke(app, ["list", "circuits"]).stdout
+    assert "ioi_gpt2" in invoke("list", "circuits").stdout

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Outcome, invoke
 from type_checks import no_type_checks
-from typer.testing import CliRunner, Result
 
 import assay
 from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
-from assay.app.cli import app
 from assay.discovery.edges import get_method
 from assay.pipeline.benchmark import quick_settings
 
@@ -20,9 +19,9 @@ PLANTED = "induction/gpt2/bare"
 SMALL = ("--methods", "random,eap", "--n", "6", "--quiet")
 
 
-def run(*arguments: str | Path, code: int = 0) -> Result:
+def run(*arguments: str | Path, code: int = 0) -> Outcome:
     with no_type_checks():  # the parts are checked in their own tests
-        result = CliRunner().invoke(app, [*map(str, arguments)])
+        result = invoke(*arguments)
     assert result.exit_code == code, result.output
     return result
 
@@ -33,7 +32,7 @@ def document(*arguments: str | Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """Everything that one benchmark writes."""
     folder = tmp_path_factory.mktemp("benchmark")
     result = run(
@@ -43,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     return folder, result
 
 
-def test_a_benchmark_prints_quality_cost_and_the_order(made: tuple[Path, Result]) -> None:
+def test_a_benchmark_prints_quality_cost_and_the_order(made: tuple[Path, Outcome]) -> None:
     text = made[1].stdout
     assert "mini, ioi: 1,519 edges; scores from 6 examples, circuits judged on 6 other examples" in text
     assert "passes" in text
@@ -53,7 +52,7 @@ def test_a_benchmark_prints_quality_cost_and_the_order(made: tuple[Path, Result]
     assert "95 % intervals over examples" in text
 
 
-def test_a_benchmark_writes_json_csv_markdown_and_pictures(made: tuple[Path, Result]) -> None:
+def test_a_benchmark_writes_json_csv_markdown_and_pictures(made: tuple[Path, Outcome]) -> None:
     folder = made[0] / "out"
     assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md", ".png", ".svg"]
     loaded = DiscoveryBenchmark.load(folder / "benchmark.json")
@@ -65,7 +64,7 @@ def test_a_benchmark_writes_json_csv_markdown_and_pictures(made: tuple[Path, Res
     assert (folder / "benchmark.md").read_text().count("| eap |") == 1
 
 
-def test_scores_are_kept_exported_and_read_again(made: tuple[Path, Result]) -> None:
+def test_scores_are_kept_exported_and_read_again(made: tuple[Path, Outcome]) -> None:
     folder = made[0]
     kept = assay.load_scores(folder / "scores" / "eap.safetensors")
     assert kept.provenance["method"] == "eap"
@@ -199,7 +198,7 @@ def test_an_import_with_an_edge_that_does_not_exist_is_refused_by_name(tmp_path:
     assert "a9.h0<q>" in result.stderr
 
 
-def test_two_imports_of_one_name_are_refused(made: tuple[Path, Result]) -> None:
+def test_two_imports_of_one_name_are_refused(made: tuple[Path, Outcome]) -> None:
     file = made[0] / "scores" / "eap.safetensors"
     result = run("benchmark", "discovery", *SMALL, "--import", file, "--import", file, code=2)
     assert "two imported files are called 'eap'" in result.stderr

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import invoke
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
-from typer.testing import CliRunner
 
-from assay.app.cli import app
 from assay.models import load_model
 from assay.tasks import load_task
 
@@ -25,10 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Any:
-        result = CliRunner().invoke(app, ["calibrate", *arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+        return invoke("calibrate", *arguments)
 
     return call
 
@@ -57,9 +53,9 @@ def test_all_sixteen_written_as_json_and_page(run: Run, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new/g.json").read_text()) == document
     page = (tmp_path / "new/page.html").read_text()
     assert all(gate["name"] in page for gate in document["gates"])
-    listed = CliRunner().invoke(app, ["list", "results", "--json"])
+    listed = invoke("list", "results", "--json")
     assert [line["kind"] for line in json.loads(listed.stdout)] == ["calibration"]
-    again = CliRunner().invoke(app, ["report", document["id"], "--out", "again.html"])
+    again = invoke("report", document["id"], "--out", "again.html")
     assert again.exit_code == 0
     assert (tmp_path / "again.html").read_text() == page
 
@@ -116,7 +112,7 @@ def test_a_small_file_says_nothing_with_confidence(run: Run, tmp_path: Path) -> 
 def test_a_circuit_of_the_same_file_is_known_by_its_record(run: Run, tmp_path: Path) -> None:
     write_prompts(tmp_path / "own.jsonl", 12)
     discover = ["discover", "--task", "own.jsonl", "--steps", "1", "--top", "40", "--out", "c.safetensors"]
-    assert CliRunner().invoke(app, [*discover, "--quiet"]).exit_code == 0
+    assert invoke(*discover, "--quiet").exit_code == 0
     asked = ("C11", "--circuit", "c.safetensors", "--prompts", "8", "--quiet", "--json")
     document = json.loads(run(*asked, "--task", "own.jsonl").stdout)
     assert "same_prompts" in document["gates"][0]["verdict"]["warnings"]

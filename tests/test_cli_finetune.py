@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import invoke
 from PIL import Image
-from typer.testing import CliRunner
 
 import assay
-from assay.app.cli import app
 from assay.tasks import SHAPE_CLASSES, EvalTransform, draw_shapes, read_source
 from assay.zoo import save_model, split
 from assay.zoo.training import images_hash
@@ -49,10 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Path) -> Run:
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Any:
-        result = CliRunner().invoke(app, ["finetune", "--model", str(start), *arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+        return invoke("finetune", "--model", str(start), *arguments)
 
     return call
 

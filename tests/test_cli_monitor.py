@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import invoke
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
-from typer.testing import CliRunner
 
-from assay.app.cli import app
 from assay.circuits import load_scores
 from assay.discovery.edges import discover
 from assay.pipeline import monitoring
@@ -56,10 +55,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str) -> Run:
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Any:
-        result = CliRunner().invoke(app, ["monitor", "--model", directory, *arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+        return invoke("monitor", "--model", directory, *arguments)
 
     return call
 
@@ -322,7 +318,7 @@ def test_places_that_do_not_exist_are_exit_code_1(run: Run) -> None:
 
 
 def test_a_model_of_text_is_refused() -> None:
-    found = CliRunner().invoke(app, ["monitor", "--model", "mini", "--reference", "x", "--images", "y"])
+    found = invoke("monitor", "--model", "mini", "--reference", "x", "--images", "y")
     assert found.exit_code == 2
     assert "reads text" in found.stderr
 
@@ -350,7 +346,7 @@ def test_without_arguments_it_watches_the_embedded_zoo(
         "12",
         "--quiet",
     )
-    found = CliRunner().invoke(app, ["monitor", *small])
+    found = invoke("monitor", *small)
     assert found.exit_code == 0, found.output
     assert [row[1] for row in rows(found.stdout)] == ["flat", "sketch", "neon"]
     document = json.loads((tmp_path / "assay-monitor/monitor.json").read_text())

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import Outcome, invoke
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
-from typer.testing import CliRunner, Result
 
-from assay.app.cli import app
 from assay.models import load_model
 from assay.pipeline.targets import targets
 from assay.tasks import SHAPE_CLASSES, draw_shapes
@@ -64,8 +63,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["rank", *map(str, arguments)])
+def run(*arguments: str | Path) -> Outcome:
+    return invoke("rank", *arguments)
 
 
 def document(*arguments: str | Path) -> dict[str, Any]:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "report"))
+from command_line import invoke
 from synthetic_store import Filled, fill
 
-from assay.app.cli import app
 from assay.store import Store
 
 
@@ -29,7 +28,7 @@ def report(filled: tuple[Path, Filled], tmp_path: Path) -> Any:
     def call(*arguments: str) -> tuple[Any, str]:
         out = tmp_path / "made" / "page.html"
         given = ["report", *arguments, "--store", str(filled[0]), "--out", str(out)]
-        result = CliRunner().invoke(app, given)
+        result = invoke(*given)
         return result, out.read_text() if out.exists() else ""
 
     return call

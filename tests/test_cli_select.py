@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import Outcome, invoke
 from type_checks import no_type_checks
-from typer.testing import CliRunner, Result
 
 import assay
 from assay.analyses.subsets import CorrectnessData
-from assay.app.cli import app
 
 
 N_MODELS, N_EXAMPLES, N_TURNED = 80, 200, 50
@@ -46,9 +45,9 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: str | Path) -> Result:
+def run(*arguments: str | Path) -> Outcome:
     with no_type_checks():  # each selects and judges; the parts are checked in their own tests
-        return CliRunner().invoke(app, ["select", *map(str, arguments)])
+        return invoke("select", *arguments)
 
 
 def document(*arguments: str | Path) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def document(*arguments: str | Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def made(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """Everything that one command writes."""
     folder = tmp_path_factory.mktemp("made")
     places = {name: folder / "new" / name for name in ("o.json", "page.html", "ids.csv", "subset.json")}
@@ -80,7 +79,7 @@ def test_facts_of_a_wide_table_come_from_a_table_of_examples(tmp_path: Path) -> 
     assert "--examples" in found.stderr
 
 
-def test_every_size_is_shown_with_its_verdict(made: tuple[Path, Result]) -> None:
+def test_every_size_is_shown_with_its_verdict(made: tuple[Path, Outcome]) -> None:
     text = made[1].stdout
     lines = [line for line in text.splitlines() if line.startswith(("20 ", "40 ", "  20 ", "  40 "))]
     rows = [line for line in text.splitlines() if "cross-fit R" in line]
@@ -90,7 +89,7 @@ def test_every_size_is_shown_with_its_verdict(made: tuple[Path, Result]) -> None
     assert "Supported." in text
 
 
-def test_the_chosen_subset_is_described_by_what_it_holds(made: tuple[Path, Result]) -> None:
+def test_the_chosen_subset_is_described_by_what_it_holds(made: tuple[Path, Outcome]) -> None:
     text = made[1].stdout
     assert "classes, share in the subset: cat: " in text
     share = re.search(r"light = night: (\d+)", text)
@@ -99,7 +98,7 @@ def test_the_chosen_subset_is_described_by_what_it_holds(made: tuple[Path, Resul
     assert "most harmful: night-" in text
 
 
-def test_files_hold_the_document_the_page_the_ids_and_the_subset(made: tuple[Path, Result]) -> None:
+def test_files_hold_the_document_the_page_the_ids_and_the_subset(made: tuple[Path, Outcome]) -> None:
     folder = made[0] / "new"
     written = json.loads((folder / "o.json").read_text())
     assert written["kind"] == "subset-path"
@@ -116,7 +115,7 @@ def test_files_hold_the_document_the_page_the_ids_and_the_subset(made: tuple[Pat
     assert subset.correlation["test"].r == written["rows"][-1]["test"]["r"]
 
 
-def test_the_same_command_again_is_a_look_up(made: tuple[Path, Result], archive: Path) -> None:
+def test_the_same_command_again_is_a_look_up(made: tuple[Path, Outcome], archive: Path) -> None:
     folder = made[0]
     again = run(archive, "--sizes", "20,40", *QUICK, "--store", folder / "store")
     assert "(taken from the store)" in again.stdout
@@ -124,7 +123,7 @@ def test_the_same_command_again_is_a_look_up(made: tuple[Path, Result], archive:
     assert second.splitlines()[:-1] == first.splitlines()[: len(second.splitlines()) - 1]
 
 
-def test_json_is_the_document_and_nothing_else(made: tuple[Path, Result], archive: Path) -> None:
+def test_json_is_the_document_and_nothing_else(made: tuple[Path, Outcome], archive: Path) -> None:
     found = document(archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store")
     assert found == json.loads((made[0] / "new" / "o.json").read_text())
     assert found["verdict"]["status"] == "supported"
@@ -179,7 +178,7 @@ def test_classes_keep_their_share_within_strata(archive: Path, tmp_path: Path) -
 
 
 def test_a_gate_fires_where_a_subset_is_supported(
-    archive: Path, made: tuple[Path, Result], tmp_path: Path
+    archive: Path, made: tuple[Path, Outcome], tmp_path: Path
 ) -> None:
     given = (archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store")
     fired = run(*given, "--gate")

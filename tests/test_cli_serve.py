@@ -9,9 +9,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
-from assay.app.cli import app
 from assay.store import Store
 
 
@@ -45,17 +44,17 @@ def test_serve_answers_until_it_is_told_to_stop(tmp_path: Path, ending: signal.S
 
 def test_a_public_address_without_a_token_is_wrong_usage(tmp_path: Path) -> None:
     Store(tmp_path / "store")
-    found = CliRunner().invoke(app, ["serve", "--store", str(tmp_path / "store"), "--host", "0.0.0.0"])
+    found = invoke("serve", "--store", str(tmp_path / "store"), "--host", "0.0.0.0")
     assert found.exit_code == 2
     assert "others can reach the store: give --token" in found.stderr
 
 
 def test_a_missing_store_or_monitor_is_an_error(tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["serve", "--store", str(tmp_path / "none")])
+    found = invoke("serve", "--store", str(tmp_path / "none"))
     assert found.exit_code == 2
     assert "nothing was stored there yet" in found.stderr
     Store(tmp_path / "store")
     arguments = ["serve", "--store", str(tmp_path / "store"), "--monitor", str(tmp_path / "none.toml")]
-    found = CliRunner().invoke(app, arguments)
+    found = invoke(*arguments)
     assert found.exit_code == 1
     assert "none.toml does not exist" in found.stderr

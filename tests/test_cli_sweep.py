@@ -12,9 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner, Result
+from command_line import Outcome, invoke
 
-from assay.app.cli import app
 from assay.core.errors import InputError
 from assay.store import Store
 
@@ -47,14 +46,14 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, plan: Path) -> tuple[Path, Result]:
+def calm(tmp_path_factory: pytest.TempPathFactory, plan: Path) -> tuple[Path, Outcome]:
     """The store of an undisturbed sweep with one worker, and what it printed."""
     store = tmp_path_factory.mktemp("calm") / "store"
     return store, run(plan, "--store", store)
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+def run(*arguments: object) -> Outcome:
+    return invoke("sweep", *arguments)
 
 
 def start(plan: Path, store: Path, *more: str) -> "subprocess.Popen[str]":
@@ -86,7 +85,7 @@ def done(store: Path) -> int:
         return 0
 
 
-def test_a_sweep_prints_its_results_and_leaves_a_row_of_itself(calm: tuple[Path, Result]) -> None:
+def test_a_sweep_prints_its_results_and_leaves_a_row_of_itself(calm: tuple[Path, Outcome]) -> None:
     store, result = calm
     assert result.exit_code == 0, result.output
     assert "measure mini ioi eap 50 edges" in result.stdout
@@ -103,7 +102,7 @@ def test_a_sweep_prints_its_results_and_leaves_a_row_of_itself(calm: tuple[Path,
     assert not {"seconds", "created", "time"} & {key for job in listed for key in job}
 
 
-def test_the_same_command_again_finds_everything(calm: tuple[Path, Result], plan: Path) -> None:
+def test_the_same_command_again_finds_everything(calm: tuple[Path, Outcome], plan: Path) -> None:
     store, _ = calm
     before = Store(store).digest()
     result = run(plan, "--store", store, "--json", "--quiet")
@@ -116,7 +115,7 @@ def test_the_same_command_again_finds_everything(calm: tuple[Path, Result], plan
 
 
 def test_dry_run_prints_the_cost_and_runs_nothing(
-    calm: tuple[Path, Result], plan: Path, tmp_path: Path
+    calm: tuple[Path, Outcome], plan: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "none"
     result = run(plan, "--store", store, "--dry-run", "--workers", "2")
@@ -160,7 +159,7 @@ def test_a_wrong_plan_ends_with_2(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_kills_interrupts_and_two_sweeps_at_once_leave_what_a_calm_one_leaves(
-    calm: tuple[Path, Result], plan: Path, tmp_path: Path
+    calm: tuple[Path, Outcome], plan: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)):
@@ -184,7 +183,7 @@ def test_kills_interrupts_and_two_sweeps_at_once_leave_what_a_calm_one_leaves(
     assert documents[0]["id"] == documents[1]["id"]
 
 
-def test_ray_makes_the_same_store(calm: tuple[Path, Result], plan: Path, tmp_path: Path) -> None:
+def test_ray_makes_the_same_store(calm: tuple[Path, Outcome], plan: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with start(plan, tmp_path, "--ray", "local", "--workers", "2") as sweep:
         out, err = sweep.communicate()

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
+from command_line import Outcome
 from PIL import Image
-from typer.testing import CliRunner
 
-from assay.app.cli import app
 from assay.tasks import draw_shapes
 from assay.zoo import Zoo, edge_scores
 
 
-Run = Callable[..., Result]
+Run = Callable[..., Outcome]
 
 CONFIG = """
 name = "small"
@@ -48,12 +46,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "grid.toml").write_text(CONFIG)
 
-    def invoke(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(app, ["zoo", *arguments])
+    def call(*arguments: str, code: int = 0) -> Outcome:
+        result = invoke("zoo", *arguments)
         assert result.exit_code == code, result.output
         return result
 
-    return invoke
+    return call
 
 
 TRAIN = ("train", "grid.toml", "--shapes", "flat", "--n", "36", "--out", "zoo", "--quiet")

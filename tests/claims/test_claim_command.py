@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-from assay.app.cli import app
+from command_line import invoke
 
 
 Run = Callable[..., Any]
@@ -44,10 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     Path("movers.toml").write_text(TEXT)
 
     def call(*arguments: str) -> Any:
-        result = CliRunner().invoke(app, ["claim", *arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+        return invoke("claim", *arguments)
 
     return call
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from typer.testing import CliRunner
 
 
 FOLDER = Path(__file__).parent
@@ -70,9 +69,9 @@ def arithmetic() -> str:
 
 def command(*arguments: str) -> Any:
     """What a command prints with `--json`."""
-    from assay.app.cli import app
+    from command_line import invoke
 
-    found = CliRunner().invoke(app, [*arguments, "--json", "--quiet"])
+    found = invoke(*arguments, "--json", "--quiet")
     if found.exit_code != 0:
         raise RuntimeError(f"assay {' '.join(arguments)} exited with {found.exit_code}: {found.output}")
     return json.loads(found.stdout)

@@ -67,16 +67,15 @@ def seconds(document: Any, path: str = "") -> dict[str, float]:
 
 
 def test_an_audit_and_its_store(tmp_path: Path, jumping: Callable[[], int]) -> None:
-    from typer.testing import CliRunner
 
-    from assay.app.cli import app
+    from command_line import invoke
 
     command = ["audit", "--model", "mini", "--task", "ioi", "--n", "8", "--quiet", "--json"]
     places = ["--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
-    first = CliRunner().invoke(app, [*command, *places])
+    first = invoke(*command, *places)
     assert first.exit_code == 0, first.output
     assert jumping() > 0
-    again = CliRunner().invoke(app, [*command, *places])
+    again = invoke(*command, *places)
     assert again.exit_code == 0, again.output
     durations = seconds(json.loads(first.stdout))
     assert all(0 <= each < 3600 for each in durations.values()), durations

@@ -120,14 +120,12 @@ def test_a_read_only_directory(name: str, small_disk: Path) -> None:
 
 def test_commands_on_a_full_disk_and_a_read_only_one(small_disk: Path) -> None:
     """An audit says what it could not write and leaves no half of a report."""
-    from typer.testing import CliRunner
-
-    from assay.app.cli import app
+    from command_line import invoke
 
     arguments = ["audit", "--model", "mini", "--task", "ioi", "--n", "8", "--quiet"]
     place = ["--store", str(small_disk / "store"), "--out", str(small_disk / "out")]
     filled(small_disk)
-    full = CliRunner().invoke(app, [*arguments, *place])
+    full = invoke(*arguments, *place)
     assert full.exit_code == 1, full.output
     assert isinstance(full.exception, SystemExit)
     assert "error:" in full.output
@@ -136,9 +134,7 @@ def test_commands_on_a_full_disk_and_a_read_only_one(small_disk: Path) -> None:
         assert not path.is_file() or path.name.startswith("assay.db") or not path.name.startswith("."), path
         assert path.suffix != ".html"
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    sealed = CliRunner().invoke(
-        app, [*arguments, "--store", str(small_disk / "other"), "--out", str(small_disk / "x")]
-    )
+    sealed = invoke(*arguments, "--store", str(small_disk / "other"), "--out", str(small_disk / "x"))
     assert sealed.exit_code == 1, sealed.output
     assert "error:" in sealed.output
 

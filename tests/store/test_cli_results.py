@@ -7,17 +7,16 @@ import re
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from command_line import Outcome, invoke
 
-from assay.app.cli import app
-from assay.app.cli.results import STORED
-from assay.app.site.web import KINDS
+from assay.app.cli import run as command
+from assay.app.cli.results import KINDS
+from assay.app.site import web
 from assay.store import About, Store
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+def run(*arguments: str) -> Outcome:
+    return invoke(*arguments)
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_ids_stay_in_one_piece_on_a_narrow_terminal(
         monkeypatch.setenv("COLUMNS", str(width))
         with monkeypatch.context() as terminal:
             terminal.setattr("sys.stdout", shown)
-            app(["list", "results", *filled], standalone_mode=False)
+            assert command(["list", "results", *filled]) == 0
         lines = re.sub("\x1b\\[[0-9;]*m", "", shown.getvalue()).splitlines()
         assert all(len(line) <= width for line in lines)
         assert [line.split()[0] for line in lines if line.split()[0] in ids] == ids
@@ -137,7 +136,7 @@ def test_an_empty_answer_about_what_results_have_says_nothing(filled: list[str])
 
 def test_help_names_every_kind_that_is_stored() -> None:
     shown = "".join(run("list", "--help").stdout.split())  # lines are broken inside names too
-    assert all(kind in shown for kind in STORED)
+    assert all(kind in shown for kind in KINDS)
 
 
 def test_a_store_that_cannot_be_reached_hides_its_password() -> None:
@@ -150,4 +149,4 @@ def test_a_store_that_cannot_be_reached_hides_its_password() -> None:
 
 
 def test_the_site_and_the_command_know_the_same_kinds() -> None:
-    assert STORED == KINDS
+    assert web.KINDS == KINDS

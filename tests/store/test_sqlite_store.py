@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import torch
-from typer.testing import CliRunner
+from command_line import invoke
 
-from assay.app.cli import app
 from assay.app.cli.border import store_folder
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError, OutputError
@@ -150,7 +149,7 @@ def test_what_killed_writers_leave_is_found_and_removed(store: Store) -> None:
     assert store.verify() == []
 
     def run(*arguments: str) -> Any:
-        return CliRunner().invoke(app, ["store", *arguments, "--store", str(store.directory)])
+        return invoke("store", *arguments, "--store", str(store.directory))
 
     told = run("verify")
     assert told.exit_code == 0

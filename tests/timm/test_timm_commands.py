@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import timm
 import torch
+from command_line import invoke
 from PIL import Image
 from timm.models._hub import save_for_hf
-from typer.testing import CliRunner
 from vit_conformance import randomise
 
 from assay.analyses.generalization import circuit_shift, dependency_depth_bias
-from assay.app.cli import app
 from assay.circuits import load_scores
 from assay.discovery.edges import discover
 from assay.execution import run_model
@@ -63,10 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> Any:
-        result = CliRunner().invoke(app, [str(each) for each in arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+        return invoke(*arguments)
 
     return call
 

@@ -5,13 +5,14 @@ alarm fired. Options may come from `ASSAY_*` variables or a TOML file; the comma
 variables, the variables over the file.
 """
 
-import os
-
 import assay.app.cli.attack
+import assay.app.cli.audit
 import assay.app.cli.benchmark
 import assay.app.cli.calibrate
 import assay.app.cli.claim
+import assay.app.cli.discover
 import assay.app.cli.finetune
+import assay.app.cli.measure
 import assay.app.cli.monitor
 import assay.app.cli.rank
 import assay.app.cli.repair
@@ -22,14 +23,7 @@ import assay.app.cli.serve
 import assay.app.cli.store
 import assay.app.cli.sweep
 import assay.app.cli.zoo  # noqa: F401 - each registers its commands
-from assay.app.cli.commands import app
+from assay.app.cli.parsing import app, main, run
 
 
-__all__ = ["app", "main"]
-
-
-def main() -> None:
-    """Entry point of the command."""
-    # One kind of progress at a time: transformers draws a bar even for weights on disk.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    app()
+__all__ = ["app", "main", "run"]

@@ -1,257 +1,251 @@
 """`assay attack`: how far a circuit departs from its model in the worst case, and what that proves."""
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.border import (
     check_outputs,
-    circuit_of,
-    command,
+    device_of,
     echo,
+    echo_files,
+    echo_result,
     load,
     make_room,
     open_store,
     print_json,
     print_table,
     progress_on_stderr,
+    say,
     show_plan,
+    write_json,
 )
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    BatchOption,
-    CircuitOption,
-    ConfigOption,
-    CountOption,
-    DeviceOption,
-    DryRunOption,
-    JsonOption,
-    MethodOption,
-    ModelOption,
-    ObjectiveOption,
-    QuietOption,
-    SeedOption,
-    StepsOption,
-    StoreOption,
-    TargetOption,
-    TaskOption,
-    TracebackOption,
-    option,
+from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of
+from assay.app.cli.parsing import TRUST, command
+from assay.app.names import completing, one_of
+from assay.app.settings import (
+    OUTPUT,
+    STORED,
+    Count,
+    DryRun,
+    Independent,
+    OfEdges,
+    OnTask,
+    Paged,
+    Talking,
+    at_least,
+    own_group,
 )
 from assay.core.errors import InputError, OutputError
 
 
 if TYPE_CHECKING:
     from assay.analyses.worst_case import WorstCase
+    from assay.circuits import Circuit
+    from assay.models import Model
+    from assay.pipeline import Progress, Sizes
+    from assay.store import Store
+    from assay.tasks import PairTask
 
 SHOWN_PAIRS, SHOWN_FIELDS = 3, 10
 FILLER_NUMBERS = ("mean", "p99", "max")
 EXPLAINABLE = ("kl", "js")
 ROWS = ("mean", "std", "min", "p50", "p95", "p99", "p99.9", "p99.99", "max")
+PAIRS, BOUNDS, SEARCH = own_group("Pairs"), own_group("Certificates", 41), own_group("Search", 42)
 
 
-IndependentOption = Annotated[
-    bool,
-    option(
-        "--independent",
-        "The rows of the file are independent draws that the circuit was not found on: certify.",
-    ),
-]
-EdgesOption = Annotated[
-    int | None, option("--edges", "Size of a discovered circuit, instead of --target.", min=1)
-]
+@dataclass(frozen=True, kw_only=True)
+class AttackSettings(Talking, DryRun, Paged, Independent, OfEdges, OnTask):
+    """What is attacked, over which pairs, and what is asked of them.
+
+    Attributes:
+        protocol: all: every combination of clean and corrupted inputs; matched: prompts and their own
+            corruptions; iid: independent pairs; file: the task's own pairs. Default: all, file for a JSONL
+            file.
+        n_clean: Clean inputs of protocol all. Default: 300, about a minute on mini.
+        n_corrupted: Corrupted inputs of protocol all. Default: 300.
+        n_pairs: Pairs of protocols matched and iid. Default: 3000.
+        enumerate: Run every distinct input once, with its probability, not a sample.
+        reuse_clean: Corrupt the clean prompts of the sample, as the published runs did.
+        divergence: kl, reverse-kl, js, tv or logit-diff-gap.
+        threshold: Report the share of pairs above; repeat for several.
+        percentile: Percentile to certify, as a share. Default: 0.95, 0.99, 0.999.
+        delta: Confidence of a certificate.
+        epsilon: Take the order statistic this far above the percentile, as the paper does.
+        search: Also look for worse pairs, with so many evaluations, e.g. 20000.
+        explain: Also say which missing edges would repair the worst pairs.
+        words: Also try your own words or templates, reported apart: SLOT=a,b,c or SLOT=@FILE (one per line),
+            e.g. objects=rose,letter; repeat for several.
+        resume: Directory that keeps finished blocks, to resume after a stop.
+        out: Result to write: NAME.safetensors and NAME.json, or NAME.json alone.
+    """
+
+    protocol: Annotated[str | None, PAIRS, one_of("all", "matched", "iid", "file")] = None
+    n_clean: Annotated[Count | None, PAIRS] = None
+    n_corrupted: Annotated[Count | None, PAIRS] = None
+    n_pairs: Annotated[Count | None, PAIRS] = None
+    enumerate: Annotated[bool, PAIRS] = False
+    reuse_clean: Annotated[bool, PAIRS] = False
+    divergence: Annotated[str, PAIRS, completing("divergences")] = "kl"
+    threshold: Annotated[tuple[float, ...], PAIRS] = ()
+    percentile: Annotated[tuple[float, ...], BOUNDS] = ()
+    delta: Annotated[float, BOUNDS] = 0.95
+    epsilon: Annotated[float | None, BOUNDS] = None
+    search: Annotated[int | None, SEARCH, at_least(100)] = None
+    explain: Annotated[bool, SEARCH] = False
+    words: Annotated[tuple[str, ...], SEARCH] = ()
+    resume: Annotated[Path | None, STORED] = None
+    out: Annotated[Path | None, OUTPUT] = None
+
+    @property
+    def of_grammar(self) -> bool:
+        """Whether the prompts come from a registered task, not from a file."""
+        return Path(self.task).suffix != ".jsonl"
+
+    @property
+    def certifies(self) -> bool:
+        """Whether other certificates than the usual ones are asked for."""
+        return bool(self.percentile) or self.epsilon is not None or self.delta != AttackSettings.delta
 
 
-@app.command()
-@command
-def attack(
-    circuit: CircuitOption = None,
-    model: ModelOption = "mini",
-    task: TaskOption = "ioi",
-    protocol: Annotated[
-        str | None,
-        option(
-            "--protocol",
-            "all: every combination of clean and corrupted inputs; matched: prompts and their own "
-            "corruptions; iid: independent pairs; file: the task's own pairs.  [default: all, file for a "
-            "JSONL file]",
-        ),
-    ] = None,
-    n_clean: Annotated[
-        int | None,
-        option("--n-clean", "Clean inputs of protocol all.  [default: 300, about a minute on mini]", min=1),
-    ] = None,
-    n_corrupted: Annotated[
-        int | None, option("--n-corrupted", "Corrupted inputs of protocol all.  [default: 300]", min=1)
-    ] = None,
-    n_pairs: Annotated[
-        int | None, option("--n-pairs", "Pairs of protocols matched and iid.  [default: 3000]", min=1)
-    ] = None,
-    enumerate: Annotated[  # noqa: A002 - the name of the Python argument
-        bool, option("--enumerate", "Run every distinct input once, with its probability, not a sample.")
-    ] = False,
-    reuse_clean: Annotated[
-        bool, option("--reuse-clean", "Corrupt the clean prompts of the sample, as the published runs did.")
-    ] = False,
-    independent: IndependentOption = False,
-    divergence: Annotated[str, option("--divergence", "kl, reverse-kl, js, tv or logit-diff-gap.")] = "kl",
-    threshold: Annotated[
-        list[float] | None, option("--threshold", "Report the share of pairs above; repeat for several.")
-    ] = None,
-    percentile: Annotated[
-        list[float] | None,
-        option("--percentile", "Percentile to certify, as a share.  [default: 0.95, 0.99, 0.999]"),
-    ] = None,
-    delta: Annotated[float, option("--delta", "Confidence of a certificate.")] = 0.95,
-    epsilon: Annotated[
-        float | None,
-        option("--epsilon", "Take the order statistic this far above the percentile, as the paper does."),
-    ] = None,
-    search: Annotated[
-        int | None,
-        option("--search", "Also look for worse pairs, with so many evaluations, e.g. 20000.", min=100),
-    ] = None,
-    explain: Annotated[
-        bool, option("--explain", "Also say which missing edges would repair the worst pairs.")
-    ] = False,
-    words: Annotated[
-        list[str] | None,
-        option(
-            "--words",
-            "Also try own words or templates, reported apart: SLOT=a,b,c or SLOT=@FILE (one per line), "
-            "e.g. objects=rose,letter; repeat for several.",
-        ),
-    ] = None,
-    method: MethodOption = "eap-ig-inputs",
-    objective: ObjectiveOption = None,
-    n: CountOption = None,
-    steps: StepsOption = 5,
-    target: TargetOption = 0.9,
-    edges: EdgesOption = None,
-    resume: Annotated[
-        Path | None, option("--resume", "Directory that keeps finished blocks, to go on after a stop.")
-    ] = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    batch_size: BatchOption = None,
-    store: StoreOption = None,
-    out: Annotated[
-        Path | None, option("--out", "Result to write: NAME.safetensors and NAME.json, or NAME.json alone.")
-    ] = None,
-    report: Annotated[Path | None, option("--report", "HTML page to write.")] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    dry_run: DryRunOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Find the worst case of a circuit over pairs of inputs, and bound its percentiles."""
+@command(TRUST, example="assay attack --model mini --task ioi --n-clean 100 --n-corrupted 100")
+def attack(settings: AttackSettings) -> None:
+    """Find a circuit's worst case over pairs of inputs.
+
+    Percentiles of the divergence from the model come with certificates.
+    """
+    from assay import pipeline
+    from assay.tasks import load_task
+
+    device = device_of(settings)
+    protocol = _check(settings)
+    size = pipeline.sizes(
+        protocol,
+        n_clean=settings.n_clean,
+        n_corrupted=settings.n_corrupted,
+        n_pairs=settings.n_pairs,
+        enumerate=settings.enumerate,
+    )
+    own = [_words(text) for text in settings.words]
+    model = load(settings.model, device)
+    circuit = circuit_of(settings, model.graph, size=settings.edges)
+    # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
+    drawn = (1 if size.n_clean != 1 else 2) if settings.of_grammar else None
+    task = load_task(settings.task, model, n=drawn)
+    if protocol == "file":
+        size = pipeline.Sizes(n_clean=task.n, n_corrupted=task.n)
+    if settings.dry_run:
+        n = settings.n or pipeline.DEFAULT_N
+        found = [] if circuit is not None else [plan_discovery(settings, model, n)]
+        show_plan(model, n, [*found, pipeline.plan_worst_case(protocol, size)], as_json=settings.json)
+        return
+    _check_places(settings)
+    for options in own:  # names and fillers are checked before anything is run
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load_task(settings.task, model, n=1, **options)
+    result, cached = _run(settings, model, task, circuit, protocol, size, own)
+    _hand_over(settings, result, cached=cached)
+
+
+def _check(settings: AttackSettings) -> str:
+    """Refuse settings that do not go together; returns the protocol."""
     from assay import pipeline
     from assay.analyses.worst_case.divergence import get_divergence
     from assay.analyses.worst_case.sampling import PROTOCOLS
     from assay.core.errors import unknown_name
-    from assay.tasks import load_task
 
-    pipeline.check_options(method=method, task=task, objective=objective, device=device)
-    get_divergence(divergence)
-    named = Path(task).suffix != ".jsonl"
-    protocol = protocol or ("all" if named else "file")
+    pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
+    get_divergence(settings.divergence)
+    protocol = settings.protocol or ("all" if settings.of_grammar else "file")
     if protocol not in PROTOCOLS:
         raise unknown_name("protocol", protocol, PROTOCOLS)
-    size = pipeline.sizes(
-        protocol, n_clean=n_clean, n_corrupted=n_corrupted, n_pairs=n_pairs, enumerate=enumerate
-    )
-    _check_certificates(percentile, delta, epsilon)
-    if reuse_clean and (percentile or epsilon is not None):
+    _check_certificates(settings.percentile, settings.delta, settings.epsilon)
+    if settings.reuse_clean and (settings.percentile or settings.epsilon is not None):
         raise InputError("--reuse-clean gives no certificate; leave --percentile and --epsilon out")
-    if explain and divergence not in EXPLAINABLE:
+    if settings.explain and settings.divergence not in EXPLAINABLE:
         raise InputError(
-            f"--explain integrates gradients of {' or '.join(EXPLAINABLE)}; got --divergence {divergence}"
+            f"--explain integrates gradients of {' or '.join(EXPLAINABLE)}; "
+            f"got --divergence {settings.divergence}"
         )
-    if search is not None and protocol == "matched":
+    if settings.search is not None and protocol == "matched":
         raise InputError("--search combines any clean with any corrupted prompt; protocol 'matched' does not")
-    own = [_words(given) for given in words or ()]
-    if own and Path(task).suffix == ".jsonl":
+    if settings.words and not settings.of_grammar:
         raise InputError("--words changes the lists of a task's grammar, and a file has none")
+    out = settings.out
     if out is not None and out.suffix not in (".safetensors", ".json"):
         raise InputError(f"--out is {out}; give NAME.safetensors, or NAME.json for the document alone")
-    loaded = load(model, device)
-    given = circuit_of(circuit, edges, "--edges", loaded.graph, store)
-    # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
-    inputs = load_task(task, loaded, n=(1 if size.n_clean != 1 else 2) if named else None)
-    if protocol == "file":
-        size = pipeline.Sizes(n_clean=inputs.n, n_corrupted=inputs.n)
-    if dry_run:
-        stages = [pipeline.plan_worst_case(protocol, size)]
-        if given is None:
-            stages.insert(
-                0, pipeline.plan_discovery(loaded, method=method, n=n or pipeline.DEFAULT_N, steps=steps)
-            )
-        show_plan(loaded, n or pipeline.DEFAULT_N, stages, as_json=as_json)
-        return
-    check_outputs(out, report, store=store)
-    if resume is not None and resume.is_file():
-        raise OutputError(f"{resume} is a file; --resume takes a directory")
-    for options in own:  # names and fillers are checked before anything is run
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            load_task(task, loaded, n=1, **options)
-    kept = open_store(store)
-    with progress_on_stderr(quiet=quiet) as progress:
-        if given is None:
-            given = pipeline.runs_of(
-                loaded,
-                task if named else inputs,
-                None,
-                method=method,
-                objective=objective,
-                ablation="resample",
-                n=n,
-                steps=steps,
-                target=target,
-                top=edges,
-                batch_size=batch_size,
-                seed=seed,
-                store=kept,
-                progress=progress,
-            ).circuit
-        found = pipeline.worst_case_stored(
-            given,
-            loaded,
-            inputs,
+    return protocol
+
+
+def _check_places(settings: AttackSettings) -> None:
+    check_outputs(settings.out, settings.report, store=settings.store)
+    if settings.resume is not None and settings.resume.is_file():
+        raise OutputError(f"{settings.resume} is a file; --resume takes a directory")
+
+
+def _run(
+    settings: AttackSettings,
+    model: "Model",
+    task: "PairTask",
+    circuit: "Circuit | None",
+    protocol: str,
+    size: "Sizes",
+    words: Sequence[Mapping[str, Any]],
+) -> "tuple[WorstCase, bool]":
+    """The worst case with what was asked beside it, and whether the store had it."""
+    from assay import pipeline
+
+    store = open_store(settings.store)
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        if circuit is None:
+            circuit = _discover(settings, model, task, store, progress)
+        stored = pipeline.worst_case_stored(
+            circuit,
+            model,
+            task,
             protocol,
             size,
-            seed=seed,
-            divergence=divergence,
-            thresholds=threshold or (),
-            reuse_clean=reuse_clean,
-            independent=independent,
-            enumerate=enumerate,
-            directory=resume,
-            store=kept,
+            seed=settings.seed,
+            divergence=settings.divergence,
+            thresholds=settings.threshold,
+            reuse_clean=settings.reuse_clean,
+            independent=settings.independent,
+            enumerate=settings.enumerate,
+            directory=settings.resume,
+            store=store,
             progress=progress,
         )
         result = pipeline.with_findings(
-            found.result,
-            given,
-            loaded,
-            inputs,
-            search=search,
-            explained=explain,
-            words=own,
-            seed=seed,
-            divergence=divergence,
+            stored.result,
+            circuit,
+            model,
+            task,
+            search=settings.search,
+            explained=settings.explain,
+            words=words,
+            seed=settings.seed,
+            divergence=settings.divergence,
             progress=progress,
         )
-    document = result.to_dict()
-    if percentile or epsilon is not None or delta != 0.95:
-        document["certificates"] = _certificates(result, percentile, delta, epsilon)
-    _hand_over(result, document, out=out, report=report, as_json=as_json, quiet=quiet)
-    if not as_json:
-        cached = " (taken from the store)" if found.cached else ""
-        echo(f"result   {result.id}{cached}")
+    return result, stored.cached
+
+
+def _discover(
+    settings: AttackSettings, model: "Model", task: "PairTask", store: "Store", progress: "Progress"
+) -> "Circuit":
+    return runs_of(
+        settings,
+        model,
+        settings.task if settings.of_grammar else task,
+        size=settings.edges,
+        ablation="resample",
+        n=settings.n,
+        store=store,
+        progress=progress,
+    ).circuit
 
 
 def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsilon: float | None) -> None:
@@ -295,35 +289,29 @@ def _certificates(
     ]
 
 
-def _hand_over(
-    result: "WorstCase",
-    document: Mapping[str, Any],
-    *,
-    out: Path | None,
-    report: Path | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def _hand_over(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> None:
     """The result to files and to stdout."""
-    from assay.circuits import write_atomically
     from assay.report import save_report
 
-    if out is not None and out.suffix == ".json":
-        write_atomically(make_room(out), json.dumps(document, indent=1, allow_nan=False).encode())
-    elif out is not None:
-        result.save(make_room(out))
-    if report is not None:
-        save_report(report, document)
-    if as_json:
+    document = result.to_dict()
+    if settings.certifies:
+        document["certificates"] = _certificates(
+            result, settings.percentile, settings.delta, settings.epsilon
+        )
+    if settings.out is not None and settings.out.suffix == ".json":
+        write_json(settings.out, document)
+    elif settings.out is not None:
+        result.save(make_room(settings.out))
+    if settings.report is not None:
+        save_report(settings.report, document)
+    if settings.json:
         print_json(document)
         return
-    if not quiet:
-        for warning in document["warnings"]:
-            echo(f"note: {warning['message']}", err=True)
+    for warning in () if settings.quiet else document["warnings"]:
+        say(f"note: {warning['message']}")
     print_worst_case(document)
-    for name, path in (("written", out), ("report", report)):
-        if path is not None:
-            echo(f"{name:<9}{path}")
+    echo_files(written=settings.out, report=settings.report)
+    echo_result(result.id, cached=cached)
 
 
 def print_worst_case(document: Mapping[str, Any]) -> None:

@@ -1,24 +1,34 @@
 """`assay truth` and `assay benchmark`: discovery methods judged by planted truth, quality and cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from cyclopts import Parameter
 
-from assay.app.cli.border import command, echo, make_room, print_json, print_table, progress_on_stderr
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    AblationOption,
-    BatchOption,
-    ConfigOption,
-    DeviceOption,
-    JsonOption,
-    ObjectiveOption,
-    QuietOption,
-    SeedOption,
-    TracebackOption,
-    option,
+from assay.app.cli.border import (
+    device_of,
+    echo,
+    make_room,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    say,
+)
+from assay.app.cli.parsing import CIRCUITS, command, family
+from assay.app.names import completing, one_of
+from assay.app.settings import (
+    DISCOVERY,
+    INPUTS,
+    OUTPUT,
+    RUNNING,
+    Ablating,
+    Batched,
+    Count,
+    OnModel,
+    Seeded,
+    Talking,
 )
 from assay.core.errors import InputError, OutputError
 
@@ -29,185 +39,160 @@ if TYPE_CHECKING:
     from assay.models import Model
     from assay.report.benchmark_tables import Table
 
-benchmark_app = typer.Typer(
-    name="benchmark",
-    help="Judge methods against each other.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(benchmark_app)
-
-MethodsOption = Annotated[
-    list[str] | None,
-    option(
-        "--methods",
-        "Methods, separated by commas or repeated; METHOD@WORD enters one twice.  [default: all registered]",
-    ),
-]
-MethodOptionsOption = Annotated[
-    list[str] | None,
-    option("--option", "METHOD.NAME=VALUE, e.g. ugs.updates=300; may be repeated."),
-]
-QuickOption = Annotated[
-    bool,
-    option("--quick", "About a minute: fewer examples and updates, no method by single edges; says what."),
-]
-SampleOption = Annotated[int | None, option("--n", "Examples of each sample.  [default: 200]", min=1)]
+benchmark_app = family(CIRCUITS, "benchmark", "Judge methods against each other.")
 
 
-@app.command()
-@command
-def truth(
-    models: Annotated[
-        list[str] | None,
-        option(
-            "--models", "Planted models, or beginnings of their names, separated by commas.  [default: all]"
-        ),
-    ] = None,
-    methods: MethodsOption = None,
-    objectives: Annotated[
-        list[str] | None, option("--objectives", "Separated by commas.  [default: logit_diff,kl]")
-    ] = None,
-    n: Annotated[int | None, option("--n", "Examples of each model.  [default: 64]", min=1)] = None,
-    options: MethodOptionsOption = None,
-    quick: QuickOption = False,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    batch_size: BatchOption = None,
-    out: Annotated[
-        Path | None, option("--out", "Directory for truth.json, .csv, .md and the picture.")
-    ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Judge methods on models whose circuit is known: AUROC, average precision, recall at the true size."""
-    from assay import pipeline
+@dataclass(frozen=True, kw_only=True)
+class Competing:
+    """Which methods compete.
+
+    Attributes:
+        methods: Methods, separated by commas or repeated; METHOD@WORD enters one twice. Default: all
+            registered.
+        options: METHOD.NAME=VALUE, e.g. ugs.updates=300; repeat for several.
+        quick: Take about a minute: fewer examples and updates, no method by single edges; prints what.
+    """
+
+    methods: Annotated[tuple[str, ...], DISCOVERY, completing("methods")] = ()
+    options: Annotated[tuple[str, ...], DISCOVERY, Parameter(name="--option")] = ()
+    quick: Annotated[bool, RUNNING] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruthSettings(Talking, Seeded, Batched, Competing):
+    """Which methods are judged on which planted models.
+
+    Attributes:
+        models: Planted models, or beginnings of their names, separated by commas. Default: all.
+        objectives: Separated by commas. Default: logit_diff,kl.
+        n: Examples of each model. Default: 64.
+        out: Directory for truth.json, .csv, .md and the picture.
+    """
+
+    models: Annotated[tuple[str, ...], INPUTS] = ()
+    objectives: Annotated[tuple[str, ...], DISCOVERY, completing("objectives")] = ()
+    n: Annotated[Count | None, INPUTS] = None
+    out: Annotated[Path | None, OUTPUT] = None
+
+
+@command(CIRCUITS, example="assay truth --models induction --methods eap,eap-ig-inputs --quick")
+def truth(settings: TruthSettings) -> None:
+    """Judge methods on models whose circuit is known.
+
+    By AUROC, average precision and recall at the true size.
+    """
     from assay.analyses.benchmark import measure_truth
     from assay.analyses.benchmark.truth import OBJECTIVES, TRUTH_N
     from assay.pipeline.benchmark import write_truth
 
-    chosen, settings, n = _competitors(methods, options, n, quick=quick, usual=TRUTH_N, quiet=quiet)
-    _check_folder(out)
-    pipeline.check_options(device=device)
-    with progress_on_stderr(quiet=quiet) as progress:
-        found = measure_truth(
-            _planted(_split(models)),
-            chosen,
-            _split(objectives) or OBJECTIVES,
-            n=n,
-            options=settings,
-            batch_size=batch_size,
+    entered = _competitors(settings, settings.n, usual=TRUTH_N, quiet=settings.quiet)
+    _check_folder(settings.out)
+    device = device_of(settings)
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        table = measure_truth(
+            _planted(_split(settings.models)),
+            entered.methods,
+            _split(settings.objectives) or OBJECTIVES,
+            n=entered.n,
+            options=entered.options,
+            batch_size=settings.batch_size,
             device=device,
-            seed=seed,
+            seed=settings.seed,
             progress=progress,
         )
-    _check_served([cell.reason for cell in found.cells])
-    written = {} if out is None else write_truth(out, found)
-    if as_json:
-        print_json(found.to_dict())
+    _check_served([cell.reason for cell in table.cells])
+    written = {} if settings.out is None else write_truth(settings.out, table)
+    if settings.json:
+        print_json(table.to_dict())
         return
-    _print_truth(found)
+    _print_truth(table)
     _print_files(written)
 
 
-@benchmark_app.command("discovery")
-@command
-def discovery(
-    model: Annotated[
-        str, option("--model", "mini, planted:NAME, colour-digits, a hub id, or a directory.")
-    ] = "mini",
-    task: Annotated[
-        str | None,
-        option(
-            "--task",
-            "Registered task, JSONL file, or colour-digits[:AGREEMENT[/SWAP]].  "
-            "[default: what suits the model]",
-        ),
-    ] = None,
-    images: Annotated[
-        str | None, option("--images", "For an image classifier: shapes:DOMAIN, an .npz file, or a folder.")
-    ] = None,
-    methods: MethodsOption = None,
-    options: MethodOptionsOption = None,
-    objective: ObjectiveOption = None,
-    ablation: AblationOption = None,
-    n: SampleOption = None,
-    evaluate: Annotated[
-        str, option("--evaluate", "Judge circuits on held-out examples, or on the same ones.")
-    ] = "held-out",
-    imports: Annotated[
-        list[Path] | None,
-        option(
-            "--import",
-            "Scores of others: .safetensors, JSON of EAP-IG, a folder of a MIB submission; may be repeated.",
-        ),
-    ] = None,
-    export: Annotated[
-        Path | None,
-        option("--export", "Directory for the scores as MIB-style submissions, a folder per method."),
-    ] = None,
-    scores_dir: Annotated[
-        Path | None, option("--scores-dir", "Directory for every method's scores, METHOD.safetensors.")
-    ] = None,
-    quick: QuickOption = False,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    batch_size: BatchOption = None,
-    out: Annotated[
-        Path | None, option("--out", "Directory for benchmark.json, .csv, .md and the picture.")
-    ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Judge discovery methods on one model and task: CPR, CMD, seconds, memory, plain forward passes."""
-    from assay import pipeline
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkSettings(Talking, Seeded, Batched, Competing, Ablating, OnModel):
+    """Which methods are judged on which model and task, and what is kept.
+
+    Attributes:
+        task: Registered task, JSONL file, or colour-digits[:AGREEMENT[/SWAP]]. Default: what suits the model.
+        images: For an image classifier: shapes:DOMAIN, an .npz file, or a folder.
+        n: Examples of each sample. Default: 200.
+        evaluate: held-out: judge circuits on held-out examples; same: on the same ones.
+        imports: Scores of others: .safetensors, JSON of EAP-IG, a folder of a MIB submission; repeat for
+            several.
+        export: Directory for the scores as MIB-style submissions, a folder per method.
+        scores_dir: Directory for every method's scores, METHOD.safetensors.
+        out: Directory for benchmark.json, .csv, .md and the picture.
+    """
+
+    task: Annotated[str | None, INPUTS, completing("tasks")] = None
+    images: Annotated[str | None, INPUTS] = None
+    n: Annotated[Count | None, INPUTS] = None
+    evaluate: Annotated[str, DISCOVERY, one_of("held-out", "same")] = "held-out"
+    imports: Annotated[tuple[Path, ...], DISCOVERY, Parameter(name="--import")] = ()
+    export: Annotated[Path | None, OUTPUT] = None
+    scores_dir: Annotated[Path | None, OUTPUT] = None
+    out: Annotated[Path | None, OUTPUT] = None
+
+
+@command(
+    parent=benchmark_app, example="assay benchmark discovery --model mini --task ioi --quick --out bench"
+)
+def discovery(settings: BenchmarkSettings) -> None:
+    """Judge discovery methods on one model and task.
+
+    By CPR, CMD, seconds, memory and plain forward passes.
+    """
     from assay.analyses.benchmark import benchmark_discovery
     from assay.analyses.benchmark.targets import DEFAULT_N, find_target
     from assay.pipeline.benchmark import write_benchmark
 
-    chosen, settings, n = _competitors(methods, options, n, quick=quick, usual=DEFAULT_N, quiet=quiet)
-    for folder in (out, export, scores_dir):
+    entered = _competitors(settings, settings.n, usual=DEFAULT_N, quiet=settings.quiet)
+    for folder in (settings.out, settings.export, settings.scores_dir):
         _check_folder(folder)
-    pipeline.check_options(device=device)
-    with progress_on_stderr(quiet=quiet) as progress:
+    device = device_of(settings)
+    with progress_on_stderr(quiet=settings.quiet) as progress:
         progress("load", 0, 1)
-        target = find_target(model, task, images=images, n=n, seed=seed, device=device)
+        target = find_target(
+            settings.model,
+            settings.task,
+            images=settings.images,
+            n=entered.n,
+            seed=settings.seed,
+            device=device,
+        )
         progress("load", 1, 1)
-        found = benchmark_discovery(
+        result = benchmark_discovery(
             target.model,
             target.task,
-            chosen,
-            options=settings,
-            objective=objective,
-            ablation=ablation,
-            evaluate=evaluate,
-            held_out=target.held_out if evaluate == "held-out" else None,
-            imports=_imported(imports, target.model, target.task.name),
+            entered.methods,
+            options=entered.options,
+            objective=settings.objective,
+            ablation=settings.ablation,
+            evaluate=settings.evaluate,
+            held_out=target.held_out if settings.evaluate == "held-out" else None,
+            imports=_imported(settings.imports, target.model, target.task.name),
             truth=target.truth,
-            batch_size=batch_size,
-            seed=seed,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
             progress=progress,
         )
-    _check_served([row.reason for row in found.rows])
-    written = {} if out is None else write_benchmark(out, found)
-    written |= _keep_scores(found, target.model, export=export, scores_dir=scores_dir)
-    if as_json:
-        print_json(found.to_dict())
+    _check_served([row.reason for row in result.rows])
+    written = {} if settings.out is None else write_benchmark(settings.out, result)
+    written |= _keep_scores(result, target.model, export=settings.export, scores_dir=settings.scores_dir)
+    if settings.json:
+        print_json(result.to_dict())
         return
-    _print_benchmark(found)
+    _print_benchmark(result)
     _print_files(written)
 
 
 # ------------------------------------------------------------------------------------------------- reading
 
 
-def _split(texts: list[str] | None) -> list[str] | None:
-    """Names from options that may be repeated and may hold commas."""
-    if texts is None:
+def _split(texts: Sequence[str]) -> list[str] | None:
+    """Names from options that may be repeated and may hold commas; None where there is no option."""
+    if not texts:
         return None
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     if not names:
@@ -221,28 +206,26 @@ def _check_served(reasons: list[str | None]) -> None:
         raise InputError(f"no method could take part: {reasons[0]}")
 
 
-def _competitors(
-    methods: list[str] | None,
-    options: list[str] | None,
-    n: int | None,
-    *,
-    quick: bool,
-    usual: int,
-    quiet: bool,
-) -> tuple[list[str] | None, Mapping[str, Mapping[str, Any]], int]:
+class _Entered(NamedTuple):
+    methods: list[str] | None
+    options: Mapping[str, Mapping[str, Any]]
+    n: int
+
+
+def _competitors(settings: Competing, n: int | None, *, usual: int, quiet: bool) -> _Entered:
     """Methods, their options and the number of examples; what a quick run shrinks is said on stderr."""
     from assay.analyses.benchmark import choose_entries
     from assay.pipeline.benchmark import parse_options, quick_settings
 
-    chosen, settings = _split(methods), parse_options(options or [])
-    if quick:
-        shrunk = quick_settings(chosen, settings, n)
-        chosen, n = list(shrunk.methods), shrunk.n
-        settings = {name: dict(own) for name, own in shrunk.options.items()}
+    methods, options = _split(settings.methods), parse_options(list(settings.options))
+    if settings.quick:
+        shrunk = quick_settings(methods, options, n)
+        methods, n = list(shrunk.methods), shrunk.n
+        options = {name: dict(own) for name, own in shrunk.options.items()}
         for text in () if quiet else shrunk.said:
-            echo(f"quick: {text}", err=True)
-    choose_entries(chosen, settings)
-    return chosen, settings, usual if n is None else n
+            say(f"quick: {text}")
+    choose_entries(methods, options)
+    return _Entered(methods, options, usual if n is None else n)
 
 
 def _planted(names: list[str] | None) -> list[str] | None:
@@ -264,11 +247,11 @@ def _planted(names: list[str] | None) -> list[str] | None:
     return found
 
 
-def _imported(paths: list[Path] | None, model: "Model", task: str) -> "dict[str, EdgeScores]":
+def _imported(paths: Sequence[Path], model: "Model", task: str) -> "dict[str, EdgeScores]":
     from assay.pipeline.benchmark import read_scores
 
     found: dict[str, EdgeScores] = {}
-    for path in paths or []:
+    for path in paths:
         name = path.stem if path.suffix else path.name
         if name in found:
             raise InputError(

@@ -1,71 +1,33 @@
 """Between commands and the world: errors and warnings as messages, results on stdout, progress on stderr."""
 
-import errno
-import functools
 import json
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from assay.app.cli.options import DEFAULT_STORE
-from assay.core.errors import AssayError, AssayWarning, InputError, OutputError
+from assay.app.settings import DEFAULT_STORE, Placed, Quiet, Reporting
+from assay.core.errors import OutputError
 from assay.core.untrusted import printable
 
 
 if TYPE_CHECKING:
-    from assay.circuits import Circuit, HeadCircuit
-    from assay.graph import Graph
     from assay.models import Model
     from assay.pipeline import Estimate, Progress
     from assay.store import Store
 
-P = ParamSpec("P")
 
-
-def command(function: Callable[P, None]) -> Callable[P, None]:
-    """Errors of the package become one message and an exit code, its warnings one line each."""
-
-    @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        quiet = bool(kwargs.get("quiet", False))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if not quiet:
-                warnings.simplefilter("always", AssayWarning)
-                warnings.showwarning = _show_warning
-            try:
-                function(*args, **kwargs)
-            except AssayError as error:
-                if kwargs.get("traceback"):
-                    raise
-                say(f"error: {error}")
-                raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
-            except OSError as error:
-                if error.errno != errno.ENAMETOOLONG or kwargs.get("traceback"):
-                    raise
-                say(f"error: no file can have so long a name: {str(error.filename)[:60]}...")
-                raise typer.Exit(2) from error
-            except KeyboardInterrupt:
-                say("interrupted; the same command goes on from what was stored")
-                raise typer.Exit(130) from None
-
-    return run
-
-
-def _show_warning(message: Warning | str, *rest: object, **more: object) -> None:
+def show_warning(message: Warning | str, *rest: object, **more: object) -> None:
+    """A warning as one line on stderr; in place of `warnings.showwarning`."""
     del rest, more
     say(f"note: {message}")
 
 
 def echo(message: str = "", *, err: bool = False) -> None:
     """A line on stdout; what files and names hold is spelled out where a terminal would obey it."""
-    typer.echo(printable(message), err=err)
+    print(printable(message), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def say(message: str) -> None:
@@ -79,7 +41,7 @@ def print_json(document: object) -> None:
 
     text = json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False)
     # The controls that JSON itself allows raw; some terminals obey them.
-    typer.echo(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
+    print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def print_table(
@@ -130,9 +92,14 @@ def progress_on_stderr(*, quiet: bool) -> "Iterator[Progress]":
         yield line
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description:<18}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bars:
         known: dict[str, Any] = {}
 
@@ -158,6 +125,40 @@ def check_outputs(*files: Path | None, store: str | None) -> None:
             raise OutputError(f"{path} is a directory; give the name of a file to write")
         if path is not None:
             check_writable(path.parent)
+
+
+def write_json(path: Path, document: object) -> None:
+    """A document to a file, whole or not at all."""
+    from assay.circuits import write_atomically
+
+    write_atomically(make_room(path), json.dumps(document, indent=1, allow_nan=False).encode())
+
+
+def write_files(settings: Reporting, document: Mapping[str, Any]) -> None:
+    """The document of `--out` and the page of `--report`."""
+    from assay.report import save_report
+
+    if settings.out is not None:
+        write_json(settings.out, document)
+    if settings.report is not None:
+        save_report(make_room(settings.report), document)
+
+
+def echo_files(width: int = 8, /, **files: Path | None) -> None:
+    """A line for each file that was written."""
+    for name, path in files.items():
+        if path is not None:
+            echo(f"{name:<{width}} {path}")
+
+
+def echo_result(identity: str, *, cached: bool = False) -> None:
+    """The id that `assay show` and `assay report` take."""
+    echo(f"result   {identity}{' (taken from the store)' if cached else ''}")
+
+
+def noting(settings: Quiet) -> Callable[[str], None]:
+    """Notes on stderr, none when quiet."""
+    return (lambda text: None) if settings.quiet else (lambda text: say(f"note: {text}"))
 
 
 def make_room(path: Path) -> Path:
@@ -186,44 +187,17 @@ def store_folder(store: str | None) -> Path:
     return Path(store or DEFAULT_STORE)
 
 
+def device_of(settings: Placed) -> str | None:
+    """The device of `--device`; None leaves a model on the CPU."""
+    quiet = isinstance(settings, Quiet) and settings.quiet
+    return settings.place((lambda text: None) if quiet else say)
+
+
 def load(model: str, device: str | None) -> "Model":
-    """The model of `--model` on `--device`."""
+    """The model of `--model` on a device."""
     from assay.models import load_model
 
     return load_model(model, device=device)
-
-
-def given_circuit(
-    name: str | None, size: int | None, sizing: str, graph: "Graph", store: str | None
-) -> "Circuit | HeadCircuit | None":
-    """The circuit of `--circuit`, as it is described; None where one is to be discovered.
-
-    Args:
-        name: What was given.
-        size: What another option says about the size of a discovered circuit.
-        sizing: That option.
-        graph: The graph of the model.
-        store: Where ids are looked up, if it exists.
-    """
-    from assay.pipeline.circuits import read_circuit
-    from assay.store import Store
-
-    if name is None:
-        return None
-    if size is not None:
-        raise InputError(f"{sizing} sizes a discovered circuit, and --circuit gives one; choose one of them")
-    exists = store is not None or Path(DEFAULT_STORE).exists()
-    return read_circuit(name, graph, lambda: Store(store or DEFAULT_STORE, create=False) if exists else None)
-
-
-def circuit_of(
-    name: str | None, size: int | None, sizing: str, graph: "Graph", store: str | None
-) -> "Circuit | None":
-    """`given_circuit` as the edges to keep."""
-    from assay.circuits import Circuit, HeadCircuit
-
-    found = given_circuit(name, size, sizing, graph, store)
-    return Circuit.from_heads(graph, found) if isinstance(found, HeadCircuit) else found
 
 
 def show_plan(model: "Model", n: int, stages: "Sequence[Estimate]", *, as_json: bool) -> None:
@@ -245,6 +219,7 @@ def show_plan(model: "Model", n: int, stages: "Sequence[Estimate]", *, as_json: 
 
 def print_measurements(found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     """A table of measurement records, each with the name of its task; parts are indented below the whole."""
+    from assay.metrics.page import reason
     from assay.page import text as words
 
     rows = []
@@ -263,7 +238,7 @@ def print_measurements(found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
                     "" if random is None else words.number(random),
                     each["unit"],
                     str(each["n"]),
-                    (each["status"] if each["value"] is not None else words.reason(each))
+                    (each["status"] if each["value"] is not None else reason(each))
                     + (" (task not solved)" if "task_not_solved" in (each.get("warnings") or ()) else ""),
                 ]
             )

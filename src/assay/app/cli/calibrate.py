@@ -1,222 +1,235 @@
 """`assay calibrate`: the sixteen gates on the measurements of a circuit."""
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from assay.app.cli.attack import EdgesOption
 from assay.app.cli.border import (
     check_outputs,
-    command,
+    device_of,
     echo,
-    given_circuit,
+    echo_files,
+    echo_result,
     load,
-    make_room,
     open_store,
     print_json,
     print_table,
     progress_on_stderr,
+    say,
     show_plan,
+    write_files,
 )
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    AblationOption,
-    BatchOption,
-    CircuitOption,
-    ConfigOption,
-    CountOption,
-    DeviceOption,
-    DiscoverOnOption,
-    DryRunOption,
-    JsonOption,
-    MeasureOnOption,
-    MethodOption,
-    ModelOption,
-    ObjectiveOption,
-    QuietOption,
-    SeedOption,
-    StepsOption,
-    StoreOption,
-    TargetOption,
-    TaskOption,
-    TracebackOption,
-    option,
+from assay.app.cli.circuits import given_circuit, plan_discovery, runs_of
+from assay.app.cli.parsing import TRUST, command
+from assay.app.names import completing
+from assay.app.settings import (
+    INPUTS,
+    RUNNING,
+    Ablating,
+    Count,
+    DryRun,
+    HeldOut,
+    OfEdges,
+    OnTask,
+    Reporting,
+    Talking,
+    at_least,
+    own_group,
 )
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
     from assay.discovery.heads.table import AnyCircuit
-    from assay.tasks import PairTask
+    from assay.models import Model
+    from assay.pipeline import Draws, Progress
+    from assay.pipeline.gates import StoredCalibration
+    from assay.store import Store
+    from assay.tasks import Task
 
 GATE_FIRED = 3
+GATES = own_group("Gates")
 
 
-@app.command()
-@command
-def calibrate(
-    gates: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[GATE]...", help="Keys or codes of single gates, e.g. C11.  [default: all]"),
-    ] = None,
-    circuit: CircuitOption = None,
-    model: ModelOption = "mini",
-    task: TaskOption = "ioi",
-    discover_on: DiscoverOnOption = None,
-    measure_on: MeasureOnOption = None,
-    against: Annotated[
-        list[str] | None,
-        option("--against", "Another task, with a circuit discovered for it, for C17; may be repeated."),
-    ] = None,
-    published: Annotated[
-        str | None, option("--published", "Head circuit to compare the circuit's heads with, for C14.")
-    ] = None,
-    groups: Annotated[
-        str | None, option("--groups", "Field of the prompts to compare them by in C13 and S3, e.g. object.")
-    ] = None,
-    random_sets: Annotated[
-        int, option("--random-sets", "Random head sets of either kind that C36 compares with.", min=0)
-    ] = 0,
-    budget: Annotated[
-        float | None,
-        option("--budget", "Whole passes that tables over all heads may cost.  [default: no limit]"),
-    ] = None,
-    gate: Annotated[bool, option("--gate", "Exit with 3 where a gate fails with confidence.")] = False,
-    method: MethodOption = "eap-ig-inputs",
-    objective: ObjectiveOption = None,
-    ablation: AblationOption = None,
-    n: CountOption = None,
-    prompts: Annotated[
-        int,
-        option("--prompts", "Prompts of the measurement table; of a file the others are the pool.", min=1),
-    ] = 100,
-    steps: StepsOption = 5,
-    target: TargetOption = 0.9,
-    edges: EdgesOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    batch_size: BatchOption = None,
-    store: StoreOption = None,
-    out: Annotated[Path | None, option("--out", "JSON document to write.")] = None,
-    report: Annotated[Path | None, option("--report", "HTML page to write.")] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    dry_run: DryRunOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Judge whether the measurements of a circuit can be trusted: sixteen checks, each with two verdicts."""
+@dataclass(frozen=True, kw_only=True)
+class CalibrateSettings(Talking, DryRun, Reporting, Ablating, OfEdges, HeldOut, OnTask):
+    """Which circuit is judged, and what the gates compare it with.
+
+    Attributes:
+        against: Another task, with a circuit discovered for it, for C17; repeat for several.
+        published: Head circuit to compare the circuit's heads with, for C14.
+        groups: Field of the prompts to compare them by in C13 and S3, e.g. object.
+        random_sets: Random head sets of either kind that C36 compares with.
+        budget: Whole passes that tables over all heads may cost. Default: no limit.
+        gate: Exit with 3 where a gate fails with confidence.
+        prompts: Prompts of the measurement table; of a file the others are the pool.
+    """
+
+    against: Annotated[tuple[str, ...], GATES, completing("tasks")] = ()
+    published: Annotated[str | None, GATES] = None
+    groups: Annotated[str | None, GATES] = None
+    random_sets: Annotated[int, GATES, at_least(0)] = 0
+    budget: Annotated[float | None, GATES] = None
+    gate: Annotated[bool, RUNNING] = False
+    prompts: Annotated[Count, INPUTS] = 100
+
+
+@command(TRUST, example="assay calibrate C11 C13 --circuit circuit.safetensors --gate")
+def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: CalibrateSettings) -> int:
+    """Judge whether a circuit's measurements can be trusted.
+
+    Sixteen checks, each with a published and a rigorous verdict.
+
+    Args:
+        gates: Keys or codes of single gates, e.g. C11. Default: all.
+        settings: The options.
+    """
+    device, chosen = device_of(settings), _check(settings, gates)
+    model = load(settings.model, device)
+    circuit = given_circuit(settings, model.graph, size=settings.edges)
+    if settings.dry_run:
+        _show_plan(settings, model, discovers=circuit is None)
+        return 0
+    check_outputs(settings.out, settings.report, store=settings.store)
+    result = _run(settings, model, circuit, chosen)
+    write_files(settings, result.document)
+    if settings.json:
+        print_json(result.document)
+    else:
+        print_gates(result.document)
+        echo_files(document=settings.out, report=settings.report)
+        echo_result(result.document["id"], cached=result.cached)
+    if settings.gate and result.failed:
+        say(f"gate: {', '.join(result.failed)} fail with confidence")
+        return GATE_FIRED
+    return 0
+
+
+def _check(settings: CalibrateSettings, gates: Sequence[str]) -> list[str] | None:
+    """Refuse settings that do not go together; returns the keys of the gates."""
     from assay import pipeline
     from assay.analyses.calibration import find_gate
-    from assay.analyses.calibration.battery import gates_on_same_prompts
-    from assay.circuits import load_head_circuit, write_atomically
-    from assay.execution import ABLATIONS
-    from assay.report import save_report
+    from assay.discovery.heads import INTERVENTIONS
 
-    pipeline.check_options(method=method, task=task, objective=objective, device=device)
-    _check_method(ablation)
-    for other in against or ():
+    pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
+    if settings.ablation is not None:
+        INTERVENTIONS[settings.ablation]
+    for other in settings.against:
         pipeline.check_options(task=other)
-        if other.replace("_", "-") == task.replace("_", "-"):
+        if other.replace("_", "-") == settings.task.replace("_", "-"):
             raise InputError(
                 f"--against {other} is the task itself; name another one, see `assay list tasks`"
             )
     chosen = [find_gate(name).key for name in gates] if gates else None
-    if budget is not None and not budget > 0:
-        raise InputError(f"--budget is {budget:g}; give a number of passes above 0, or leave it out")
-    if discover_on is not None and circuit is not None:
+    if settings.budget is not None and not settings.budget > 0:
+        raise InputError(f"--budget is {settings.budget:g}; give a number of passes above 0, or leave it out")
+    if settings.discover_on is not None and settings.circuit is not None:
         raise InputError("--discover-on has no effect with --circuit, which is not discovered; leave one out")
-    reference = None if published is None else load_head_circuit(published)
-    loaded = load(model, device)
-    given: AnyCircuit | None = given_circuit(circuit, edges, "--edges", loaded.graph, store)
-    if dry_run:
-        stages = pipeline.plan_calibration(
-            loaded, prompts, against=len(against or ()), random_sets=random_sets, max_passes=budget
-        )
-        n_discovered = len(against or ()) + (given is None)
-        each = pipeline.plan_discovery(loaded, method=method, n=n or pipeline.DEFAULT_N, steps=steps)
-        show_plan(loaded, prompts, [*[each] * n_discovered, *stages], as_json=as_json)
-        return
-    check_outputs(out, report, store=store)
-    kept = open_store(store)
-    with progress_on_stderr(quiet=quiet) as progress:
+    return chosen
 
-        def discovered(draws: "pipeline.Draws[PairTask]", sized: int | None) -> "AnyCircuit":
-            runs = pipeline.runs_of(
-                loaded,
-                draws,
-                None,
-                method=method,
-                objective=objective,
-                ablation=ablation if ablation in ABLATIONS else None,  # heads know more of them than edges
-                steps=steps,
-                target=target,
-                top=sized,
-                batch_size=batch_size,
-                seed=seed,
-                store=kept,
-                progress=progress,
-            )
-            return runs.circuit
 
-        if given is None:
-            draws = pipeline.draw_prompts(
-                loaded, task, n=n, seed=seed, discover_on=discover_on, measure_on=measure_on
-            )
-            given, measured = discovered(draws, edges), draws.measured
-        else:
-            measured = pipeline.prompts_to_measure(
-                loaded, task, n=n, seed=seed, measure_on=measure_on, drawn=prompts, circuit=given
-            )
-        others = [pipeline.draw_prompts(loaded, other, n=n, seed=seed) for other in against or ()]
-        against_circuits = [(other.measured, discovered(other, None)) for other in others]
-        table = pipeline.usual_prompts(measured, prompts, seed=seed)
-        found = pipeline.calibrate_stored(
-            given,
-            loaded,
+def _show_plan(settings: CalibrateSettings, model: "Model", *, discovers: bool) -> None:
+    from assay import pipeline
+
+    stages = pipeline.plan_calibration(
+        model,
+        settings.prompts,
+        against=len(settings.against),
+        random_sets=settings.random_sets,
+        max_passes=settings.budget,
+    )
+    found = [plan_discovery(settings, model, settings.n or pipeline.DEFAULT_N)]
+    show_plan(
+        model,
+        settings.prompts,
+        [*found * (len(settings.against) + discovers), *stages],
+        as_json=settings.json,
+    )
+
+
+def _run(
+    settings: CalibrateSettings, model: "Model", circuit: "AnyCircuit | None", gates: list[str] | None
+) -> "StoredCalibration":
+    from assay import pipeline
+    from assay.analyses.calibration.battery import gates_on_same_prompts
+    from assay.circuits import load_head_circuit
+
+    published = None if settings.published is None else load_head_circuit(settings.published)
+    store = open_store(settings.store)
+    n, seed = settings.n, settings.seed
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        discovered = _discovering(settings, model, store, progress)
+        circuit, measured = _circuit_and_prompts(settings, model, circuit, discovered)
+        draws = [pipeline.draw_prompts(model, other, n=n, seed=seed) for other in settings.against]
+        others = [(each.measured, discovered(each, None)) for each in draws]
+        table = pipeline.usual_prompts(measured, settings.prompts, seed=seed)
+        return pipeline.calibrate_stored(
+            circuit,
+            model,
             table.task,
             pool=table.pool,
-            same_prompts=gates_on_same_prompts(given, measured, against_circuits),
+            same_prompts=gates_on_same_prompts(circuit, measured, others),
             against=[
-                (pipeline.usual_prompts(other, prompts, seed=seed).task, its)
-                for other, its in against_circuits
+                (pipeline.usual_prompts(other, settings.prompts, seed=seed).task, its)
+                for other, its in others
             ],
-            published=reference,
-            gates=chosen,
-            groups=groups,
-            random_sets=random_sets,
-            objective=objective,
-            ablation=ablation,
-            max_passes=budget,
-            batch_size=batch_size,
-            store=kept,
+            published=published,
+            gates=gates,
+            groups=settings.groups,
+            random_sets=settings.random_sets,
+            objective=settings.objective,
+            ablation=settings.ablation,
+            max_passes=settings.budget,
+            batch_size=settings.batch_size,
+            store=store,
             progress=progress,
         )
-    if out is not None:
-        write_atomically(make_room(out), json.dumps(found.document, indent=1, allow_nan=False).encode())
-    if report is not None:
-        save_report(make_room(report), found.document)
-    if as_json:
-        print_json(found.document)
-    else:
-        print_gates(found.document)
-        for name, path in (("document", out), ("report", report)):
-            if path is not None:
-                echo(f"{name:<8} {path}")
-        echo(f"result   {found.document['id']}{' (taken from the store)' if found.cached else ''}")
-    if gate and found.failed:
-        echo(f"gate: {', '.join(found.failed)} fail with confidence", err=True)
-        raise typer.Exit(GATE_FIRED)
 
 
-def _check_method(ablation: str | None) -> None:
-    if ablation is not None:
-        from assay.discovery.heads import INTERVENTIONS
+def _discovering(
+    settings: CalibrateSettings, model: "Model", store: "Store", progress: "Progress"
+) -> "Callable[[Draws, int | None], AnyCircuit]":
+    """A function that discovers a circuit of a size on drawn prompts."""
+    from assay.execution import ABLATIONS
 
-        INTERVENTIONS[ablation]
+    # Heads know more ablations than edges.
+    ablation = settings.ablation if settings.ablation in ABLATIONS else None
+
+    def discovered(draws: "Draws", size: int | None) -> "AnyCircuit":
+        return runs_of(
+            settings, model, draws, size=size, ablation=ablation, store=store, progress=progress
+        ).circuit
+
+    return discovered
+
+
+def _circuit_and_prompts(
+    settings: CalibrateSettings,
+    model: "Model",
+    circuit: "AnyCircuit | None",
+    discovered: "Callable[[Draws, int | None], AnyCircuit]",
+) -> "tuple[AnyCircuit, Task]":
+    """The circuit that is judged, and the prompts it is measured on."""
+    from assay import pipeline
+
+    n, seed, measure_on = settings.n, settings.seed, settings.measure_on
+    if circuit is None:
+        draws = pipeline.draw_prompts(
+            model, settings.task, n=n, seed=seed, discover_on=settings.discover_on, measure_on=measure_on
+        )
+        return discovered(draws, settings.edges), draws.measured
+    prompts = pipeline.prompts_to_measure(
+        model,
+        settings.task,
+        n=n,
+        seed=seed,
+        measure_on=measure_on,
+        drawn=settings.prompts,
+        circuit=circuit,
+    )
+    return circuit, prompts
 
 
 def print_gates(document: Mapping[str, Any]) -> None:

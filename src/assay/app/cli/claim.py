@@ -1,31 +1,21 @@
 """`assay claim`: register predictions about heads, measure them, list the evidence."""
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from assay.app.cli.border import (
-    command,
+    device_of,
     echo,
-    make_room,
+    echo_files,
     print_json,
     print_table,
     progress_on_stderr,
     store_folder,
+    write_json,
 )
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    BatchOption,
-    ConfigOption,
-    DeviceOption,
-    JsonOption,
-    QuietOption,
-    StoreOption,
-    TracebackOption,
-    option,
-)
+from assay.app.cli.parsing import TRUST, command
+from assay.app.settings import OUTPUT, RUNNING, Batched, Storing, Talking, at_least, own_group
 from assay.core.errors import InputError
 
 
@@ -34,87 +24,96 @@ if TYPE_CHECKING:
 
 GATE_FIRED = 3
 TABLES = "tables"  # folder of measurement tables in a store
+CLAIM = own_group("Claim")
 
 
-@app.command()
-@command
-def claim(
-    file: Annotated[Path, typer.Argument(help="Claim file, TOML of schema assay-claim/1.")],
-    register: Annotated[
-        bool, option("--register", "Only check and register the claim; measure nothing.")
-    ] = False,
-    register_anew: Annotated[
-        bool,
-        option("--register-anew", "Replace the registration of other predictions; it stays listed."),
-    ] = False,
-    gate: Annotated[
-        bool, option("--gate", "Exit with 3 where a prediction is contradicted or --tier is not reached.")
-    ] = False,
-    tier: Annotated[
-        str | None, option("--tier", "Tier that --gate asks for, e.g. 'causally suggestive'.")
-    ] = None,
-    device: DeviceOption = None,
-    batch_size: BatchOption = None,
-    budget: Annotated[
-        float | None,
-        option("--budget", "Passes that tables over all heads may cost.  [default: no limit]", min=1),
-    ] = None,
-    store: StoreOption = None,
-    out: Annotated[Path | None, option("--out", "Directory for claim.json and claim.html.")] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Test what a file predicts of some heads, and list the evidence for the claim.
+@dataclass(frozen=True, kw_only=True)
+class ClaimSettings(Talking, Batched, Storing):
+    """How a claim is registered and tested.
+
+    Attributes:
+        register: Only check and register the claim; measure nothing.
+        register_anew: Replace the registration of other predictions; it stays listed.
+        gate: Exit with 3 where a prediction is contradicted or --tier is not reached.
+        tier: Tier that --gate asks for, e.g. 'causally suggestive'.
+        budget: Passes that tables over all heads may cost. Default: no limit.
+        out: Directory for claim.json and claim.html.
+    """
+
+    register: Annotated[bool, CLAIM] = False
+    register_anew: Annotated[bool, CLAIM] = False
+    gate: Annotated[bool, RUNNING] = False
+    tier: Annotated[str | None, CLAIM] = None
+    budget: Annotated[float | None, CLAIM, at_least(1)] = None
+    out: Annotated[Path | None, OUTPUT] = None
+
+
+@command(TRUST, example="assay claim movers.toml --out claim --gate --tier 'causally suggestive'")
+def claim(file: Path, /, *, settings: ClaimSettings) -> int:
+    """Test predictions about heads, and list the evidence.
 
     The predictions are registered beside the file before anything is measured, and a file that no longer says
     what was registered is refused.
+
+    Args:
+        file: Claim file, TOML of schema assay-claim/1.
+        settings: The options.
     """
     from assay.analyses import claims
-    from assay.analyses.claims.evidence import at_least
-    from assay.analyses.claims.sets import known_shape
-    from assay.circuits import write_atomically
+    from assay.analyses.claims.evidence import at_least as reached
     from assay.pipeline import check_writable
-    from assay.report import save_report
 
-    if tier is not None:
-        at_least("proposed", tier)  # a misspelt tier is an error before the work, not after it
-        if not gate:
+    if settings.tier is not None:
+        reached("proposed", settings.tier)  # a misspelt tier is an error before the work, not after it
+        if not settings.gate:
             raise InputError("--tier is what --gate asks for; give both")
     check_writable(file.parent)
-    if register:
-        made = claims.register_claim(file, anew=register_anew)
-        source = str(made.content["claim"]["model"])
-        show_registration(made, unchecked=None if known_shape(source) else source, as_json=as_json)
-        return
-    tables = store_folder(store) / TABLES
-    check_writable(tables)
-    if out is not None:
-        check_writable(out)
-    with progress_on_stderr(quiet=quiet) as progress:
-        found = claims.run_claim(
+    if settings.register:
+        _register(file, settings)
+        return 0
+    tables = store_folder(settings.store) / TABLES
+    for folder in (tables, settings.out):
+        if folder is not None:
+            check_writable(folder)
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        result = claims.run_claim(
             file,
             folder=tables,
-            device=device,
-            batch_size=batch_size,
-            max_passes=budget,
-            register_anew=register_anew,
+            device=device_of(settings),
+            batch_size=settings.batch_size,
+            max_passes=settings.budget,
+            register_anew=settings.register_anew,
             progress=progress,
         )
-    document = found.to_dict()
-    if out is not None:
-        written = make_room(out / "claim.json")
-        write_atomically(written, json.dumps(document, indent=1, allow_nan=False).encode())
-        save_report(out / "claim.html", document)
-    if as_json:
+    _hand_over(settings, result)
+    wanted = settings.tier or "proposed"
+    fired = settings.gate and (result.contradicted or not reached(result.tier, wanted))
+    return GATE_FIRED if fired else 0
+
+
+def _register(file: Path, settings: ClaimSettings) -> None:
+    from assay.analyses import claims
+    from assay.analyses.claims.sets import known_shape
+
+    made = claims.register_claim(file, anew=settings.register_anew)
+    source = str(made.content["claim"]["model"])
+    show_registration(made, unchecked=None if known_shape(source) else source, as_json=settings.json)
+
+
+def _hand_over(settings: ClaimSettings, result: "ClaimResult") -> None:
+    """The result to files and to stdout."""
+    from assay.report import save_report
+
+    document, page = result.to_dict(), None
+    if settings.out is not None:
+        page = settings.out / "claim.html"
+        write_json(settings.out / "claim.json", document)
+        save_report(page, document)
+    if settings.json:
         print_json(document)
     else:
-        print_claim(found)
-        if out is not None:
-            echo(f"report     {out / 'claim.html'}")
-    if gate and (found.contradicted or not at_least(found.tier, tier or "proposed")):
-        raise typer.Exit(GATE_FIRED)
+        print_claim(result)
+        echo_files(10, report=page)
 
 
 def show_registration(found: "Registration", *, unchecked: str | None, as_json: bool) -> None:

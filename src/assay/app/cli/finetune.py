@@ -2,174 +2,188 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.app.cli.border import command, echo, make_room, print_json, print_table, progress_on_stderr
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    BatchOption,
-    ConfigOption,
-    DeviceOption,
-    DryRunOption,
-    JsonOption,
-    QuietOption,
-    SeedOption,
-    TracebackOption,
-    option,
+from assay.app.cli.border import (
+    device_of,
+    echo,
+    echo_files,
+    make_room,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    say,
 )
-from assay.app.cli.zoo import ImageCountOption, ImagesOption, ShapesOption, SkipOption, read_images
+from assay.app.cli.parsing import IMAGES, command
+from assay.app.cli.zoo import STYLES, TRAINING, Domains, Validating, read_images
+from assay.app.names import one_of
+from assay.app.settings import INPUTS, OUTPUT, Batched, Count, DryRun, Seeded, Talking, at_least, own_group
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
+    from assay.analyses.generalization.circuit_loss import CircuitSettings
+    from assay.analyses.generalization.finetuning import FineTuning
     from assay.models import Model
+    from assay.tasks import ImageSet
+    from assay.zoo import Recipe
 
 # Drawn images to train on start where nothing else does: the embedded zoo was trained on those from 0 on,
 # targets start at 20,000, known ones at 1,000,000, watched ones at 2,000,000. So a tuned model can be ranked.
 FIRST_TUNED = 3_000_000
 _BLOCKS = re.compile(r"(\d+)(?:-(\d+))?")
+LOSS = own_group("Circuit loss", 39)
 
 
-@app.command()
-@command
-def finetune(
-    out: Annotated[Path, option("--out", "Directory of the run; becomes a model directory.")],
-    model: Annotated[
-        str | None,
-        option(
-            "--model",
-            "An image classifier: directory, hub id or timm:NAME.  [default: first of the embedded zoo]",
-        ),
-    ] = None,
-    images: ImagesOption = None,
-    shapes: ShapesOption = None,
-    watch: Annotated[
-        list[Path] | None,
-        option("--watch", "Labelled domain, DIR/CLASS/* or .npz, to score beside; may be repeated."),
-    ] = None,
-    watch_shapes: Annotated[
-        list[str] | None, option("--watch-shapes", "Style of shapes to score beside; may be repeated.")
-    ] = None,
-    n: ImageCountOption = None,
-    holdout: Annotated[float, option("--holdout", "Share of each class to validate on.")] = 0.2,
-    lambda_circuit: Annotated[
-        float, option("--lambda-circuit", "Weight of the circuit loss; 0 trains plainly.")
-    ] = 0.1,
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings(Talking, DryRun, Seeded, Batched, Validating, Domains):
+    """What is trained on which images, and with which loss.
+
+    Attributes:
+        out: Directory of the run; becomes a model directory.
+        model: An image classifier: directory, hub id or timm:NAME. Default: first of the embedded zoo.
+        watch: Labelled domain, DIR/CLASS/* or .npz, to score too; repeat for several.
+        watch_shapes: Style of shapes to score too; repeat for several.
+        lambda_circuit: Weight of the circuit loss; 0 trains plainly.
+        variant: eap_ig_detach_g, eap_ig_detach_actdiff (second order), target_logit or accumulated.
+        loss: log: -log(deep/shallow); ratio: shallow/deep.
+        points: m: scores are averaged over the m - 1 points k/m between mean and image.
+        memory: Batches that accumulated averages over.
+        ratio: Share of the blocks that is shallow, and that is deep, up to 0.5.
+        shallow: Blocks instead of the share, e.g. 0-3.
+        deep: Blocks instead of the share, e.g. 9-11.
+        train_steps: Steps of the optimiser.
+        lr: Largest learning rate.
+        train_batch: Images per training step.
+        weight_decay: Weight decay of AdamW.
+        warmup: Steps of linear warm-up.
+        validate_every: Steps between evaluations; the model is kept at each.
+        circuit_images: Validation images that circuits are measured on.
+        figure: Picture of the course, .png or .svg.
+    """
+
+    out: Annotated[Path, OUTPUT]
+    model: Annotated[str | None, INPUTS] = None
+    watch: Annotated[tuple[Path, ...], INPUTS] = ()
+    watch_shapes: Annotated[tuple[str, ...], INPUTS, one_of(*STYLES)] = ()
+    lambda_circuit: Annotated[float, LOSS] = 0.1
     variant: Annotated[
-        str,
-        option(
-            "--variant",
-            "eap_ig_detach_g, eap_ig_detach_actdiff (second order), target_logit or accumulated.",
-        ),
-    ] = "eap_ig_detach_g",
-    loss: Annotated[str, option("--loss", "log: -log(deep/shallow); ratio: shallow/deep.")] = "log",
-    points: Annotated[
-        int, option("--points", "m: scores are averaged over the m - 1 points k/m between mean and image.")
-    ] = 4,
-    memory: Annotated[int, option("--memory", "Batches that accumulated averages over.")] = 4,
-    ratio: Annotated[
-        float, option("--ratio", "Share of the blocks that is shallow, and that is deep, up to 0.5.")
-    ] = 0.3,
-    shallow: Annotated[str | None, option("--shallow", "Blocks instead of the share, e.g. 0-3.")] = None,
-    deep: Annotated[str | None, option("--deep", "Blocks instead of the share, e.g. 9-11.")] = None,
-    train_steps: Annotated[int, option("--train-steps", "Steps of the optimiser.", min=1)] = 1000,
-    lr: Annotated[float, option("--lr", "Largest learning rate.")] = 1e-4,
-    train_batch: Annotated[int, option("--train-batch", "Images per training step.", min=1)] = 32,
-    weight_decay: Annotated[float, option("--weight-decay", "Weight decay of AdamW.")] = 5e-7,
-    warmup: Annotated[int, option("--warmup", "Steps of linear warm-up.", min=0)] = 0,
-    validate_every: Annotated[
-        int,
-        option("--validate-every", "Steps between evaluations; the model is kept at each.", min=1),
-    ] = 100,
-    circuit_images: Annotated[
-        int, option("--circuit-images", "Validation images that circuits are measured on.", min=2)
-    ] = 128,
-    figure: Annotated[Path | None, option("--figure", "Picture of the course, .png or .svg.")] = None,
-    skip_bad: SkipOption = False,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    batch_size: BatchOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    dry_run: DryRunOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Fine-tune an image classifier with a loss that favours deep circuits; goes on after a kill.
+        str, LOSS, one_of("eap_ig_detach_g", "eap_ig_detach_actdiff", "target_logit", "accumulated")
+    ] = "eap_ig_detach_g"
+    loss: Annotated[str, LOSS, one_of("log", "ratio")] = "log"
+    points: Annotated[int, LOSS] = 4
+    memory: Annotated[int, LOSS] = 4
+    ratio: Annotated[float, LOSS] = 0.3
+    shallow: Annotated[str | None, LOSS] = None
+    deep: Annotated[str | None, LOSS] = None
+    train_steps: Annotated[Count, TRAINING] = 1000
+    lr: Annotated[float, TRAINING] = 1e-4
+    train_batch: Annotated[Count, TRAINING] = 32
+    weight_decay: Annotated[float, TRAINING] = 5e-7
+    warmup: Annotated[int, TRAINING, at_least(0)] = 0
+    validate_every: Annotated[Count, TRAINING] = 100
+    circuit_images: Annotated[int, TRAINING, at_least(2)] = 128
+    figure: Annotated[Path | None, OUTPUT] = None
+
+
+@command(IMAGES, example="assay finetune --shapes flat --watch-shapes sketch --out tuned")
+def finetune(settings: FinetuneSettings) -> None:
+    """Fine-tune a classifier with a loss that favours depth.
 
     The step with the best validation accuracy is kept. Both sides of the depth bias are reported at every
-    evaluation, with a verdict that says whether deep scores only inflated.
+    evaluation, with a verdict that says whether deep scores only inflated. Run it again to resume.
     """
-    from dataclasses import replace
-
-    from assay.analyses.generalization.circuit_loss import CircuitSettings
-    from assay.analyses.generalization.finetuning import DEFAULT_RECIPE
-    from assay.analyses.generalization.finetuning import finetune as run_finetune
-    from assay.pipeline.targets import FIRST_TARGET
     from assay.report.dynamics import dynamics_figure
-    from assay.tasks import EvalTransform
-    from assay.zoo import split
 
-    settings = CircuitSettings(
-        weight=lambda_circuit,
-        variant=variant.replace("-", "_"),
-        loss=loss,
-        steps=points,
-        memory=memory,
-        ratio=ratio,
-        shallow=_blocks("--shallow", shallow),
-        deep=_blocks("--deep", deep),
-    )
-    recipe = replace(
-        DEFAULT_RECIPE,
-        init=model or "embedded",
-        lr=lr,
-        batch_size=train_batch,
-        weight_decay=weight_decay,
-        warmup=warmup,
-        steps=train_steps,
-        validate_every=validate_every,
-        seed=seed,
-    )
+    loss, figure = _loss(settings), settings.figure
     if figure is not None and figure.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"--figure is {figure.name}; pictures are written as .png or .svg")
-    loaded = _load(model)
-    if dry_run:
-        _show_plan(loaded, settings.sets(loaded.n_layers), settings, train_steps, as_json=as_json)
+    model = _load(settings.model)
+    if settings.dry_run:
+        _show_plan(model, loss.sets(model.n_layers), loss, settings.train_steps, as_json=settings.json)
         return
-    reading: dict[str, Any] = {"transform": EvalTransform.for_model(loaded), "classes": loaded.classes}
-    reading |= {"n": n, "seed": seed, "skip_bad": skip_bad}
-    given = read_images(images, shapes, start=FIRST_TUNED, **reading)
-    if len(given) != 1:
-        raise InputError(f"{len(given)} domains are given; a model is fine-tuned on one, --watch takes more")
-    beside = read_images(watch, watch_shapes, start=FIRST_TARGET, **reading) if watch or watch_shapes else []
-    twice = [each.domain for each in beside if [other.domain for other in beside].count(each.domain) > 1]
-    if twice:
-        raise InputError(f"two watched sets are named {twice[0]!r}; rename one of the folders")
-    with progress_on_stderr(quiet=quiet) as progress:
-        found = run_finetune(
-            loaded,
-            *split(given[0], holdout, seed=seed),
-            out,
-            circuit=settings,
-            recipe=recipe,
-            watch={each.domain: each for each in beside},
-            n_images=circuit_images,
-            batch_size=batch_size,
-            device=device,
-            progress=progress,
-        )
-    document = found.to_dict()
+    result = _run(settings, model, loss)
+    document = result.to_dict()
     if figure is not None:
-        dynamics_figure(document["dynamics"], make_room(figure), title=f"lambda {lambda_circuit:g}")
-    if as_json:
-        print_json({"folder": str(out), **document})
+        dynamics_figure(document["dynamics"], make_room(figure), title=f"lambda {settings.lambda_circuit:g}")
+    if settings.json:
+        print_json({"folder": str(settings.out), **document})
         return
     print_course(document)
-    echo(f"model    {out}")
-    if figure is not None:
-        echo(f"picture  {figure}")
+    echo_files(model=settings.out, picture=figure)
+
+
+def _loss(settings: FinetuneSettings) -> "CircuitSettings":
+    from assay.analyses.generalization.circuit_loss import CircuitSettings
+
+    return CircuitSettings(
+        weight=settings.lambda_circuit,
+        variant=settings.variant.replace("-", "_"),
+        loss=settings.loss,
+        steps=settings.points,
+        memory=settings.memory,
+        ratio=settings.ratio,
+        shallow=_blocks("--shallow", settings.shallow),
+        deep=_blocks("--deep", settings.deep),
+    )
+
+
+def _recipe(settings: FinetuneSettings) -> "Recipe":
+    from assay.analyses.generalization.finetuning import DEFAULT_RECIPE
+
+    return replace(
+        DEFAULT_RECIPE,
+        init=settings.model or "embedded",
+        lr=settings.lr,
+        batch_size=settings.train_batch,
+        weight_decay=settings.weight_decay,
+        warmup=settings.warmup,
+        steps=settings.train_steps,
+        validate_every=settings.validate_every,
+        seed=settings.seed,
+    )
+
+
+def _run(settings: FinetuneSettings, model: "Model", loss: "CircuitSettings") -> "FineTuning":
+    from assay.analyses.generalization.finetuning import finetune as run_finetune
+    from assay.zoo import split
+
+    own, watched = _images(settings, model)
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        return run_finetune(
+            model,
+            *split(own, settings.holdout, seed=settings.seed),
+            settings.out,
+            circuit=loss,
+            recipe=_recipe(settings),
+            watch={each.domain: each for each in watched},
+            n_images=settings.circuit_images,
+            batch_size=settings.batch_size,
+            device=device_of(settings),
+            progress=progress,
+        )
+
+
+def _images(settings: FinetuneSettings, model: "Model") -> "tuple[ImageSet, list[ImageSet]]":
+    """The images to train on, and those that are only scored."""
+    from assay.pipeline.targets import FIRST_TARGET
+    from assay.tasks import EvalTransform
+
+    read: dict[str, Any] = {"transform": EvalTransform.for_model(model), "classes": model.classes}
+    own = read_images(settings, settings.seed, start=FIRST_TUNED, **read)
+    if len(own) != 1:
+        raise InputError(f"{len(own)} domains are given; a model is fine-tuned on one, --watch takes more")
+    watched: list[ImageSet] = []
+    if settings.watch or settings.watch_shapes:
+        others = replace(settings, images=settings.watch, shapes=settings.watch_shapes)
+        watched = read_images(others, settings.seed, start=FIRST_TARGET, **read)
+    names = [each.domain for each in watched]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InputError(f"two watched sets are named {twice[0]!r}; rename one of the folders")
+    return own[0], watched
 
 
 def _blocks(name: str, text: str | None) -> tuple[int, int] | None:
@@ -232,6 +246,6 @@ def print_course(document: Mapping[str, Any]) -> None:
     for name, choice in document["leaking"].items():
         echo(f"choosing by {name}, whose labels that would use: step {choice['step']}, {choice['score']:.1%}")
     if document["guarded"]:
-        echo(f"note: {document['guarded']} gradient entries were not finite, counted as 0", err=True)
+        say(f"note: {document['guarded']} gradient entries were not finite, counted as 0")
     if document["undefined"]:
-        echo(f"note: the circuit loss was left out on {document['undefined']} batches", err=True)
+        say(f"note: the circuit loss was left out on {document['undefined']} batches")

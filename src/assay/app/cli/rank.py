@@ -1,38 +1,43 @@
 """`assay rank`: which model of a zoo to deploy on images that may have no labels."""
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
 from assay.app.cli.border import (
     check_outputs,
-    command,
+    device_of,
     echo,
-    make_room,
+    echo_files,
+    echo_result,
+    noting,
     open_store,
     print_json,
     print_table,
     progress_on_stderr,
     store_folder,
+    write_files,
 )
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    AblationOption,
-    BatchOption,
-    ConfigOption,
-    DeviceOption,
-    DryRunOption,
-    JsonOption,
-    ObjectiveOption,
-    QuietOption,
-    SeedOption,
-    StoreOption,
-    TracebackOption,
-    option,
+from assay.app.cli.parsing import IMAGES, command
+from assay.app.cli.zoo import STYLES
+from assay.app.names import one_of
+from assay.app.settings import (
+    INPUTS,
+    Ablating,
+    Batched,
+    Count,
+    DryRun,
+    Reporting,
+    Seeded,
+    SkipBad,
+    Storing,
+    Talking,
+    at_least,
+    own_group,
 )
 
 
@@ -42,120 +47,121 @@ if TYPE_CHECKING:
     from assay.pipeline.targets import Target
     from assay.zoo import Zoo
 
+RANKING = own_group("Ranking")
 
-@app.command()
-@command
-def rank(
-    zoo: Annotated[
-        Path | None,
-        option("--zoo", "A zoo, or a directory of model directories.  [default: the embedded zoo]"),
-    ] = None,
-    images: Annotated[
-        list[Path] | None,
-        option(
-            "--images",
-            "Target: DIR/CLASS/*, DIR/DOMAIN/CLASS/* (each domain a target), a folder of images, or .npz; "
-            "may be repeated.",
-        ),
-    ] = None,
-    shapes: Annotated[
-        list[str] | None,
-        option("--shapes", "Target: a style of the drawn shapes; may be repeated.  [default: sketch]"),
-    ] = None,
-    id_images: Annotated[
-        Path | None,
-        option(
-            "--id-images",
-            "Labelled images of the models' own domain, not trained on.  [default: drawn for zoos on shapes]",
-        ),
-    ] = None,
-    metrics: Annotated[
-        str | None,
-        option("--metrics", "Metrics to rank by, separated by commas.  [default: all but sharpness]"),
-    ] = None,
-    fast: Annotated[
-        bool,
-        option(
-            "--fast", "Score only edges into the logits: half the cost; no DDB deep and global, no motif."
-        ),
-    ] = False,
-    labels: Annotated[
-        bool | None,
-        typer.Option(
-            "--labels/--no-labels",
-            help="Require labels, or read folders as one domain without labels.  [default: use those there]",
-        ),
-    ] = None,
-    n: Annotated[
-        int | None,
-        option("--n", "Images per domain.  [default: all of a folder, 400 drawn ones]", min=2),
-    ] = None,
-    measure: Annotated[str, option("--measure", "True performance: accuracy or macro-f1.")] = "accuracy",
-    ratio: Annotated[
-        float, option("--ratio", "Share of blocks that are deep, and shallow; at most 0.5.")
-    ] = 0.3,
-    steps: Annotated[int, option("--steps", "Quadrature nodes of the attribution.", min=1)] = 5,
-    draws: Annotated[int, option("--draws", "Bootstrap resamples of the images.", min=1)] = 1000,
-    sharpness_batch: Annotated[
-        int, option("--sharpness-batch", "Images of one sharpness batch.", min=1)
-    ] = 256,
-    objective: ObjectiveOption = None,
-    ablation: AblationOption = None,
-    skip_bad: Annotated[
-        bool, option("--skip-bad", "Leave out image files that cannot be decoded; counted.")
-    ] = False,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    batch_size: BatchOption = None,
-    store: StoreOption = None,
-    out: Annotated[Path | None, option("--out", "JSON document to write.")] = None,
-    report: Annotated[Path | None, option("--report", "HTML page to write.")] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    dry_run: DryRunOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Rank the models of a zoo on target images, by depth bias and by every baseline, before deployment."""
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings(Talking, DryRun, Seeded, Batched, Storing, Reporting, Ablating, SkipBad):
+    """Which models are ranked, on what, and by which metrics.
+
+    Attributes:
+        zoo: A zoo, or a directory of model directories. Default: the embedded zoo.
+        images: Target: DIR/CLASS/*, DIR/DOMAIN/CLASS/* (each domain a target), a folder of images, or .npz;
+            repeat for several.
+        shapes: Target: a style of the drawn shapes; repeat for several. Default: sketch.
+        id_images: Labelled images of the models' own domain, not trained on. Default: drawn for zoos on
+            shapes.
+        labels: Require labels, or read folders as one domain without labels. Default: use those there.
+        n: Images per domain. Default: all of a folder, 400 drawn ones.
+        metrics: Metrics to rank by, separated by commas. Default: all but sharpness.
+        fast: Score only edges into the logits: half the cost; no DDB deep and global, no motif.
+        measure: True performance: accuracy or macro-f1.
+        ratio: Share of blocks that are deep, and shallow; at most 0.5.
+        steps: Quadrature nodes of the attribution.
+        draws: Bootstrap resamples of the images.
+        sharpness_batch: Images of one sharpness batch.
+    """
+
+    zoo: Annotated[Path | None, INPUTS] = None
+    images: Annotated[tuple[Path, ...], INPUTS] = ()
+    shapes: Annotated[tuple[str, ...], INPUTS, one_of(*STYLES)] = ()
+    id_images: Annotated[Path | None, INPUTS] = None
+    labels: Annotated[bool | None, INPUTS, Parameter(negative="--no-labels")] = None
+    n: Annotated[int | None, INPUTS, at_least(2)] = None
+    metrics: Annotated[str | None, RANKING] = None
+    fast: Annotated[bool, RANKING] = False
+    measure: Annotated[str, RANKING, one_of("accuracy", "macro-f1")] = "accuracy"
+    ratio: Annotated[float, RANKING] = 0.3
+    steps: Annotated[Count, RANKING] = 5
+    draws: Annotated[Count, RANKING] = 1000
+    sharpness_batch: Annotated[Count, RANKING] = 256
+
+
+@command(IMAGES, example="assay rank --zoo zoo --images photos --report rank.html")
+def rank(settings: RankSettings) -> None:
+    """Rank the models of a zoo on target images.
+
+    By depth bias and by every baseline, before deployment; the images may have no labels.
+    """
     from assay.analyses.generalization import comparison
-    from assay.analyses.generalization.inspection import InspectionSettings
-    from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS
-    from assay.analyses.generalization.ranking import rank_models
-    from assay.circuits import write_atomically
     from assay.pipeline.ranking import keep_ranking
     from assay.pipeline.targets import known_target, targets
-    from assay.report import save_report
 
-    chosen = (
-        [each.strip() for each in metrics.split(",")]
-        if metrics
-        else list(DEFAULT_METRICS if fast else AFFORDABLE)
-    )
-    settings = InspectionSettings(
-        objective=objective,
-        ablation=ablation,
-        steps=steps,
-        sharpness_batch=sharpness_batch,
-        draws=draws,
-        seed=seed,
-        batch_size=batch_size,
-    )
-    found = _opened(zoo)
-    styles = shapes or ([] if images else ["sketch"])
-
-    def note(text: str) -> None:
-        if not quiet:
-            echo(f"note: {text}", err=True)
-
-    wanted = targets(images or [], styles, n=n, seed=seed, skip_bad=skip_bad, labels=labels, note=note)
-    known = known_target(found, id_images, n=n, seed=seed, skip_bad=skip_bad)
-    loaders = {key: functools.partial(found.load, key, device=device) for key in found.keys}
-    if dry_run:
-        _show_plan(found, wanted, chosen, known=known, settings=settings, device=device, as_json=as_json)
+    device, zoo = device_of(settings), _opened(settings.zoo)
+    reading: dict[str, Any] = {
+        "n": settings.n,
+        "seed": settings.seed,
+        "skip_bad": settings.skip_bad,
+    }
+    styles = settings.shapes or (() if settings.images else ("sketch",))
+    wanted = targets(settings.images, styles, labels=settings.labels, note=noting(settings), **reading)
+    known = known_target(zoo, settings.id_images, **reading)
+    if settings.dry_run:
+        _show_plan(settings, zoo, wanted, known, device)
         return
-    check_outputs(out, report, store=store)
+    check_outputs(settings.out, settings.report, store=settings.store)
+    rankings = _rankings(settings, zoo, wanted, known, device)
+    compared = comparison.compare_rankings(rankings) if len(rankings) > 1 else None
+    document = rankings[0].to_dict() if compared is None else compared.to_dict()
+    keep_ranking(open_store(settings.store), document)
+    write_files(settings, document)
+    if settings.json:
+        print_json(document)
+        return
+    for each in rankings:
+        print_ranking(each.to_dict())
+    if compared is not None:
+        print_comparison(document)
+    echo_files(document=settings.out, report=settings.report)
+    echo_result(document["id"])
+
+
+def _metrics(settings: RankSettings) -> list[str]:
+    from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS
+
+    if settings.metrics:
+        return [each.strip() for each in settings.metrics.split(",")]
+    return list(DEFAULT_METRICS if settings.fast else AFFORDABLE)
+
+
+def _inspection(settings: RankSettings) -> "InspectionSettings":
+    from assay.analyses.generalization.inspection import InspectionSettings
+
+    return InspectionSettings(
+        objective=settings.objective,
+        ablation=settings.ablation,
+        steps=settings.steps,
+        sharpness_batch=settings.sharpness_batch,
+        draws=settings.draws,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+    )
+
+
+def _rankings(
+    settings: RankSettings,
+    zoo: "Zoo",
+    wanted: "Sequence[Target]",
+    known: "Target | None",
+    device: str | None,
+) -> "list[Ranking]":
+    """The ranking on every target, in the order given."""
+    from assay.analyses.generalization.ranking import rank_models
+
+    loaders = {key: functools.partial(zoo.load, key, device=device) for key in zoo.keys}
+    inspection, metrics = _inspection(settings), _metrics(settings)
     rankings: dict[int, Ranking] = {}
-    with progress_on_stderr(quiet=quiet) as progress:
+    with progress_on_stderr(quiet=settings.quiet) as progress:
         # Labelled targets first: they tell what a pick cost where the labels of others are unknown.
         for place, target in sorted(enumerate(wanted), key=lambda each: each[1].labelled is False):
             prefix = f"{target.name}: " if len(wanted) > 1 else ""
@@ -167,34 +173,16 @@ def rank(
                 loaders,
                 target.read,
                 id_data=None if known is None else known.read,
-                metrics=chosen,
-                labels=labels,
-                measure=measure,
-                ratio=ratio,
-                settings=settings,
+                metrics=metrics,
+                labels=settings.labels,
+                measure=settings.measure,
+                ratio=settings.ratio,
+                settings=inspection,
                 elsewhere=[each for each in rankings.values() if each.performance is not None],
-                cache=store_folder(store) / "inspections",
+                cache=store_folder(settings.store) / "inspections",
                 progress=shown,
             )
-    ordered = [rankings[place] for place in range(len(wanted))]
-    compared = comparison.compare_rankings(ordered) if len(ordered) > 1 else None
-    document = ordered[0].to_dict() if compared is None else compared.to_dict()
-    keep_ranking(open_store(store), document)
-    if out is not None:
-        write_atomically(make_room(out), json.dumps(document, indent=1, allow_nan=False).encode())
-    if report is not None:
-        save_report(make_room(report), document)
-    if as_json:
-        print_json(document)
-        return
-    for each in ordered:
-        print_ranking(each.to_dict())
-    if compared is not None:
-        print_comparison(document)
-    for name, path in (("document", out), ("report", report)):
-        if path is not None:
-            echo(f"{name:<8} {path}")
-    echo(f"result   {document['id']}")
+    return [rankings[place] for place in range(len(wanted))]
 
 
 def _opened(path: Path | None) -> "Zoo":
@@ -204,32 +192,21 @@ def _opened(path: Path | None) -> "Zoo":
 
 
 def _show_plan(
+    settings: RankSettings,
     zoo: "Zoo",
     wanted: "Sequence[Target]",
-    metrics: Sequence[str],
-    *,
     known: "Target | None",
-    settings: "InspectionSettings",
     device: str | None,
-    as_json: bool,
 ) -> None:
     """Passes per image and model, at most, and seconds per metric."""
     from assay.analyses.generalization.predictor import PREDICTORS
-    from assay.page.text import number
     from assay.pipeline.ranking import timed_metrics
+    from assay.page.text import number
 
-    needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
-    stages = {"logits and features": 1}
-    if "edge-scores" in needs:
-        stages["scores of all edges"] = 2 + 2 * settings.steps
-    elif "output-scores" in needs:
-        stages["scores of edges into the logits"] = 2 + settings.steps
-    if known is not None and "known" in needs:
-        stages["logits, own domain"] = 1
-        if "sharpness" in needs:
-            stages["sharpness, own domain"] = 61
-    seconds = timed_metrics(zoo, wanted, known, metrics, settings=settings, device=device)
-    if as_json:
+    metrics = _metrics(settings)
+    seconds = timed_metrics(zoo, wanted, known, metrics, settings=_inspection(settings), device=device)
+    stages = _passes(metrics, settings.steps, known=known is not None)
+    if settings.json:
         plan = {
             "models": list(zoo.keys),
             "targets": [each.name for each in wanted],
@@ -251,6 +228,23 @@ def _show_plan(
         f"all together {number(seconds.together)} s, since metrics share stages: an estimate, from passes of "
         f"{zoo.keys[0]} timed on this machine just now"
     )
+
+
+def _passes(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int]:
+    """Passes per image and model of each stage that some metric needs."""
+    from assay.analyses.generalization.predictor import PREDICTORS
+
+    needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
+    stages = {"logits and features": 1}
+    if "edge-scores" in needs:
+        stages["scores of all edges"] = 2 + 2 * steps
+    elif "output-scores" in needs:
+        stages["scores of edges into the logits"] = 2 + steps
+    if known and "known" in needs:
+        stages["logits, own domain"] = 1
+        if "sharpness" in needs:
+            stages["sharpness, own domain"] = 61
+    return stages
 
 
 def print_ranking(document: Mapping[str, Any]) -> None:

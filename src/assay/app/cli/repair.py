@@ -1,14 +1,14 @@
 """`assay repair`: a circuit of the same size with a lighter tail."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from assay.app.cli.attack import EdgesOption, IndependentOption
 from assay.app.cli.border import (
     check_outputs,
-    circuit_of,
-    command,
+    device_of,
     echo,
+    echo_files,
     load,
     make_room,
     open_store,
@@ -16,26 +16,10 @@ from assay.app.cli.border import (
     print_table,
     progress_on_stderr,
 )
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    BatchOption,
-    CircuitOption,
-    ConfigOption,
-    CountOption,
-    DeviceOption,
-    JsonOption,
-    MethodOption,
-    ModelOption,
-    ObjectiveOption,
-    QuietOption,
-    SeedOption,
-    StepsOption,
-    StoreOption,
-    TargetOption,
-    TaskOption,
-    TracebackOption,
-    option,
-)
+from assay.app.cli.circuits import circuit_of, runs_of
+from assay.app.cli.parsing import TRUST, command
+from assay.app.names import one_of
+from assay.app.settings import OUTPUT, Independent, OfEdges, OnTask, Talking, at_least, own_group
 from assay.core.errors import InputError
 
 
@@ -46,119 +30,102 @@ if TYPE_CHECKING:
     from jaxtyping import Float64
 
     from assay.analyses.worst_case import Repair
+    from assay.circuits import Circuit
+    from assay.models import Model
+    from assay.tasks import PairTask
 
 ROWS = ("mean", "p50", "p95", "p99", "p99.9", "max")
+REPAIR = own_group("Repair")
 
 
-@app.command()
-@command
-def repair(
-    circuit: CircuitOption = None,
-    model: ModelOption = "mini",
-    task: TaskOption = "ioi",
-    by: Annotated[
-        str, option("--by", "mask: learned edge masks; swap: exchange edges that explain the worst pairs.")
-    ] = "mask",
-    tail: Annotated[
-        float | None,
-        option(
-            "--tail",
-            "Weight of the worst pairs in the last third of the training of mask.  [default: 0.5]",
-            min=0,
-            max=1,
-        ),
-    ] = None,
-    percentile: Annotated[
-        float, option("--percentile", "Percentile whose bound chooses among the circuits met.")
-    ] = 0.99,
-    train_steps: Annotated[
-        int | None, option("--train-steps", "Steps of mask.  [default: the method's own]", min=3)
-    ] = None,
-    n_train: Annotated[
-        int, option("--n-train", "Pairs to train on, and as many to choose by.", min=20)
-    ] = 4000,
-    n_pairs: Annotated[
-        int, option("--n-pairs", "Fresh pairs that judge both circuits at the end.", min=60)
-    ] = 10_000,
-    independent: IndependentOption = False,
-    method: MethodOption = "eap-ig-inputs",
-    objective: ObjectiveOption = None,
-    n: CountOption = None,
-    steps: StepsOption = 5,
-    target: TargetOption = 0.9,
-    edges: EdgesOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    batch_size: BatchOption = None,
-    store: StoreOption = None,
-    out: Annotated[Path | None, option("--out", "Circuit file to write, NAME.safetensors.")] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Look for a circuit of the same size that departs less from its model on the worst pairs.
+@dataclass(frozen=True, kw_only=True)
+class RepairSettings(Talking, Independent, OfEdges, OnTask):
+    """What is repaired, and by which pairs.
+
+    Attributes:
+        by: mask: learned edge masks; swap: exchange edges that explain the worst pairs.
+        tail: Weight of the worst pairs in the last third of the training of mask. Default: 0.5.
+        percentile: Percentile whose bound chooses among the circuits met.
+        train_steps: Steps of mask. Default: the method's own.
+        n_train: Pairs to train on, and as many to choose by.
+        n_pairs: Fresh pairs that judge both circuits at the end.
+        out: Circuit file to write, NAME.safetensors.
+    """
+
+    by: Annotated[str, REPAIR, one_of("mask", "swap")] = "mask"
+    tail: Annotated[float | None, REPAIR, at_least(0, 1)] = None
+    percentile: Annotated[float, REPAIR] = 0.99
+    train_steps: Annotated[int | None, REPAIR, at_least(3)] = None
+    n_train: Annotated[int, REPAIR, at_least(20)] = 4000
+    n_pairs: Annotated[int, REPAIR, at_least(60)] = 10_000
+    out: Annotated[Path | None, OUTPUT] = None
+
+
+@command(TRUST, example="assay repair --circuit circuit.safetensors --out better.safetensors")
+def repair(settings: RepairSettings) -> None:
+    """Find a circuit of the same size with a lighter tail.
 
     Pairs to train on, to choose by and to judge by are drawn separately.
     """
     from assay import pipeline
-    from assay.analyses import worst_case
-    from assay.discovery.edges import MaskSettings
     from assay.stats.percentile_bounds import share
     from assay.tasks import load_task
 
-    pipeline.check_options(method=method, task=task, objective=objective, device=device)
-    if by == "swap" and (tail is not None or train_steps is not None):
+    pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
+    device = device_of(settings)
+    if settings.by == "swap" and (settings.tail is not None or settings.train_steps is not None):
         raise InputError("--tail and --train-steps belong to --by mask; leave them out, or choose mask")
-    share(percentile, "percentile")
-    loaded = load(model, device)
-    given = circuit_of(circuit, edges, "--edges", loaded.graph, store)
-    check_outputs(out, store=store)
-    file = Path(task).suffix == ".jsonl"
-    inputs = load_task(task, loaded, n=n, seed=0 if file and n is None else seed)
-    kept = open_store(store)
-    with progress_on_stderr(quiet=quiet) as progress:
-        if given is None:
-            given = pipeline.runs_of(
-                loaded,
-                task,
-                None,
-                method=method,
-                objective=objective,
+    share(settings.percentile, "percentile")
+    model = load(settings.model, device)
+    circuit = circuit_of(settings, model.graph, size=settings.edges)
+    check_outputs(settings.out, store=settings.store)
+    whole = Path(settings.task).suffix == ".jsonl" and settings.n is None
+    task = load_task(settings.task, model, n=settings.n, seed=0 if whole else settings.seed)
+    result = _run(settings, model, task, circuit)
+    if settings.out is not None:
+        result.circuit.save(make_room(settings.out))
+    if settings.json:
+        print_json(result.to_dict())
+        return
+    print_repair(result, settings.percentile)
+    echo_files(circuit=settings.out)
+
+
+def _run(settings: RepairSettings, model: "Model", task: "PairTask", circuit: "Circuit | None") -> "Repair":
+    from assay.analyses import worst_case
+    from assay.discovery.edges import MaskSettings
+
+    store = open_store(settings.store)
+    masks = None if settings.train_steps is None else MaskSettings(steps=settings.train_steps)
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        if circuit is None:
+            circuit = runs_of(
+                settings,
+                model,
+                settings.task,
+                size=settings.edges,
                 ablation="resample",
-                n=n,
-                steps=steps,
-                target=target,
-                top=edges,
-                batch_size=batch_size,
-                seed=seed,
-                store=kept,
+                n=settings.n,
+                store=store,
                 progress=progress,
             ).circuit
         progress("repair", 0, 1)
-        found = worst_case.repair(
-            given,
-            loaded,
-            inputs,
-            method=by,  # type: ignore[arg-type]  # `repair` refuses other words itself
-            tail=0.5 if tail is None else tail,
-            independent=independent,
-            percentile=percentile,
-            n_discovery=n_train,
-            n_validation=n_train,
-            n_certificate=n_pairs,
-            settings=None if train_steps is None else MaskSettings(steps=train_steps),
-            seed=seed,
+        result = worst_case.repair(
+            circuit,
+            model,
+            task,
+            method=cast(Any, settings.by),  # `repair` refuses other words itself
+            tail=0.5 if settings.tail is None else settings.tail,
+            independent=settings.independent,
+            percentile=settings.percentile,
+            n_discovery=settings.n_train,
+            n_validation=settings.n_train,
+            n_certificate=settings.n_pairs,
+            settings=masks,
+            seed=settings.seed,
         )
         progress("repair", 1, 1)
-    if out is not None:
-        found.circuit.save(make_room(out))
-    if as_json:
-        print_json(found.to_dict())
-        return
-    print_repair(found, percentile)
-    if out is not None:
-        echo(f"circuit  {out}")
+    return result
 
 
 def print_repair(found: "Repair", percentile: float) -> None:

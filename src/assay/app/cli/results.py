@@ -4,22 +4,15 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from assay.app.cli.border import command, echo, print_json, print_measurements, print_table, say
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    DEFAULT_STORE,
-    ConfigOption,
-    JsonOption,
-    QuietOption,
-    StoreOption,
-    TracebackOption,
-    option,
-)
+from assay.app.cli.border import echo, print_json, print_measurements, print_table, say
+from assay.app.cli.parsing import STORE, command
+from assay.app.names import one_of
+from assay.app.settings import DEFAULT_STORE, OUTPUT, STORED, Storing, Talking, at_least
 from assay.core.errors import InputError, unknown_name
 from assay.core.untrusted import printable
 
@@ -28,7 +21,23 @@ if TYPE_CHECKING:
     from assay.store import ResultSummary, Store, StoredResult
 
 RESULTS = "results"
-STORED = (
+LISTED = (
+    "methods",
+    "metrics",
+    "gates",
+    "head-methods",
+    "tasks",
+    "ablations",
+    "interventions",
+    "objectives",
+    "divergences",
+    "distances",
+    "corruptions",
+    "circuits",
+    "models",
+    RESULTS,
+)
+KINDS = (
     "audit",
     "calibration",
     "circuit",
@@ -46,65 +55,76 @@ STORED = (
 NEWEST = 100  # results that are looked at for what a question without an answer asks about
 
 
-@app.command("list")
-@command
-def list_(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            help="methods, metrics, gates, head-methods, tasks, ablations, interventions, objectives, "
-            "divergences, distances, corruptions, circuits, models or results."
-        ),
-    ],
-    store: StoreOption = None,
-    of: Annotated[
-        str | None,
-        option("--kind", f"Only results of this kind: {', '.join(STORED)}."),
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        option(
-            "--where",
-            "Only results for which this holds, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', "
-            "'payload.reason = null'; may be repeated.",
-        ),
-    ] = None,
-    order: Annotated[
-        str, option("--order", "Column to order results by; -created: the newest first.")
-    ] = "created",
-    limit: Annotated[int | None, option("--limit", "Results to list, at most.", min=0)] = None,
-    offset: Annotated[int, option("--offset", "Results to leave out at the start.", min=0)] = 0,
-    as_csv: Annotated[bool, option("--csv", "Print results as CSV, one line each.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """List what is registered, or the results of a store."""
-    if as_csv and as_json:
+@dataclass(frozen=True, kw_only=True)
+class ListSettings(Storing, Talking):
+    """Which results are listed, and how.
+
+    Attributes:
+        kind: Only results of this kind: audit, calibration, circuit, job, measurement, pairs-part, ranking,
+            ranking-comparison, scores, scores-part, subset-path, sweep or worst_case.
+        where: Only results for which this holds, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi',
+            'payload.reason = null'; repeat for several.
+        order: Column to order results by; -created: the newest first.
+        limit: Results to list, at most.
+        offset: Results to leave out at the start.
+        csv: Print results as CSV, one line each.
+    """
+
+    kind: Annotated[str | None, STORED, one_of(*KINDS)] = None
+    where: Annotated[tuple[str, ...], STORED] = ()
+    order: Annotated[str, STORED] = "created"
+    limit: Annotated[int | None, STORED, at_least(0)] = None
+    offset: Annotated[int, STORED, at_least(0)] = 0
+    csv: Annotated[bool, OUTPUT] = False
+
+    @property
+    def asks_a_store(self) -> bool:
+        """Whether something is set that only results have."""
+        return bool(self.where or self.offset or self.csv) or (self.kind, self.limit) != (None, None)
+
+
+@command(STORE, name="list", example="assay list results --where 'metric = kl' --order=-value")
+def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: ListSettings) -> None:
+    """List what is registered, or the results of a store.
+
+    Args:
+        kind: methods, metrics, gates, head-methods, tasks, ablations, interventions, objectives, divergences,
+            distances, corruptions, circuits, models or results.
+        settings: The options.
+    """
+    if settings.csv and settings.json:
         raise InputError("--csv and --json are two ways to print; give one of them")
     if kind == RESULTS:
-        from assay.store import Store
-
-        kept = Store(store or DEFAULT_STORE, create=False)
-        found = kept.query(of, where=where or (), order=order, limit=limit, offset=offset)
-        _print_summaries(found, as_csv=as_csv, as_json=as_json)
-        if not found and not quiet:
-            for note in _notes_on_nothing(kept, of, where or ()):
-                say(f"note: {note}")
+        _list_results(settings)
         return
-    if where or of is not None or limit is not None or offset or as_csv:
+    if settings.asks_a_store:
         raise InputError(f"--kind, --where, --limit, --offset and --csv are for `assay list {RESULTS}`")
-    from assay.catalogue import CIRCUITS, KINDS, list_entries
+    from assay.catalogue import list_entries
 
-    known = [*KINDS, CIRCUITS]
-    if kind not in known:
-        raise unknown_name("kind", kind, [*known, RESULTS])
+    if kind not in LISTED:
+        raise unknown_name("kind", kind, LISTED)
     entries = list_entries(kind)
-    if as_json:
+    if settings.json:
         print_json([entry.to_dict() for entry in entries])
         return
     print_table("", ["key", "what it is"], [[entry.key, entry.summary] for entry in entries])
+
+
+def _list_results(settings: ListSettings) -> None:
+    from assay.store import Store
+
+    store = Store(settings.store or DEFAULT_STORE, create=False)
+    results = store.query(
+        settings.kind,
+        where=settings.where,
+        order=settings.order,
+        limit=settings.limit,
+        offset=settings.offset,
+    )
+    _print_summaries(results, as_csv=settings.csv, as_json=settings.json)
+    if not results and not settings.quiet:
+        for note in _notes_on_nothing(store, settings.kind, settings.where):
+            say(f"note: {note}")
 
 
 def _notes_on_nothing(store: "Store", kind: str | None, where: Sequence[str]) -> list[str]:
@@ -149,22 +169,23 @@ def _value(found: "ResultSummary") -> str:
     return f"{found.value:.4g}{interval}"
 
 
-@app.command()
-@command
-def show(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="A result's id or its beginning.")],
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Show one stored result."""
+@dataclass(frozen=True, kw_only=True)
+class ShowSettings(Storing, Talking):
+    """Where a result is shown from, and how."""
+
+
+@command(STORE, example="assay show 3f2a91c0 --json")
+def show(identity: Annotated[str, Parameter(name="ID")], /, *, settings: ShowSettings) -> None:
+    """Show one stored result.
+
+    Args:
+        identity: Id of a result, or its beginning.
+        settings: The options.
+    """
     from assay.store import Store
 
-    kept = Store(store or DEFAULT_STORE, create=False)
-    found = kept.get(identity)
-    if as_json:
+    found = Store(settings.store or DEFAULT_STORE, create=False).get(identity)
+    if settings.json:
         print_json(
             {
                 "id": found.id,

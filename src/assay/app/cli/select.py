@@ -4,233 +4,218 @@ import csv
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from assay.app.cli.border import (
     check_outputs,
-    command,
+    device_of,
     echo,
+    echo_files,
+    echo_result,
     make_room,
+    noting,
     open_store,
     print_json,
     print_table,
     progress_on_stderr,
+    say,
     store_folder,
+    write_files,
 )
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    ConfigOption,
-    DeviceOption,
-    JsonOption,
-    QuietOption,
-    SeedOption,
-    StoreOption,
-    TracebackOption,
-    option,
+from assay.app.cli.parsing import SUBSETS, command
+from assay.app.names import one_of
+from assay.app.settings import (
+    INPUTS,
+    OUTPUT,
+    RUNNING,
+    Count,
+    Placed,
+    Reporting,
+    Seeded,
+    Storing,
+    Talking,
+    at_least,
+    own_group,
 )
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
+    from assay.pipeline import Progress
+    from assay.pipeline.subset_data import GivenData
     from assay.pipeline.subsets import SelectionPlan, StoredSelection
 
 GATE_FIRED = 3
 FIRST_IDS, SHOWN_ROWS = 5, 8
 IDS_COLUMNS = ("rank", "example_id", "index", "score")
+SELECTION, VERDICT = own_group("Selection"), own_group("Verdict", 41)
 
 
-@app.command()
-@command
-def select(
-    predictions: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Correctness archive (.npz, .parquet), table of predictions (.csv, .parquet), folder of "
-            "prediction CSVs by checkpoint, or a zoo with --images.  [default: classifiers of digits, "
-            "trained on the spot]"
-        ),
-    ] = None,
-    sizes: Annotated[
-        str | None,
-        option("--sizes", "Subset sizes, separated by commas.  [default: 10, 20, 50, 100, 250, ... and all]"),
-    ] = None,
-    size: Annotated[int | None, option("--size", "One subset size, instead of --sizes.", min=1)] = None,
-    solver: Annotated[str, option("--solver", "swap, or adam (as published).")] = "swap",
-    split: Annotated[
-        str | None,
-        option(
-            "--split",
-            "What stays on one side of the split of the models: group (training run), family, or random "
-            "(nothing).  [default: group]",
-        ),
-    ] = None,
-    compat: Annotated[
-        bool, option("--compat", "Split the models at random as the authors' code does.")
-    ] = False,
-    path: Annotated[
-        str, option("--path", "Over the sizes: independent, warm (started from the one before) or nested.")
-    ] = "independent",
-    strata: Annotated[
-        str | None,
-        option("--strata", "Keep the share of each class (label), or of each value of a column of facts."),
-    ] = None,
-    groups: Annotated[
-        str | None,
-        option(
-            "--groups",
-            "Training run of each model: a column of the table, a CSV file of model and run, or model where "
-            "each model is a run of its own.",
-        ),
-    ] = None,
-    families: Annotated[
-        str | None,
-        option(
-            "--families", "Architecture family of each model: a column, or a CSV file of model and family."
-        ),
-    ] = None,
-    id_envs: Annotated[
-        str | None, option("--id-envs", "Folder of CSVs: environments trained on, e.g. 0,1,2.")
-    ] = None,
-    ood_env: Annotated[
-        str | None, option("--ood-env", "Folder of CSVs: environment to select from, or several.")
-    ] = None,
-    checkpoints: Annotated[
-        str, option("--checkpoints", "Folder of CSVs: last (one per run), all, or steps, e.g. 300,600.")
-    ] = "last",
-    facts: Annotated[
-        str | None,
-        option("--facts", "Table: columns with facts about the examples, separated by commas."),
-    ] = None,
-    examples: Annotated[
-        Path | None, option("--examples", "Table: CSV file of facts about the examples, id first.")
-    ] = None,
-    images: Annotated[
-        str | None, option("--images", "Zoo: labelled images to select from; a folder or shapes:STYLE.")
-    ] = None,
-    id_images: Annotated[
-        str | None,
-        option("--id-images", "Zoo: labelled in-distribution images, not trained on, to rate models by."),
-    ] = None,
-    digits_models: Annotated[
-        int | None, option("--digits-models", "Without an argument: how many classifiers to train.", min=32)
-    ] = None,
-    permutations: Annotated[
-        int, option("--permutations", "Reruns behind a verdict, at least 19; 0: no test.", min=0)
-    ] = 99,
-    folds: Annotated[int, option("--folds", "Folds of the cross-fit behind a verdict.", min=3)] = 5,
-    workers: Annotated[
-        int | None, option("--workers", "Threads of the reruns.  [default: one per CPU]", min=1)
-    ] = None,
-    layout: Annotated[
-        str, option("--layout", "Matrix layout: auto, dense, packed (32 times smaller) or accelerator.")
-    ] = "auto",
-    device: DeviceOption = None,
-    seed: SeedOption = 0,
-    gate: Annotated[
-        bool, option("--gate", "Exit with 3 where such a subset is supported: a failure the average hides.")
-    ] = False,
-    ids: Annotated[
-        Path | None, option("--ids", "File for the examples of the chosen subset: .csv, or .txt of ids.")
-    ] = None,
-    save: Annotated[
-        Path | None, option("--save", "JSON file for the chosen subset, for assay.load_subset.")
-    ] = None,
-    store: StoreOption = None,
-    out: Annotated[Path | None, option("--out", "JSON document to write.")] = None,
-    report: Annotated[Path | None, option("--report", "HTML page to write.")] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    dry_run: Annotated[
-        bool, option("--dry-run", "Print how often the solver would run; select nothing.")
-    ] = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Find the examples on which models that are better in distribution do worse, and test the finding."""
-    from assay.circuits import write_atomically
-    from assay.pipeline import check_options
-    from assay.pipeline.subset_data import read_data
-    from assay.pipeline.subsets import plan_selection, select_stored
-    from assay.report import save_report
+@dataclass(frozen=True, kw_only=True)
+class SelectSettings(Talking, Seeded, Placed, Storing, Reporting):
+    """What subsets are selected from, how, and how they are tested.
 
-    check_options(device=device)
-    asked = _sizes(sizes, size)
-    if ids is not None and ids.suffix not in (".csv", ".txt"):
-        raise InputError(f"--ids is {ids}; give NAME.csv, or NAME.txt for the ids alone")
-    if not dry_run:
-        check_outputs(out, report, ids, save, store=store)
-    with progress_on_stderr(quiet=quiet) as progress:
-        found = read_data(
-            predictions,
-            groups=groups,
-            families=families,
-            id_envs=id_envs,
-            ood_env=ood_env,
-            checkpoints=checkpoints,
-            facts=[each.strip() for each in facts.split(",")] if facts else (),
-            examples=examples,
-            images=images,
-            id_images=id_images,
-            digits_models=digits_models,
-            device=device,
-            seed=seed,
-            folder=None if dry_run else store_folder(store),
-            progress=progress,
-        )
-        settings: dict[str, Any] = {
-            "path": path,
-            "n_permutations": permutations,
-            "folds": folds,
-            "solver": solver,
-            "split": split,
-            "compat": compat,
-            "strata": strata,
-            "layout": layout,
+    Attributes:
+        groups: Training run of each model: a column of the table, a CSV file of model and run, or model where
+            each model is a run of its own.
+        families: Architecture family of each model: a column, or a CSV file of model and family.
+        id_envs: Folder of CSVs: environments trained on, e.g. 0,1,2.
+        ood_env: Folder of CSVs: environment to select from, or several.
+        checkpoints: Folder of CSVs: last (one per run), all, or steps, e.g. 300,600.
+        facts: Table: columns with facts about the examples, separated by commas.
+        examples: Table: CSV file of facts about the examples, id first.
+        images: Zoo: labelled images to select from; a folder or shapes:STYLE.
+        id_images: Zoo: labelled in-distribution images, not trained on, to rate models by.
+        digits_models: Without an argument: how many classifiers to train.
+        sizes: Subset sizes, separated by commas. Default: 10, 20, 50, 100, 250, ... and all.
+        size: One subset size, instead of --sizes.
+        solver: swap, or adam (as published).
+        split: What stays on one side of the split of the models: group (training run), family, or random
+            (nothing). Default: group.
+        compat: Split the models at random as the authors' code does.
+        path: Over the sizes: independent, warm (started from the one before) or nested.
+        strata: Keep the share of each class (label), or of each value of a column of facts.
+        permutations: Reruns behind a verdict, at least 19; 0: no test.
+        folds: Folds of the cross-fit behind a verdict.
+        workers: Threads of the reruns. Default: one per CPU.
+        layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
+        gate: Exit with 3 where such a subset is supported: a failure the average hides.
+        ids: File for the examples of the chosen subset: .csv, or .txt of ids.
+        save: JSON file for the chosen subset, for assay.load_subset.
+        dry_run: Print how often the solver would run; select nothing.
+    """
+
+    groups: Annotated[str | None, INPUTS] = None
+    families: Annotated[str | None, INPUTS] = None
+    id_envs: Annotated[str | None, INPUTS] = None
+    ood_env: Annotated[str | None, INPUTS] = None
+    checkpoints: Annotated[str, INPUTS] = "last"
+    facts: Annotated[str | None, INPUTS] = None
+    examples: Annotated[Path | None, INPUTS] = None
+    images: Annotated[str | None, INPUTS] = None
+    id_images: Annotated[str | None, INPUTS] = None
+    digits_models: Annotated[int | None, INPUTS, at_least(32)] = None
+    sizes: Annotated[str | None, SELECTION] = None
+    size: Annotated[Count | None, SELECTION] = None
+    solver: Annotated[str, SELECTION, one_of("swap", "adam")] = "swap"
+    split: Annotated[str | None, SELECTION, one_of("group", "family", "random")] = None
+    compat: Annotated[bool, SELECTION] = False
+    path: Annotated[str, SELECTION, one_of("independent", "warm", "nested")] = "independent"
+    strata: Annotated[str | None, SELECTION] = None
+    permutations: Annotated[int, VERDICT, at_least(0)] = 99
+    folds: Annotated[int, VERDICT, at_least(3)] = 5
+    workers: Annotated[Count | None, RUNNING] = None
+    layout: Annotated[str, RUNNING, one_of("auto", "dense", "packed", "accelerator")] = "auto"
+    gate: Annotated[bool, RUNNING] = False
+    ids: Annotated[Path | None, OUTPUT] = None
+    save: Annotated[Path | None, OUTPUT] = None
+    dry_run: Annotated[bool, RUNNING] = False
+
+    def solving(self, device: str | None) -> dict[str, Any]:
+        """What the solver is told beside data and sizes."""
+        return {
+            "path": self.path,
+            "n_permutations": self.permutations,
+            "folds": self.folds,
+            "solver": self.solver,
+            "split": self.split,
+            "compat": self.compat,
+            "strata": self.strata,
+            "layout": self.layout,
             "device": device,
-            "seed": seed,
+            "seed": self.seed,
         }
-        chosen = asked or found.sizes
-        if dry_run:
-            _show_plan(plan_selection(found.data, chosen, **settings), as_json=as_json)
-            return
 
-        def note(text: str) -> None:
-            if not quiet:
-                echo(f"note: {text}", err=True)
 
+@command(SUBSETS, example="assay select predictions.csv --groups run --sizes 50,100 --report subset.html")
+def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> int:
+    """Find the examples on which better models do worse.
+
+    Better in distribution, that is; and the finding is tested.
+
+    Args:
+        predictions: Correctness archive (.npz, .parquet), table of predictions (.csv, .parquet), folder of
+            prediction CSVs by checkpoint, or a zoo with --images. Default: classifiers of digits, trained on
+            the spot.
+        settings: The options.
+    """
+    from assay.pipeline.subsets import plan_selection, select_stored
+
+    device, sizes = device_of(settings), _check(settings)
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        read = _read(predictions, settings, device, progress)
+        solving = settings.solving(device)
+        if settings.dry_run:
+            _show_plan(plan_selection(read.data, sizes or read.sizes, **solving), as_json=settings.json)
+            return 0
         result = select_stored(
-            found.data,
-            chosen,
-            workers=workers,
-            store=open_store(store),
+            read.data,
+            sizes or read.sizes,
+            workers=settings.workers,
+            store=open_store(settings.store),
             progress=progress,
-            note=note,
-            **settings,
+            note=noting(settings),
+            **solving,
         )
-    if out is not None:
-        write_atomically(make_room(out), json.dumps(result.document, indent=1, allow_nan=False).encode())
-    if report is not None:
-        save_report(make_room(report), result.document)
-    if ids is not None:
-        write_atomically(make_room(ids), _ids(result, ids.suffix).encode())
-    if save is not None:
-        write_atomically(make_room(save), json.dumps(result.headline, allow_nan=False).encode())
-    if as_json:
+    _hand_over(settings, result)
+    if settings.gate and result.document["verdict"]["status"] == "supported":
+        say(f"gate: on {result.document['size']} of the examples better models do worse (supported)")
+        return GATE_FIRED
+    return 0
+
+
+def _check(settings: SelectSettings) -> tuple[int, ...] | None:
+    """Refuse settings that do not go together; returns the sizes asked for."""
+    sizes = _sizes(settings.sizes, settings.size)
+    if settings.ids is not None and settings.ids.suffix not in (".csv", ".txt"):
+        raise InputError(f"--ids is {settings.ids}; give NAME.csv, or NAME.txt for the ids alone")
+    if not settings.dry_run:
+        check_outputs(settings.out, settings.report, settings.ids, settings.save, store=settings.store)
+    return sizes
+
+
+def _read(
+    predictions: Path | None, settings: SelectSettings, device: str | None, progress: "Progress"
+) -> "GivenData":
+    from assay.pipeline.subset_data import read_data
+
+    facts = [each.strip() for each in settings.facts.split(",")] if settings.facts else ()
+    return read_data(
+        predictions,
+        groups=settings.groups,
+        families=settings.families,
+        id_envs=settings.id_envs,
+        ood_env=settings.ood_env,
+        checkpoints=settings.checkpoints,
+        facts=facts,
+        examples=settings.examples,
+        images=settings.images,
+        id_images=settings.id_images,
+        digits_models=settings.digits_models,
+        device=device,
+        seed=settings.seed,
+        folder=None if settings.dry_run else store_folder(settings.store),
+        progress=progress,
+    )
+
+
+def _hand_over(settings: SelectSettings, result: "StoredSelection") -> None:
+    """The result to files and to stdout."""
+    from assay.circuits import write_atomically
+
+    write_files(settings, result.document)
+    if settings.ids is not None:
+        write_atomically(make_room(settings.ids), _ids(result, settings.ids.suffix).encode())
+    if settings.save is not None:
+        write_atomically(make_room(settings.save), json.dumps(result.headline, allow_nan=False).encode())
+    if settings.json:
         print_json(result.document)
-    else:
-        print_subset(result.document)
-        for name, written in (("document", out), ("report", report), ("ids", ids), ("subset", save)):
-            if written is not None:
-                echo(f"{name:<8} {written}")
-        echo(f"result   {result.id}{' (taken from the store)' if result.cached else ''}")
-    if gate and result.document["verdict"]["status"] == "supported":
-        echo(
-            f"gate: on {result.document['size']} of the examples better models do worse (supported)", err=True
-        )
-        raise typer.Exit(GATE_FIRED)
+        return
+    print_subset(result.document)
+    echo_files(document=settings.out, report=settings.report, ids=settings.ids, subset=settings.save)
+    echo_result(result.id, cached=result.cached)
 
 
 def _sizes(sizes: str | None, size: int | None) -> tuple[int, ...] | None:

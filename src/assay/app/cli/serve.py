@@ -1,66 +1,60 @@
 """`assay serve`: the results store, and monitors that run, as a local site."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from assay.app.cli.border import command, echo
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    DEFAULT_STORE,
-    ConfigOption,
-    QuietOption,
-    StoreOption,
-    TracebackOption,
-    option,
-)
+from assay.app.cli.border import say
+from assay.app.cli.parsing import STORE, command
+from assay.app.settings import DEFAULT_STORE, Quiet, Storing, at_least, own_group
 
 
-@app.command()
-@command
-def serve(
-    store: StoreOption = None,
-    host: Annotated[
-        str, option("--host", "Address to listen on; any but a loopback one needs --token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, option("--port", "Port; 0 takes a free one.", min=0, max=65535)] = 8651,
-    token: Annotated[
-        str | None, option("--token", "What visitors must show: 16 characters or more.", show_default=False)
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        option("--allow-host", "A further name under which the site is visited; may be repeated."),
-    ] = None,
-    monitor: Annotated[
-        list[Path] | None,
-        option(
-            "--monitor",
-            "TOML file of `assay monitor` options, or the directory of a running monitor; may be repeated.",
-        ),
-    ] = None,
-    quiet: QuietOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Show the results store in a local, read-only site, until Ctrl-C."""
+SITE = own_group("Site")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings(Quiet, Storing):
+    """Where the site is served, and to whom.
+
+    Attributes:
+        host: Address to listen on; any but a loopback one needs --token.
+        port: Port; 0 takes a free one.
+        token: What visitors must show: 16 characters or more.
+        allow_host: A further name under which the site is visited; repeat for several.
+        monitor: TOML file of `assay monitor` options, or the directory of a running monitor; repeat for
+            several.
+    """
+
+    host: Annotated[str, SITE] = "127.0.0.1"
+    port: Annotated[int, SITE, at_least(0, 65535)] = 8651
+    token: Annotated[str | None, SITE] = None
+    allow_host: Annotated[tuple[str, ...], SITE] = ()
+    monitor: Annotated[tuple[Path, ...], SITE] = ()
+
+
+@command(STORE, example="assay serve --store assay-out --monitor assay-monitor")
+def serve(settings: ServeSettings) -> None:
+    """Show the store as a local, read-only site until Ctrl-C."""
     from assay.app.monitor.watch import watched
     from assay.app.site.web import create_app
     from assay.app.site.web import serve as run
     from assay.store import Store
 
-    kept = Store(store or DEFAULT_STORE, create=False)
-    create_app(kept, host=host, token=token)  # what is wrong with host or token, before a monitor is loaded
-    monitors = [watched(path) for path in monitor or ()]
+    store = Store(settings.store or DEFAULT_STORE, create=False)
+    # What is wrong with host or token, before a monitor is loaded.
+    create_app(store, host=settings.host, token=settings.token)
+    monitors = [watched(path) for path in settings.monitor]
 
     def ready(address: str) -> None:
-        if not quiet:
-            echo(f"serving {kept.directory} at {address}  (Ctrl-C ends it)", err=True)
+        if not settings.quiet:
+            say(f"serving {store.directory} at {address}  (Ctrl-C ends it)")
 
     run(
-        kept,
-        host=host,
-        port=port,
-        token=token,
+        store,
+        host=settings.host,
+        port=settings.port,
+        token=settings.token,
         monitors=monitors,
-        allowed_hosts=allow_host or (),
+        allowed_hosts=settings.allow_host,
         ready=ready,
     )

@@ -1,20 +1,12 @@
 """`assay store`: whether a store is whole, and what killed writers left in it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from assay.app.cli.border import command, echo, print_json
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    DEFAULT_STORE,
-    JsonOption,
-    QuietOption,
-    StoreOption,
-    TracebackOption,
-    option,
-)
+from assay.app.cli.border import echo, print_json
+from assay.app.cli.parsing import STORE, command, family
+from assay.app.settings import DEFAULT_STORE, RUNNING, Storing, Talking
 
 
 if TYPE_CHECKING:
@@ -22,60 +14,56 @@ if TYPE_CHECKING:
 
 _KINDS = {"temporary": "temporary files", "array": "arrays of no result"}
 
-store_app = typer.Typer(
-    name="store",
-    help="Check a results store and clear what killed runs left.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(store_app)
+store_app = family(STORE, "store", "Check a store and clear what killed runs left.")
 
 
-@store_app.command("verify")
-@command
-def verify(
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    traceback: TracebackOption = False,
-) -> None:
-    """Check every result and array; exits with 1 if one is wrong."""
+@dataclass(frozen=True, kw_only=True)
+class VerifySettings(Talking, Storing):
+    """Which store is checked."""
+
+
+@command(parent=store_app, example="assay store verify --store assay-out")
+def verify(settings: VerifySettings) -> int:
+    """Check every result and array; exit with 1 if one is wrong."""
     from assay.store import Store
 
-    kept = Store(store or DEFAULT_STORE, create=False)
-    problems, left = kept.verify(), kept.leftovers()
-    if as_json:
-        print_json({"results": kept.count(), "problems": problems, "leftovers": _listed(left)})
+    store = Store(settings.store or DEFAULT_STORE, create=False)
+    problems, left = store.verify(), store.leftovers()
+    if settings.json:
+        print_json({"results": store.count(), "problems": problems, "leftovers": _listed(left)})
     else:
         for problem in problems:
             echo(problem)
-        echo(f"{kept.count():,} results, {len(problems):,} problems")
+        echo(f"{store.count():,} results, {len(problems):,} problems")
         if left:
             echo(f"{_counted(left)} left by runs that were killed; `assay store gc` removes them")
-    if problems:
-        raise typer.Exit(1)
+    return 1 if problems else 0
 
 
-@store_app.command("gc")
-@command
-def gc(
-    store: StoreOption = None,
-    dry_run: Annotated[bool, option("--dry-run", "List what would be removed; remove nothing.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    traceback: TracebackOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CleanSettings(Talking, Storing):
+    """Which store is cleared.
+
+    Attributes:
+        dry_run: List what would be removed; remove nothing.
+    """
+
+    dry_run: Annotated[bool, RUNNING] = False
+
+
+@command(parent=store_app, example="assay store gc --dry-run")
+def gc(settings: CleanSettings) -> None:
     """Remove files that killed runs left and no result needs."""
     from assay.store import Store
 
-    kept = Store(store or DEFAULT_STORE, create=False)
-    found = kept.leftovers() if dry_run else kept.remove_leftovers()
-    if as_json:
-        print_json({"removed": not dry_run, "leftovers": _listed(found)})
+    store = Store(settings.store or DEFAULT_STORE, create=False)
+    left = store.leftovers() if settings.dry_run else store.remove_leftovers()
+    if settings.json:
+        print_json({"removed": not settings.dry_run, "leftovers": _listed(left)})
         return
-    for each in found:
+    for each in left:
         echo(str(each.path))
-    echo(f"{_counted(found)} {'would be removed' if dry_run else 'removed'}")
+    echo(f"{_counted(left)} {'would be removed' if settings.dry_run else 'removed'}")
 
 
 def _counted(found: "Sequence[Leftover]") -> str:

@@ -6,24 +6,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from assay.app.cli.border import check_outputs, command, echo, open_store, print_json, print_table, say
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    DEFAULT_STORE,
-    ConfigOption,
-    DeviceOption,
-    DryRunOption,
-    JsonOption,
-    QuietOption,
-    StoreOption,
-    TracebackOption,
-    option,
-)
+from assay.app.cli.border import check_outputs, device_of, echo, open_store, print_json, print_table, say
+from assay.app.cli.parsing import CIRCUITS, command
+from assay.app.settings import DEFAULT_STORE, RUNNING, Count, DryRun, Placed, Storing, Talking
 
 
 if TYPE_CHECKING:
@@ -31,75 +22,76 @@ if TYPE_CHECKING:
     from assay.pipeline.jobs import Job
     from assay.pipeline.plan import Plan
     from assay.pipeline.progress import Report, SweepProgress
-    from assay.pipeline.schedule import SweepOutcome
+    from assay.pipeline.schedule import Executor, SweepOutcome
     from assay.store import ResultSummary, Store
 
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
-@app.command()
-@command
-def sweep(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="TOML file of the plan.")],
-    workers: Annotated[
-        int | None,
-        option("--workers", "Jobs at a time.  [default: the plan's, else one per core]", min=1),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        option(
-            "--ray",
-            "Run on Ray: local (this machine), auto or HOST:PORT (a cluster).  [default: processes]",
-            metavar="ADDRESS",
-        ),
-    ] = None,
-    store: StoreOption = None,
-    device: DeviceOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    dry_run: DryRunOption = False,
-    config: ConfigOption = None,
-    traceback: TracebackOption = False,
-) -> None:
-    """Run a plan of many jobs; the same command goes on after a kill, and two of them share the work."""
-    from assay.pipeline import check_options
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings(Talking, DryRun, Placed, Storing):
+    """How a plan is run.
+
+    Attributes:
+        workers: Jobs at a time. Default: the plan's, else one per core.
+        ray: Run on Ray: local (this machine), auto or HOST:PORT (a cluster). Default: processes.
+    """
+
+    workers: Annotated[Count | None, RUNNING] = None
+    ray: Annotated[str | None, RUNNING, Parameter(metavar="ADDRESS")] = None
+
+
+@command(CIRCUITS, example="assay sweep plan.toml --workers 4 --dry-run")
+def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
+    """Run a plan of many jobs; run it again to resume.
+
+    Two runs of one plan share the work.
+
+    Args:
+        plan: TOML file of the plan.
+        settings: The options.
+    """
     from assay.pipeline.expand import expand
-    from assay.pipeline.local import LocalWorkers
     from assay.pipeline.outcome import keep_sweep
     from assay.pipeline.plan import read_plan
-    from assay.pipeline.schedule import Executor, run_jobs
+    from assay.pipeline.schedule import run_jobs
 
     read = read_plan(plan)
-    if workers is not None:
-        read = read.model_copy(update={"limits": read.limits.model_copy(update={"workers": workers})})
-    check_options(device=device)
-    executor: Executor = LocalWorkers()
-    if ray is not None:
-        from assay.pipeline.cluster import RayWorkers
-
-        executor = RayWorkers(ray)
-    if not dry_run:
-        check_outputs(store=store)
-    if not quiet:
+    if settings.workers is not None:
+        limits = read.limits.model_copy(update={"workers": settings.workers})
+        read = read.model_copy(update={"limits": limits})
+    device, executor = device_of(settings), _executor(settings.ray)
+    if not settings.dry_run:
+        check_outputs(store=settings.store)
+    if not settings.quiet:
         say(f"{read.name}: loading models and tasks ...")
     jobs = expand(read, device=device)
-    if dry_run:
-        _show_cost(read, jobs, store, as_json=as_json)
-        return
-    kept = open_store(store)
-    with _progress(quiet=quiet) as progress, _interrupted_by_sigterm():
+    if settings.dry_run:
+        _show_cost(read, jobs, settings.store, as_json=settings.json)
+        return 0
+    store = open_store(settings.store)
+    with _progress(quiet=settings.quiet) as progress, _interrupted_by_sigterm():
         outcome = run_jobs(
             jobs,
-            store or DEFAULT_STORE,
+            settings.store or DEFAULT_STORE,
             executor=executor,
             limits=read.limits,
             log=read.name,
             progress=progress,
         )
-    identity = keep_sweep(kept, read, jobs) if outcome.ok else None
-    _show_outcome(read, jobs, kept, outcome, identity, as_json=as_json, quiet=quiet)
-    if not outcome.ok:
-        raise typer.Exit(1)
+    identity = keep_sweep(store, read, jobs) if outcome.ok else None
+    _show_outcome(read, jobs, store, outcome, identity, as_json=settings.json, quiet=settings.quiet)
+    return 0 if outcome.ok else 1
+
+
+def _executor(ray: str | None) -> "Executor":
+    from assay.pipeline.local import LocalWorkers
+
+    if ray is None:
+        return LocalWorkers()
+    from assay.pipeline.cluster import RayWorkers
+
+    return RayWorkers(ray)
 
 
 # ---- before -------------------------------------------------------------------------------------
@@ -174,9 +166,10 @@ def _progress(*, quiet: bool) -> "Iterator[Report | None]":
         yield _Lines().tell
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    left = TimeRemainingColumn(elapsed_when_finished=True)
+    columns = BarColumn(), left, TextColumn("{task.description}", markup=False)
     with Progress(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task("")
 

@@ -1,193 +1,196 @@
 """`assay zoo`: train the models of a grid, record what they predict, list them, choose configurations."""
 
-import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from assay.app.cli.border import command, echo, make_room, print_json, print_table, progress_on_stderr
-from assay.app.cli.commands import app
-from assay.app.cli.options import (
-    AblationOption,
-    BatchOption,
-    DeviceOption,
-    DryRunOption,
-    JsonOption,
-    MethodOption,
-    ObjectiveOption,
-    QuietOption,
-    SeedOption,
-    StepsOption,
-    TracebackOption,
-    option,
+from assay.app.cli.border import (
+    device_of,
+    echo,
+    make_room,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    say,
+    write_json,
+)
+from assay.app.cli.parsing import IMAGES, command, family
+from assay.app.names import one_of
+from assay.app.settings import (
+    INPUTS,
+    OUTPUT,
+    Ablating,
+    Batched,
+    Count,
+    Discovering,
+    DryRun,
+    Placed,
+    Seeded,
+    SkipBad,
+    Talking,
+    at_least,
+    own_group,
 )
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
     from assay.tasks import EvalTransform, ImageSet
-    from assay.zoo import Correctness, Zoo
+    from assay.zoo import Correctness, Grid, Zoo
 
-zoo_app = typer.Typer(
-    name="zoo",
-    help="Train, record and list zoos of image classifiers.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+STYLES = ("flat", "sketch", "neon", "stripes", "relief")
+TRAINING, CONFIGURATIONS = own_group("Training"), own_group("Configurations")
+
+zoo_app = family(IMAGES, "zoo", "Train, record and list zoos of image classifiers.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domains(SkipBad):
+    """Labelled images.
+
+    Attributes:
+        images: A domain, DIR/CLASS/*, or an .npz archive; repeat where several are read.
+        shapes: A style of the drawn shapes instead: flat, sketch, neon, stripes or relief.
+        n: Images per domain. Default: all of a folder, 1200 shapes.
+    """
+
+    images: Annotated[tuple[Path, ...], INPUTS] = ()
+    shapes: Annotated[tuple[str, ...], INPUTS, one_of(*STYLES)] = ()
+    n: Annotated[Count | None, INPUTS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validating:
+    """What training is judged on.
+
+    Attributes:
+        holdout: Share of each class to validate on.
+    """
+
+    holdout: Annotated[float, TRAINING] = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(Talking, DryRun, Seeded, Placed, Validating, Domains):
+    """What models are trained on.
+
+    Attributes:
+        out: Directory of the zoo.
+        size: Height and width that images are read at, in pixels.
+        checkpoint: Step after which models are kept too; repeat for several.
+    """
+
+    out: Annotated[Path, OUTPUT]
+    size: Annotated[int, INPUTS, at_least(16)] = 32
+    checkpoint: Annotated[tuple[int, ...], TRAINING] = ()
+
+
+@command(
+    parent=zoo_app, name="train", example="assay zoo train shapes-quick --shapes flat --out zoo --dry-run"
 )
-app.add_typer(zoo_app)
+def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: TrainSettings) -> None:
+    """Train a model for every recipe of a grid.
 
-ImagesOption = Annotated[
-    list[Path] | None,
-    option("--images", "A domain, DIR/CLASS/*, or an .npz archive; may be repeated where several are read."),
-]
-ShapesOption = Annotated[
-    list[str] | None,
-    option("--shapes", "A style of the drawn shapes instead: flat, sketch, neon, stripes or relief."),
-]
-SizeOption = Annotated[int, option("--size", "Height and width that images are read at, in pixels.", min=16)]
-ImageCountOption = Annotated[
-    int | None, option("--n", "Images per domain.  [default: all of a folder, 1200 shapes]", min=1)
-]
-SkipOption = Annotated[bool, option("--skip-bad", "Leave out image files that cannot be decoded; counted.")]
-ZooArgument = Annotated[
-    Path | None, typer.Argument(metavar="[ZOO]", help="A zoo.  [default: the embedded one]")
-]
+    Run the same command again to resume.
 
-
-@zoo_app.command("train")
-@command
-def train_(
-    grid: Annotated[str, typer.Argument(metavar="CONFIG", help="TOML or JSON file of a grid, or a preset.")],
-    out: Annotated[Path, option("--out", "Directory of the zoo.")],
-    images: ImagesOption = None,
-    shapes: ShapesOption = None,
-    size: SizeOption = 32,
-    n: ImageCountOption = None,
-    holdout: Annotated[float, option("--holdout", "Share of each class to validate on.")] = 0.2,
-    checkpoints: Annotated[
-        list[int] | None, option("--checkpoint", "Step after which models are kept too; may be repeated.")
-    ] = None,
-    skip_bad: SkipOption = False,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    dry_run: DryRunOption = False,
-    traceback: TracebackOption = False,
-) -> None:
-    """Train a model for every recipe of a grid; the same command goes on after a kill."""
+    Args:
+        grid: TOML or JSON file of a grid, or a preset.
+        settings: The options.
+    """
     from assay.tasks import EvalTransform
     from assay.zoo import Grid, train_zoo
 
     chosen = Grid.read(grid)
-    recipes = chosen.recipes()
-    if dry_run:
-        if images or shapes:
-            _one_domain(domain_count(images, shapes))
-        steps = sum(recipe.steps for recipe in recipes)
-        passes = sum(recipe.steps * recipe.batch_size for recipe in recipes)
-        if as_json:
-            keys = [recipe.key for recipe in recipes]
-            print_json({"grid": chosen.to_dict(), "models": keys, "steps": steps, "images": passes})
-            return
-        echo(f"{chosen.name}: {len(recipes)} models, {steps:,} steps over {passes:,} images in all")
-        print_table("", ["model", "steps"], [[r.key, f"{r.steps:,}"] for r in recipes], right="steps")
+    if settings.dry_run:
+        _show_plan(settings, chosen)
         return
-    transform = EvalTransform(resize=(size, size))
-    domains = read_images(images, shapes, transform=transform, n=n, seed=seed, skip_bad=skip_bad)
+    transform = EvalTransform(resize=(settings.size, settings.size))
+    domains = read_images(settings, settings.seed, transform=transform)
     _one_domain(len(domains))
-    with progress_on_stderr(quiet=quiet) as progress:
+    with progress_on_stderr(quiet=settings.quiet) as progress:
         zoo = train_zoo(
             chosen,
             domains[0],
-            out,
-            holdout=holdout,
-            split_seed=seed,
-            checkpoints=tuple(checkpoints or ()),
-            device=device,
+            settings.out,
+            holdout=settings.holdout,
+            split_seed=settings.seed,
+            checkpoints=settings.checkpoint,
+            device=device_of(settings),
             progress=progress,
         )
-    _show(zoo, as_json=as_json)
+    _show(zoo, as_json=settings.json)
 
 
-@zoo_app.command("index")
-@command
-def index(
-    zoo: ZooArgument = None,
-    images: ImagesOption = None,
-    shapes: ShapesOption = None,
-    size: Annotated[
-        int | None, option("--size", "Side of the images.  [default: what the first model reads]", min=16)
-    ] = None,
-    n: ImageCountOption = None,
-    id_images: Annotated[
-        Path | None,
-        option("--id-images", "In-distribution domain to measure ID accuracy on.  [default: as validated]"),
-    ] = None,
-    circuits: Annotated[bool, option("--circuits", "Discover each model's circuit on each domain.")] = False,
-    method: MethodOption = "eap-ig-inputs",
-    objective: ObjectiveOption = None,
-    ablation: AblationOption = None,
-    steps: StepsOption = 5,
-    out: Annotated[
-        Path | None,
-        option("--out", "Directory for DOMAIN.npz, the correctness matrices.  [default: ZOO/correctness]"),
-    ] = None,
-    skip_bad: SkipOption = False,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    batch_size: BatchOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    traceback: TracebackOption = False,
-) -> None:
-    """Record logits, correct answers and circuits of every model on images; what is there is not repeated."""
-    from assay.pipeline.targets import FIRST_TARGET
-    from assay.tasks import EvalTransform
-    from assay.zoo import correctness, edge_scores
-    from assay.zoo.archive import EMBEDDED
+def _show_plan(settings: TrainSettings, grid: "Grid") -> None:
+    """Steps and images of every model."""
+    if settings.images or settings.shapes:
+        _one_domain(domain_count(settings.images, settings.shapes))
+    recipes = grid.recipes()
+    steps = sum(recipe.steps for recipe in recipes)
+    passes = sum(recipe.steps * recipe.batch_size for recipe in recipes)
+    if settings.json:
+        keys = [recipe.key for recipe in recipes]
+        print_json({"grid": grid.to_dict(), "models": keys, "steps": steps, "images": passes})
+        return
+    echo(f"{grid.name}: {len(recipes)} models, {steps:,} steps over {passes:,} images in all")
+    print_table("", ["model", "steps"], [[r.key, f"{r.steps:,}"] for r in recipes], right="steps")
 
-    found = _opened(zoo)
-    if found.path == EMBEDDED and out is None:
-        raise InputError("the embedded zoo is part of the package and stays as it is; give --out")
-    first = found.load(found.keys[0]) if found.keys else None
-    if first is None:
-        raise InputError(f"the zoo {found.name!r} has no trained model yet; run `assay zoo train`")
-    options: dict[str, Any] = {
-        "transform": EvalTransform.for_model(first) if size is None else EvalTransform(resize=(size, size)),
-        "classes": found.classes or first.classes,
-        "n": n,
-        "seed": seed,
-        "skip_bad": skip_bad,
-    }
-    # Drawn images of the first numbers are those that `zoo train` trains on.
-    domains = read_images(images, shapes, start=FIRST_TARGET, **options)
-    within = None if id_images is None else read_images([id_images], None, **options)[0]
-    folder = out or found.path / "correctness"
+
+@dataclass(frozen=True, kw_only=True)
+class IndexSettings(Talking, Seeded, Batched, Ablating, Discovering, Domains):
+    """What is recorded of every model.
+
+    Attributes:
+        size: Side of the images. Default: what the first model reads.
+        id_images: In-distribution domain to measure ID accuracy on. Default: as validated.
+        circuits: Discover each model's circuit on each domain.
+        out: Directory for DOMAIN.npz, the correctness matrices. Default: ZOO/correctness.
+    """
+
+    size: Annotated[int | None, INPUTS, at_least(16)] = None
+    id_images: Annotated[Path | None, INPUTS] = None
+    circuits: Annotated[bool, OUTPUT] = False
+    out: Annotated[Path | None, OUTPUT] = None
+
+
+ZooFolder = Annotated[Path | None, Parameter(name="ZOO")]
+
+
+@command(parent=zoo_app, example="assay zoo index zoo --shapes sketch --circuits")
+def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
+    """Record logits, correct answers and circuits of every model.
+
+    What is recorded already is not repeated.
+
+    Args:
+        zoo: A zoo. Default: the embedded one.
+        settings: The options.
+    """
+    from assay.zoo import correctness
+
+    opened, device = _opened(zoo), device_of(settings)
+    domains, within = _domains(opened, settings)
+    folder = settings.out or opened.path / "correctness"
     written = []
-    with progress_on_stderr(quiet=quiet) as progress:
+    with progress_on_stderr(quiet=settings.quiet) as progress:
         for domain in domains:
             matrix = correctness(
-                found, domain, id_images=within, batch_size=batch_size, device=device, progress=progress
+                opened,
+                domain,
+                id_images=within,
+                batch_size=settings.batch_size,
+                device=device,
+                progress=progress,
             )
             path = matrix.save(make_room(folder / f"{domain.domain.replace('/', '-')}.npz"))
             written.append((path, matrix))
-            for number, key in enumerate(found.keys if circuits else ()):
-                progress("discover", number, len(found.keys))
-                edge_scores(
-                    found,
-                    key,
-                    domain,
-                    method=method,
-                    objective=objective,
-                    ablation=ablation,
-                    steps=int(steps),
-                    seed=seed,
-                    batch_size=batch_size,
-                    device=device,
-                )
-    if as_json:
+            for number, key in enumerate(opened.keys if settings.circuits else ()):
+                progress("discover", number, len(opened.keys))
+                _score(opened, key, domain, settings, device)
+    if settings.json:
         print_json([_matrix_record(path, matrix) for path, matrix in written])
         return
     for path, matrix in written:
@@ -198,48 +201,105 @@ def index(
         )
 
 
-@zoo_app.command("list")
-@command
-def list_(
-    zoo: ZooArgument = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    traceback: TracebackOption = False,
-) -> None:
-    """List the models of a zoo with their recipes and in-distribution accuracies."""
-    _show(_opened(zoo), as_json=as_json)
+def _domains(zoo: "Zoo", settings: IndexSettings) -> "tuple[list[ImageSet], ImageSet | None]":
+    """The images to record, and those of the models' own domain."""
+    from assay.pipeline.targets import FIRST_TARGET
+    from assay.tasks import EvalTransform
+    from assay.zoo.archive import EMBEDDED
+
+    if zoo.path == EMBEDDED and settings.out is None:
+        raise InputError("the embedded zoo is part of the package and stays as it is; give --out")
+    first = zoo.load(zoo.keys[0]) if zoo.keys else None
+    if first is None:
+        raise InputError(f"the zoo {zoo.name!r} has no trained model yet; run `assay zoo train`")
+    side = settings.size
+    transform = EvalTransform.for_model(first) if side is None else EvalTransform(resize=(side, side))
+    read: dict[str, Any] = {"transform": transform, "classes": zoo.classes or first.classes}
+    # Drawn images of the first numbers are those that `zoo train` trains on.
+    domains = read_images(settings, settings.seed, start=FIRST_TARGET, **read)
+    if settings.id_images is None:
+        return domains, None
+    own = Domains(images=(settings.id_images,), n=settings.n, skip_bad=settings.skip_bad)
+    return domains, read_images(own, settings.seed, **read)[0]
 
 
-@zoo_app.command("select")
-@command
+def _score(zoo: "Zoo", key: str, domain: "ImageSet", settings: IndexSettings, device: str | None) -> None:
+    """The circuit of one model on one domain, kept in the zoo."""
+    from assay.zoo import edge_scores
+
+    edge_scores(
+        zoo,
+        key,
+        domain,
+        method=settings.method,
+        objective=settings.objective,
+        ablation=settings.ablation,
+        steps=int(settings.steps),
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        device=device,
+    )
+
+
+@command(parent=zoo_app, name="list", example="assay zoo list zoo --json")
+def list_(zoo: ZooFolder = None, /, *, settings: Talking) -> None:
+    """List the models of a zoo with recipes and ID accuracies.
+
+    Args:
+        zoo: A zoo. Default: the embedded one.
+        settings: The options.
+    """
+    _show(_opened(zoo), as_json=settings.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectSettings(Talking):
+    """Which configurations are kept.
+
+    Attributes:
+        out: JSON file of the smaller grid, for `assay zoo train`.
+        tolerance: Accuracy below the best that is near-optimal.
+        configurations: How many to keep. Default: as few as serve.
+    """
+
+    out: Annotated[Path, OUTPUT]
+    tolerance: Annotated[float, CONFIGURATIONS] = 0.02
+    configurations: Annotated[int | None, CONFIGURATIONS] = None
+
+
+@command(parent=zoo_app, example="assay zoo select sweep grid.toml --out smaller.json")
 def select(
-    sweep: Annotated[Path, typer.Argument(metavar="SWEEP", help="A zoo trained on one domain.")],
-    grid: Annotated[str, typer.Argument(metavar="CONFIG", help="The grid it was trained from.")],
-    out: Annotated[Path, option("--out", "JSON file of the smaller grid, for `assay zoo train`.")],
-    tolerance: Annotated[
-        float, option("--tolerance", "Accuracy below the best that is near-optimal.")
-    ] = 0.02,
-    size: Annotated[
-        int | None, option("--configurations", "How many to keep.  [default: as few as serve]")
-    ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    traceback: TracebackOption = False,
+    sweep: Path,
+    grid: Annotated[str, Parameter(name="CONFIG")],
+    /,
+    *,
+    settings: SelectSettings,
 ) -> None:
-    """Keep few configurations of a sweep such that each initialisation has a near-optimal one."""
-    from assay.circuits import write_atomically
+    """Keep few configurations that serve every initialisation.
+
+    Each initialisation keeps a near-optimal one.
+
+    Args:
+        sweep: A zoo trained on one domain.
+        grid: The grid it was trained from.
+        settings: The options.
+    """
     from assay.zoo import Grid, Zoo, select_configurations
 
     whole = Grid.read(grid)
-    found = select_configurations(Zoo.open(sweep), tolerance=tolerance, size=size)
-    smaller = whole.with_configurations(found.configurations)
-    content = json.dumps(smaller.to_dict(), indent=1, allow_nan=False)
-    write_atomically(make_room(out), content.encode())
-    if as_json:
-        print_json(found.to_dict())
+    selection = select_configurations(
+        Zoo.open(sweep), tolerance=settings.tolerance, size=settings.configurations
+    )
+    smaller = whole.with_configurations(selection.configurations)
+    write_json(settings.out, smaller.to_dict())
+    if settings.json:
+        print_json(selection.to_dict())
         return
-    echo(f"{len(found.configurations)} configurations kept, {len(smaller.recipes())} models  {out}")
-    rows = [[init, f"{gap:.3f}"] for init, gap in found.shortfall.items()]
+    echo(
+        f"{len(selection.configurations)} configurations kept, {len(smaller.recipes())} models  "
+        f"{settings.out}"
+    )
+    rows = [[init, f"{gap:.3f}"] for init, gap in selection.shortfall.items()]
     print_table("", ["initialisation", "below its best"], rows, right="below its best")
 
 
@@ -248,44 +308,41 @@ def _one_domain(count: int) -> None:
         raise InputError(f"{count} domains are given; a zoo is trained on one")
 
 
-def domain_count(images: list[Path] | None, shapes: list[str] | None) -> int:
+def domain_count(images: Sequence[Path], shapes: Sequence[str]) -> int:
     """How many domains `--images` and `--shapes` name; no image is read."""
     from assay.tasks import find_domains
 
     return sum(len(find_domains(source)) for source in _sources(images, shapes))
 
 
-def _sources(images: list[Path] | None, shapes: list[str] | None) -> list[str | Path]:
+def _sources(images: Sequence[Path], shapes: Sequence[str]) -> list[str | Path]:
     if not images and not shapes:
         raise InputError("no images are given; name a domain with --images DIR, or --shapes STYLE")
-    return [*(f"shapes:{style}" for style in shapes or ()), *(images or ())]
+    return [*(f"shapes:{style}" for style in shapes), *images]
 
 
 def read_images(
-    images: list[Path] | None,
-    shapes: list[str] | None,
+    domains: Domains,
+    seed: int,
     *,
     transform: "EvalTransform",
-    n: int | None,
-    seed: int,
-    skip_bad: bool,
     classes: tuple[str, ...] | None = None,
     start: int = 0,
 ) -> "list[ImageSet]":
-    """The domains that `--images` and `--shapes` name; drawn images count from `start`."""
+    """The images of every domain; drawn ones count from `start`."""
     from assay.tasks import ReadOptions, read_source
 
-    options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
-    found: list[ImageSet] = []
-    for source in _sources(images, shapes):
-        sets = read_source(
+    options = ReadOptions(n=domains.n, seed=seed, skip_bad=domains.skip_bad)
+    sets: list[ImageSet] = []
+    for source in _sources(domains.images, domains.shapes):
+        read = read_source(
             source, transform=transform, classes=classes, options=options, start=start, drawn=1200
         )
-        found += sets.values()
-    for each in found:
+        sets += read.values()
+    for each in sets:
         if each.skipped:
-            echo(f"note: {len(each.skipped)} files of {each.domain} were skipped", err=True)
-    return found
+            say(f"note: {len(each.skipped)} files of {each.domain} were skipped")
+    return sets
 
 
 def _opened(path: Path | None) -> "Zoo":

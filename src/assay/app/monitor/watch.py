@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.monitoring import SCHEMA, Reading
 from assay.app.monitor.alarms import STATE, AlarmFile, Notifier, Sink, Webhook, seconds_of
 from assay.app.monitor.metrics import metrics_text
+from assay.app.monitor.settings import MonitorOptions
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.untrusted import parse_json, parse_toml, printable
 from assay.models import Model, load_model
@@ -42,64 +43,10 @@ DEMO = ("flat", "sketch", "neon")  # what is watched out of the box, in this ord
 WRITE_EVERY = 60.0  # seconds between two writings of document and page, at least
 WRITE_SHARE = 50  # the same in times of what one writing takes: they grow with the readings
 # Options of the command that say how it talks and ends; a monitor inside a service does neither.
-OF_THE_COMMAND = frozenset(("metrics_port", "gate", "json", "as_json", "quiet", "dry_run", "traceback"))
+OF_THE_COMMAND = frozenset(("metrics_port", "gate", "json", "quiet", "dry_run", "traceback"))
 
 Tell = Callable[[str], None]
 Publish = Callable[[Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MonitorOptions:
-    """The options of `assay monitor`, by their names; what they mean stands there.
-
-    Attributes:
-        model: None takes the best of the embedded zoo.
-        images: Folders or `shapes:STYLE`, one after the other.
-        follow: Wait for new images; needs one folder.
-        poll, idle_timeout: Seconds.
-        skip_bad: Pass over image files that cannot be read, and count them; None: as `follow`.
-        alarm_file, webhook: Where alarms are told; None: nowhere.
-        cool_down: Seconds, or text with a unit: `10m`.
-        out: Directory of everything that is kept.
-        max_batches: Stop after so many.
-        device: Of the model.
-
-    Notes:
-        The others are those of `MonitorPlan`, and of `Watch` (order, n).
-    """
-
-    model: str | None = None
-    reference: str | None = None
-    images: tuple[str, ...] = ()
-    known: str | None = None
-    window: int = 64
-    known_batches: int | None = None
-    threshold: float | None = None
-    target: float | None = None
-    rule: str | None = None
-    alpha: float = 0.05
-    distance: str = "spearman"
-    order: str = "time"
-    n: int = 384
-    follow: bool = False
-    poll: float = 2.0
-    idle_timeout: float | None = None
-    max_batches: int | None = None
-    alarm_file: Path | None = None
-    webhook: str | None = None
-    cool_down: str | float | int = 0
-    skip_bad: bool | None = None
-    method: str | None = None
-    objective: str | None = None
-    ablation: str | None = None
-    steps: int | str | None = None
-    seed: int = 0
-    device: str | None = None
-    batch_size: int | None = None
-    out: Path = Path("assay-monitor")
-
-    def __repr__(self) -> str:
-        return f"MonitorOptions(model={self.model!r}, images={self.images!r}, out={str(self.out)!r})"
 
 
 def read_options(path: Path) -> MonitorOptions:
@@ -175,7 +122,6 @@ class MonitorRun:
             method=options.method,
             objective=options.objective,
             ablation=options.ablation,
-            device=options.device,
         )
         DISTANCES[options.distance]
         cool_down = seconds_of(options.cool_down)
@@ -186,7 +132,7 @@ class MonitorRun:
             self._sinks.append(AlarmFile(options.alarm_file))
         if cool_down and not self._sinks:
             raise InputError("a cool-down is of what is told; give an alarm file or a webhook, too")
-        self.model, style = _model(options.model, options.device)
+        self.model, style = _model(options.model, options.place(tell))
         sources = options.images or (
             tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ()
         )

@@ -1,0 +1,93 @@
+"""The circuit that a command judges: the one of `--circuit`, else one discovered for it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.app.settings import DEFAULT_STORE, Discovering, OfCircuit
+from assay.core.errors import InputError
+
+
+if TYPE_CHECKING:
+    from assay.circuits import Circuit, HeadCircuit
+    from assay.execution import CircuitRuns
+    from assay.graph import Graph
+    from assay.models import Model
+    from assay.pipeline import Draws, Estimate, Progress
+    from assay.store import Store
+    from assay.tasks import Task
+
+
+def given_circuit(
+    settings: OfCircuit, graph: "Graph", *, size: int | None, option: str = "--edges"
+) -> "Circuit | HeadCircuit | None":
+    """The circuit of `--circuit`, as it is described; None where one is to be discovered.
+
+    Args:
+        settings: Of the command.
+        graph: The graph of the model.
+        size: What another option says about the size of a discovered circuit.
+        option: That option.
+    """
+    from assay.pipeline.circuits import read_circuit
+    from assay.store import Store
+
+    if settings.circuit is None:
+        return None
+    if size is not None:
+        raise InputError(f"{option} sizes a discovered circuit, and --circuit gives one; choose one of them")
+    exists = settings.store is not None or Path(DEFAULT_STORE).exists()
+    return read_circuit(
+        settings.circuit,
+        graph,
+        lambda: Store(settings.store or DEFAULT_STORE, create=False) if exists else None,
+    )
+
+
+def circuit_of(
+    settings: OfCircuit, graph: "Graph", *, size: int | None, option: str = "--edges"
+) -> "Circuit | None":
+    """`given_circuit` as the edges to keep."""
+    from assay.circuits import Circuit, HeadCircuit
+
+    circuit = given_circuit(settings, graph, size=size, option=option)
+    return Circuit.from_heads(graph, circuit) if isinstance(circuit, HeadCircuit) else circuit
+
+
+def runs_of(
+    settings: OfCircuit,
+    model: "Model",
+    prompts: "Task | Draws | str",
+    circuit: "Circuit | None" = None,
+    *,
+    size: int | None,
+    ablation: str | None,
+    n: int | None = None,
+    store: "Store",
+    progress: "Progress",
+) -> "CircuitRuns":
+    """Runs of a circuit on prompts; without one, of the circuit that the settings discover."""
+    from assay import pipeline
+
+    return pipeline.runs_of(
+        model,
+        prompts,
+        circuit,
+        method=settings.method,
+        objective=settings.objective,
+        ablation=ablation,
+        n=n,
+        steps=settings.steps,
+        target=settings.target,
+        top=size,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        store=store,
+        progress=progress,
+    )
+
+
+def plan_discovery(settings: Discovering, model: "Model", n: int) -> "Estimate":
+    """What the discovery would run."""
+    from assay import pipeline
+
+    return pipeline.plan_discovery(model, method=settings.method, n=n, steps=settings.steps)

@@ -1,0 +1,237 @@
+"""`assay discover`: scores of all edges, and the strongest as a circuit."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from assay.app.cli.border import (
+    check_outputs,
+    device_of,
+    echo,
+    load,
+    make_room,
+    open_store,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    show_plan,
+)
+from assay.app.cli.parsing import CIRCUITS, command
+from assay.app.names import one_of
+from assay.app.settings import (
+    CIRCUIT,
+    DISCOVERY,
+    OUTPUT,
+    Ablating,
+    Batched,
+    Discovering,
+    Drawn,
+    DryRun,
+    OnImages,
+    OnTask,
+    Seeded,
+    Storing,
+    Talking,
+)
+from assay.core.errors import InputError
+
+
+if TYPE_CHECKING:
+    from assay.circuits import Circuit, EdgeScores
+    from assay.models import Model
+    from assay.store import Store
+    from assay.tasks import Task
+
+USUAL_EDGES = 200  # of a circuit without a stated size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscoverSettings(
+    Talking, DryRun, Seeded, Batched, Storing, Ablating, Discovering, Drawn, OnImages, OnTask
+):
+    """What is discovered, and which edges are kept.
+
+    Attributes:
+        options: Option of the method, NAME=VALUE, e.g. threshold=0.02; repeat for several.
+        quadrature: midpoint, left (as published), right or gauss-legendre.
+        top: Keep the K edges of largest |score|. Default: 200, or what the method means.
+        threshold: Keep edges of at least this |score|.
+        greedy: Grow K edges from the logits.
+        keep_unconnected: Also keep edges on no path from input to logits.
+        out: Circuit file to write, e.g. circuit.safetensors.
+        scores_out: File for the scores of all edges.
+    """
+
+    options: Annotated[tuple[str, ...], DISCOVERY, Parameter(name="--option")] = ()
+    quadrature: Annotated[str, DISCOVERY, one_of("midpoint", "left", "right", "gauss-legendre")] = "midpoint"
+    top: Annotated[int | None, CIRCUIT] = None
+    threshold: Annotated[float | None, CIRCUIT] = None
+    greedy: Annotated[int | None, CIRCUIT] = None
+    keep_unconnected: Annotated[bool, CIRCUIT] = False
+    out: Annotated[Path | None, OUTPUT] = None
+    scores_out: Annotated[Path | None, OUTPUT] = None
+
+
+@command(CIRCUITS, example="assay discover --task ioi --top 60 --out circuit.safetensors")
+def discover(settings: DiscoverSettings) -> None:
+    """Score every edge and keep the strongest as a circuit."""
+    from assay import pipeline
+
+    options = _check(settings)
+    device = device_of(settings)
+    if settings.dry_run:
+        model, n = load(settings.model, device), settings.n or pipeline.DEFAULT_N
+        stage = pipeline.plan_discovery(
+            model, method=settings.method, n=n, steps=settings.steps, options=options
+        )
+        show_plan(model, n, [stage], as_json=settings.json)
+        return
+    check_outputs(settings.out, settings.scores_out, store=settings.store)
+    model, task, scores, store = _scores(settings, device, options)
+    circuit = _choose(settings, scores, options)
+    _keep(settings, model, task, circuit, store)
+    if settings.out is not None:
+        circuit.save(make_room(settings.out))
+    if settings.scores_out is not None:
+        scores.save(make_room(settings.scores_out))
+    if settings.json:
+        print_json(_circuit_record(scores, circuit, settings.out))
+    else:
+        _print_circuit(scores, circuit, settings.out)
+
+
+def _check(settings: DiscoverSettings) -> dict[str, Any]:
+    """Refuse settings that do not go together; returns the options of the method."""
+    from assay import pipeline
+    from assay.pipeline.benchmark import parse_options
+
+    method = settings.method
+    options = dict(parse_options([f"{method}.{text}" for text in settings.options]).get(method, {}))
+    pipeline.check_options(
+        method=method,
+        options=options,
+        task=settings.task if settings.images is None else None,
+        ablation=settings.ablation,
+        objective=settings.objective,
+    )
+    if sum(choice is not None for choice in (settings.top, settings.threshold, settings.greedy)) > 1:
+        raise InputError("--top, --threshold and --greedy each choose a circuit; give one of them")
+    return options
+
+
+def _scores(
+    settings: DiscoverSettings, device: str | None, options: dict[str, Any]
+) -> "tuple[Model, Task, EdgeScores, Store]":
+    """Model, inputs, the scores of all edges, and the store they are in."""
+    from assay import pipeline
+    from assay.pipeline.inputs import read_inputs
+
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        progress("load", 0, 1)
+        model = load(settings.model, device)
+        task = read_inputs(
+            settings.task,
+            settings.images,
+            model,
+            n=settings.n,
+            seed=settings.seed,
+            skip_bad=settings.skip_bad,
+        )
+        store = open_store(settings.store)
+        progress("discover", 0, 1)
+        scores = pipeline.discover_stored(
+            model,
+            task,
+            settings.method,
+            objective=settings.objective,
+            ablation=settings.ablation,
+            steps=settings.steps,
+            quadrature=settings.quadrature,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            options=options,
+            store=store,
+        )
+        progress("discover", 1, 1)
+    return model, task, scores, store
+
+
+def _choose(settings: DiscoverSettings, scores: "EdgeScores", options: dict[str, Any]) -> "Circuit":
+    """The edges that are kept."""
+    from assay.discovery.edges import get_method
+
+    if settings.threshold is not None:
+        circuit = scores.threshold(settings.threshold)
+    elif settings.greedy is not None:
+        circuit = scores.greedy(settings.greedy)
+    elif settings.top is not None:
+        circuit = scores.top(settings.top)
+    else:
+        circuit = get_method(settings.method, **options).select(scores, USUAL_EDGES)
+    return circuit if settings.keep_unconnected else circuit.connected()
+
+
+def _keep(
+    settings: DiscoverSettings, model: "Model", task: "Task", circuit: "Circuit", store: "Store"
+) -> None:
+    """The circuit in the store, by which its hash is found again."""
+    from assay.core.record import library_version
+    from assay.pipeline.circuits import keep_circuit
+
+    record = {
+        "library": library_version(),
+        "model": model.describe(),
+        "graph": model.graph.fingerprint,
+        "task": task.describe(),
+        "method": settings.method,
+        "circuit": circuit.hash,
+    }
+    keep_circuit(store, record, circuit, {})
+
+
+def _circuit_record(scores: "EdgeScores", circuit: "Circuit", out: Path | None) -> dict[str, Any]:
+    """What `discover --json` prints."""
+    return {
+        "circuit": {
+            "hash": circuit.hash,
+            "n_edges": circuit.n_edges,
+            "nodes": circuit.nodes(),
+            "edges": _edges(scores, circuit),
+        },
+        "graph": {**scores.graph.describe(), "n_edges": scores.graph.n_edges},
+        "details": dict(scores.details),
+        "provenance": dict(circuit.provenance),
+        "out": None if out is None else str(out),
+    }
+
+
+def _print_circuit(scores: "EdgeScores", circuit: "Circuit", out: Path | None) -> None:
+    """Size and strongest edges for reading."""
+    edges = _edges(scores, circuit)
+    gap = scores.details.get("completeness_gap")
+    echo(
+        f"{circuit.n_edges:,} of {scores.graph.n_edges:,} edges "
+        f"({circuit.n_edges / scores.graph.n_edges:.1%})"
+        + ("" if gap is None else f", completeness gap {gap:.2%}")
+    )
+    small = max((abs(edge["score"]) for edge in edges), default=1.0) < 0.01  # four decimals would hide them
+    style = "+.2e" if small else "+.4f"
+    rows = [[edge["source"], edge["target"], f"{edge['score']:{style}}"] for edge in edges[:20]]
+    print_table("", ["source", "target", "score"], rows, right="score")
+    if len(edges) > len(rows):
+        echo(f"... and {len(edges) - len(rows):,} more")
+    echo(f"circuit  {circuit.hash}" + ("" if out is None else f"  {out}"))
+
+
+def _edges(scores: "EdgeScores", circuit: "Circuit") -> list[dict[str, Any]]:
+    """Kept edges with their scores, strongest first."""
+    kept = set(circuit.edges())
+    frame = scores.to_frame()
+    rows = zip(frame["source"], frame["target"], frame["score"], strict=True)
+    return [
+        {"source": source, "target": target, "score": float(score)}
+        for source, target, score in rows
+        if f"{source}->{target}" in kept
+    ]

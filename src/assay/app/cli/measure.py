@@ -1,0 +1,161 @@
+"""`assay measure`: metrics of a circuit on tasks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from assay.app.cli.border import (
+    check_outputs,
+    device_of,
+    load,
+    open_store,
+    print_json,
+    print_measurements,
+    progress_on_stderr,
+    show_plan,
+    write_json,
+)
+from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of
+from assay.app.cli.parsing import CIRCUITS, command
+from assay.app.names import completing
+from assay.app.settings import (
+    CIRCUIT,
+    INPUTS,
+    OUTPUT,
+    Ablating,
+    DryRun,
+    OfCircuit,
+    OnImages,
+    Talking,
+    at_least,
+    own_group,
+)
+
+
+if TYPE_CHECKING:
+    from assay.circuits import Circuit
+    from assay.models import Model
+    from assay.pipeline import Draws
+    from assay.tasks import Task
+
+METRICS = own_group("Metrics")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureSettings(Talking, DryRun, Ablating, OfCircuit, OnImages):
+    """What is measured of which circuit, on what.
+
+    Attributes:
+        task: Task or JSONL file; repeat for several.
+        metric: Key or code of a metric; repeat for several.
+        top: Size of discovered circuits, instead of --target.
+        n_random: Random circuits of equal size to compare with.
+        out: JSON file for the measurements.
+    """
+
+    task: Annotated[tuple[str, ...], INPUTS, completing("tasks")] = ("ioi",)
+    metric: Annotated[tuple[str, ...], METRICS, completing("metrics")] = ("faithfulness-norm",)
+    top: Annotated[int | None, CIRCUIT] = None
+    n_random: Annotated[int, METRICS, at_least(0)] = 0
+    out: Annotated[Path | None, OUTPUT] = None
+
+
+@command(CIRCUITS, example="assay measure --circuit circuit.safetensors --task ioi --metric kl")
+def measure(settings: MeasureSettings) -> None:
+    """Measure a circuit on tasks by one or more metrics."""
+    from assay import pipeline
+
+    for task in settings.task if settings.images is None else (None,):
+        pipeline.check_options(
+            method=settings.method,
+            task=task,
+            ablation=settings.ablation,
+            objective=settings.objective,
+            metrics=settings.metric,
+        )
+    device = device_of(settings)
+    if not settings.dry_run:
+        check_outputs(settings.out, store=settings.store)
+    model = load(settings.model, device)
+    circuit = circuit_of(settings, model.graph, size=settings.top, option="--top")
+    if settings.dry_run:
+        _show_plan(settings, model, circuit)
+        return
+    records = _records(settings, model, circuit)
+    if settings.out is not None:
+        from assay.core.record import plain
+
+        write_json(settings.out, plain(records))
+    if settings.json:
+        print_json(records)
+    else:
+        print_measurements([(record["task"], record) for record in records])
+
+
+def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> None:
+    from assay import pipeline
+
+    n = settings.n or pipeline.DEFAULT_N
+    drawn = n * len(settings.task)
+    stages = [pipeline.plan_measurement(model, settings.metric, n=drawn, n_random=settings.n_random)]
+    if circuit is None:
+        stages.insert(0, plan_discovery(settings, model, drawn))
+    show_plan(model, n, stages, as_json=settings.json)
+
+
+def _tasks(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> "Sequence[Task | Draws]":
+    """The inputs of each task."""
+    from assay import pipeline
+    from assay.pipeline.inputs import read_inputs
+
+    n, seed = settings.n, settings.seed
+    if settings.images is not None:
+        return [read_inputs("", settings.images, model, n=n, seed=seed, skip_bad=settings.skip_bad)]
+    if circuit is not None:
+        return [
+            pipeline.prompts_to_measure(model, task, n=n, seed=seed, circuit=circuit)
+            for task in settings.task
+        ]
+    return [pipeline.draw_prompts(model, task, n=n, seed=seed) for task in settings.task]
+
+
+def _records(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> list[dict[str, Any]]:
+    """Every metric on every task."""
+    from assay import pipeline
+    from assay.pipeline.document import on_same_prompts
+
+    tasks = _tasks(settings, model, circuit)
+    store = open_store(settings.store)
+    records = []
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        for prompts in tasks:
+            same = _on_same_prompts(prompts, circuit)
+            runs = runs_of(
+                settings,
+                model,
+                prompts,
+                circuit,
+                size=settings.top,
+                ablation=settings.ablation,
+                store=store,
+                progress=progress,
+            )
+            for place, key in enumerate(settings.metric):
+                progress("measure", place, len(settings.metric))
+                record = pipeline.measure_stored(runs, key, random_circuits=settings.n_random, store=store)
+                record = on_same_prompts(record) if same else record
+                records.append({"task": runs.task.name, "n_edges": runs.circuit.n_edges, **record})
+            progress("measure", len(settings.metric), len(settings.metric))
+    return records
+
+
+def _on_same_prompts(prompts: "Task | Draws", circuit: "Circuit | None") -> bool:
+    """Whether a circuit is measured on the prompts it was discovered on."""
+    from assay.pipeline import Draws
+    from assay.tasks import PairTask
+    from assay.tasks.seen import found_on
+
+    if circuit is not None and isinstance(prompts, PairTask):
+        return bool(found_on(circuit.provenance, prompts))
+    return isinstance(prompts, Draws) and not prompts.held_out

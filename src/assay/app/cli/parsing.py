@@ -1,0 +1,236 @@
+"""The application: how a command is registered, read from its arguments, run and ended.
+
+A command is a function of one frozen dataclass of settings: its fields are the options, the `Attributes` of
+its docstring their help. Values come from the command line, else `ASSAY_NAME` variables, else the file of
+`--config`, else the field's default.
+"""
+
+import errno
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts.config import Dict, Env
+
+from assay.app.cli.border import say, show_warning
+from assay.app.cli.pages import Pages
+from assay.app.settings import Quiet
+from assay.core.errors import AssayError, AssayWarning, InputError, near_matches
+
+
+Command = TypeVar("Command", bound=Callable[..., int | None])
+
+CIRCUITS, TRUST, IMAGES, SUBSETS, STORE = (
+    Group(name, sort_key=place)
+    for place, name in enumerate(("Circuits", "Trust", "Image classifiers", "Subsets", "Store"))
+)
+PREFIX = "ASSAY_"
+# There the same names say what a page shows, not what to run: a variable or a file must not set them.
+TYPED_ONLY = {"report": ("--model", "--task", "--sweep", "--compare")}
+
+
+# ---- registering --------------------------------------------------------------------------------
+
+
+def _shown(default: object) -> str | None:
+    """A default for a help page; none for a switch or where the help text names it."""
+    if default is None or default is False or default == ():
+        return None
+    return ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def make_app(name: str, text: str, **facts: Any) -> App:
+    """An application or a family of commands; help is plain, and nothing has a negative form unasked."""
+    return App(
+        name=name,
+        help=text,
+        help_flags=("--help", "-h"),
+        help_format="plaintext",
+        help_formatter=Pages(),
+        default_parameter=Parameter(negative=(), show_default=_shown, show_choices=False),
+        **facts,
+    )
+
+
+def _version() -> str:
+    from assay.core.record import library_version
+
+    return f"assay {library_version()}"
+
+
+def command(
+    group: Group | None = None, *, example: str, parent: App | None = None, name: str | None = None
+) -> Callable[[Command], Command]:
+    """Register a function of settings; settings without a required field may be left out.
+
+    Args:
+        group: Heading of the command in `assay --help`.
+        example: What its help page ends with.
+        parent: Family it belongs to.
+        name: Its name, where the function cannot have it.
+    """
+
+    def register(function: Command) -> Command:
+        signature = inspect.signature(function)
+        parameters = [_with_default(parameter) for parameter in signature.parameters.values()]
+        cast(Any, function).__signature__ = signature.replace(parameters=parameters)
+        facts: dict[str, Any] = {} if group is None else {"group": group}
+        (parent or app).command(cast(Any, function), name=name, help_epilogue=f"Example:  {example}", **facts)
+        return function
+
+    return register
+
+
+def _with_default(parameter: inspect.Parameter) -> inspect.Parameter:
+    settings = parameter.annotation
+    if not isinstance(settings, type) or not issubclass(settings, Quiet):
+        return parameter
+    try:
+        return parameter.replace(default=settings())
+    except TypeError:  # a field is required
+        return parameter
+
+
+# ---- where values come from ---------------------------------------------------------------------
+
+
+def _open(commands: Sequence[str], arguments: ArgumentCollection) -> ArgumentCollection:
+    """Arguments that a variable or a file may set."""
+    typed = TYPED_ONLY.get(" ".join(commands), ())
+    return ArgumentCollection([each for each in arguments if each.name not in typed])
+
+
+def read_variables(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Values of `ASSAY_NAME` variables that are not empty."""
+    wanted = [
+        each
+        for each in _open(commands, arguments)
+        if os.environ.get(PREFIX + each.name.lstrip("-").upper().replace("-", "_"))
+    ]
+    Env(PREFIX, source="the environment", command=False)(application, commands, ArgumentCollection(wanted))
+
+
+def read_config(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Values of the TOML file of `--config`.
+
+    Keys are option names; a table named like a command holds for that command alone. A file may hold
+    settings of several commands, but none that no command has.
+    """
+    tokens = [token.value for each in arguments if each.name == "--config" for token in each.tokens]
+    if not tokens:
+        return
+    values = _values(Path(tokens[-1]), commands)
+    own = _names(_open(commands, arguments))
+    unknown = sorted(values.keys() - own)
+    if unknown:
+        everything = set[str]().union(*map(_names, _collections(app)))
+        for name in unknown:
+            if name not in everything:
+                near = near_matches(name, sorted(everything))
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise InputError(f"{tokens[-1]} sets {name!r}, which no command has{hint}")
+    known = {name: value for name, value in values.items() if name in own}
+    Dict(known, source=tokens[-1])(application, (), arguments)
+
+
+def _values(path: Path, commands: Sequence[str]) -> dict[str, Any]:
+    """What the file sets for a command, by names with hyphens."""
+    import tomllib
+
+    try:
+        content: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    values: dict[str, Any] = {}
+    table: object = content
+    family: Any = app
+    for name in (*commands, None):
+        if not isinstance(table, Mapping):
+            break
+        # `store` is an option and a command: what is not a table is the option.
+        values |= {
+            key.replace("_", "-"): value
+            for key, value in table.items()
+            if not (isinstance(value, Mapping) and key in family)
+        }
+        table, family = (table.get(name), family[name]) if name is not None else (None, None)
+    return values
+
+
+def _names(arguments: ArgumentCollection) -> set[str]:
+    return {name.lstrip("-") for each in arguments for name in each.names}
+
+
+def _collections(family: App) -> Iterator[ArgumentCollection]:
+    """The options of every command below."""
+    for name, each in family.resolved_commands().items():
+        if not name.startswith("-"):
+            yield from (
+                _collections(each) if each.default_command is None else [each.assemble_argument_collection()]
+            )
+
+
+def family(group: Group, name: str, text: str) -> App:
+    """Commands below one name."""
+    return app.command(make_app(name, text, group=group))
+
+
+app = make_app(
+    "assay",
+    "Discover circuits in trained transformers and measure how far they can be trusted.",
+    help_epilogue="Start with `assay audit`. Options can also come from ASSAY_OPTION variables and, with "
+    "--config, from a TOML file.",
+    version=_version,
+    config=(read_variables, read_config),
+)
+
+
+# ---- running ------------------------------------------------------------------------------------
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line; returns the exit code.
+
+    Errors of the package are one message on stderr and a code, its warnings a line each. With `--traceback`,
+    and for every other error, the exception passes through.
+    """
+    traceback = False
+    try:
+        function, bound, _ = app.parse_args(list(arguments), print_error=False, exit_on_error=False)
+        bound.apply_defaults()
+        settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), Quiet())
+        traceback = settings.traceback
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not settings.quiet:
+                warnings.simplefilter("always", AssayWarning)
+                warnings.showwarning = show_warning
+            return function(*bound.args, **bound.kwargs) or 0
+    except CycloptsError as error:
+        say(f"error: {error}")
+        return 2
+    except AssayError as error:
+        if traceback:
+            raise
+        say(f"error: {error}")
+        return 2 if isinstance(error, InputError) else 1
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG or traceback:
+            raise
+        say(f"error: no file can have so long a name: {str(error.filename)[:60]}...")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from what was stored")
+        return 130
+
+
+def main() -> None:
+    """Entry point of the command."""
+    # One kind of progress at a time: transformers draws a bar even for weights on disk.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""The options of a monitor: of `assay monitor`, and of a file for `assay serve --monitor`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from assay.app.names import completing, one_of
+from assay.app.settings import (
+    DISCOVERY,
+    INPUTS,
+    OUTPUT,
+    STEPS,
+    Ablating,
+    Batched,
+    Count,
+    Seeded,
+    Steps,
+    at_least,
+    own_group,
+)
+
+
+ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MonitorOptions(Seeded, Batched, Ablating):
+    """What a monitor watches and how.
+
+    Attributes:
+        model: Directory, hub id or timm:NAME. Default: the best of the embedded zoo.
+        reference: Images in distribution (a folder, or shapes:STYLE), or a file of edge scores made from
+            some. Default: shapes of the embedded zoo's style.
+        images: Folder to watch, or shapes:STYLE; repeat for several, one after the other.
+        known: Further images in distribution to calibrate on. Default: what the reference leaves.
+        n: Images drawn from each shapes:STYLE to watch.
+        skip_bad: Pass over image files that cannot be read, and count them. Default: with --follow.
+        window: Images of a batch, and of the reference.
+        known_batches: Batches to calibrate on; 0 for none. Default: all available.
+        distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
+        order: Order of the files: time, name or random.
+        follow: Wait for new images in the folder.
+        poll: Seconds between looks with --follow.
+        idle_timeout: Stop after so many seconds without a new batch.
+        max_batches: Stop after so many batches.
+        threshold: Shift above which to raise the alarm.
+        target: Accuracy below which to raise it; calibrates on 39 corrupted domains.
+        rule: threshold, conformal or sequential. Default: threshold if given, else conformal.
+        alpha: Level of the conformal and the sequential rule.
+        alarm_file: Add a JSON line when an alarm is raised, and when it is resolved.
+        webhook: URL that gets the same lines by POST; best from ASSAY_WEBHOOK or a file.
+        cool_down: Minimum time between notifications, e.g. 45s, 10m, 2h.
+        method: Discovery method. Default: eap-ig-inputs, or that of a file of edge scores.
+        steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
+        out: Output directory. Resumes if it already holds readings.
+    """
+
+    model: Annotated[str | None, INPUTS] = None
+    reference: Annotated[str | None, INPUTS] = None
+    images: Annotated[tuple[str, ...], INPUTS] = ()
+    known: Annotated[str | None, INPUTS] = None
+    n: Annotated[int, INPUTS, at_least(2)] = 384
+    skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None
+    window: Annotated[int, WATCHING, at_least(2)] = 64
+    known_batches: Annotated[int | None, WATCHING, at_least(0)] = None
+    distance: Annotated[str, WATCHING, completing("distances")] = "spearman"
+    order: Annotated[str, WATCHING, one_of("time", "name", "random")] = "time"
+    follow: Annotated[bool, WATCHING] = False
+    poll: Annotated[float, WATCHING] = 2.0
+    idle_timeout: Annotated[float | None, WATCHING] = None
+    max_batches: Annotated[Count | None, WATCHING] = None
+    threshold: Annotated[float | None, ALARM] = None
+    target: Annotated[float | None, ALARM] = None
+    rule: Annotated[str | None, ALARM, one_of("threshold", "conformal", "sequential")] = None
+    alpha: Annotated[float, ALARM] = 0.05
+    alarm_file: Annotated[Path | None, ALARM] = None
+    webhook: Annotated[str | None, ALARM] = None
+    cool_down: Annotated[str | float, ALARM] = "0"
+    method: Annotated[str | None, DISCOVERY, completing("methods")] = None
+    steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
+    out: Annotated[Path, OUTPUT] = Path("assay-monitor")
+
+    def __repr__(self) -> str:
+        return f"MonitorOptions(model={self.model!r}, images={self.images!r}, out={str(self.out)!r})"

@@ -1,0 +1,339 @@
+"""Settings that mean the same in every command: one declaration of name, default, range and help each.
+
+A command inherits the groups it needs and adds its own; of several bases, a help page shows the last first.
+Nothing here imports the rest of the package.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter, Token
+from cyclopts.validators import Number
+
+from assay.app.names import EMBEDDED, completing, one_of
+
+
+DEFAULT_STORE = Path("assay-out")
+
+INPUTS, CIRCUIT, DISCOVERY, STORED, OUTPUT, RUNNING = (
+    Parameter(group=Group(name, sort_key=place))
+    for name, place in (
+        ("Model and inputs", 10),
+        ("Circuit", 20),
+        ("Discovery", 30),
+        ("Results", 70),
+        ("Output", 80),
+        ("Running", 90),
+    )
+)
+
+
+def own_group(name: str, place: int = 40) -> Parameter:
+    """A group of a command's own options, after those of the inputs and of discovery."""
+    return Parameter(group=Group(name, sort_key=place))
+
+
+def at_least(low: int, most: int | None = None) -> Parameter:
+    """A range."""
+    return Parameter(validator=Number(gte=low, lte=most))
+
+
+def _steps(type_: Any, tokens: Sequence[Token]) -> int | str:
+    """A count, or `auto`."""
+    del type_
+    value = tokens[0].value
+    if value != "auto" and not (value.isdecimal() and int(value) > 0):
+        raise ValueError(f"{value!r} is neither a count from 1 nor auto")
+    return value if value == "auto" else int(value)
+
+
+Count = Annotated[int, at_least(1)]
+STEPS = Parameter(converter=_steps, completer=lambda context: ["auto"], metavar="COUNT|auto")
+Steps = int | Literal["auto"]
+
+
+# ---- running and output -------------------------------------------------------------------------
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """How a command runs.
+
+    Attributes:
+        quiet: Print no progress and no notes on stderr.
+        config: TOML file of options.
+        traceback: Show where an error came from.
+    """
+
+    quiet: Annotated[bool, RUNNING] = False
+    config: Annotated[Path | None, RUNNING] = None
+    traceback: Annotated[bool, RUNNING] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talking(Quiet):
+    """How a command runs and prints.
+
+    Attributes:
+        json: Print one JSON document and nothing else on stdout.
+    """
+
+    json: Annotated[bool, OUTPUT] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """A plan instead of a run.
+
+    Attributes:
+        dry_run: Print the plan and its cost in passes; run nothing.
+    """
+
+    dry_run: Annotated[bool, RUNNING] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeded:
+    """Where randomness starts.
+
+    Attributes:
+        seed: Root seed.
+    """
+
+    seed: Annotated[int, RUNNING, at_least(0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Where a model runs.
+
+    Attributes:
+        device: cpu, cuda, cuda:1, ... auto takes the first accelerator, else cpu.
+    """
+
+    device: Annotated[str, RUNNING, one_of("auto", "cpu", "cuda")] = "auto"
+
+    def place(self, tell: Callable[[str], None]) -> str | None:
+        """The device to use, which must exist; None leaves a model on the CPU.
+
+        Args:
+            tell: Hears which accelerator `auto` takes.
+
+        Raises:
+            InputError: Naming the devices there are.
+        """
+        from assay.pipeline import check_options
+
+        if self.device != "auto":
+            check_options(device=self.device)
+            return self.device
+        import torch
+
+        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if kind is None or kind.type == "mps":  # which has no float64
+            return None
+        tell(f"device: {kind.type}:0")
+        return f"{kind.type}:0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batched(Placed):
+    """Where a model runs, and how much at once.
+
+    Attributes:
+        batch_size: Prompts or images per pass. Default: by free memory.
+    """
+
+    batch_size: Annotated[Count | None, RUNNING] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storing:
+    """Where results are kept.
+
+    Attributes:
+        store: Results store: a directory, or postgresql+psycopg://USER@HOST/DATABASE. Default: assay-out.
+    """
+
+    # Text, not Path: a path would take slashes from a URL.
+    store: Annotated[str | None, STORED, Parameter(metavar="DIR|URL")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paged:
+    """A page of the result.
+
+    Attributes:
+        report: HTML page to write.
+    """
+
+    report: Annotated[Path | None, OUTPUT] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting(Paged):
+    """Files for the result.
+
+    Attributes:
+        out: JSON document to write.
+    """
+
+    out: Annotated[Path | None, OUTPUT] = None
+
+
+# ---- model and inputs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnModel:
+    """The model.
+
+    Attributes:
+        model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
+    """
+
+    model: Annotated[str, INPUTS, one_of(*EMBEDDED)] = "mini"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTask(OnModel):
+    """The model and what it does.
+
+    Attributes:
+        task: Registered task, JSONL file of prompts, or colour-digits.
+    """
+
+    task: Annotated[str, INPUTS, completing("tasks")] = "ioi"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """How many prompts.
+
+    Attributes:
+        n: Prompts to draw. Default: 200, all of a file.
+    """
+
+    n: Annotated[Count | None, INPUTS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipBad:
+    """What happens to images that cannot be read.
+
+    Attributes:
+        skip_bad: Leave out image files that cannot be decoded, and count them.
+    """
+
+    skip_bad: Annotated[bool, INPUTS] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnImages(SkipBad):
+    """Images instead of a task.
+
+    Attributes:
+        images: Instead of --task, for an image classifier: shapes:DOMAIN, colour-digits:AGREEMENT, an .npz
+            file, or a folder of one domain.
+    """
+
+    images: Annotated[str | None, INPUTS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Files for the two halves.
+
+    Attributes:
+        discover_on: JSONL file to find the circuit on; --task is then measured on.
+        measure_on: JSONL file to measure on; --task is then for finding the circuit.
+    """
+
+    discover_on: Annotated[str | None, INPUTS] = None
+    measure_on: Annotated[str | None, INPUTS] = None
+
+
+# ---- discovery ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """What is measured of the output.
+
+    Attributes:
+        objective: Loss that defines the behaviour. Default: the task's own.
+    """
+
+    objective: Annotated[str | None, DISCOVERY, completing("objectives")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablating(Behaviour):
+    """What is measured, and what a cut edge carries.
+
+    Attributes:
+        ablation: What a cut edge carries. Default: the task's own.
+    """
+
+    ablation: Annotated[str | None, DISCOVERY, completing("ablations")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovering(Behaviour):
+    """How a circuit is discovered.
+
+    Attributes:
+        method: Discovery method; `assay list methods` lists them.
+        steps: Quadrature nodes of the method, or auto.
+    """
+
+    method: Annotated[str, DISCOVERY, completing("methods")] = "eap-ig-inputs"
+    steps: Annotated[Steps, DISCOVERY, STEPS] = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing(Discovering):
+    """How a circuit is discovered and how large it becomes.
+
+    Attributes:
+        target: Normalised faithfulness a discovered circuit must reach.
+    """
+
+    target: Annotated[float, DISCOVERY] = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCircuit(Storing, Seeded, Batched, Sizing, Drawn, OnModel):
+    """The circuit that is judged, given or discovered.
+
+    Attributes:
+        circuit: Circuit file, published circuit, heads as a2.h3,a3.h0, head JSON, or id of the store.
+            Default: one discovered, as audit does.
+    """
+
+    circuit: Annotated[str | None, CIRCUIT] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfEdges(OfCircuit):
+    """The circuit that is judged, or the size of a discovered one.
+
+    Attributes:
+        edges: Size of a discovered circuit, instead of --target.
+    """
+
+    edges: Annotated[Count | None, CIRCUIT] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Independent:
+    """What is known of the rows of a file.
+
+    Attributes:
+        independent: Treat rows as independent samples not used for discovery, and compute certificates.
+    """
+
+    independent: Annotated[bool, INPUTS] = False
