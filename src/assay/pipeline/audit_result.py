@@ -12,8 +12,8 @@ from assay.core import display
 from assay.core.errors import InputError
 from assay.graph import Graph
 from assay.models import Model
-from assay.pipeline.checks import check_writable
 from assay.page.circuit import graph_of
+from assay.pipeline.checks import check_writable
 from assay.report import save_report
 from assay.store import Store, StoredResult
 

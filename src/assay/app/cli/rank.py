@@ -200,8 +200,8 @@ def _show_plan(
 ) -> None:
     """Passes per image and model, at most, and seconds per metric."""
     from assay.analyses.generalization.predictor import PREDICTORS
-    from assay.pipeline.ranking import timed_metrics
     from assay.page.text import number
+    from assay.pipeline.ranking import timed_metrics
 
     metrics = _metrics(settings)
     seconds = timed_metrics(zoo, wanted, known, metrics, settings=_inspection(settings), device=device)
