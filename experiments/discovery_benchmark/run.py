@@ -23,14 +23,16 @@ from typing import Any
 
 import torch
 
-from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable, benchmark_discovery, measure_truth
+from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable, benchmark_discovery, measure_truth, plots
+from assay.analyses.benchmark import tables as benchmark_tables
+from assay.analyses.benchmark.plots import write_picture
 from assay.analyses.benchmark.targets import find_target
 from assay.circuits import write_atomically
 from assay.discovery.edges import METHODS, discover
 from assay.models.planted import planted_names
+from assay.page.blocks import Column, Table
+from assay.page.markdown import markdown_table
 from assay.pipeline.benchmark import parse_options
-from assay.report import benchmark_figures, benchmark_tables
-from assay.report.benchmark_figures import write_picture
 
 
 HERE = Path(__file__).resolve().parent
@@ -158,13 +160,13 @@ def docs() -> None:
     if path.exists():
         table = TruthTable.load(path)
         table = TruthTable(cells=in_order(table), settings=table.settings)
-        write(tables / "truth-methods.inc", benchmark_tables.truth_methods_table(table).markdown())
-        write(tables / "truth-models.inc", benchmark_tables.truth_models_table(table).markdown())
+        write(tables / "truth-methods.inc", markdown_table(benchmark_tables.truth_methods_table(table)))
+        write(tables / "truth-models.inc", markdown_table(benchmark_tables.truth_models_table(table)))
         write(tables / "truth-misses.inc", bullets(benchmark_tables.misses(table)))
         write(tables / "truth-refusals.inc", bullets(benchmark_tables.refusals(table)))
         write(tables / "truth-facts.inc", truth_facts(table))
-        data = benchmark_figures.truth_map_data(table)
-        drawn = benchmark_figures.plot_truth_map(data)
+        data = plots.truth_map_data(table)
+        drawn = plots.plot_truth_map(data)
         write_picture(images, "truth-map", drawn, label=data.label)
     found = [HERE / f"mini-{task}.json" for task in MINI_TASKS] + [HERE / "colour-digits.json"]
     for each in found:
@@ -172,23 +174,25 @@ def docs() -> None:
             continue
         benchmark = DiscoveryBenchmark.load(each)
         name = each.stem
-        quality = benchmark_tables.quality_table(benchmark).markdown()
+        quality = markdown_table(benchmark_tables.quality_table(benchmark))
         text = f"{benchmark_tables.heading(benchmark)}.\n\n{quality}"
         write(tables / f"{name}-quality.inc", text)
-        write(tables / f"{name}-order.inc", benchmark_tables.order_of(benchmark).markdown())
+        write(tables / f"{name}-order.inc", markdown_table(benchmark_tables.order_of(benchmark)))
         write(
             tables / f"{name}-notes.inc", bullets(benchmark_tables.notes(benchmark)) or "Nothing to note.\n"
         )
-        points = benchmark_figures.quality_cost_data(benchmark)
-        drawn = benchmark_figures.plot_quality_cost(points)
+        points = plots.quality_cost_data(benchmark)
+        drawn = plots.plot_quality_cost(points)
         write_picture(images, f"benchmark-{name}", drawn, label=points.label)
     path = HERE / "signs.json"
     if path.exists():
         shares = json.loads(path.read_text())
         columns = ("task", *next(iter(shares.values())))
         rows = tuple((task, *(f"{value:.0%}" for value in own.values())) for task, own in shares.items())
-        table_of_signs = benchmark_tables.Table(columns=columns, rows=rows, right=columns[1:])
-        write(tables / "mini-signs.inc", table_of_signs.markdown())
+        table_of_signs = Table(
+            columns=[Column(name=name, numeric=name != columns[0]) for name in columns], rows=rows
+        )
+        write(tables / "mini-signs.inc", markdown_table(table_of_signs))
     for name in ("truth-map", *(f"benchmark-{each.stem}" for each in found)):
         (images / f"{name}.png").unlink(missing_ok=True)  # the pages show the SVG
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
-from assay.page.text import Text
+from assay.page.text import Text, plain_text
 
 
 if TYPE_CHECKING:
@@ -121,6 +121,19 @@ class Table:
     style: str = ""
     tall: bool = False
     named: bool = True
+
+    def texts(self) -> list[list[str]]:
+        """The rows without their styles."""
+        rows = [row.cells if isinstance(row, Row) else row for row in self.rows]
+        return [[_one_line(cell) for cell in cells] for cells in rows]
+
+
+def _one_line(cell: Cell | Text) -> str:
+    if not isinstance(cell, Cell):
+        return plain_text(cell)
+    mark, word = STATUSES.get(cell.status, (cell.mark, cell.status))
+    parts = (plain_text(cell.text), f"{mark} {word}".strip(), plain_text(cell.below))
+    return " ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, kw_only=True)

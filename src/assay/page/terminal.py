@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from assay.core.untrusted import printable
 from assay.page.blocks import (
-    STATUSES,
     Block,
-    Cell,
     CircuitView,
     Code,
     Custom,
@@ -23,7 +21,6 @@ from assay.page.blocks import (
     Note,
     Page,
     Pair,
-    Row,
     Table,
 )
 from assay.page.text import Text, number, plain_text
@@ -111,34 +108,37 @@ def _caption(text: Text) -> Iterator[str]:
 
 
 def _table(table: Table) -> "Iterator[str | RichTable]":
-    rows = [row.cells if isinstance(row, Row) else row for row in table.rows]
-    flush = [column.numeric for column in table.columns]
-    yield _grid(
-        [column.name for column in table.columns], [[_shown(c) for c in cells] for cells in rows], flush
-    )
+    yield table_grid(table)
     yield from _caption(table.caption)
     yield from _caption(table.note)
     if table.left:
         yield f"{number(table.left)} more in the result."
 
 
-def _shown(cell: Cell | Text) -> str:
-    """A cell as one line."""
-    if not isinstance(cell, Cell):
-        return plain_text(cell)
-    mark, word = STATUSES.get(cell.status, (cell.mark, cell.status))
-    parts = (plain_text(cell.text), f"{mark} {word}".strip(), plain_text(cell.below))
-    return " ".join(part for part in parts if part)
+def table_grid(table: Table, title: str = "") -> "RichTable":
+    """The rows of a table under their headings.
+
+    Cells are one line each, with control characters spelled out: labels and prompts are other people's.
+    """
+    numeric = [column.numeric for column in table.columns]
+    return _grid([column.name for column in table.columns], table.texts(), numeric, title)
 
 
-def _grid(names: Sequence[Text], rows: Sequence[Sequence[str]], flush: Sequence[bool] = ()) -> "RichTable":
+def _grid(
+    names: Sequence[Text], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = (), title: str = ""
+) -> "RichTable":
     from rich.table import Table as RichTable
 
-    grid = RichTable(box=None, pad_edge=False, header_style="bold")
+    grid = RichTable(
+        title=printable(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
     for place, name in enumerate(names):
-        right = bool(flush) and flush[place]
+        heading = printable(plain_text(name), lines=False)
         grid.add_column(
-            printable(plain_text(name), lines=False), justify="right" if right else "left", overflow="fold"
+            heading,
+            justify="right" if numeric and numeric[place] else "left",
+            overflow="fold",
+            no_wrap=heading == "id",  # in one piece, so that it can be copied; the others give way
         )
     for row in rows:
         grid.add_row(*(printable(cell, lines=False) for cell in row))

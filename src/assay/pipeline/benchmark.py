@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
+from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable, plots, tables
 from assay.circuits import (
     EdgeScores,
     load_scores,
@@ -22,8 +22,8 @@ from assay.circuits.exchange import split_folder_name
 from assay.core.errors import FileFormatError, InputError
 from assay.discovery.edges.method import METHODS
 from assay.models import Model
+from assay.page.markdown import markdown_table
 from assay.pipeline.checks import check_writable
-from assay.report import benchmark_figures, benchmark_tables
 
 
 QUICK_N = 40  # examples of each sample
@@ -161,29 +161,27 @@ def write_benchmark(
         The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
     """
     check_writable(folder, make=True)
-    data = benchmark_figures.quality_cost_data(benchmark)
+    data = plots.quality_cost_data(benchmark)
     text = benchmark_markdown(benchmark)
     return {
         "json": benchmark.save(folder / f"{name}.json"),
         "csv": _write_csv(folder / f"{name}.csv", benchmark.to_frame().to_dict("records")),
         "markdown": write_atomically(folder / f"{name}.md", text.encode()),
-        **benchmark_figures.write_picture(
-            folder, name, benchmark_figures.plot_quality_cost(data), label=data.label
-        ),
+        **plots.write_picture(folder, name, plots.plot_quality_cost(data), label=data.label),
     }
 
 
 def benchmark_markdown(benchmark: DiscoveryBenchmark) -> str:
     """Tables of a benchmark in Markdown: quality and cost, the published order, notes."""
     parts = [
-        benchmark_tables.quality_table(benchmark).markdown(),
-        benchmark_tables.order_of(benchmark).markdown(),
+        markdown_table(tables.quality_table(benchmark)),
+        markdown_table(tables.order_of(benchmark)),
     ]
-    parts.insert(1, f"{benchmark_tables.LEGEND}\n")
-    remarks = benchmark_tables.notes(benchmark)
+    parts.insert(1, f"{tables.LEGEND}\n")
+    remarks = tables.notes(benchmark)
     if remarks:
         parts.append("".join(f"- {each}\n" for each in remarks))
-    return f"{benchmark_tables.heading(benchmark)}.\n\n" + "\n".join(parts)
+    return f"{tables.heading(benchmark)}.\n\n" + "\n".join(parts)
 
 
 def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict[str, Path]:
@@ -198,7 +196,7 @@ def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict
         The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
     """
     check_writable(folder, make=True)
-    data = benchmark_figures.truth_map_data(table)
+    data = plots.truth_map_data(table)
     written = {
         "json": table.save(folder / f"{name}.json"),
         "csv": _write_csv(folder / f"{name}.csv", table.to_frame().to_dict("records")),
@@ -206,21 +204,21 @@ def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict
     }
     if not data.objectives:  # nothing was served, so there is nothing to draw
         return written
-    drawn = benchmark_figures.plot_truth_map(data)
-    return written | benchmark_figures.write_picture(folder, name, drawn, label=data.label)
+    drawn = plots.plot_truth_map(data)
+    return written | plots.write_picture(folder, name, drawn, label=data.label)
 
 
 def truth_markdown(table: TruthTable) -> str:
     """Tables of a truth table in Markdown: methods, models, and why cells are empty."""
     parts = [
-        benchmark_tables.truth_methods_table(table).markdown(),
-        f"{benchmark_tables.TRUTH_LEGEND}\n",
-        benchmark_tables.truth_models_table(table).markdown(),
+        markdown_table(tables.truth_methods_table(table)),
+        f"{tables.TRUTH_LEGEND}\n",
+        markdown_table(tables.truth_models_table(table)),
     ]
-    partial = benchmark_tables.partly_measured(table)
+    partial = tables.partly_measured(table)
     if partial:
         parts.insert(2, "".join(f"- {each}\n" for each in partial))
-    refused = benchmark_tables.refusals(table)
+    refused = tables.refusals(table)
     if refused:
         parts.append("Not served:\n\n" + "".join(f"- {each}\n" for each in refused))
     return "\n".join(parts)

@@ -11,8 +11,8 @@ from assay.app.cli.border import (
     device_of,
     echo,
     make_room,
+    print_block,
     print_json,
-    print_table,
     progress_on_stderr,
     say,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
     from assay.circuits import EdgeScores
     from assay.models import Model
-    from assay.report.benchmark_tables import Table
+    from assay.page.blocks import Table
 
 benchmark_app = family(CIRCUITS, "benchmark", "Judge methods against each other.")
 
@@ -292,11 +292,11 @@ def _keep_scores(
 
 
 def _print(table: "Table") -> None:
-    print_table("", table.columns, table.rows, right=" ".join(table.right))
+    print_block(table)
 
 
 def _print_truth(table: "TruthTable") -> None:
-    from assay.report import benchmark_tables
+    from assay.analyses.benchmark import tables
 
     summary = table.summary()
     echo(
@@ -305,30 +305,30 @@ def _print_truth(table: "TruthTable") -> None:
         f"{table.settings['n']} examples each, {table.settings['ablation']} ablation"
     )
     echo()
-    _print(benchmark_tables.truth_methods_table(table))
+    _print(tables.truth_methods_table(table))
     echo()
-    _print(benchmark_tables.truth_models_table(table))
+    _print(tables.truth_models_table(table))
     echo()
-    echo(benchmark_tables.TRUTH_LEGEND)
-    lowest = benchmark_tables.share(summary.lowest_best)
+    echo(tables.TRUTH_LEGEND)
+    lowest = tables.share(summary.lowest_best)
     echo(f"AUROC of the best method on the model where that is lowest: {lowest}")
-    for text in benchmark_tables.partly_measured(table):
+    for text in tables.partly_measured(table):
         echo(f"note: {text}")
-    for text in benchmark_tables.refusals(table):
+    for text in tables.refusals(table):
         echo(f"not served: {text}")
 
 
 def _print_benchmark(found: "DiscoveryBenchmark") -> None:
-    from assay.report import benchmark_tables
+    from assay.analyses.benchmark import tables
 
-    echo(benchmark_tables.heading(found))
+    echo(tables.heading(found))
     echo()
-    _print(benchmark_tables.quality_table(found))
+    _print(tables.quality_table(found))
     echo()
-    echo(benchmark_tables.LEGEND)
+    echo(tables.LEGEND)
     echo()
-    _print(benchmark_tables.order_of(found))
-    for text in benchmark_tables.notes(found):
+    _print(tables.order_of(found))
+    for text in tables.notes(found):
         echo(f"note: {text}")
 
 

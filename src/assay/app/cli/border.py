@@ -15,6 +15,7 @@ from assay.core.untrusted import printable
 
 if TYPE_CHECKING:
     from assay.models import Model
+    from assay.page.blocks import Table
     from assay.pipeline import Estimate, Progress
     from assay.store import Store
 
@@ -47,30 +48,24 @@ def print_json(document: object) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
 ) -> None:
-    """A table on stdout; columns named in `right` (space-separated) are set flush right.
+    """Rows under a title on stdout; columns named in `right` (space-separated) are set flush right."""
+    from assay.page.blocks import Column, Table
 
-    Cells are one line each, with control characters spelled out: labels and prompts are other people's.
-    """
+    named = [Column(name=column, numeric=column in right.split()) for column in columns]
+    print_block(Table(columns=named, rows=rows), title)
+
+
+def print_block(table: "Table", title: str = "") -> None:
+    """A table of a page on stdout."""
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(
-        title=printable(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold"
-    )
-    for column in columns:
-        table.add_column(
-            printable(column, lines=False),
-            justify="right" if column in right.split() else "left",
-            overflow="fold",
-            no_wrap=column == "id",  # in one piece, so that it can be copied; the others give way
-        )
-    for row in rows:
-        table.add_row(*(printable(cell, lines=False) for cell in row))
+    from assay.page.terminal import table_grid
+
     # A pipe has no width: lines are then as long as they need to be.
     console = Console(
         file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
     )
-    console.print(table)
+    console.print(table_grid(table, title))
 
 
 @contextmanager

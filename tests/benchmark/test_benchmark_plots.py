@@ -19,10 +19,9 @@ from assay.analyses.benchmark import (
     Ranked,
     TruthCell,
     TruthTable,
+    tables,
 )
-from assay.pipeline.benchmark import truth_markdown
-from assay.report import benchmark_tables as tables
-from assay.report.benchmark_figures import (
+from assay.analyses.benchmark.plots import (
     TruthMapData,
     place_labels,
     plot_quality_cost,
@@ -32,6 +31,8 @@ from assay.report.benchmark_figures import (
     truth_map_data,
     write_picture,
 )
+from assay.page.markdown import markdown_table
+from assay.pipeline.benchmark import truth_markdown
 
 
 def ranked(cpr: float, cmd: float) -> Ranked:
@@ -176,8 +177,8 @@ def test_the_quality_table_ranks_by_cpr_and_leaves_out_who_did_not_serve(
     benchmark: DiscoveryBenchmark,
 ) -> None:
     table = tables.quality_table(benchmark)
-    assert [each[0] for each in table.rows] == ["ugs (updates=300)", "theirs", "eap", "random"]
-    assert table.rows[2][1:] == (
+    assert [each[0] for each in table.texts()] == ["ugs (updates=300)", "theirs", "eap", "random"]
+    assert tuple(table.texts()[2][1:]) == (
         "0.700 [0.680, 0.720]",
         "0.400 [0.400, 0.400]",
         "0.350",
@@ -186,8 +187,8 @@ def test_the_quality_table_ranks_by_cpr_and_leaves_out_who_did_not_serve(
         "2",
         "3.0",
     )
-    assert table.rows[1][-3:] == ("–", "–", "–")
-    text = table.markdown()
+    assert tuple(table.texts()[1][-3:]) == ("–", "–", "–")
+    text = markdown_table(table)
     assert text.splitlines()[0] == "| method | CPR | CMD | CPR(\\|s\\|) | CMD(s) | passes | seconds | MiB |"
     assert text.splitlines()[1].startswith("| --- | ---: |")
 
@@ -203,11 +204,11 @@ def test_notes_say_who_is_missing_and_what_did_not_converge(benchmark: Discovery
 
 def test_truth_tables_count_and_name(truth: TruthTable) -> None:
     methods = tables.truth_methods_table(truth)
-    assert methods.rows[0][:5] == ("eap", "logit_diff", "1 of 1", "100%", "100%")
-    assert methods.rows[0][5] == "0.999"  # never rounded up to 1
-    assert methods.rows[1][2:5] == ("0 of 1", "0%", "0%")
+    assert tuple(methods.texts()[0][:5]) == ("eap", "logit_diff", "1 of 1", "100%", "100%")
+    assert methods.texts()[0][5] == "0.999"  # never rounded up to 1
+    assert tuple(methods.texts()[1][2:5]) == ("0 of 1", "0%", "0%")
     models = tables.truth_models_table(truth)
-    assert models.rows == (("a", "50", "5", "1", "exact (logit_diff)"),)
+    assert models.texts() == [["a", "50", "5", "1", "exact (logit_diff)"]]
     assert tables.misses(truth) == ["eap misses 0 of 1 models", "exact misses 0 of 1 models"]
     hard = TruthTable(cells=tuple(cell for cell in truth.cells if cell.objective == "kl"))
     assert tables.misses(hard) == ["exact misses 1 of 1 models: a (0.400)"]
@@ -218,7 +219,7 @@ def test_a_method_measured_on_fewer_models_says_so(truth: TruthTable) -> None:
     facts = {"n_edges": 50, "n_true": 5, "objective": "kl"}
     more = TruthCell(model="b", method="exact", found=detected(1.0), **facts)  # type: ignore[arg-type]
     table = TruthTable(cells=(*truth.cells, more), settings=truth.settings)
-    served = {each[:2]: each[2:4] for each in tables.truth_methods_table(table).rows}
+    served = {tuple(each[:2]): tuple(each[2:4]) for each in tables.truth_methods_table(table).texts()}
     assert served["eap", "kl"] == ("0 of 1", "0%")
     assert served["exact", "logit_diff"] == ("1 of 1", "100%")
     assert served["exact", "kl"] == ("2 of 2", "50%")

@@ -18,10 +18,10 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import Bbox
 
 from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
+from assay.analyses.benchmark.tables import title
 from assay.circuits import write_atomically
 from assay.page import draw
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, to_svg
-from assay.report.benchmark_tables import title
 
 
 SIZE = (7.2, 4.6)  # inches

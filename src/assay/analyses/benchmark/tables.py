@@ -1,8 +1,7 @@
-"""Tables of a benchmark of discovery methods: columns and cells, for terminals, Markdown and pages alike."""
+"""Tables of a benchmark of discovery methods, for terminals and Markdown alike."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from assay.analyses.benchmark import (
     BenchmarkRow,
@@ -13,6 +12,7 @@ from assay.analyses.benchmark import (
     examine_order,
 )
 from assay.analyses.benchmark.truth import GOOD
+from assay.page.blocks import Column, Table
 
 
 MISSING = "–"
@@ -30,22 +30,8 @@ TRUTH_LEGEND = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Columns, which of them hold numbers, and rows of text."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: tuple[str, ...] = ()
-
-    def markdown(self) -> str:
-        """The table in Markdown, numbers flush right."""
-        lines = [_line(self.columns), _line("---:" if name in self.right else "---" for name in self.columns)]
-        return "\n".join([*lines, *(_line(row) for row in self.rows)]) + "\n"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str]) -> Table:
+    return Table(columns=[Column(name=name, numeric=name in numeric) for name in columns], rows=rows)
 
 
 def quality_table(benchmark: DiscoveryBenchmark) -> Table:
@@ -67,7 +53,7 @@ def quality_table(benchmark: DiscoveryBenchmark) -> Table:
         if judged:
             cells.append(MISSING if row.truth is None else share(row.truth.auroc))
         rows.append(tuple(cells))
-    return Table(columns=tuple(columns), rows=tuple(rows), right=tuple(columns[1:]))
+    return _table(columns, rows, columns[1:])
 
 
 def title(row: BenchmarkRow) -> str:
@@ -109,7 +95,7 @@ def order_table(links: Sequence[OrderLink]) -> Table:
         )
         for link in links
     ]
-    return Table(columns=("published", "difference", "measured"), rows=tuple(rows), right=("difference",))
+    return _table(("published", "difference", "measured"), rows, ("difference",))
 
 
 def order_of(benchmark: DiscoveryBenchmark) -> Table:
@@ -140,9 +126,7 @@ def truth_methods_table(table: TruthTable) -> Table:
         for each in table.summary().methods
     ]
     words = ("method", "objective", "hardest")
-    return Table(
-        columns=columns, rows=tuple(rows), right=tuple(name for name in columns if name not in words)
-    )
+    return _table(columns, rows, [name for name in columns if name not in words])
 
 
 def truth_models_table(table: TruthTable) -> Table:
@@ -153,7 +137,7 @@ def truth_models_table(table: TruthTable) -> Table:
         more = f" and {len(each.best) - NAMED} more" if len(each.best) > NAMED else ""
         rows.append((each.model, f"{each.n_edges:,}", str(each.n_true), share(each.auroc), named + more))
     columns = ("model", "edges", "true", "AUROC", "best")
-    return Table(columns=columns, rows=tuple(rows), right=("edges", "true", "AUROC"))
+    return _table(columns, rows, ("edges", "true", "AUROC"))
 
 
 def misses(table: TruthTable) -> list[str]:
