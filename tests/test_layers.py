@@ -19,6 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "core",
         "stats",
         "graph objectives",
+        "page",
         "models tasks",
         "circuits",
         "execution",
