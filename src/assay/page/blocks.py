@@ -56,7 +56,7 @@ class Cell:
 
     text: Text = ""
     below: Text = ""
-    value: float | str | None = None
+    value: float | int | str | None = None
     drawing: Drawing | None = None
     status: str = ""
     mark: str = ""
@@ -74,6 +74,7 @@ class Column:
         numeric: Set flush right.
         sort: Whether a reader can sort by it.
         arrow: Mark beside the heading, e.g. of which way is better.
+        title: What a pointer over it shows.
         style: Class of the style sheet for the heading.
     """
 
@@ -81,6 +82,7 @@ class Column:
     numeric: bool = False
     sort: bool = False
     arrow: str = ""
+    title: str = ""
     style: str = ""
 
 
@@ -124,7 +126,7 @@ class HeatCell:
     """A cell of a heat map; `ink` is the share of full colour, in per cent."""
 
     text: str = ""
-    ink: float = 0.0
+    ink: float | int = 0
     style: str = ""
     title: str = ""
 
@@ -299,6 +301,7 @@ class Page:
         verdict: The finding, in a sentence or two.
         status: Class of the verdict, where it has one.
         subject: What the verdict is about, where the title does not say.
+        remark: What else belongs to the verdict, in smaller type, e.g. what an alarm promises.
         reasons: Why the verdict is what it is, a line each.
         caveats: What a reader must know before trusting the verdict.
         lede: How to read the page.
@@ -314,6 +317,7 @@ class Page:
     verdict: Text = ""
     status: str = ""
     subject: Text = ""
+    remark: Text = ""
     reasons: Sequence[Text] = ()
     caveats: Sequence[Text] = ()
     lede: Text = ""

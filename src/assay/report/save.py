@@ -66,8 +66,8 @@ class PageForm:
         """
         if document.get("schema") != self.schema:
             raise InputError(
-                f"this {self.noun} has schema {document.get('schema')!r}; this version reads {self.schema!r}: "
-                f"run {self.again} again to make one"
+                f"this {self.noun} has schema {document.get('schema')!r}; this version reads "
+                f"{self.schema!r}: run {self.again} again to make one"
             )
         if missing := [name for name in self.required if name not in document]:
             raise InputError(f"the document of the {self.noun} lacks {', '.join(missing)}; it is incomplete")
@@ -79,6 +79,10 @@ class PageForm:
         return [make(document), *(page for part in _parts(document) for page in pages_of(part))]
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 # By the kind that a document names; that of an audit names none.
 FORMS: Mapping[str, PageForm] = {
     "audit": PageForm(
@@ -86,10 +90,34 @@ FORMS: Mapping[str, PageForm] = {
         schema="assay-audit/1",
         again="`assay audit`",
         maker="assay.report.audit:audit_page",
-        required=tuple(
-            "title model task discovery graph method edges curve circuit measurements topk per_layer per_head "
-            "provenance".split()
+        required=_names(
+            "title model task discovery graph method edges curve circuit measurements topk per_layer "
+            "per_head provenance"
         ),
+    ),
+    "worst_case": PageForm(
+        noun="worst case",
+        schema="assay-worst-case/1",
+        again="`assay attack`",
+        maker="assay.analyses.worst_case.page:worst_case_page",
+        required=_names(
+            "protocol independent n_pairs n_clean n_corrupted model task circuit unit divergence summary "
+            "histogram certificates worst"
+        ),
+    ),
+    "claim": PageForm(
+        noun="result of a claim",
+        schema="assay-claim-result/1",
+        again="`assay claim`",
+        maker="assay.analyses.claims.page:claim_page",
+        required=_names("claim hash registration tests replication evidence checklist tier tables"),
+    ),
+    "monitor": PageForm(
+        noun="monitor",
+        schema="assay-monitor/1",
+        again="`assay monitor`",
+        maker="assay.analyses.generalization.monitor_page:monitor_page",
+        required=_names("model graph reference settings distance alpha level guarantee readings"),
     ),
 }
 
@@ -97,7 +125,7 @@ FORMS: Mapping[str, PageForm] = {
 def _parts(document: Document) -> list[Document]:
     """Documents inside a document that have pages of their own."""
     parts = [document.get("worst_case"), document.get("calibration"), *(document.get("rankings") or ())]
-    return [part for part in parts if part]
+    return [part for part in parts if part and "schema" in part]
 
 
 def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
@@ -177,7 +205,7 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
     document: object = result
     if isinstance(result, HasDocument):  # a subset has a record too, which leaves out what its page shows
         document = result.document
-    elif isinstance(result, HasRecord):
+    if isinstance(result, HasRecord) and not isinstance(document, Mapping):
         document = result.to_dict()
     if not isinstance(document, Mapping):
         raise _refused(result)
