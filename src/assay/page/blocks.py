@@ -56,7 +56,7 @@ class Cell:
 
     text: Text = ""
     below: Text = ""
-    value: float | int | str | None = None
+    value: int | float | str | None = None
     drawing: Drawing | None = None
     status: str = ""
     mark: str = ""
@@ -74,16 +74,16 @@ class Column:
         numeric: Set flush right.
         sort: Whether a reader can sort by it.
         arrow: Mark beside the heading, e.g. of which way is better.
-        title: What a pointer over it shows.
         style: Class of the style sheet for the heading.
+        title: What a pointer over it shows.
     """
 
     name: Text
     numeric: bool = False
     sort: bool = False
     arrow: str = ""
-    title: str = ""
     style: str = ""
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class HeatCell:
     """A cell of a heat map; `ink` is the share of full colour, in per cent."""
 
     text: str = ""
-    ink: float | int = 0
+    ink: int | float = 0
     style: str = ""
     title: str = ""
 

@@ -67,7 +67,8 @@ class PageForm:
         if document.get("schema") != self.schema:
             raise InputError(
                 f"this {self.noun} has schema {document.get('schema')!r}; this version reads "
-                f"{self.schema!r}: run {self.again} again to make one"
+                f"{self.schema!r}: "
+                f"run {self.again} again to make one"
             )
         if missing := [name for name in self.required if name not in document]:
             raise InputError(f"the document of the {self.noun} lacks {', '.join(missing)}; it is incomplete")
@@ -79,10 +80,6 @@ class PageForm:
         return [make(document), *(page for part in _parts(document) for page in pages_of(part))]
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
 # By the kind that a document names; that of an audit names none.
 FORMS: Mapping[str, PageForm] = {
     "audit": PageForm(
@@ -90,9 +87,21 @@ FORMS: Mapping[str, PageForm] = {
         schema="assay-audit/1",
         again="`assay audit`",
         maker="assay.report.audit:audit_page",
-        required=_names(
-            "title model task discovery graph method edges curve circuit measurements topk per_layer "
-            "per_head provenance"
+        required=(
+            "title",
+            "model",
+            "task",
+            "discovery",
+            "graph",
+            "method",
+            "edges",
+            "curve",
+            "circuit",
+            "measurements",
+            "topk",
+            "per_layer",
+            "per_head",
+            "provenance",
         ),
     ),
     "worst_case": PageForm(
@@ -100,9 +109,21 @@ FORMS: Mapping[str, PageForm] = {
         schema="assay-worst-case/1",
         again="`assay attack`",
         maker="assay.analyses.worst_case.page:worst_case_page",
-        required=_names(
-            "protocol independent n_pairs n_clean n_corrupted model task circuit unit divergence summary "
-            "histogram certificates worst"
+        required=(
+            "protocol",
+            "independent",
+            "n_pairs",
+            "n_clean",
+            "n_corrupted",
+            "model",
+            "task",
+            "circuit",
+            "unit",
+            "divergence",
+            "summary",
+            "histogram",
+            "certificates",
+            "worst",
         ),
     ),
     "claim": PageForm(
@@ -110,14 +131,34 @@ FORMS: Mapping[str, PageForm] = {
         schema="assay-claim-result/1",
         again="`assay claim`",
         maker="assay.analyses.claims.page:claim_page",
-        required=_names("claim hash registration tests replication evidence checklist tier tables"),
+        required=(
+            "claim",
+            "hash",
+            "registration",
+            "tests",
+            "replication",
+            "evidence",
+            "checklist",
+            "tier",
+            "tables",
+        ),
     ),
     "monitor": PageForm(
         noun="monitor",
         schema="assay-monitor/1",
         again="`assay monitor`",
         maker="assay.analyses.generalization.monitor_page:monitor_page",
-        required=_names("model graph reference settings distance alpha level guarantee readings"),
+        required=(
+            "model",
+            "graph",
+            "reference",
+            "settings",
+            "distance",
+            "alpha",
+            "level",
+            "guarantee",
+            "readings",
+        ),
     ),
 }
 

@@ -8,8 +8,10 @@ from urllib.parse import urlencode
 from assay.page import text as words
 from assay.report.audit_page import SCHEMA as AUDIT
 from assay.page.text import bounded, cut_text, record_text
+from assay.report.claim_page import is_claim
 from assay.report.html import environment, page, render
 from assay.report.measurement_page import is_measurement
+from assay.report.monitor_page import is_monitor
 from assay.report.overview import row_of
 from assay.report.rank_page import is_ranking
 from assay.store import ResultSummary, StoredResult
@@ -48,7 +50,7 @@ def has_page(result: StoredResult) -> bool:
         return True
     if result.kind in ("worst_case", "calibration", "subset-path"):
         return "schema" in payload
-    return payload.get("kind") in ("claim", "monitor") or is_ranking(payload)
+    return is_claim(payload) or is_monitor(payload) or is_ranking(payload)
 
 
 def results_page(
