@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from assay.app.site.web import create_app
 from assay.report import compare_document, overview_document
-from assay.report.bounds import PAGE_LIMIT
+from assay.page.html import PAGE_LIMIT
 from assay.report.save import render
 from assay.store import Store
 

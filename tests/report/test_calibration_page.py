@@ -24,7 +24,7 @@ from assay.analyses.calibration import GATES, ablation_invariance, bootstrap_sta
 from assay.core.errors import InputError, OutputError
 from assay.core.measurement import Verdict
 from assay.report import calibration_names, calibration_tables, calibration_words, save_report
-from assay.report.calibration import calibration_figure, calibration_view
+from assay.report.calibration import calibration_figure, calibration_page
 from assay.report.calibration_figures import COLOURS, WIDTH, draw_gates, relative, rows, strip
 from assay.report.calibration_headlines import DECISIVE, PARTS, RULES, Headline, headline, part_headline, side
 from assay.report.save import render
@@ -282,7 +282,7 @@ def test_an_incomplete_document_is_refused(mixed: Document) -> None:
     with pytest.raises(InputError, match="lacks table; it is incomplete"):
         render(mixed)
     with pytest.raises(InputError, match="got kind None"):
-        calibration_view({}, "r1")
+        calibration_page({})
 
 
 # ---------------------------------------------------------------------------------------------- the overview

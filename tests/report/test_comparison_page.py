@@ -14,7 +14,7 @@ from assay.core.errors import InputError, UnknownNameError
 from assay.graph import build_graph
 from assay.report import compare_document
 from assay.report.comparison import EDGES, PER_SET
-from assay.report.comparison_page import comparison_view, verdict
+from assay.report.comparison_page import caveats, verdict
 from assay.report.save import render
 from assay.store import Store
 
@@ -95,7 +95,7 @@ def test_a_result_against_itself_is_equal(filled: tuple[Store, Filled]) -> None:
     assert document["changes"] == []
     assert document["circuits"]["counts"]["a"] == document["circuits"]["counts"]["b"] == 0
     assert {row["finding"] for row in document["measurements"] if row["how"] == "paired"} == {"equal"}
-    assert "A and B are the same result." in comparison_view(document, "r1")["caveats"]
+    assert "A and B are the same result." in caveats(document)
 
 
 def test_changes_name_the_entries_of_the_records_that_differ(filled: tuple[Store, Filled]) -> None:
@@ -166,6 +166,6 @@ def test_an_audit_on_other_prompts_is_cautioned_about(tmp_path: Path) -> None:
     pair = [
         put_audit(store, model=model, task=task, seed=0) for model, task in (("mini", "ioi"), ("gpt2", "sva"))
     ]
-    caveats = comparison_view(compare_document(store, *pair), "r1")["caveats"]
-    assert any("different tasks" in each for each in caveats)
-    assert any("different models" in each for each in caveats)
+    notes = caveats(compare_document(store, *pair))
+    assert any("different tasks" in each for each in notes)
+    assert any("different models" in each for each in notes)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from assay.report import figures
+from assay.page import draw
+from assay.page.matrix import plot_matrix
+from assay.report import audit_figures as figures
 
 
 Document = dict[str, Any]
@@ -51,7 +53,7 @@ def test_plots_draw_on_given_axes_and_return_them(document: Document) -> None:
     for plot, data in (
         (figures.plot_curve, figures.curve_data(document)),
         (figures.plot_agreement, figures.agreement_data(document)),
-        (figures.plot_matrix, figures.head_data(document)),
+        (plot_matrix, figures.head_data(document)),
     ):
         ax = Figure().subplots()
         assert plot(data, ax) is ax
@@ -67,75 +69,30 @@ def test_axes_are_labelled_and_intervals_shown(document: Document) -> None:
 
 def test_drawing_leaves_no_global_state(document: Document) -> None:
     before = dict(mpl.rcParams)
-    figures.to_svg(figures.plot_curve(figures.curve_data(document)), key="k", label="x")
+    draw.to_svg(figures.plot_curve(figures.curve_data(document)), key="k", label="x")
     assert dict(mpl.rcParams) == before
-    code = "import assay.report.html, sys; print('matplotlib.pyplot' in sys.modules)"
+    code = "import assay.page.html, assay.report.audit, sys; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_svg_is_trimmed_themed_and_repeatable(document: Document) -> None:
     data = figures.curve_data(document)
-    svg = figures.to_svg(figures.plot_curve(data), key="one", label='a "quoted" <label>')
+    svg = draw.to_svg(figures.plot_curve(data), key="one", label='a "quoted" <label>')
     assert svg.startswith("<svg")
     assert svg.endswith("</svg>")
     assert 'aria-label="a &quot;quoted&quot; &lt;label&gt;"' in svg
     assert "metadata" not in svg
     assert "xlink" not in svg
     assert "var(--supports)" in svg
-    assert not re.search("|".join((figures.INK, figures.SUPPORTS, figures.MUTED)), svg)
+    assert not re.search("|".join((draw.INK, draw.SUPPORTS, draw.MUTED)), svg)
     assert all(name.startswith("one-") for name in re.findall(r' id="([^"]+)"', svg))
-    assert svg == figures.to_svg(figures.plot_curve(data), key="one", label='a "quoted" <label>')
+    assert svg == draw.to_svg(figures.plot_curve(data), key="one", label='a "quoted" <label>')
     assert "random edges" in svg, "text stays text"
 
 
 def test_small_head_values_are_printed_in_a_common_unit(document: Document) -> None:
     document["per_head"] = [[1e-4 * (layer + head + 1) for head in range(8)] for layer in range(4)]
-    ax = figures.plot_matrix(figures.head_data(document))
-    assert "10\N{SUPERSCRIPT MINUS}\N{SUPERSCRIPT THREE}" in ax.get_xlabel()
+    ax = plot_matrix(figures.head_data(document))
+    assert "units of 0.001" in ax.get_xlabel()
     assert "1.10" in {text.get_text() for text in ax.texts}
-
-
-def strip(**facts: Any) -> figures.StripData:
-    measurement = {"value": 0.9, "direction": "higher", "verdict": {"thresholds": {"pass": 0.8}}, **facts}
-    found = figures.strip_data(measurement)
-    assert found is not None
-    return found
-
-
-def test_a_strip_shows_the_value_against_its_threshold() -> None:
-    found = strip(interval={"low": 0.85, "high": 0.95}, baseline={"random": {"value": 0.1}})
-    assert found.random is not None
-    assert found.threshold is not None
-    assert found.random < found.threshold < found.low < found.value < found.high  # type: ignore[operator]
-    assert found.good == (found.threshold, 100.0)
-    assert "threshold 0.8" in found.label
-
-
-def test_a_strip_knows_which_side_is_good() -> None:
-    assert strip(direction="lower").good == (0.0, strip(direction="lower").threshold)
-    assert strip(direction="report", verdict={}).good is None
-
-
-def test_a_strip_of_nothing_is_nothing() -> None:
-    assert figures.strip_data({"value": None}) is None
-
-
-@pytest.mark.parametrize("value", [-2.0, 0.0, 1e-9, 4000.0])
-def test_every_place_on_a_strip_is_inside_it(value: float) -> None:
-    found = strip(value=value, interval={"low": value - 1, "high": value + 1}, direction="target")
-    for place in (found.low, found.value, found.high, found.threshold):
-        assert place is not None
-        assert 0 <= place <= 100
-
-
-def test_a_logarithmic_axis_has_plain_numbers() -> None:
-    axes = figures.axes_of(None, 5.0, 3.0)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.plot([1e-5, 1, 1e6], [2, 30, 400])
-    text = figures.to_svg(axes, label="x", key="k")
-    assert "mathdefault" not in text
-    assert "$" not in text
-    assert "10\u2075" in text or "10\u2076" in text
-    assert ">100<" in text

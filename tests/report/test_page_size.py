@@ -8,7 +8,8 @@ from synthetic import synthetic_document
 from synthetic_store import measurement
 from test_monitor_page import monitor_document
 
-from assay.report.bounds import EDGES_LIMIT, PAGE_LIMIT, bounded, cut_text
+from assay.page.html import PAGE_LIMIT
+from assay.page.text import EDGES_LIMIT, bounded, cut_text
 from assay.report.save import render
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-import assay.report
+import assay.page
 from assay.circuits import EdgeScores
 from assay.graph import build_graph
 
 
-SCRIPT = Path(assay.report.__file__).parent / "templates" / "report.js"
+SCRIPT = Path(assay.page.__file__).parent / "templates" / "page.js"
 
 
 def run_node(program: str, data: Any) -> Any:

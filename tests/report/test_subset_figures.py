@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from assay.report.figures import to_svg
 from matplotlib.figure import Figure
 from synthetic_subset import CLASSES, SIZES, document
 
 from assay.core.errors import OutputError
 from assay.report import subset_figures as pictures
-from assay.report.figures import to_svg
 from assay.report.subset_data import BASELINES, DRAWN_MODELS
 
 

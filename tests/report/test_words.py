@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from assay.report.words import caveats, interval, number, percent, precision, solved, verdict
+from assay.page.text import interval, number, percent, precision
+from assay.report.audit import caveats, solved, verdict
 
 
 Document = dict[str, Any]

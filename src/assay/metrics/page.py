@@ -15,7 +15,8 @@ RECORD = {"id", "name", "hash", "value", "n", "unit", "direction", "statistic", 
 Document = Mapping[str, Any]
 
 LEGEND = (
-    "The tinted stretch of each small axis is where the published rule says pass; a verdict is given only when "
+    "The tinted stretch of each small axis is where the published rule says pass; a verdict is given only "
+    "when "
     "the whole interval agrees. Squares: mean of random circuits of equal size."
 )
 
@@ -94,7 +95,9 @@ def measurements_page(records: Sequence[Document]) -> Page:
         rows += measurement_rows([named])
     where = [" and ".join(sorted(names - {""})) for names in (tasks, models)]
     kind = "Measurements" if len(records) > 1 else f"Measurement: {str(records[0]['name']).replace('-', ' ')}"
-    title = kind + "".join(f" {word} {names}" for word, names in zip(("on", "in"), where, strict=True) if names)
+    title = kind + "".join(
+        f" {word} {names}" for word, names in zip(("on", "in"), where, strict=True) if names
+    )
     shown, left = first(rows, ROWS)
     caption: list[Text] = [LEGEND]
     if left:
@@ -198,4 +201,3 @@ def _meaning_and_warnings(measurement: Document) -> Text:
     if not warnings:
         return meaning(measurement)
     return (meaning(measurement), " ", Span(f"{', '.join(warnings).capitalize()}.", "i"))
-

@@ -74,6 +74,7 @@ class Column:
         numeric: Set flush right.
         sort: Whether a reader can sort by it.
         arrow: Mark beside the heading, e.g. of which way is better.
+        sorted: `ascending` or `descending` where the rows come in the order of this column.
         style: Class of the style sheet for the heading.
         title: What a pointer over it shows.
     """
@@ -81,6 +82,7 @@ class Column:
     name: Text
     numeric: bool = False
     sort: bool = False
+    sorted: str = ""
     arrow: str = ""
     style: str = ""
     title: str = ""
@@ -101,7 +103,8 @@ class Table:
     Attributes:
         columns: The headings.
         rows: A cell per column, or fewer where cells span.
-        caption: What it shows; captions are numbered.
+        caption: What it shows.
+        kind: Word before the number of the caption; nothing for a caption without one.
         left: Rows that were left out.
         note: What stands below, outside the caption.
         groups: Headings above the headings, each with the number of columns it covers.
@@ -113,6 +116,7 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Row | Sequence[Cell | Text]]
     caption: Text = ""
+    kind: str = "Table"
     left: int = 0
     note: Text = ""
     groups: Sequence[tuple[str, int]] = ()
@@ -147,7 +151,7 @@ class Figure:
     """A picture, or other blocks, with a caption.
 
     Attributes:
-        draw: Draws it on the axes given or on new ones and returns them: the public plot function of a result.
+        draw: Makes its axes: the public plot function of a result, with what it draws.
         label: What is read out in its place.
         blocks: What stands in place of a picture, e.g. a table that shares its caption with others.
         caption: What it shows.
@@ -221,6 +225,7 @@ class Facts:
     """Names with what they are."""
 
     facts: Sequence[tuple[str, Text]]
+    style: str = "facts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +239,13 @@ class Note:
 
     text: Text
     style: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Lines below each other."""
+
+    items: Sequence[Text]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,8 +290,8 @@ class Custom:
     blocks: Sequence["Block"] = ()
 
 
-Block = Union[
-    Table, HeatMap, Figure, CircuitView, Gallery, Facts, Note, Code, Heading, Details, Pair, Custom
+Block = Union[  # noqa: UP007 - the names stand for classes that hold blocks themselves
+    Table, HeatMap, Figure, CircuitView, Gallery, Facts, Note, Listing, Code, Heading, Details, Pair, Custom
 ]
 
 

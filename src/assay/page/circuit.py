@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.graph import Graph, build_graph
+from assay.page.text import Span, Text, number
 
 
 BAR, HEADER, MARGIN = 34.0, 30.0, 6.0
@@ -115,6 +116,11 @@ def circuit_drawing(described: Mapping[str, Any], listed: Sequence[Mapping[str, 
         height=grid.height,
         shared_kv=graph.n_heads // graph.n_kv_heads,
     )
+
+
+def signed(score: float) -> Text:
+    """A score with its sign and the colour of it."""
+    return Span(("+" if score >= 0 else "") + number(score, 3), "plus" if score >= 0 else "minus")
 
 
 class _Grid:

@@ -29,6 +29,7 @@ _CSS_VARIABLES = {
     OPPOSES: "--opposes",
 }
 
+
 def _tame(figure: Figure) -> None:
     """Texts of a picture are names as they are: no formula between dollars, none that fills the picture."""
     for axes in figure.axes:

@@ -9,7 +9,8 @@ from matplotlib.patches import Rectangle
 
 from assay.page.blocks import Column, Table
 from assay.page.draw import INK, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, plain_power
-from assay.page.text import MINUS, number, percent as shown_percent
+from assay.page.text import MINUS, number
+from assay.page.text import percent as shown_percent
 
 
 LARGEST_PRINTED = 14  # rows or columns of a matrix whose cells hold numbers

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar
 
 from assay.core.record import plain
 
@@ -38,7 +38,7 @@ class Span:
     link: str = ""
 
 
-Text = Union[str, Span, Sequence["Text"]]  # a piece, or several in a row
+Text = str | Span | Sequence[Any]  # a piece, or several in a row, each a piece or several
 
 
 def bold(text: Text) -> Span:
@@ -80,10 +80,15 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
+def noun(word: str, n: int) -> str:
+    """A noun for a count: batch of 1, batches of 2."""
+    ending = "es" if word.endswith("ch") else "s"
+    return word if n == 1 else f"{word}{ending}"
+
+
 def plural(n: int, word: str) -> str:
     """A count with its noun: 1 batch, 2 batches."""
-    ending = "es" if word.endswith("ch") else "s"
-    return f"{number(n)} {word}{'' if n == 1 else ending}"
+    return f"{number(n)} {noun(word, n)}"
 
 
 # ------------------------------------------------------------------------------------------------ numbers

@@ -27,6 +27,7 @@ from assay.execution import CircuitRuns, get_ablation
 from assay.metrics import faithfulness_curve, find_metric
 from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
+from assay.page.circuit import graph_of
 from assay.pipeline import document
 from assay.pipeline.gates import calibrate_stored, plan_calibration, usual_prompts
 from assay.pipeline.prompts import Draws, draw_prompts
@@ -45,7 +46,6 @@ from assay.pipeline.stages import (
     usual_replacement,
 )
 from assay.pipeline.worst import USUAL_SIDE, Sizes, plan_worst_case, usual_sizes, worst_case_stored
-from assay.page.circuit import graph_of
 from assay.report import save_report
 from assay.store import Store
 from assay.tasks import PairTask

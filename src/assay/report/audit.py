@@ -22,7 +22,7 @@ from assay.page.blocks import (
     Section,
     Table,
 )
-from assay.page.circuit import circuit_drawing
+from assay.page.circuit import circuit_drawing, signed
 from assay.page.matrix import matrix_table, plot_matrix
 from assay.page.text import (
     EDGES_LIMIT,
@@ -68,7 +68,8 @@ def audit_page(document: Document) -> Page:
         verdict=verdict(document),
         caveats=caveats(document),
         lede=(
-            f"Every edge outside the circuit was ablated ({circuit.get('ablation', task['ablation'])}) and the "
+            f"Every edge outside the circuit was ablated ({circuit.get('ablation', task['ablation'])}) "
+            f"and the "
             f"model run on n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} prompts of ",
             italic(task["name"]),
             f"{apart}. Brackets hold 95{NARROW}% intervals.",
@@ -76,7 +77,9 @@ def audit_page(document: Document) -> Page:
         sections=[
             Section(title="The task", blocks=[_task(document)]),
             Section(title="The circuit", blocks=[_circuit(document)]),
-            Section(title="How much of the behaviour it keeps", blocks=[_curve(document), _agreement(document)]),
+            Section(
+                title="How much of the behaviour it keeps", blocks=[_curve(document), _agreement(document)]
+            ),
             Section(title="Where it lives", blocks=[Pair(blocks=[_heads(document), _layers(document)])]),
             Section(title="Every number", blocks=[_numbers(document)]),
             Section(title="How it was made", blocks=[_method(document)]),
@@ -105,7 +108,8 @@ def verdict(document: Document) -> str:
     """The finding of an audit in one sentence."""
     circuit, graph, random = document["circuit"], document["graph"], document.get("random") or {}
     task, faithfulness = document["task"], circuit["faithfulness"]
-    size = f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({percent(circuit['fraction'])})"
+    share = percent(circuit["fraction"])
+    size = f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({share})"
     if not solved(document):
         accuracy = task.get("accuracy")
         right = "" if accuracy is None else f" (right on {percent(accuracy)} of the prompts)"
@@ -245,11 +249,7 @@ def _circuit(document: Document) -> CircuitView:
     return CircuitView(
         drawing=drawing,
         edge_styles=[
-            " ".join(
-                style
-                for style, holds in (("minus", edge.score < 0), ("off", not keep))
-                if holds
-            )
+            " ".join(style for style, holds in (("minus", edge.score < 0), ("off", not keep)) if holds)
             for edge, keep in zip(drawing.edges, kept, strict=True)
         ],
         on=frozenset(on),
@@ -272,7 +272,7 @@ def _circuit(document: Document) -> CircuitView:
                                 str(edge.rank),
                                 edge.source_name,
                                 edge.target_name,
-                                Cell(text=_signed(edge.score), value=edge.score),
+                                Cell(text=signed(edge.score), value=edge.score),
                                 "yes" if keep else "no",
                             ]
                             for edge, keep in zip(drawing.edges, kept, strict=True)
@@ -288,14 +288,12 @@ def _circuit(document: Document) -> CircuitView:
             "size": document["circuit"]["size"],
             "total": document["graph"]["n_edges"],
             "nodes": [node.name for node in drawing.nodes],
-            "edges": [[edge.source, list(edge.feeds), edge.target_name, edge.score] for edge in drawing.edges],
+            "edges": [
+                [edge.source, list(edge.feeds), edge.target_name, edge.score] for edge in drawing.edges
+            ],
             "curve": {"n_edges": document["curve"]["n_edges"], "values": document["curve"]["values"]},
         },
     )
-
-
-def _signed(score: float) -> Text:
-    return Span(("+" if score >= 0 else "") + number(score, 3), "plus" if score >= 0 else "minus")
 
 
 def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
@@ -305,7 +303,8 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
     parts: list[Text] = [
         f"The circuit: {number(n_edges)} of {number(document['graph']['n_edges'])} edges, the strongest "
         f"{number(size)}{unconnected}. Scores are {method['key']} attributions ({method['objective']}, "
-        f"{method['ablation']} ablation), means over n = {number(document['discovery']['n'])} discovery prompts."
+        f"{method['ablation']} ablation), means over n = {number(document['discovery']['n'])} discovery "
+        f"prompts."
     ]
     if shared_kv > 1:
         parts += [
@@ -322,7 +321,8 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
     elif size > n_drawn:
         parts.append(f" Only the strongest {number(n_drawn)} edges are drawn.")
     hint = (
-        " Hover or focus a node or an edge to see what it reads and writes; drag the slider to grow or shrink "
+        " Hover or focus a node or an edge to see what it reads and writes; drag the slider to grow or "
+        "shrink "
         "the circuit."
     )
     return [*parts, Span(hint, "script-only")]
@@ -389,7 +389,8 @@ def _agreement(document: Document) -> Figure:
     )
     if topk["label_top1_full"] is not None:
         caption += (
-            f" The right answer is ranked first by the model on {percent(topk['label_top1_full'])} of prompts, "
+            f" The right answer is ranked first by the model on {percent(topk['label_top1_full'])} of "
+            f"prompts, "
             f"by the circuit on {percent(topk['label_top1_circuit'])}."
         )
     if topk["patterns"]:
@@ -420,8 +421,10 @@ def _heads(document: Document) -> Figure:
     return Figure(
         draw=partial(plot_matrix, heads),
         label="Attribution of each head, signed; the numbers are in the table.",
-        caption=f"Each head’s summed outgoing attribution over n = {number(document['discovery']['n'])} prompts, "
-        "in units of the objective: what ablating the head would cost to first order. Blue supports, vermilion "
+        caption=f"Each head’s summed outgoing attribution over n = {number(document['discovery']['n'])} "
+        f"prompts, "
+        "in units of the objective: what ablating the head would cost to first order. Blue supports, "
+        "vermilion "
         "opposes.",
         more=[Details(summary="Numbers", blocks=[matrix_table(heads)])],
         name="heads",
@@ -432,8 +435,10 @@ def _layers(document: Document) -> Figure:
     layers = figures.layer_data(document)
     return Figure(
         draw=partial(plot_matrix, layers, percent=True),
-        label="Share of all attribution between each writing and reading layer; the numbers are in the table.",
-        caption="Share of all attribution (sum of |score|, per cent) on edges from the writing layer (rows) to "
+        label="Share of all attribution between each writing and reading layer; the numbers are in the "
+        "table.",
+        caption="Share of all attribution (sum of |score|, per cent) on edges from the writing layer "
+        "(rows) to "
         f"the reading layer (columns); n = {number(document['discovery']['n'])}.",
         more=[Details(summary="Numbers", blocks=[matrix_table(layers, percent=True)])],
         name="layers",
@@ -476,14 +481,16 @@ def _method(document: Document) -> Pair:
     if discovery["held_out"]:
         sizing = " They had a say in the size alone: it grew until the target held on them as well."
         measured = (
-            f"Everything in figures 2 and 3 and table 1 was then measured on {number(task['n'])} other prompts "
+            f"Everything in figures 2 and 3 and table 1 was then measured on {number(task['n'])} other "
+            f"prompts "
             "of the same generator; prompts that occur in both draws were left out."
             f"{sizing if circuit.get('confirmed') else ''}"
         )
     else:
         measured = "Measurement used the same prompts as discovery."
     measured += (
-        " Intervals resample prompts; they say how the numbers would move with other prompts of this kind, not "
+        " Intervals resample prompts; they say how the numbers would move with other prompts of this "
+        "kind, not "
         "with another model or another wording."
     )
     return Pair(blocks=[Note(text=made), Note(text=measured)], style="columns")

@@ -19,9 +19,9 @@ from matplotlib.transforms import Bbox
 
 from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
 from assay.circuits import write_atomically
-from assay.report import figures
-from assay.report.benchmark_tables import title
+from assay.page import draw
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, to_svg
+from assay.report.benchmark_tables import title
 
 
 SIZE = (7.2, 4.6)  # inches
@@ -435,7 +435,7 @@ def write_picture(folder: Path, name: str, ax: Axes, *, label: str) -> dict[str,
 def svg_file(ax: Axes, *, label: str, key: str) -> str:
     """What `to_svg` makes, as a file of its own: with a size, a ground, colours and a font in it."""
     text = to_svg(ax, label=label, key=key)
-    text = re.sub(r"var\(--(\w+)\)", lambda match: str(getattr(figures, match[1].upper())), text)
+    text = re.sub(r"var\(--(\w+)\)", lambda match: str(getattr(draw, match[1].upper())), text)
     text = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", text)  # upright text
     text = re.sub(r"<g>\n(<text[^>]*>[^<]*</text>)\n</g>", r"\1", text)
     text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)  # of a point

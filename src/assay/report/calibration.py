@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +10,25 @@ from matplotlib import rc_context
 
 from assay.core.errors import InputError, OutputError
 from assay.core.record import MACHINE, plain
-from assay.report import calibration_figures, calibration_tables, calibration_words, figures
+from assay.page.blocks import (
+    Block,
+    Code,
+    Column,
+    Custom,
+    Details,
+    Facts,
+    Figure,
+    Heading,
+    HeatCell,
+    HeatMap,
+    Note,
+    Page,
+    Section,
+    Table,
+)
+from assay.page.draw import PAPER
+from assay.page.text import NARROW, Text, code, italic, number, plural, quiet
+from assay.report import calibration_figures, calibration_tables, calibration_words
 from assay.report.calibration_headlines import RULES, headline
 
 
@@ -90,7 +108,7 @@ def calibration_figure(report: HasRecord | Document, path: str | os.PathLike[str
     metadata = {"Date": None} if ending == "svg" else {"Software": None}
     try:
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": KIND}):
-            figure.savefig(path, dpi=150, facecolor=figures.PAPER, metadata=metadata)
+            figure.savefig(path, dpi=150, facecolor=PAPER, metadata=metadata)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from error
     return path
@@ -102,45 +120,86 @@ def ordered(document: Document) -> list[Mapping[str, Any]]:
     return sorted(document["gates"], key=lambda gate: places.get(str(gate["code"]), len(places)))
 
 
-def calibration_view(report: HasRecord | Document, key: str) -> dict[str, Any]:
-    """Everything the template of calibrations needs."""
+def calibration_page(report: HasRecord | Document) -> Page:
+    """Everything that is shown of calibrations."""
     document = calibration_document(report)
     gates = ordered(document)
     model, task = document["model"].get("id", "a model"), document["task"].get("name", "its task")
-    axes = calibration_figures.plot_gates(calibration_figures.rows(gates))
-    return {
-        "key": key,
-        "kind": KIND,
-        "calibration": document,
-        "title": f"What can be trusted of the measurements on a circuit of {model} for {task}",
-        "subject": calibration_words.subject_words(document),
-        "verdict": calibration_words.overview(document),
-        "caveats": calibration_words.caveats(document),
-        "passes": _passes(document),
-        "drawn": (document["task"].get("config") or {}).get("seed"),
-        "picture": figures.to_svg(
-            axes,
-            key=f"{key}-gates",
-            label="All checks around their limits; the numbers are in the rows below.",
+    return Page(
+        kind="calibrations",
+        title=f"What can be trusted of the measurements on a circuit of {model} for {task}",
+        subject=calibration_words.subject_words(document),
+        verdict=calibration_words.overview(document),
+        caveats=calibration_words.caveats(document),
+        lede=(
+            "Each check asks whether a number about the circuit deserves trust. ",
+            italic("With confidence"),
+            ": the verdict holds for every value that these prompts leave possible, and is wrong at most "
+            "one time "
+            "in twenty for values per prompt that are normal, t (5) or exponential, at the limit too; "
+            "where they "
+            "leave both outcomes possible it is inconclusive. ",
+            italic("Published rule"),
+            ": the limit of the framework applied to the number as it came out. There is no overall score: a "
+            "failed check forbids the use that it guards, and no other check makes up for it.",
         ),
-        "gates": [_gate(gate, document, key) for gate in gates],
-        "record": json.dumps(plain(document.get("provenance") or {}), indent=2, sort_keys=True),
-    }
+        sections=[
+            Section(title="All checks at a glance", blocks=[_glance(gates)]),
+            Section(
+                title="The checks one by one",
+                blocks=[
+                    Custom(
+                        template="gates.html",
+                        values=[_gate(gate, document) for gate in gates],
+                        blocks=[_brief(gates)],
+                    )
+                ],
+            ),
+        ],
+        facts=list(_facts(document)),
+        records=list(_records(document)),
+        style="calibration",
+    )
 
 
-def _gate(gate: Document, document: Document, key: str) -> dict[str, Any]:
-    """One row of the page and what unfolds below it."""
+def _glance(gates: Sequence[Document]) -> Figure:
+    return Figure(
+        draw=lambda: calibration_figures.plot_gates(calibration_figures.rows(gates)),
+        label="All checks around their limits; the numbers are in the rows below.",
+        caption="Every check on a scale of its own, turned so that its limit is the line in the middle "
+        "and passing "
+        "is to the right; the distance is counted in units of the limit and bent so that all fits. Bars are "
+        f"90{NARROW}% intervals: one that crosses the line leaves the check open. Blue passes, vermilion "
+        f"fails, "
+        "black lies between, grey is open.",
+        name="gates",
+    )
+
+
+def _brief(gates: Sequence[Document]) -> Table:
+    """The checks as lines, for a terminal."""
+    rows = []
+    for gate in gates:
+        shown = headline(gate)
+        value, passes = calibration_words.number_line(shown)
+        mark, word = calibration_words.KINDS[calibration_words.kind(gate["verdict"], shown)]
+        published = calibration_words.published_words(str(gate["verdict"].get("published")))
+        rows.append([gate["code"], gate["name"], value, passes, f"{mark} {word}", " ".join(published)])
+    names = ("", "check", "number", "passes", "with confidence", "published rule")
+    return Table(columns=[Column(name=name) for name in names], rows=rows)
+
+
+def _gate(gate: Document, document: Document) -> dict[str, Any]:
+    """One check and what unfolds below it."""
     verdict = gate["verdict"]
     shown = headline(gate)
     state = calibration_words.kind(verdict, shown)
     value, passes = calibration_words.number_line(shown)
     return {
-        "id": f"{key}-{_plain_id(gate['code'])}",
+        "id": _plain_id(gate["code"]),
         "code": gate["code"],
         "name": gate["name"],
         "question": gate["question"],
-        "criterion": gate.get("criterion", ""),
-        "kind": state,
         "class": state.replace(" ", "-"),
         "mark": calibration_words.KINDS[state],
         "published": calibration_words.published_words(str(verdict.get("published"))),
@@ -157,13 +216,110 @@ def _gate(gate: Document, document: Document, key: str) -> dict[str, Any]:
         "parts": calibration_tables.parts(gate),
         "parts_left": calibration_tables.parts_left(gate),
         "unmeasured": calibration_tables.unmeasured(gate),
-        "tables": calibration_tables.tables(gate, document),
-        "heat": calibration_tables.heat(gate),
-        "facts": calibration_tables.facts(gate),
-        "interval": calibration_tables.interval_words(shown, verdict),
-        "weakness": calibration_words.sentence(str(gate.get("weakness") or "")),
-        "source": gate.get("source", ""),
+        "blocks": list(_numbers(gate, document)),
+        "note": _sources(gate, calibration_tables.interval_words(shown, verdict)),
     }
+
+
+def _numbers(gate: Document, document: Document) -> Iterator[Block]:
+    """Everything a check computed."""
+    if heat := calibration_tables.heat(gate):
+        yield Heading(text="Mean effect of each circuit on each task")
+        yield HeatMap(
+            corner="circuit \\ task",
+            columns=heat["columns"],
+            rows=[
+                (
+                    row["name"],
+                    [
+                        HeatCell(
+                            text=cell["shown"],
+                            ink=cell["ink"],
+                            title=cell["title"],
+                            style=("minus" if cell["minus"] else "plus")
+                            + (" deep" if cell["deep"] else "")
+                            + (" found" if cell["own"] else ""),
+                        )
+                        for cell in row["cells"]
+                    ],
+                )
+                for row in heat["rows"]
+            ],
+            style="effects",
+        )
+        left = f" {number(heat['left'])} tasks more are in the result." if heat["left"] else ""
+        note = "Outlined: a circuit on its own task, which should be far larger than the rest of its row."
+        yield Note(text=note + left, style="quiet note")
+    for table in calibration_tables.tables(gate, document):
+        yield Heading(text=table["title"])
+        verb = "is" if table["left"] == 1 else "are"
+        left = f"{number(table['left'])} more {verb} in the result. " if table["left"] else ""
+        yield Table(
+            columns=[Column(name=name, numeric=bool(numeric)) for name, numeric in table["columns"]],
+            rows=table["rows"],
+            note=left + table["note"],
+            style="gate-table",
+        )
+    if facts := calibration_tables.facts(gate):
+        yield Heading(text="Numbers and limits")
+        yield Facts(facts=facts)
+
+
+def _sources(gate: Document, interval: str) -> str:
+    """How the interval came about, what the published form lacks, and where it is from."""
+    weakness = calibration_words.sentence(str(gate.get("weakness") or ""))
+    parts = [
+        interval,
+        f"Weakness of the published form: {weakness}" if weakness else "",
+        f"Criterion: {gate['criterion']}." if gate.get("criterion") else "",
+        f"Source: {gate['source']}." if gate.get("source") else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _facts(document: Document) -> Iterator[tuple[str, Text]]:
+    circuit, task, table = document["circuit"], document["task"], document["table"]
+    if "id" in document:
+        yield "result", code(document["id"])
+    k, n_edges = circuit.get("k"), circuit.get("n_edges")
+    size = "" if k is None else f"{number(k)} heads"
+    size += "" if n_edges is None else f", {number(n_edges)} edges"
+    yield "circuit", (f"{circuit.get('name') or ''} ", quiet(size), " ", code(circuit.get("hash", "")))
+    model = document["model"]
+    weights = (model.get("weight_hash") or "")[:16]
+    yield "model", (f"{model.get('id', '')} ", quiet("hash of the weights"), " ", code(weights))
+    seed = (task.get("config") or {}).get("seed")
+    drawn = "" if seed is None else (quiet(f"drawn with seed {seed}"), " ")
+    data = code((task.get("data_hash") or "")[:16])
+    yield "task", (f"{task.get('name', '')} ", drawn, quiet("hash of the data"), " ", data)
+    pool = f"pool of {number(table['n_pool'])}" if table.get("n_pool") else ""
+    yield "prompts", (number(table["n_prompts"]) if "n_prompts" in table else "", " ", quiet(pool))
+    if document.get("seed") is not None:
+        yield "resampling", f"seed {document['seed']}"
+    columns = table.get("columns", (table.get(MACHINE) or {}).get("columns"))
+    passes = _passes(document)
+    yield (
+        "table",
+        (
+            "" if columns is None else f"{number(len(columns))} columns ",
+            "" if passes is None else (quiet(f"{number(passes)} passes to fill it"), " "),
+            code(table.get("hash", "")),
+        ),
+    )
+    if document.get("against"):
+        yield "against", ", ".join(document["against"])
+    if document.get("seconds") is not None:
+        yield "took", f"{number(float(document['seconds']), 1)} s"
+
+
+def _records(document: Document) -> Iterator[Block]:
+    if missing := document.get("missing"):
+        yield Details(
+            summary=f"{plural(len(missing), 'column')} could not be measured",
+            blocks=[Facts(facts=list(missing.items()))],
+        )
+    record = json.dumps(plain(document.get("provenance") or {}), indent=2, sort_keys=True)
+    yield Details(summary="Provenance", blocks=[Code(text=record)])
 
 
 def _passes(document: Document) -> int | None:

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 from assay.report.calibration_headlines import Headline, headline
 from assay.report.calibration_words import KINDS, kind, number_line, picture_words, published_words
-from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 
 
 WIDTH = 260.0  # of a strip

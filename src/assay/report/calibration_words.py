@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.page.blocks import STATUSES
+from assay.page.text import MINUS, number, percent, precision
 from assay.report.calibration_headlines import DECISIVE, Headline, headline, side
 from assay.report.calibration_names import circuit_heads, claim_name, compared, head_name, method_name
-from assay.page.text import MINUS, STATUSES, number, percent, precision
 
 
 Record = Mapping[str, Any]

@@ -1,16 +1,26 @@
 """Two circuits or two runs as a page: edges of both and of one, differences with intervals, changes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from assay.core.errors import InputError
+from assay.metrics.page import UNITS
 from assay.page import text as words
-from assay.page.circuit import circuit_drawing
+from assay.page.blocks import (
+    Block,
+    Cell,
+    CircuitView,
+    Column,
+    Facts,
+    Note,
+    Page,
+    Section,
+    Table,
+)
+from assay.page.circuit import circuit_drawing, signed
+from assay.page.text import Span, Text, bold, code, number, percent, quiet, result_link
 
 
-KIND, SCHEMA = "comparison", "assay-comparison/1"
-REQUIRED = ("a", "b", "circuits", "measurements", "changes", "level")
-SETS = ("both", "a", "b")
+SETS = {"both": "in both", "a": "only in A", "b": "only in B"}
 FINDINGS = {
     "higher": ("\N{BLACK UP-POINTING TRIANGLE}", "higher in B"),
     "lower": ("\N{BLACK DOWN-POINTING TRIANGLE}", "lower in B"),
@@ -26,47 +36,44 @@ HOW = {
 Document = Mapping[str, Any]
 
 
-def is_comparison(document: object) -> bool:
-    """Whether a document is that of a comparison."""
-    return isinstance(document, Mapping) and document.get("kind") == KIND
-
-
-def comparison_view(document: Document, key: str) -> dict[str, Any]:
-    """Everything the template of a comparison needs.
+def comparison_page(document: Document) -> Page:
+    """Everything that is shown of a comparison.
 
     Args:
         document: What `assay.report.compare_document` gave.
-        key: Identifier of the article.
-
-    Raises:
-        InputError: For another schema or a document that lacks a part.
     """
-    if document.get("schema") != SCHEMA:
-        raise InputError(
-            f"this comparison has schema {document.get('schema')!r}; this version reads {SCHEMA!r}: "
-            "run `assay report --compare` again to make it"
-        )
-    if missing := [name for name in REQUIRED if name not in document]:
-        raise InputError(f"the comparison lacks {', '.join(missing)}; it is incomplete")
     a, b = document["a"], document["b"]
+    sections = [
+        Section(title="The measurements", blocks=[_measurements(document)]),
+        Section(title="What changed in how they were made", blocks=[_changes(document)]),
+    ]
     circuits = document["circuits"]
-    drawn = circuits if circuits and not circuits["mismatch"] and circuits["edges"] else None
-    layout = circuit_layout(drawn) if drawn else None
-    same = a["label"] == b["label"]
-    return {
-        "key": key,
-        "comparison": document,
-        "title": f"{a['label']}, twice" if same else f"{a['label']}  against  {b['label']}",
-        "verdict": verdict(document),
-        "caveats": caveats(document),
-        "circuits": circuits,
-        "layout": layout,
-        "members": [edge["in"] for edge in drawn["edges"]] if drawn else [],
-        "script_data": _script_data(drawn, layout) if drawn and layout else None,
-        "rows": [_row(row) for row in document["measurements"]],
-        "hows": [HOW[name] for name in HOW if any(row["how"] == name for row in document["measurements"])],
-        "sets": {"both": "in both", "a": "only in A", "b": "only in B"},
-    }
+    if circuits and not circuits["mismatch"]:
+        nothing = [Note(text="Neither circuit keeps an edge.", style="quiet")]
+        edges = list(_circuits(circuits)) if circuits["edges"] else nothing
+        sections.insert(0, Section(title="The edges", blocks=edges))
+    return Page(
+        kind="comparison",
+        title=f"{a['label']}, twice" if a["label"] == b["label"] else f"{a['label']}  against  {b['label']}",
+        verdict=verdict(document),
+        caveats=caveats(document),
+        head=[Facts(facts=[("A", _side(a)), ("B", _side(b))], style="sides")],
+        sections=sections,
+        style="compare",
+    )
+
+
+def _side(side: Document) -> Text:
+    facts = [side["kind"], *([_minute(side["created"])] if side["created"] else [])]
+    note = ", ".join(facts)
+    if side["n_edges"] is not None:
+        note += f"; circuit: {number(side['n_edges'])} edges, {side['how']}"
+    link = (" ", result_link(side["id"])) if side["id"] else ""
+    return (bold(side["label"]), link, " ", quiet(note))
+
+
+def _minute(time: str) -> str:
+    return time[:16].replace("T", " ")
 
 
 def verdict(document: Document) -> str:
@@ -76,7 +83,7 @@ def verdict(document: Document) -> str:
     if circuits and not circuits["mismatch"]:
         counts = circuits["counts"]
         union = circuits["n_union"]
-        share = f" ({words.percent(circuits['jaccard'])} of {union:,})" if union else ""
+        share = f" ({percent(circuits['jaccard'])} of {union:,})" if union else ""
         parts.append(
             f"The circuits share {counts['both']:,} {_edges(counts['both'])}{share}; {counts['a']:,} "
             f"{'is' if counts['a'] == 1 else 'are'} only in A and {counts['b']:,} only in B."
@@ -88,7 +95,7 @@ def verdict(document: Document) -> str:
         noun = "measurement" if len(told) == 1 else "measurements"
         parts.append(
             f"{len(apart)} of {len(told)} shared {noun} "
-            f"{'differs' if len(apart) == 1 else 'differ'}: the {words.percent(document['level'])} interval "
+            f"{'differs' if len(apart) == 1 else 'differ'}: the {percent(document['level'])} interval "
             "of the difference leaves out 0."
             if told
             else "No shared measurement has an interval of its difference."
@@ -118,42 +125,187 @@ def _edges(count: int) -> str:
     return "edge" if count == 1 else "edges"
 
 
-def _script_data(drawn: Document, layout: Any) -> dict[str, Any]:
-    return {
-        "nodes": [node.name for node in layout.nodes],
-        "edges": [
-            [
-                edge.source,
-                list(edge.feeds),
-                edge.target_name,
-                listed["in"],
-                listed["score_a"],
-                listed["score_b"],
-            ]
-            for edge, listed in zip(layout.edges, drawn["edges"], strict=True)
+# ------------------------------------------------------------------------------------------------ the edges
+
+
+def _circuits(circuits: Document) -> Iterator[Block]:
+    yield _graph(circuits)
+    yield _edge_table(circuits)
+    yield Table(
+        columns=[
+            Column(name="layer"),
+            *(Column(name=name, numeric=True) for _ in range(2) for name in SETS.values()),
         ],
-    }
+        groups=[("", 1), ("edges out of it", len(SETS)), ("edges into it", len(SETS))],
+        rows=[
+            [
+                row["name"],
+                *(_count(row[f"{way}_{name}"]) for way in ("out", "into") for name in SETS),
+            ]
+            for row in circuits["layers"]
+        ],
+        caption="Where the circuits agree and part: numbers of edges by the layer that writes and the "
+        "layer that "
+        "reads.",
+        style="layers",
+    )
 
 
-def _row(row: Document) -> dict[str, Any]:
+def _count(n: int) -> Cell:
+    return Cell(text=number(n), style="" if n else "quiet")
+
+
+def _graph(circuits: Document) -> CircuitView:
+    listed, drawing = circuits["edges"], circuit_drawing(circuits["graph"], circuits["edges"])
+    caption = f"The edges of both circuits in one graph of {number(circuits['graph']['n_edges'])} edges."
+    if circuits["n_listed"] < circuits["n_union"]:
+        caption += (
+            f" Drawn and listed: {number(circuits['n_listed'])} of the {number(circuits['n_union'])} "
+            f"edges of "
+            "either, the strongest of each set."
+        )
+    if any(circuits["scored"]):
+        caption += " Width: the larger |score| of the two."
+    return CircuitView(
+        drawing=drawing,
+        edge_styles=[f"in-{edge['in']}" for edge in listed],
+        sets=[(name, label, circuits["counts"][name]) for name, label in SETS.items()],
+        caption=(caption, " ", Span("Hover or focus a node or an edge to see it alone.", "script-only")),
+        data={
+            "nodes": [node.name for node in drawing.nodes],
+            "edges": [
+                [
+                    edge.source,
+                    list(edge.feeds),
+                    edge.target_name,
+                    each["in"],
+                    each["score_a"],
+                    each["score_b"],
+                ]
+                for edge, each in zip(drawing.edges, listed, strict=True)
+            ],
+        },
+    )
+
+
+def _edge_table(circuits: Document) -> Table:
+    sides = [side for side, scored in zip("ab", circuits["scored"], strict=True) if scored]
+    whole = circuits["n_listed"] >= circuits["n_union"]
+    n_union = number(circuits["n_union"])
+    caption = (
+        f"All {n_union} edges"
+        if whole
+        else f"{number(circuits['n_listed'])} of {n_union} edges, the strongest of each set"
+    )
+    if sides:
+        caption += (
+            ", by the larger |score|. An edge outside a circuit still has a score where that side scored "
+            "every "
+            "edge."
+        )
+    else:
+        caption += ". A circuit file holds edges and no scores."
+    if circuits["rank_correlation"] is not None:
+        caption += (
+            f" Rank correlation of |score| over all {number(circuits['graph']['n_edges'])} edges: "
+            f"{number(circuits['rank_correlation'])}."
+        )
+    return Table(
+        columns=[
+            Column(name="rank", numeric=True, sort=True),
+            *(Column(name=name, sort=True) for name in ("source", "target", "where")),
+            *(Column(name=f"score in {side.upper()}", numeric=True, sort=True) for side in sides),
+        ],
+        rows=[
+            [
+                str(edge["rank"]),
+                edge["source"],
+                edge["target"],
+                (Span("", f"set in-{edge['in']}"), " ", SETS[edge["in"]]),
+                *(_score(edge[f"score_{side}"]) for side in sides),
+            ]
+            for edge in circuits["edges"]
+        ],
+        caption=caption,
+        style="edges-table",
+        tall=True,
+        named=False,
+    )
+
+
+def _score(score: float | None) -> Cell:
+    return Cell(text=quiet("none"), value="") if score is None else Cell(text=signed(score), value=score)
+
+
+# ------------------------------------------------------------------------------------------------ the numbers
+
+
+def _measurements(document: Document) -> Block:
+    rows = document["measurements"]
+    if not rows:
+        made = (
+            "The two share no measurement. ",
+            code("assay audit"),
+            " and ",
+            code("assay measure"),
+            " make some.",
+        )
+        return Note(text=made, style="quiet")
+    first = ""
+    if document["n_measurements"] > len(rows):
+        first = f"The first {number(len(rows))} of {number(document['n_measurements'])} shared measurements. "
+    hows = "; ".join(HOW[name] for name in HOW if any(row["how"] == name for row in rows))
+    return Table(
+        columns=[
+            Column(name="measurement", sort=True),
+            Column(name="A", numeric=True, sort=True),
+            Column(name="B", numeric=True, sort=True),
+            Column(name=f"B {words.MINUS} A", numeric=True, sort=True),
+            Column(name=f"{percent(document['level'])} interval"),
+            *(Column(name=name, sort=True) for name in ("finding", "unit", "interval is")),
+        ],
+        rows=[_measurement(row) for row in rows],
+        caption=f"{first}Intervals of the difference: {hows}. Each holds by itself; of twenty true zeros "
+        f"one is "
+        "expected to look like a difference.",
+        style="measured",
+    )
+
+
+def _measurement(row: Document) -> list[Cell | Text]:
     mark, finding = FINDINGS[row["finding"]]
     digits = words.precision(row["low"], row["high"])
-    shown = words.number(row["difference"], digits)
-    if row["difference"] is not None and row["difference"] > 0:
-        shown = f"+{shown}"
-    return {
-        **row,
-        "name": row["name"].replace("-", " "),
-        "unit": words.UNITS.get(row["unit"] or "", row["unit"] or ""),
-        "direction": words.DIRECTIONS.get(row["direction"] or "report", ""),
-        "shown": {side: _side(row[side]) for side in ("a", "b")},
-        "difference": row["difference"],
-        "shown_difference": shown,
-        "interval": words.interval(row["low"], row["high"], digits),
-        "mark": mark,
-        "finding_words": finding,
-        "good": _good(row),
-    }
+    difference = row["difference"]
+    sign = "+" if difference is not None and difference > 0 else ""
+    how = row["how"] + (f", n = {number(row['n_pairs'])}" if row["n_pairs"] else "")
+    name = row["name"].replace("-", " ")
+    good = _good(row)
+    return [
+        (name, " ", Span(str(row["id"]), "key")) if row["id"] else name,
+        *(_value(row[side]) for side in ("a", "b")),
+        Cell(text=bold(sign + number(difference, digits)), value="" if difference is None else difference),
+        Cell(text=words.interval(row["low"], row["high"], digits), style="quiet nowrap"),
+        Cell(
+            text=(
+                Span((mark, " ", finding), f"status is-{row['finding']}"),
+                (" ", quiet(f"({good})")) if good else "",
+            ),
+            style="nowrap",
+        ),
+        UNITS.get(row["unit"] or "", row["unit"] or ""),
+        Cell(text=how, style="quiet nowrap"),
+    ]
+
+
+def _value(side: Document) -> Cell:
+    digits = words.precision(side["low"], side["high"])
+    value = side["value"]
+    return Cell(
+        text=number(value, digits),
+        below=words.interval(side["low"], side["high"], digits),
+        value="" if value is None else value,
+        style="nowrap",
+    )
 
 
 def _good(row: Document) -> str:
@@ -163,13 +315,26 @@ def _good(row: Document) -> str:
     return "better" if row["finding"] == row["direction"] else "worse"
 
 
-def _side(value: Document) -> dict[str, Any]:
-    digits = words.precision(value["low"], value["high"])
-    mark, status = words.STATUSES.get(value["status"] or "none", words.STATUSES["none"])
-    return {
-        "value": value["value"],
-        "shown": words.number(value["value"], digits),
-        "interval": words.interval(value["low"], value["high"], digits),
-        "mark": mark,
-        "status": status,
-    }
+def _changes(document: Document) -> Block:
+    changes = document["changes"]
+    if not changes:
+        return Note(text="Nothing: the two records are the same.", style="quiet")
+    first = ""
+    if document["n_changes"] > len(changes):
+        first = f"The first {number(len(changes))} of {number(document['n_changes'])} differences. "
+    return Table(
+        columns=[Column(name=name, sort=True) for name in ("entry of the record", "A", "B")],
+        rows=[
+            [
+                (row["key"], (" ", quiet("machine")) if row["machine"] else ""),
+                *(quiet("absent") if row[side] is None else str(row[side]) for side in ("a", "b")),
+            ]
+            for row in changes
+        ],
+        caption=f"{first}Every entry of the two provenance records that is not the same: versions, seeds, "
+        f"options, "
+        "hashes of model and data.",
+        kind="",
+        style="changes",
+        tall=True,
+    )

@@ -160,6 +160,27 @@ FORMS: Mapping[str, PageForm] = {
             "readings",
         ),
     ),
+    "calibration": PageForm(
+        noun="calibration",
+        schema="assay-calibration/1",
+        again="`assay calibrate`",
+        maker="assay.report.calibration:calibration_page",
+        required=("model", "task", "circuit", "table", "gates"),
+    ),
+    "comparison": PageForm(
+        noun="comparison",
+        schema="assay-comparison/1",
+        again="`assay report --compare`",
+        maker="assay.report.comparison_page:comparison_page",
+        required=("a", "b", "circuits", "measurements", "changes", "level"),
+    ),
+    "overview": PageForm(
+        noun="overview",
+        schema="assay-overview/1",
+        again="`assay report`",
+        maker="assay.report.overview_page:overview_page",
+        required=("of", "name", "n_results", "n_measurements", "measurements", "metrics", "others", "gates"),
+    ),
 }
 
 
@@ -267,8 +288,8 @@ def _kind(document: Document) -> str:
     return kind if isinstance(kind, str) and kind in FORMS else "audit"
 
 
-def has_page(document: Document) -> bool:
-    """Whether `save_report` makes a page of a stored document."""
+def is_reportable(document: Document) -> bool:
+    """Whether `save_report` makes a page of a document."""
     schemas = {form.schema for form in FORMS.values()}
     return is_measurement(document) or document.get("schema") in schemas
 

@@ -215,8 +215,8 @@ def _show_plan(
 ) -> None:
     """Passes per image and model, at most, and seconds per metric."""
     from assay.analyses.generalization.predictor import PREDICTORS
-    from assay.pipeline.ranking import timed_metrics
     from assay.page.text import number
+    from assay.pipeline.ranking import timed_metrics
 
     needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
     stages = {"logits and features": 1}

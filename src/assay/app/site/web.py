@@ -28,11 +28,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.app.monitor.metrics import CONTENT_TYPE, metrics_text
+from assay.app.site import pages
 from assay.core.errors import AssayError, InputError, OutputError, UnknownNameError
-from assay.report import compare_document, overview_document, site
-from assay.report.comparison import COMPARED
 from assay.page.html import content_policy
-from assay.report.save import render
+from assay.report import compare_document, overview_document
+from assay.report.comparison import COMPARED
+from assay.report.record import result_page
+from assay.report.save import pages_of, render
 from assay.store import Store
 
 
@@ -357,7 +359,7 @@ def _same(given: str, wanted: str) -> bool:
 
 
 def _message(status: int, title: str, message: str, *, headers: Mapping[str, str] | None = None) -> Response:
-    text = site.message_page(title, message, navigation=status not in (400, 401))
+    text = pages.message_page(title, message, navigation=status not in (400, 401))
     return HTMLResponse(text, status_code=status, headers=headers)
 
 
@@ -421,7 +423,7 @@ class _Pages:
         found = self._store.query(where=where, order=order, limit=PAGE_SIZE, offset=start)
         kinds = sorted({*KINDS, filters["kind"]} - {""})
         return HTMLResponse(
-            site.results_page(
+            pages.results_page(
                 found,
                 n=n,
                 start=start,
@@ -438,7 +440,7 @@ class _Pages:
         found = self._store.get(_identity(request.path_params["identity"]))
         if found.kind == "sweep":
             return self._drawn(lambda: render(overview_document(self._store, sweep=found.id), served=True))
-        return self._drawn(lambda: site.result_page(found))
+        return self._drawn(lambda: result_page(found))
 
     def index(self, request: Request) -> Response:
         """Models, tasks and sweeps by name."""
@@ -450,7 +452,7 @@ class _Pages:
             ("Tasks", "/task", sorted({each.task for each in newest if each.task})),
             ("Sweeps", "/sweep", list(dict.fromkeys(each.name or each.id for each in sweeps))),
         ]
-        return HTMLResponse(site.index_page(groups, cut=NAMED if len(newest) == NAMED else None))
+        return HTMLResponse(pages.index_page(groups, cut=NAMED if len(newest) == NAMED else None))
 
     def overview(self, of: str) -> Callable[[Request], Response]:
         """The page of a model, a task or a sweep."""
@@ -473,14 +475,14 @@ class _Pages:
                 for each in self._store.query(kind, order="-created", limit=PAGE_SIZE // 4)
             ]
             newest = sorted(choices, key=lambda each: each.created, reverse=True)[:PAGE_SIZE]
-            return HTMLResponse(site.compare_form(newest, a=a, b=b))
+            return HTMLResponse(pages.compare_form(newest, a=a, b=b))
         pair = _identity(a), _identity(b)
         return self._drawn(lambda: render(compare_document(self._store, *pair, files=False), served=True))
 
     def monitors(self, request: Request) -> Response:
         """All monitors with their state."""
         del request
-        return HTMLResponse(site.monitors_page([_state(each) for each in self._monitors]))
+        return HTMLResponse(pages.monitors_page([_state(each) for each in self._monitors]))
 
     def monitor(self, request: Request) -> Response:
         """One monitor."""
@@ -490,11 +492,12 @@ class _Pages:
         found = self._monitors[int(place)]
         document, error = found.document, found.error
         if not document or not document.get("readings"):
-            return HTMLResponse(site.waiting_page(found.name, error))
+            return HTMLResponse(pages.waiting_page(found.name, error))
 
         def draw() -> str:
-            text = render(document, served=True)
-            return text if error is None else site.failed_page(text, found.name, error)
+            if error is None:
+                return render(document, served=True)
+            return pages.failed_page(pages_of(document), found.name, error)
 
         return self._drawn(draw)
 

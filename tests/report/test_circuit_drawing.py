@@ -6,19 +6,23 @@ import numpy as np
 import pytest
 
 from assay.core.errors import AssayWarning
-from assay.report.layout import CircuitLayout, circuit_layout, document_graph
+from assay.page.circuit import CircuitDrawing, circuit_drawing, graph_of
 
 
 Document = dict[str, Any]
 SHAPES = [{}, {"n_layers": 12, "n_heads": 12}, {"n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "size": 60}]
 
 
+def drawn(document: Document) -> CircuitDrawing:
+    return circuit_drawing(document["graph"], document["edges"])
+
+
 @pytest.fixture(params=SHAPES, ids=["4x8", "12x12", "grouped"])
-def layout(request: pytest.FixtureRequest, make_document: Callable[..., Document]) -> CircuitLayout:
-    return circuit_layout(make_document(**request.param))
+def layout(request: pytest.FixtureRequest, make_document: Callable[..., Document]) -> CircuitDrawing:
+    return drawn(make_document(**request.param))
 
 
-def test_nodes_stand_in_forward_order_without_touching(layout: CircuitLayout) -> None:
+def test_nodes_stand_in_forward_order_without_touching(layout: CircuitDrawing) -> None:
     boxes = layout.nodes
     for one in boxes:
         assert one.x >= 0
@@ -31,7 +35,7 @@ def test_nodes_stand_in_forward_order_without_touching(layout: CircuitLayout) ->
                 assert beside or below, (one.name, other.name)
 
 
-def test_edges_leave_their_source_and_enter_their_target_from_the_left(layout: CircuitLayout) -> None:
+def test_edges_leave_their_source_and_enter_their_target_from_the_left(layout: CircuitDrawing) -> None:
     nodes = {node.index: node for node in layout.nodes}
     for edge in layout.edges:
         source, target = nodes[edge.source], nodes[edge.feeds[0]]
@@ -42,7 +46,7 @@ def test_edges_leave_their_source_and_enter_their_target_from_the_left(layout: C
         assert target.y <= end[1] <= target.y + target.height
 
 
-def test_edges_never_pass_behind_a_node(layout: CircuitLayout) -> None:
+def test_edges_never_pass_behind_a_node(layout: CircuitDrawing) -> None:
     for edge in layout.edges:
         places = np.array(_samples(edge.path))
         for node in layout.nodes:
@@ -78,7 +82,7 @@ def _points(path: str) -> list[tuple[float, float]]:
     return points[1:]
 
 
-def test_q_k_and_v_enter_at_different_heights(layout: CircuitLayout) -> None:
+def test_q_k_and_v_enter_at_different_heights(layout: CircuitDrawing) -> None:
     places: dict[tuple[int, str], set[float]] = {}
     for edge in layout.edges:
         if edge.channel:
@@ -92,7 +96,7 @@ def test_q_k_and_v_enter_at_different_heights(layout: CircuitLayout) -> None:
         assert len(set(heights)) == len(heights)
 
 
-def test_width_grows_with_the_score(layout: CircuitLayout) -> None:
+def test_width_grows_with_the_score(layout: CircuitDrawing) -> None:
     widths = [edge.width for edge in layout.edges]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == 6.0
@@ -100,8 +104,8 @@ def test_width_grows_with_the_score(layout: CircuitLayout) -> None:
 
 def test_grouped_keys_feed_all_heads_of_their_group(make_document: Callable[..., Document]) -> None:
     document = make_document(n_layers=2, n_heads=4, n_kv_heads=2, size=60)
-    graph = document_graph(document)
-    for edge in circuit_layout(document).edges:
+    graph = graph_of(document["graph"])
+    for edge in drawn(document).edges:
         expected = 2 if edge.channel in ("k", "v") else 1
         assert len(edge.feeds) == expected
         if edge.target_name != "logits":
@@ -114,15 +118,15 @@ def test_older_names_of_shared_keys_are_drawn_under_the_new_ones(
     make_document: Callable[..., Document],
 ) -> None:
     document = make_document(n_layers=2, n_heads=4, n_kv_heads=2, size=60)
-    before = circuit_layout(document)
+    before = drawn(document)
     for edge in document["edges"]:
         edge["target"] = edge["target"].replace(".kv", ".h")
     with pytest.warns(AssayWarning, match="key/value head"):
-        assert circuit_layout(document).edges == before.edges
+        assert drawn(document).edges == before.edges
 
 
 def test_attention_only_and_parallel_models_have_a_place_too(document: Document) -> None:
     document["graph"] |= {"mlps": False}
     document["edges"] = [edge for edge in document["edges"] if "m" not in edge["source"] + edge["target"]]
-    layout = circuit_layout(document)
+    layout = drawn(document)
     assert {node.kind for node in layout.nodes} == {"bar", "head"}

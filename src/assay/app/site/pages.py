@@ -1,0 +1,231 @@
+"""Pages that only `assay serve` has: the list of results, an index, monitors, messages."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from assay.page import text as words
+from assay.page.blocks import Block, Cell, Column, Custom, Listing, Note, Page, Section, Table
+from assay.page.html import render_pages
+from assay.page.text import Span, Text, bounded, code, cut_text, number, quiet, result_link
+from assay.report.overview import row_of
+from assay.store import ResultSummary
+
+
+LINKED = 1_000  # characters of a name that has a page of its own
+COLUMNS = ["kind", "model", "task", "method", "ablation", "metric", "n", "seed", "value", "status", "created"]
+NUMERIC = ("n", "seed", "value")
+
+
+def results_page(
+    results: Sequence[ResultSummary],
+    *,
+    n: int,
+    start: int,
+    filters: Mapping[str, str],
+    where: str,
+    order: str,
+    kinds: Sequence[str],
+    size: int,
+) -> str:
+    """A list of results with its filters.
+
+    Args:
+        results: The results of this page.
+        n: How many match.
+        start: How many stand before this page.
+        filters: Chosen values by column.
+        where: Further conditions as they were typed.
+        order: Column, or `-column`.
+        kinds: Kinds to choose from.
+        size: Results per page.
+    """
+    asked = {key: value for key, value in (*filters.items(), ("where", where)) if value}
+
+    def address(**changes: Any) -> str:
+        return "/?" + urlencode({**asked, "order": order, **changes})
+
+    nothing: Text = ("The store is empty: ", code("assay audit"), " makes a first result.")
+    if asked:
+        nothing = "Nothing matches these filters."
+    form = {
+        "filters": filters,
+        "where": where,
+        "order": order,
+        "kinds": kinds,
+        "narrowed": bool(asked),
+    }
+    ends = {
+        "before": address(start=max(0, start - size)) if start else None,
+        "after": address(start=start + size) if start + len(results) < n else None,
+        "first": start + 1,
+        "last": start + len(results),
+        "n": n,
+    }
+    columns = [Column(name="result"), *(_ordered(name, order, address) for name in COLUMNS)]
+    shown: Block = Note(text=nothing, style="quiet")
+    if results:
+        shown = Table(columns=columns, rows=[_row(each) for each in results], style="results")
+    page = Page(
+        kind="results store",
+        title=f"{words.plural(n, 'result')}{' match' if asked else ''}",
+        head=[
+            Custom(template="filters.html", values=form),
+            shown,
+            Custom(template="turn.html", values=ends),
+        ],
+    )
+    return render_pages([page], served=True)
+
+
+def _ordered(name: str, order: str, address: Any) -> Column:
+    """A heading that orders the list when it is followed."""
+    sorted_ = {f"-{name}": "descending", name: "ascending"}.get(order, "")
+    link = address(order=name if order == f"-{name}" else f"-{name}")
+    return Column(name=Span(name, "", link=link), numeric=name in NUMERIC, sorted=sorted_)
+
+
+def _row(summary: ResultSummary) -> list[Cell | Text]:
+    """A result as a line of a list."""
+    row = bounded(row_of(summary), limit=200)
+    digits = words.precision(row["low"], row["high"])
+    status = row["status"] or ""
+    value = "" if row["value"] is None else number(float(row["value"]), digits)
+    return [
+        result_link(row["id"]),
+        *(row[name] or "" for name in COLUMNS[: COLUMNS.index("n")]),
+        "" if row["n"] is None else number(row["n"]),
+        "" if row["seed"] is None else str(row["seed"]),
+        (value, " ", quiet(words.interval(row["low"], row["high"], digits))),
+        Cell(status="" if status == "none" else status),
+        Cell(text=row["created"][:16].replace("T", " "), style="quiet"),
+    ]
+
+
+def index_page(groups: Sequence[tuple[str, str, Sequence[str]]], *, cut: int | None) -> str:
+    """Links to the pages of models, tasks and sweeps.
+
+    Args:
+        groups: Heading, path, names.
+        cut: How many of the newest results the names come from, where there are more.
+    """
+
+    def entry(path: str, name: str) -> Text:
+        # A name that makes no address stays without a link.
+        link = f"{path}?{urlencode({'name': name})}" if len(name) <= LINKED else ""
+        return Span(cut_text(name, 200), "", link=link)
+
+    page = Page(
+        kind="results store",
+        title="Models, tasks, sweeps",
+        lede=f"Names found in the newest {number(cut)} results." if cut else "",
+        sections=[
+            Section(
+                title=heading,
+                blocks=[
+                    Listing(items=[entry(path, name) for name in names])
+                    if names
+                    else Note(text="None.", style="quiet")
+                ],
+            )
+            for heading, path, names in groups
+        ],
+    )
+    return render_pages([page], served=True)
+
+
+def compare_form(choices: Sequence[ResultSummary], *, a: str = "", b: str = "") -> str:
+    """A form for two ids, with the newest results that can be compared."""
+    shown = ("kind", "model", "task", "method")
+    rows = []
+    for each in choices:
+        row = bounded(row_of(each), limit=200)
+        made = Cell(text=row["created"][:16].replace("T", " "), style="quiet")
+        rows.append([result_link(row["id"]), *(row[name] or "" for name in shown), made])
+    names = ("result", *shown, "made")
+    newest = Table(columns=[Column(name=name, sort=True) for name in names], rows=rows, style="results")
+    nothing = Note(text="The store holds nothing that can be compared yet.", style="quiet")
+    page = Page(
+        kind="comparison",
+        title="Compare two results",
+        lede="Two audits, circuits, scores, measurements or sweeps, by their ids.",
+        head=[Custom(template="compare.html", values={"a": a, "b": b}), *([] if rows else [nothing])],
+        sections=[Section(title="The newest that can be compared", blocks=[newest])] if rows else [],
+    )
+    return render_pages([page], served=True)
+
+
+def monitors_page(monitors: Sequence[Mapping[str, Any]]) -> str:
+    """The monitors with their state: `name`, `n`, `error`, `alarm`, `time`."""
+    names = ("monitor", "state", "batches", "alarms", "last shift", "last reading")
+    table: Block = Table(
+        columns=[Column(name=name, numeric=2 <= at <= 4, sort=True) for at, name in enumerate(names)],
+        rows=[
+            [
+                Span(each["name"], "", link=f"/monitor/{place}"),
+                _state(each),
+                number(each["n"]),
+                number(each["alarms"]),
+                "" if each["shift"] is None else number(float(each["shift"]), 3),
+                Cell(text=each["time"][:16].replace("T", " "), style="quiet nowrap"),
+            ]
+            for place, each in enumerate(bounded(monitors))
+        ],
+    )
+    if not monitors:
+        none = (
+            "None is watched. ",
+            code("assay serve --monitor PATH"),
+            " takes the file of a monitor’s options, or the directory of a running one; it may be given "
+            "several "
+            "times.",
+        )
+        table = Note(text=none, style="quiet")
+    metrics = Span(code("/metrics"), "", link="/metrics")
+    page = Page(
+        kind="monitors", title="Monitors", lede=("For Prometheus the same is at ", metrics, "."), head=[table]
+    )
+    return render_pages([page], served=True)
+
+
+def _state(monitor: Mapping[str, Any]) -> Cell:
+    """What a monitor does, and why."""
+
+    def said(mark: str, word: str, status: str, more: str = "") -> Cell:
+        return Cell(text=(Span((mark, " ", word), f"status is-{status}"), more), style="why")
+
+    if monitor["error"]:
+        return said("✕", "failed", "fail", f" {monitor['error']}")
+    if not monitor["running"]:
+        raised = "; the last batch raised the alarm" if monitor["alarm"] else ""
+        return said("■", "stopped", "inconclusive", f" nothing is observed any more{raised}")
+    if monitor["alarm"]:
+        return said("▲", "alarm", "fail")
+    return said("●", "quiet", "pass") if monitor["n"] else Cell(text=quiet("no reading yet"), style="why")
+
+
+def waiting_page(name: str, error: str | None) -> str:
+    """A monitor that has no reading to show."""
+    page = Page(
+        kind="monitor",
+        title=f"Monitor {cut_text(name, 200)}",
+        verdict="" if error else "No reading yet. This page does not reload by itself.",
+        caveats=[f"The monitor stopped: {cut_text(error)}"] if error else [],
+    )
+    return render_pages([page], served=True)
+
+
+def failed_page(pages: Sequence[Page], name: str, error: str) -> str:
+    """The pages of a monitor that stopped with an error: what it has read, below what went wrong."""
+    note = Page(
+        kind="monitor",
+        title=f"{cut_text(name, 200)} has stopped",
+        caveats=[cut_text(error)],
+        lede="What it read before stands below.",
+    )
+    return render_pages([note, *pages], served=True)
+
+
+def message_page(title: str, message: str, *, navigation: bool = True) -> str:
+    """A page that says one thing: an error, or how to get in."""
+    return render_pages([Page(kind="", title=title, verdict=cut_text(message))], served=navigation)
