@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Picture
 from synthetic import synthetic_document, synthetic_worst_case
 from test_html import HOSTILE, Page
 
 import assay
+from assay.analyses.worst_case import page_words, plots
+from assay.analyses.worst_case.page_fields import LARGEST_SIDE, LISTED_TESTS, field_blocks
+from assay.analyses.worst_case.page_pairs import LISTED_PAIRS
 from assay.core.errors import InputError, OutputError
-from assay.report import save_histogram, save_report, tail_figures, tail_verdict, tail_words
-from assay.report.adversarial import LISTED_PAIRS, LISTED_TESTS, worst_case_view
+from assay.page.blocks import Figure, HeatMap, Pair
+from assay.report import save_histogram, save_report, tail_verdict
 from assay.report.save import render
-from assay.report.tail_cells import LARGEST_SIDE
 from assay.stats import certificate
 
 
@@ -42,11 +44,18 @@ def rows_of(text: str, name: str) -> list[list[str]]:
     rows = re.findall(r"<tr.*?</tr>", table[1], re.DOTALL)
     return [
         [
-            re.sub(r"<[^>]+>|&nbsp;", "", cell).strip()
+            re.sub(r"<[^>]+>|\xa0", "", cell).strip()
             for cell in re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL)
         ]
         for row in rows
     ]
+
+
+def heat_maps(worst: Document) -> list[HeatMap]:
+    """The panels that are open, of all pairs of fields."""
+    figures = [block for block in field_blocks(worst["fields"], "nats") if isinstance(block, Figure)]
+    panels = [block for figure in figures for block in figure.blocks if isinstance(block, Pair)]
+    return [block for pair in panels for block in pair.blocks if isinstance(block, HeatMap)]
 
 
 # ----------------------------------------------------------------------------------------------- what it says
@@ -109,7 +118,7 @@ def test_divergences_without_a_unit_of_their_own_are_sayable(worst: Document, un
 )
 def test_without_a_certificate_the_page_says_why(worst: Document, changes: Document, reason: str) -> None:
     worst |= {"certificates": [], **changes}
-    assert f"Nothing is certified: {tail_words.no_certificate(worst)}." in tail_verdict(worst)
+    assert f"Nothing is certified: {page_words.no_certificate(worst)}." in tail_verdict(worst)
     assert reason in render(worst)
 
 
@@ -125,7 +134,7 @@ def test_an_enumerated_population_is_exact(worst: Document) -> None:
 def test_an_unsound_certificate_never_makes_the_verdict(worst: Document) -> None:
     worst["certificates"] = [certificate(np.ones((400, 400)), 0.99, method="published").to_dict()]
     assert worst["certificates"][0]["bound"] == 1.0
-    assert tail_figures.sound_certificate(worst, 0.99) is None
+    assert page_words.sound_certificate(worst, 0.99) is None
     assert "stay at or below" not in tail_verdict(worst)
     assert "no theorem" in render(worst)
 
@@ -134,10 +143,10 @@ def test_percentiles_stand_beside_those_of_the_empty_circuit(worst: Document, pa
     rows = {row[0]: row[1:] for row in rows_of(page_text, "percentiles")}
     absolute, anchor = worst["summary"]["absolute"], worst["anchor"]["absolute"]
     for name, key in (("mean", "mean"), ("percentile 99.9", "p99.9"), ("median", "p50"), ("worst", "max")):
-        assert rows[name][0] == tail_words.significant(absolute[key])
-        assert rows[name][3] == tail_words.significant(anchor[key])
+        assert rows[name][0] == page_words.significant(absolute[key])
+        assert rows[name][3] == page_words.significant(anchor[key])
     bound = worst["certificates"][0]["bound"]
-    assert rows["percentile 95"][2] == f"&le;{tail_words.significant(bound)}"
+    assert rows["percentile 95"][2] == f"≤{page_words.significant(bound)}"
     assert rows["percentile 99"][2] == "none"
     assert rows["first token differs"][0] == "3.1\N{NARROW NO-BREAK SPACE}%"
     assert rows["above 1.00"][0].startswith("55.")
@@ -150,12 +159,12 @@ def test_the_sound_certificate_stands_beside_the_published_one(worst: Document, 
     assert rows[0][6] == ""
     assert "no theorem" in rows[1][6]
     assert rows[4][6] == "none: takes 2,995 independent inputs, there are 160"
-    assert rows[4][2] == rows[4][3] == "&ndash;"
+    assert rows[4][2] == rows[4][3] == "\N{EN DASH}"
 
 
 def test_a_certificate_short_of_its_confidence_says_what_it_takes() -> None:
     made = certificate(np.arange(1000.0), 0.95, epsilon=0.01).to_dict()
-    assert tail_words.certificate_note(made, "pairs") == (
+    assert page_words.certificate_note(made, "pairs") == (
         "short of the 95\N{NARROW NO-BREAK SPACE}% asked for; 1,326 pairs would do"
     )
 
@@ -184,7 +193,7 @@ def test_no_bad_value_is_said_in_words(worst: Document) -> None:
 def test_cells_are_inked_greyed_and_outlined(worst: Document, page_text: str) -> None:
     found = worst["fields"]["heatmaps"][1]
     cells = re.findall(
-        r'<td class="([^"]*)" style="--ink-share:(\d+)%" title="([^"]*)">([^<]*)</td>', page_text
+        r'<td(?: class="([^"]*)")? style="--ink-share:(\d+)%" title="([^"]*)">([^<]*)</td>', page_text
     )
     by_title = {
         title.split(";")[0]: (kind.split(), int(ink), text)
@@ -205,10 +214,9 @@ def test_cells_are_inked_greyed_and_outlined(worst: Document, page_text: str) ->
 def test_empty_cells_stay_empty(worst: Document) -> None:
     for name in ("max", "p99.9", "p99.99", "q_value"):
         worst["fields"]["heatmaps"][0][name][0][0] = None
-    view = worst_case_view(worst, "r1")
-    cell = view["heatmaps"][0]["panels"][0]["rows"][0]["cells"][0]
-    assert (cell["value"], cell["significant"]) == (None, False)
-    assert "no pairs" in cell["title"]
+    cell = heat_maps(worst)[0].rows[0][1][0]
+    assert (cell.text, cell.style) == ("", "none sparse")
+    assert cell.title.endswith("no pairs")
     Page(render(worst))
 
 
@@ -239,13 +247,12 @@ def test_large_tables_show_the_lines_with_the_largest_entries(worst: Document) -
     ]
     worst["fields"]["heatmaps"] *= 2
     text = render(worst)
-    found, other = worst_case_view(worst, "r1")["heatmaps"]
-    assert found == other
+    heat_map = heat_maps(worst)[0]
     # One panel open, two folded, for either table.
     assert text.count('<table class="heat fine">') == 6
     assert len(re.findall(r'<figure>\s*<div class="panels">\s*<div class="panel">', text)) == 2
-    assert len(found["columns"]) == len(found["panels"][0]["rows"]) == LARGEST_SIDE
-    assert (found["panels"][0]["rows"][0]["name"], found["columns"][0]) == ("noun50", "60")
+    assert len(heat_map.columns) == len(heat_map.rows) == LARGEST_SIDE
+    assert (heat_map.rows[0][0], heat_map.columns[0]) == ("noun50", "60")
     assert (
         f"the {LARGEST_SIDE} of 97 values of noun and {LARGEST_SIDE} of 97 values of yy with the largest"
         in text
@@ -277,7 +284,7 @@ def test_the_three_runs_stand_side_by_side(worst: Document, page_text: str) -> N
     assert rows[0][1:] == ["model", "circuit", "model, corrupted prompt"]
     assert rows[1][1:] == [f"&#39;{top[name][0]['token']}&#39; {top[name][0]['logit']:.2f}" for name in top]
     assert rows[4][1:] == ["rank 1 17.20", "rank 2 12.10", "rank 40 3.30"]
-    assert f'<code class="right">&#39;{answer["text"]}&#39;</code>' in page_text
+    assert f'<span class="right"><code>&#39;{answer["text"]}&#39;</code></span>' in page_text
     assert "The circuit follows the corrupted prompt." in page_text
     assert "drawn 2 times" in page_text
 
@@ -295,7 +302,7 @@ def test_whom_the_circuit_follows(tokens: tuple[str, str, str], words: str) -> N
         name: [{"token": token, "id": ord(token), "logit": 1.0}]
         for name, token in zip(("model", "circuit", "corrupted"), tokens, strict=True)
     }
-    assert tail_words.following(top)[0] == words
+    assert page_words.following(top)[0] == words
 
 
 def test_white_space_tokens_can_be_seen(worst: Document) -> None:
@@ -474,30 +481,27 @@ def test_hostile_text_stays_text(worst: Document, page_text: str) -> None:
 
 
 def test_marks_hold_percentiles_bounds_and_what_is_missing(worst: Document) -> None:
-    data = tail_figures.tail_data(worst)
-    marks = {mark.name: mark for mark in data.marks}
+    marks = {mark.key: mark for mark in plots.marks(worst)}
     assert list(marks) == ["p50", "p95", "p99", "p99.9", "p99.99", "max"]
     assert marks["p95"].bound == worst["certificates"][0]["bound"]
     assert (marks["p99"].bound, marks["p99"].n_needed) == (None, 299)
     assert (marks["max"].bound, marks["max"].n_needed) == (None, None)
     assert marks["p99"].anchor == worst["anchor"]["absolute"]["p99"]
-    assert sum(data.counts) == sum(data.anchor_counts) == data.n
 
 
 def test_both_plots_draw_on_given_axes(worst: Document) -> None:
-    data = tail_figures.tail_data(worst)
-    for plot in (tail_figures.plot_histogram, tail_figures.plot_percentiles):
-        ax = Figure().subplots()
-        assert plot(data, ax) is ax
+    for plot in (plots.plot_histogram, plots.plot_percentiles):
+        ax = Picture().subplots()
+        assert plot(worst, ax) is ax
         assert "nats" in ax.get_xlabel()
-    assert tail_figures.plot_histogram(data).get_yscale() == "log"
+    assert plots.plot_histogram(worst).get_yscale() == "log"
 
 
 def test_percentiles_far_below_the_empty_circuit_get_a_logarithmic_axis(worst: Document) -> None:
-    assert tail_figures.plot_percentiles(tail_figures.tail_data(worst)).get_xscale() == "linear"
+    assert plots.plot_percentiles(worst).get_xscale() == "linear"
     for name, value in worst["summary"]["absolute"].items():
         worst["summary"]["absolute"][name] = value / 1000
-    assert tail_figures.plot_percentiles(tail_figures.tail_data(worst)).get_xscale() == "log"
+    assert plots.plot_percentiles(worst).get_xscale() == "log"
 
 
 def test_divergences_that_are_all_zero_are_drawn(worst: Document) -> None:
@@ -531,7 +535,7 @@ def test_undefined_numbers_are_drawn_and_said(worst: Document) -> None:
     ],
 )
 def test_three_digits_count(value: float | None, text: str) -> None:
-    assert tail_words.significant(value) == text
+    assert page_words.significant(value) == text
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
@@ -578,14 +582,16 @@ def test_an_audit_and_a_worst_case_share_a_page(worst: Document) -> None:
     assert [name for name, count in Counter(page.ids).items() if count > 1] == []
 
 
-def test_other_documents_are_refused(worst: Document) -> None:
+def test_other_documents_are_refused(worst: Document, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="got kind None"):
-        worst_case_view({"kind": None}, "r1")
+        save_histogram(tmp_path / "a.png", worst | {"kind": None})
     with pytest.raises(
         InputError, match=r"schema 'assay-worst-case/9'; this version reads 'assay-worst-case/1'"
     ):
         render(worst | {"schema": "assay-worst-case/9"})
-    with pytest.raises(InputError, match="the worst-case document lacks summary, worst; it is incomplete"):
+    with pytest.raises(
+        InputError, match="the document of the worst case lacks summary, worst; it is incomplete"
+    ):
         render({key: value for key, value in worst.items() if key not in ("summary", "worst")})
 
 
@@ -598,6 +604,6 @@ def test_a_real_worst_case_of_mini_makes_a_page(tmp_path: Path) -> None:
         page = Page(save_report(tmp_path / "worst.html", found).read_text())
         (worst,) = found.worst(1)
         text = "".join(text for texts in page.data.values() for text in texts)
-        assert tail_words.significant(worst.divergence) in text
+        assert page_words.significant(worst.divergence) in text
         assert "mini" in text
         assert page.tags["mark"] > 0

@@ -1,14 +1,15 @@
 """The page of a monitor: data of its pictures, its words, and that it is one self-contained document."""
 
 import copy
-import math
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
+from assay.analyses.generalization import monitor_page, monitor_plots
 from assay.core.errors import InputError
-from assay.report import monitor_figures, monitor_page
+from assay.page.blocks import Block, Details, Table
 from assay.report.save import render
 
 
@@ -106,37 +107,50 @@ def domains() -> dict[str, Any]:
     }
 
 
-def test_the_data_of_the_shift_are_those_of_the_readings(document: dict[str, Any]) -> None:
-    data = monitor_figures.shift_data(document)
-    assert data.index == (1, 2, 3, 4)
-    assert data.values == (0.15, 0.12, 0.5, 0.4)
-    assert data.low[0] == pytest.approx(0.1)
-    assert math.isnan(data.high[3])
-    assert data.alarm == (False, False, True, True)
-    assert data.known == (0.1, 0.2, 0.15)
-    assert (data.threshold, data.limit) == (None, 0.2)
-    assert data.runs == ((1, "photo"), (3, "sketch"))
+def points(ax: Axes, marker: str) -> list[list[tuple[float, float]]]:
+    """Places of the marks of a kind, a list for each line."""
+    lines = [line for line in ax.lines if line.get_marker() == marker]
+    return [[(float(x), float(y)) for x, y in line.get_xydata()] for line in lines]  # type: ignore[union-attr]
 
 
-def test_alarms_are_drawn_as_diamonds_on_their_batches(document: dict[str, Any]) -> None:
-    ax = monitor_figures.plot_shift(monitor_figures.shift_data(document))
-    diamonds = [line for line in ax.lines if line.get_marker() == "D"]
-    assert [list(line.get_xdata()) for line in diamonds] == [[3, 4]]  # type: ignore[arg-type]
+def test_the_picture_of_the_shift_shows_the_readings(document: dict[str, Any]) -> None:
+    ax = monitor_plots.plot_shift(document)
+    known, calm = points(ax, "o")
+    assert [y for _, y in known] == [0.1, 0.2, 0.15]
+    assert max(x for x, _ in known) < 0
+    assert calm == [(1, 0.15), (2, 0.12)]
+    assert points(ax, "D") == [[(3, 0.5), (4, 0.4)]]  # they raised the alarm
+    (band,) = ax.collections
+    corners = {(round(float(x), 3), round(float(y), 3)) for x, y in band.get_paths()[0].vertices}  # type: ignore[union-attr]
+    assert {(1, 0.1), (3, 0.55)} <= corners
+    assert max(x for x, _ in corners) == 3  # the last interval is undefined
+    texts = {text.get_text(): text for text in ax.texts}
+    assert texts.keys() == {"known", "conformal limit", "photo", "sketch"}
+    assert texts["sketch"].xy[0] == pytest.approx(2.6)  # type: ignore[attr-defined]
     assert ax.get_ylabel() == "circuit shift (spearman)"
 
 
+def test_the_newest_of_many_readings_are_inside_the_picture(document: dict[str, Any]) -> None:
+    document["readings"] = [{**document["readings"][0], "index": place} for place in range(100, 2100)]
+    left, right = monitor_plots.plot_shift(document).get_xlim()
+    assert left < 101 - 0.05 * 2000
+    assert 2100 < right < 2101
+    assert monitor_plots.plot_evidence(document).get_xticks()[0] == 200
+
+
 def test_the_evidence_needs_a_sequential_test(document: dict[str, Any]) -> None:
-    data = monitor_figures.evidence_data(document)
-    assert data is not None
-    assert data.values == (1.0, 10.0, 100.0, 1000.0)
-    assert data.needed == pytest.approx(20)
+    ax = monitor_plots.plot_evidence(document)
+    assert points(ax, "o") == [[(1, 1.0), (2, 10.0)]]
+    assert points(ax, "D") == [[(3, 100.0), (4, 1000.0)]]
+    assert [text.get_text() for text in ax.texts] == ["alarm at 20"]
+    assert "Evidence that batches" in render(document)
     for each in document["readings"]:
         each["e_value"] = None
-    assert monitor_figures.evidence_data(document) is None
+    assert "Evidence that batches" not in render(document)
 
 
 def test_the_map_has_a_cell_where_edges_join_two_layers(document: dict[str, Any]) -> None:
-    data = monitor_figures.layers_data(document, document["readings"][0])
+    data = monitor_plots.layers_matrix(document["graph"], document["readings"][0])
     assert data is not None
     assert data.rows == ("input", "0", "1", "2")
     assert data.columns == ("0", "1", "2", "logits")
@@ -146,7 +160,7 @@ def test_the_map_has_a_cell_where_edges_join_two_layers(document: dict[str, Any]
     assert np.isnan(data.values[2, 0])
     assert np.isfinite(data.values).sum() == 4 + 4 + 3 + 2
     document["graph"]["parallel"] = True
-    data = monitor_figures.layers_data(document, document["readings"][0])
+    data = monitor_plots.layers_matrix(document["graph"], document["readings"][0])
     assert data is not None
     assert np.isnan(data.values[1, 0])
 
@@ -190,6 +204,7 @@ def test_the_page_is_whole_and_escapes_what_it_is_given(
     assert text.count('<svg class="plot"') == 6
     assert "http://" not in text.replace("http://www.w3.org", "")
     assert "<td>sketch</td>" in text
+    assert '<th class="n" data-sort title="average confidence">AC</th>' in text
     assert "conformal p-value" in text
 
 
@@ -204,18 +219,27 @@ def test_the_page_does_without_what_is_not_there(document: dict[str, Any]) -> No
     assert "What a shift stands for" not in text
 
 
+def tables(document: dict[str, Any], title: str) -> list[Table]:
+    """The tables behind a click of a section."""
+    (section,) = (each for each in monitor_page.monitor_page(document).sections if each.title == title)
+    folded: list[Block] = [
+        each for block in section.blocks if isinstance(block, Details) for each in block.blocks
+    ]
+    return [block for block in folded if isinstance(block, Table)]
+
+
 def test_one_map_where_the_last_reading_is_the_worst(document: dict[str, Any]) -> None:
     document["readings"] = document["readings"][:3]
-    view = monitor_page.monitor_view(document, "r1")
-    assert [each["batch"] for each in view["maps"]] == [3]
-    assert view["maps"][0]["strongest"][0] == {"value": "−0.250", "from": "1", "to": "2"}
+    (table,) = tables(document, "Where in the network")
+    assert table.columns[0].name == "batch 3: from"
+    assert table.rows[0] == ["1", "2", "−0.250"]
 
 
 def test_the_curve_lists_shift_first(document: dict[str, Any], domains: dict[str, Any]) -> None:
     domains["curves"] = {"ac": domains["curves"]["ac"], "spearman": domains["curves"]["spearman"]}
-    view = monitor_page.monitor_view({**document, "domains": domains}, "r1")
-    assert view["domains"]["curve_names"] == ("shift (spearman)", "average confidence")
-    assert view["domains"]["curve_rows"][0] == ("0.50", ["0.90", "n/a"])
+    curve, _ = tables({**document, "domains": domains}, "What a shift stands for")
+    assert [each.name for each in curve.columns[1:]] == ["shift (spearman)", "average confidence"]
+    assert curve.rows[0] == ["0.50", "0.90", "n/a"]
 
 
 def test_other_documents_are_refused(document: dict[str, Any]) -> None:

@@ -76,6 +76,7 @@ class Column:
         arrow: Mark beside the heading, e.g. of which way is better.
         sorted: `ascending` or `descending` where the rows come in the order of this column.
         style: Class of the style sheet for the heading.
+        title: What a pointer over it shows.
     """
 
     name: Text
@@ -84,6 +85,7 @@ class Column:
     sorted: str = ""
     arrow: str = ""
     style: str = ""
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,7 @@ class HeatCell:
     """A cell of a heat map; `ink` is the share of full colour, in per cent."""
 
     text: str = ""
-    ink: float = 0.0
+    ink: int | float = 0
     style: str = ""
     title: str = ""
 
@@ -324,6 +326,7 @@ class Page:
         verdict: The finding, in a sentence or two.
         status: Class of the verdict, where it has one.
         subject: What the verdict is about, where the title does not say.
+        remark: What else belongs to the verdict, in smaller type, e.g. what an alarm promises.
         reasons: Why the verdict is what it is, a line each.
         caveats: What a reader must know before trusting the verdict.
         lede: How to read the page.
@@ -339,6 +342,7 @@ class Page:
     verdict: Text = ""
     status: str = ""
     subject: Text = ""
+    remark: Text = ""
     reasons: Sequence[Text] = ()
     caveats: Sequence[Text] = ()
     lede: Text = ""

@@ -3,16 +3,17 @@
 import importlib
 
 
+# Modules, those of this package by their last name, and the name in the module where it is another.
 _HOMES = {
     "calibration_figure": "calibration",
     "calibration_overview": "calibration_words:overview",
     "compare_document": "comparison",
     "log_to_mlflow": "tracking",
     "overview_document": "overview",
-    "save_histogram": "adversarial",
+    "save_histogram": "assay.analyses.worst_case.plots",
     "save_report": "save",
     "sweep_document": "overview",
-    "tail_verdict": "tail_words",
+    "tail_verdict": "assay.analyses.worst_case.page_words",
     "verdict": "audit",
 }
 
@@ -34,4 +35,5 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'assay.report' has no attribute {name!r}")
     module, _, own = _HOMES[name].partition(":")
-    return getattr(importlib.import_module(f"assay.report.{module}"), own or name)
+    path = module if module.startswith("assay.") else f"assay.report.{module}"
+    return getattr(importlib.import_module(path), own or name)

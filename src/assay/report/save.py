@@ -104,6 +104,62 @@ FORMS: Mapping[str, PageForm] = {
             "provenance",
         ),
     ),
+    "worst_case": PageForm(
+        noun="worst case",
+        schema="assay-worst-case/1",
+        again="`assay attack`",
+        maker="assay.analyses.worst_case.page:worst_case_page",
+        required=(
+            "protocol",
+            "independent",
+            "n_pairs",
+            "n_clean",
+            "n_corrupted",
+            "model",
+            "task",
+            "circuit",
+            "unit",
+            "divergence",
+            "summary",
+            "histogram",
+            "certificates",
+            "worst",
+        ),
+    ),
+    "claim": PageForm(
+        noun="result of a claim",
+        schema="assay-claim-result/1",
+        again="`assay claim`",
+        maker="assay.analyses.claims.page:claim_page",
+        required=(
+            "claim",
+            "hash",
+            "registration",
+            "tests",
+            "replication",
+            "evidence",
+            "checklist",
+            "tier",
+            "tables",
+        ),
+    ),
+    "monitor": PageForm(
+        noun="monitor",
+        schema="assay-monitor/1",
+        again="`assay monitor`",
+        maker="assay.analyses.generalization.monitor_page:monitor_page",
+        required=(
+            "model",
+            "graph",
+            "reference",
+            "settings",
+            "distance",
+            "alpha",
+            "level",
+            "guarantee",
+            "readings",
+        ),
+    ),
     "calibration": PageForm(
         noun="calibration",
         schema="assay-calibration/1",
@@ -131,7 +187,7 @@ FORMS: Mapping[str, PageForm] = {
 def _parts(document: Document) -> list[Document]:
     """Documents inside a document that have pages of their own."""
     parts = [document.get("worst_case"), document.get("calibration"), *(document.get("rankings") or ())]
-    return [part for part in parts if part]
+    return [part for part in parts if part and "schema" in part]
 
 
 def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
@@ -211,7 +267,7 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
     document: object = result
     if isinstance(result, HasDocument):  # a subset has a record too, which leaves out what its page shows
         document = result.document
-    elif isinstance(result, HasRecord):
+    if isinstance(result, HasRecord) and not isinstance(document, Mapping):
         document = result.to_dict()
     if not isinstance(document, Mapping):
         raise _refused(result)

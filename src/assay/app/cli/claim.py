@@ -128,8 +128,7 @@ def show_registration(found: "Registration", *, unchecked: str | None, as_json: 
 
 def print_claim(found: "ClaimResult") -> None:
     """Predictions with their tests, then the checklist, then the tier."""
-    from assay.page.text import rounded
-    from assay.report.claim_page import in_a_row, p_value
+    from assay.page.text import listed, p_value, rounded
 
     claim = found.claim
     echo(f"{claim.name}: {claim.statement}")
@@ -172,7 +171,7 @@ def print_claim(found: "ClaimResult") -> None:
         echo(f"contradicted: prediction {listed}")
     echo(f"tier       {found.tier}")
     if found.lacking:
-        echo(f"next tier  needs {in_a_row(found.lacking)}")
+        echo(f"next tier  needs {listed(found.lacking)}")
 
 
 def _source(line: "Evidence") -> str:

@@ -123,7 +123,7 @@ def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "lis
         if started.passed:
             echo(f"{len(started.passed)} image file(s) could not be read and were passed over")
     else:
-        from assay.report.monitor_page import verdict
+        from assay.analyses.generalization.monitor_page import verdict
 
         echo()
         echo(verdict(started.document))

@@ -1,15 +1,15 @@
-"""What the numbers of a worst case say, in sentences."""
+"""What the numbers of a worst case say: its percentiles with their bounds, and sentences."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from assay.page.text import MINUS, number, percent
-from assay.report.tail_figures import sound_certificate
+from assay.page.text import MINUS, NARROW, listed, number, percent
 
 
 Document = Mapping[str, Any]
-LISTED = 4
+LISTED = 4  # field values and trends named in a sentence
 
 METHODS = {
     "order-statistic": "order statistic of independent pairs",
@@ -26,6 +26,7 @@ DIVERGENCES = {
     "tv": "total variation between the two next-token distributions",
     "logit-diff-gap": "gap between the two logit differences",
 }
+STATISTICS = {"mean": "mean", "std": "standard deviation", "min": "least", "p50": "median", "max": "worst"}
 
 
 def significant(value: float | int | None) -> str:
@@ -39,7 +40,89 @@ def significant(value: float | int | None) -> str:
 
 def unit_of(document: Document) -> str:
     """Unit of the divergence as it stands behind a number."""
-    return {"fraction": "of 1", "user": "units"}.get(str(document["unit"]), str(document["unit"]))
+    unit = str(document["unit"])
+    return {"fraction": "of 1", "user": "units"}.get(unit, unit)
+
+
+def count(document: Document, what: str) -> str:
+    """Distinct `pairs`, `clean` or `corrupted` inputs; of documents without that number, all of them."""
+    return number(document.get(f"n_distinct_{what}", document[f"n_{what}"]))
+
+
+def draws(document: Document, what: str) -> str:
+    """How many draws they come from, where some were drawn more than once; else nothing."""
+    n = document[f"n_{what}"]
+    return "" if n == document.get(f"n_distinct_{what}", n) else f"{number(n)} draws"
+
+
+# --------------------------------------------------------------------------------------------- percentiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Percentile:
+    """A statistic of the sample and what is certified about that of the distribution.
+
+    Attributes:
+        key: `mean`, `p99`, `max`, ...
+        value: Of the circuit in this sample; None where undefined.
+        z: The same in standard deviations from the mean, or None.
+        anchor: Of the empty circuit, or None.
+        bound: Certified upper bound, or None.
+        n_needed: Independent values that a bound takes where there is none for lack of them, else None.
+    """
+
+    key: str
+    value: float | None
+    z: float | None
+    anchor: float | None
+    bound: float | None
+    n_needed: int | None
+
+    @property
+    def name(self) -> str:
+        """What a reader calls it."""
+        return STATISTICS.get(self.key, f"percentile {self.key[1:]}")
+
+
+def percentiles(document: Document) -> list[Percentile]:
+    """The summary of a worst case, less percentiles that so few pairs do not resolve."""
+    summary, anchor = document["summary"], (document.get("anchor") or {}).get("absolute") or {}
+    rows = []
+    for key, value in summary["absolute"].items():
+        ranked = key.startswith("p")
+        if key == "count" or (value is None and ranked):
+            continue
+        certificate = (sound_certificate(document, float(key[1:]) / 100) if ranked else None) or {}
+        bound = certificate.get("bound")
+        rows.append(
+            Percentile(
+                key=key,
+                value=value,
+                z=(summary.get("z") or {}).get(key),
+                anchor=anchor.get(key),
+                bound=bound,
+                n_needed=certificate.get("n_needed") if bound is None else None,
+            )
+        )
+    return rows
+
+
+def sound_certificate(document: Document, share: float) -> Mapping[str, Any] | None:
+    """The first certificate of a percentile that holds for every distribution; one with a bound if any."""
+    sound = [
+        each
+        for each in document["certificates"]
+        if each["rigorous"] and abs(each["percentile"] - share) < 1e-12
+    ]
+    return next((each for each in sound if each["bound"] is not None), sound[0] if sound else None)
+
+
+def counted(document: Document) -> str:
+    """What of the sample is independent: inputs where pairs share them, else the pairs."""
+    return "inputs" if document["protocol"] == "all" else "pairs"
+
+
+# --------------------------------------------------------------------------------------------- the heading
 
 
 def tail_verdict(document: Document) -> str:
@@ -50,7 +133,7 @@ def tail_verdict(document: Document) -> str:
     model = document["model"].get("id", "the model")
     sentence = (
         f"At worst the circuit departs from {model} by {significant(worst)} {unit}"
-        f"{times}, over {_count(document, 'pairs')} distinct pairs{_draws(document, 'pairs')}"
+        f"{times}, over {count(document, 'pairs')} distinct pairs{_bracketed(draws(document, 'pairs'))}"
     )
     anchor = (document.get("anchor") or {}).get("absolute")
     if anchor:
@@ -60,15 +143,8 @@ def tail_verdict(document: Document) -> str:
     return f"{sentence}. {guarantee(document)}"
 
 
-def _count(document: Document, what: str) -> str:
-    """Distinct `pairs`, `clean` or `corrupted` inputs; of documents without that number, all of them."""
-    return number(document.get(f"n_distinct_{what}", document[f"n_{what}"]))
-
-
-def _draws(document: Document, what: str) -> str:
-    """How many draws they come from, where some were drawn more than once."""
-    drawn = document[f"n_{what}"]
-    return "" if drawn == document.get(f"n_distinct_{what}", drawn) else f" ({number(drawn)} draws)"
+def _bracketed(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def guarantee(document: Document) -> str:
@@ -76,17 +152,17 @@ def guarantee(document: Document) -> str:
     if document.get("enumerated"):
         return "These are all the pairs there are, so its percentiles are exact."
     shares = sorted({each["percentile"] for each in document["certificates"] if each["rigorous"]})
-    made = [sound_certificate(document, share) for share in shares]
-    bounded = [each for each in made if each and each["bound"] is not None]
-    missing = [each for each in made if each and each["bound"] is None]
-    if not made:
+    certificates = [sound_certificate(document, share) for share in shares]
+    if not certificates:
         return f"Nothing is certified: {no_certificate(document)}."
+    bounded = [each for each in certificates if each and each["bound"] is not None]
+    missing = [each for each in certificates if each and each["bound"] is None]
     sentences = []
     if bounded:
         best = bounded[-1]
         sentences.append(
             f"With confidence {_confidence(best['confidence'])}, at least "
-            f"{100 * best['percentile']:.10g}\N{NARROW NO-BREAK SPACE}% of all pairs of this kind stay "
+            f"{100 * best['percentile']:.10g}{NARROW}% of all pairs of this kind stay "
             f"at or below {significant(best['bound'])} {unit_of(document)}."
         )
     if missing:
@@ -104,11 +180,6 @@ def _confidence(confidence: float) -> str:
     return f"{confidence:.3g}" if confidence < 0.9995 else "above 0.999"
 
 
-def counted(document: Document) -> str:
-    """What of the sample is independent: inputs where pairs share them, else the pairs."""
-    return "inputs" if document["protocol"] == "all" else "pairs"
-
-
 def no_certificate(document: Document) -> str:
     """Why a document holds no certificate."""
     if document.get("reuse_clean"):
@@ -123,8 +194,7 @@ def no_certificate(document: Document) -> str:
 def tail_caveats(document: Document) -> list[str]:
     """What to know before trusting the numbers: warnings of the run, and an anchor that is hardly beaten."""
     notes = [str(each["message"]) for each in document.get("warnings") or ()]
-    anchor = document.get("anchor") or {}
-    ratio = anchor.get("ratio_of_means")
+    ratio = (document.get("anchor") or {}).get("ratio_of_means")
     if ratio is not None and ratio >= 0.9:
         notes.append(
             f"On average the circuit is hardly closer to the model than no circuit at all (ratio of means "
@@ -135,8 +205,8 @@ def tail_caveats(document: Document) -> list[str]:
 
 def protocol_sentence(document: Document) -> str:
     """How the pairs came about."""
-    clean, corrupted, pairs = (_count(document, what) for what in ("clean", "corrupted", "pairs"))
-    drawn = {what: _draws(document, what) for what in ("clean", "corrupted", "pairs")}
+    clean, corrupted, pairs = (count(document, what) for what in ("clean", "corrupted", "pairs"))
+    drawn = {what: _bracketed(draws(document, what)) for what in ("clean", "corrupted", "pairs")}
     if document.get("enumerated"):
         if document.get("own_rows"):
             return f"All {pairs} distinct pairs of the rows given were run, each counted by its frequency."
@@ -153,56 +223,56 @@ def protocol_sentence(document: Document) -> str:
     }.get(document["protocol"], f"{pairs} pairs were run (protocol {document['protocol']}).")
 
 
-def certificate_note(made: Mapping[str, Any], of: str) -> str:
+# ----------------------------------------------------------------------------------------------- the parts
+
+
+def certificate_note(certificate: Mapping[str, Any], of: str) -> str:
     """What a certificate lacks, or that it is not a theorem; `of` names what is counted as independent."""
-    if made["bound"] is None:
-        return f"none: takes {number(made['n_needed'])} independent {of}, there are {number(made['n'])}"
-    if made.get("reason") == "below_delta":
-        return f"short of the {percent(made['delta'])} asked for; {number(made['n_needed'])} {of} would do"
-    return "" if made["rigorous"] else "no theorem: usually safe, not for every distribution"
-
-
-def trend_sentence(trends: list[Mapping[str, Any]]) -> str:
-    """Numeric fields with which the divergence rises or falls, as a sentence; empty where there is none."""
-    found = [each for each in trends if each["significant"]]
-    if not found:
-        return ""
-    parts = [
-        f"{'rises' if each['rho'] > 0 else 'falls'} with {field_name(str(each['field']))} "
-        f"(rank correlation {each['rho']:.2f} over {number(each['n_inputs'])} prompts)"
-        for each in found[:LISTED]
-    ]
-    return f"The divergence {' and '.join(parts)}."
-
-
-def field_sentence(tests: list[Mapping[str, Any]]) -> str:
-    """A sentence on the field values of bad pairs."""
-    bad = [each for each in tests if each["significant"]]
-    if not tests:
-        return "The prompts of this task carry no fields to compare."
-    share = percent(tests[0]["pooled"])
-    if not bad:
-        return (
-            f"None of {number(len(tests))} field values lies above the pooled 99th percentile more often "
-            f"than chance explains ({share} of all pairs do)."
-        )
-    listed = [
-        f"{field_name(str(each['field']))} “{each['value']}” ({percent(each['exceed'])} of its pairs)"
-        for each in bad[:LISTED]
-    ]
-    listed += [f"{len(bad) - LISTED} more"] if len(bad) > LISTED else []
-    joined = listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
-    verb = "lies" if len(bad) == 1 else "lie"
-    return (
-        f"{joined[0].upper()}{joined[1:]} {verb} above the pooled 99th percentile more often than chance "
-        f"explains; of all pairs {share} do."
-    )
+    n, needed = number(certificate["n"]), number(certificate["n_needed"])
+    if certificate["bound"] is None:
+        return f"none: takes {needed} independent {of}, there are {n}"
+    if certificate.get("reason") == "below_delta":
+        return f"short of the {percent(certificate['delta'])} asked for; {needed} {of} would do"
+    return "" if certificate["rigorous"] else "no theorem: usually safe, not for every distribution"
 
 
 def field_name(field: str) -> str:
     """A field with the side that it belongs to, when that is the corrupted one."""
     name = field.removeprefix("corrupted.").replace("_", " ")
     return f"corrupted {name}" if field.startswith("corrupted.") else name
+
+
+def trend_sentence(trends: Sequence[Mapping[str, Any]]) -> str:
+    """Numeric fields with which the divergence rises or falls, as a sentence; empty where there is none."""
+    parts = [
+        f"{'rises' if each['rho'] > 0 else 'falls'} with {field_name(str(each['field']))} "
+        f"(rank correlation {each['rho']:.2f} over {number(each['n_inputs'])} prompts)"
+        for each in trends
+        if each["significant"]
+    ]
+    return f"The divergence {' and '.join(parts[:LISTED])}." if parts else ""
+
+
+def field_sentence(tests: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence on the field values of bad pairs."""
+    if not tests:
+        return "The prompts of this task carry no fields to compare."
+    bad, share = [each for each in tests if each["significant"]], percent(tests[0]["pooled"])
+    if not bad:
+        return (
+            f"None of {number(len(tests))} field values lies above the pooled 99th percentile more often "
+            f"than chance explains ({share} of all pairs do)."
+        )
+    values = [
+        f"{field_name(str(each['field']))} “{each['value']}” ({percent(each['exceed'])} of its pairs)"
+        for each in bad[:LISTED]
+    ]
+    values += [f"{len(bad) - LISTED} more"] if len(bad) > LISTED else []
+    names = listed(values)
+    return (
+        f"{names[0].upper()}{names[1:]} {'lies' if len(bad) == 1 else 'lie'} above the pooled 99th "
+        f"percentile more often than chance explains; of all pairs {share} do."
+    )
 
 
 def following(top: Mapping[str, Any]) -> tuple[str, bool]:

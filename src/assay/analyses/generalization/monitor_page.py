@@ -1,0 +1,391 @@
+"""A monitor as a page: shift over the batches, alarms and their rate, where in the network it happened."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from assay.analyses.generalization import monitor_plots as plots
+from assay.core.errors import InputError
+from assay.core.record import plain
+from assay.page.blocks import Block, Code, Column, Details, Figure, Page, Pair, Section, Table
+from assay.page.matrix import Matrix, plot_matrix
+from assay.page.text import (
+    NARROW,
+    Span,
+    Text,
+    bold,
+    code,
+    interval,
+    number,
+    plural,
+    quiet,
+    rounded,
+)
+
+
+LISTED = 500  # readings of the table; the file beside the page has all
+DRAWN = 2_000  # readings of the pictures
+MOVED = 6  # pairs of layers listed
+FAR = 0.05  # distance of a threshold's performance from its target that is worth a caveat
+NAMES = {
+    "ac": "average confidence",
+    "ane": "negative entropy",
+    "atc": "thresholded confidence",
+    "doc": "difference of confidences",
+}
+Document = Mapping[str, Any]
+
+
+def monitor_page(document: Document) -> Page:
+    """Everything that is shown of a monitor.
+
+    Args:
+        document: What `Monitor.to_dict` gave; under `domains` it may hold the record of a calibration on
+            domains.
+
+    Raises:
+        InputError: For a monitor without a reading.
+    """
+    readings = document["readings"]
+    if not readings:
+        raise InputError("the monitor has no reading yet; observe a batch first")
+    distance, reference = document["distance"], document["reference"].get("task") or {}
+    sections = [
+        Section(title="Shift over time", blocks=_shift(document)),
+        Section(title="Where in the network", blocks=_layers(document)),
+        Section(title="What a shift stands for", blocks=_domains(document)),
+    ]
+    record = plain({**document["reference"], "settings": document["settings"]})
+    return Page(
+        kind="monitor",
+        title=f"Circuit shift of {document['model'].get('id', 'a model')} on "
+        f"{plural(len(readings), 'batch')} of images",
+        verdict=verdict(document),
+        remark=document["guarantee"]["statement"],
+        caveats=caveats(document),
+        lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on a "
+        f"batch and the circuit on {reference.get('n', 'known')} images in distribution. Sampling alone "
+        "makes it positive, the more so the smaller the batch. It says that the model works in another way, "
+        "not that it works worse.",
+        sections=[section for section in sections if section.blocks],
+        facts=list(_facts(document, reference)),
+        records=[
+            Details(
+                summary="The record of the reference circuit",
+                blocks=[Code(text=json.dumps(record, indent=2, ensure_ascii=False))],
+            )
+        ],
+        style="monitor",
+    )
+
+
+# ------------------------------------------------------------------------------------------------ sentences
+
+
+def verdict(document: Document) -> str:
+    """What the readings say, in a sentence or two."""
+    readings = document["readings"]
+    last, alarms = readings[-1], [each for each in readings if each["alarm"]]
+    ends = interval(last["interval"]["low"], last["interval"]["high"], 3)
+    shift = f"The last batch has a shift of {number(last['shift'], 3)} {ends}".strip()
+    if known := (document.get("calibration") or {}).get("shifts"):
+        least, largest = number(min(known), 3), number(max(known), 3)
+        shift += f"; {len(known)} batches in distribution have {least} to {largest}"
+    if document.get("rule") is None:
+        return f"{shift}. No alarm is set."
+    batches = plural(len(readings), "batch")
+    if not alarms:
+        return f"No alarm in {batches}. {shift}."
+    stays = " and stays on" if document["rule"] == "sequential" else ""
+    return (
+        f"{number(len(alarms))} of {batches} raised the alarm; it first went off at batch "
+        f"{alarms[0]['index'] + 1}, {alarms[0]['time'][:16].replace('T', ' ')} UTC{stays}. {shift}."
+    )
+
+
+def caveats(document: Document) -> list[str]:
+    """What a reader must know before acting on the page."""
+    notes = []
+    readings, threshold = document["readings"], document.get("threshold") or {}
+    if len(readings) > DRAWN:
+        notes.append(
+            f"The pictures show the newest {DRAWN:,} of {len(readings):,} batches; the file beside the "
+            "page, or the store, has all of them."
+        )
+    known = (document["reference"].get("task") or {}).get("n")
+    sizes = sorted({each["n"] for each in readings})
+    if document.get("calibration") is None and known is not None and sizes != [known]:
+        notes.append(
+            f"The reference circuit rests on {known} images, the batches on {', '.join(map(str, sizes))}. "
+            "Smaller batches have larger shifts by sampling alone: compare the shift with no threshold found "
+            "at another size."
+        )
+    performance, target = threshold.get("performance"), threshold.get("target")
+    if performance is not None and target is not None and abs(performance - target) > FAR:
+        notes.append(
+            f"The threshold was read off {threshold['domain']}, where performance is {rounded(performance)}: "
+            f"no calibration domain comes nearer to the target of {rounded(target)}."
+        )
+    if n := sum(len(each["skipped"]) for each in readings) + len(document.get("passed", ())):
+        notes.append(
+            f"{plural(n, 'image file')} could not be read and {'was' if n == 1 else 'were'} left out."
+        )
+    return notes
+
+
+# ------------------------------------------------------------------------------------------- shift over time
+
+
+def _shift(document: Document) -> list[Block]:
+    """Shift and evidence over the batches, then the readings themselves."""
+    drawn = {**document, "readings": document["readings"][-DRAWN:]}
+    calibration, rule = document.get("calibration"), document.get("rule")
+    known = f"; grey: {len(calibration['shifts'])} known batches of the same size" if calibration else ""
+    blocks: list[Block] = [
+        Figure(
+            draw=partial(plots.plot_shift, drawn),
+            label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the table."
+            "",
+            caption=f"Shift of each batch{known}. Diamonds raised the "
+            f"alarm{f' ({rule} rule)' if rule else ''}. Band: {_level(document)} intervals of the mean shift "
+            "of such batches (jackknife over images; rather wide).",
+            name="shift",
+        )
+    ]
+    if any(each["e_value"] is not None for each in drawn["readings"]):
+        alpha = document["alpha"]
+        blocks.append(
+            Figure(
+                draw=partial(plots.plot_evidence, drawn),
+                label="E-value of the sequential test over the batches; the numbers are in the table.",
+                caption="Evidence that batches are no longer exchangeable with the known ones. It stays "
+                f"below {1 / alpha:g} for ever with probability at least {1 - alpha:g} if nothing changes.",
+                name="evidence",
+            )
+        )
+    return [*blocks, _readings(document)]
+
+
+def _level(document: Document) -> str:
+    return f"{round(100 * document['level'])}{NARROW}%"
+
+
+def _readings(document: Document) -> Table:
+    readings = document["readings"]
+    left = max(0, len(readings) - LISTED)
+    baselines = _baselines(readings)
+    caption = (
+        f"The readings{f', without the first {left}' if left else ''}. p: conformal p-value against the "
+    )
+    caption += "known batches."
+    if baselines:
+        caption += " On the right, baselines that need no labels; they fall as the model is less sure."
+    return Table(
+        columns=[
+            Column(name="batch", numeric=True, sort=True),
+            Column(name="time (UTC)", sort=True),
+            Column(name="origin", sort=True),
+            Column(name="images", numeric=True, sort=True),
+            Column(name="shift", numeric=True, sort=True),
+            Column(name=f"{_level(document)} interval", numeric=True),
+            Column(name="p", numeric=True, sort=True),
+            Column(name="e-value", numeric=True, sort=True),
+            Column(name="alarm", sort=True),
+            *_baseline_columns(baselines),
+        ],
+        rows=[_reading(each, baselines) for each in readings[left:]],
+        caption=caption,
+        tall=True,
+        named=False,
+    )
+
+
+def _baselines(records: Sequence[Document]) -> list[str]:
+    return [name for name in NAMES if any(name in each["baselines"] for each in records)]
+
+
+def _baseline_columns(names: Sequence[str]) -> list[Column]:
+    return [Column(name=name.upper(), title=NAMES[name], numeric=True, sort=True) for name in names]
+
+
+def _reading(reading: Document, baselines: Sequence[str]) -> list[Text]:
+    n: list[Text] = [str(reading["n"])]
+    if skipped := reading["skipped"]:
+        n += [" ", quiet(f"({len(skipped)} unreadable)", ", ".join(skipped))]
+    alarm: Text = {None: "", True: Span(bold("alarm"), "minus"), False: "no"}[reading["alarm"]]
+    others = [rule for rule, raised in reading["alarms"].items() if raised and not reading["alarm"]]
+    if others:
+        alarm = (alarm, quiet(f" (but {', '.join(others)})"))
+    p_value, e_value, values = reading["p_value"], reading["e_value"], reading["baselines"]
+    return [
+        str(reading["index"] + 1),
+        reading["time"][:19].replace("T", " "),
+        reading["domain"],
+        n,
+        number(reading["shift"], 3),
+        interval(reading["interval"]["low"], reading["interval"]["high"], 3),
+        "" if p_value is None else number(p_value, 3),
+        "" if e_value is None else number(e_value),
+        alarm,
+        *(number(values[name]) if name in values else "" for name in baselines),
+    ]
+
+
+# ---------------------------------------------------------------------------------------- layers and domains
+
+
+def _layers(document: Document) -> list[Block]:
+    """Rank-shift maps of the last and the worst reading, one where they are the same."""
+    readings = document["readings"]
+    last, worst = readings[-1], max(readings, key=lambda each: each["shift"])
+    chosen = (
+        {"last": last, "worst": worst} if last["index"] != worst["index"] else {"last, and the worst": last}
+    )
+    maps = {name: plots.layers_matrix(document["graph"], reading) for name, reading in chosen.items()}
+    figures: list[Block] = []
+    tables: list[Block] = []
+    for name, layers in maps.items():
+        if layers is None:
+            continue
+        batch = chosen[name]["index"] + 1
+        figures.append(
+            Figure(
+                draw=partial(plot_matrix, layers),
+                label=f"Rank-shift map of batch {batch}; the strongest cells are listed.",
+                caption=f"Batch {batch} ({name}): mean change of the ranks of the edges between two layers, "
+                "as a share of all edges. Blue: these edges gained weight against the others; orange: they "
+                "lost it.",
+                name=f"map-{name.split(',')[0]}",
+            )
+        )
+        tables.append(_strongest(layers, batch))
+    if not figures:
+        return []
+    return [Pair(blocks=figures), Details(summary="The pairs of layers that moved most", blocks=tables)]
+
+
+def _strongest(layers: Matrix, batch: int) -> Table:
+    """Pairs of layers whose edges moved most."""
+    cells = [place for place in np.ndindex(layers.values.shape) if math.isfinite(layers.values[place])]
+    cells.sort(key=lambda place: -abs(layers.values[place]))
+    return Table(
+        columns=[
+            Column(name=f"batch {batch}: from"),
+            Column(name="to"),
+            Column(name="mean change", numeric=True),
+        ],
+        rows=[
+            [layers.rows[row], layers.columns[column], number(float(layers.values[row, column]), 3)]
+            for row, column in cells[:MOVED]
+        ],
+        style="gate-table",
+        named=False,
+    )
+
+
+def _domains(document: Document) -> list[Block]:
+    """The calibration on domains, where there is one: shift against performance, alarms, rows."""
+    domains = document.get("domains")
+    if not domains:
+        return []
+    n_known, n_test = (len(domains[kind]) for kind in ("known", "test"))
+    tests = f" and {n_test} test domains" if n_test else ""
+    figures: list[Block] = [
+        Figure(
+            draw=partial(plots.plot_domains, document),
+            label="Shift against performance of the domains; the numbers are in the table.",
+            caption=f"Shift against {domains['measure']} on {n_known} calibration domains{tests}. The solid "
+            "line is the threshold in force, the dashed one the performance it stands for.",
+            name="domains-scatter",
+        )
+    ]
+    tables: list[Block] = [
+        Details(
+            summary="The domains as a table", blocks=[_domains_table(domains, document["distance"]["key"])]
+        )
+    ]
+    if curves := _curves(domains.get("curves") or {}, document["distance"]["key"]):
+        figures.append(
+            Figure(
+                draw=partial(plots.plot_curves, curves),
+                label="F1 of the alarm against the performance threshold; the numbers are in the table.",
+                caption="F1 of the alarm on the test domains, calibrated on random subsets of the "
+                f"calibration domains: means, and 95{NARROW}% of the subsets for the shift. Where no alarm "
+                "is due and none is raised, there is no F1.",
+                name="domains-curve",
+            )
+        )
+        tables.insert(0, Details(summary="The curve as a table", blocks=[_curves_table(curves)]))
+    return [Pair(blocks=figures), *tables]
+
+
+def _curves(curves: Mapping[str, Document], distance: str) -> dict[str, Document]:
+    """The curves under their names, that of the shift first, then what needs no circuit."""
+    return {
+        NAMES.get(key, f"shift ({key})"): curves[key]
+        for key in (distance, "ac", "atc", "ane", "doc")
+        if key in curves
+    }
+
+
+def _curves_table(curves: Mapping[str, Document]) -> Table:
+    """About ten thresholds with the mean F1 of each metric."""
+    deltas = next(iter(curves.values()))["deltas"]
+    return Table(
+        columns=[Column(name=name, numeric=True) for name in ("performance threshold", *curves)],
+        rows=[
+            [rounded(deltas[place]), *(number(curve["mean"][place]) for curve in curves.values())]
+            for place in range(0, len(deltas), max(1, len(deltas) // 10))
+        ],
+        named=False,
+    )
+
+
+def _domains_table(domains: Document, distance: str) -> Table:
+    baselines = _baselines(domains["known"])
+    return Table(
+        columns=[
+            Column(name="domain", sort=True),
+            Column(name="used for", sort=True),
+            Column(name="images", numeric=True, sort=True),
+            Column(name=domains["measure"], numeric=True, sort=True),
+            Column(name="shift", numeric=True, sort=True),
+            *_baseline_columns(baselines),
+        ],
+        rows=[
+            [
+                each["domain"],
+                use,
+                str(each["n"]),
+                number(each["performance"]),
+                number(each["shifts"][distance], 3),
+                *(number(each["baselines"][name]) if name in each["baselines"] else "" for name in baselines),
+            ]
+            for kind, use in (("known", "calibration"), ("test", "test"))
+            for each in domains[kind]
+        ],
+        tall=True,
+    )
+
+
+def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]]:
+    model, settings, distance = document["model"], document["settings"], document["distance"]
+    weights = code(model["weight_hash"])
+    yield "model", (f"{model['id']} ", quiet("hash of the weights"), " ", weights)
+    source = f"{reference.get('name', '')} {reference.get('domain', '')} "
+    yield "reference", (source, quiet(f"{reference.get('n', '')} images"))
+    estimator = "{objective}, {ablation}, {steps} steps, {quadrature}".format_map(settings)
+    yield "estimator", (f"{settings['method']} ", quiet(estimator))
+    yield "distance", (f"{distance['key']} ", quiet(distance["published"]))
+    if threshold := document.get("threshold"):
+        origin = (
+            f" from {threshold['domain']}, performance {number(threshold['performance'])}, target "
+            f"{number(threshold['target'])}"
+        )
+        value = number(threshold["value"], 3)
+        yield "threshold", (value, quiet(origin)) if threshold.get("domain") else value
+    yield "monitor", code(document["id"])

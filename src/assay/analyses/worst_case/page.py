@@ -1,0 +1,204 @@
+"""A worst case as a page: how far, how often, what is guaranteed, which prompts and pairs are bad."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from assay.analyses.worst_case.page_fields import field_blocks
+from assay.analyses.worst_case.page_pairs import extra_sections, worst_pairs
+from assay.analyses.worst_case.page_words import (
+    DIVERGENCES,
+    METHODS,
+    Percentile,
+    certificate_note,
+    count,
+    counted,
+    draws,
+    no_certificate,
+    percentiles,
+    protocol_sentence,
+    significant,
+    tail_caveats,
+    tail_verdict,
+    unit_of,
+)
+from assay.analyses.worst_case.plots import plot_tail
+from assay.page.blocks import Block, Cell, Code, Column, Details, Figure, Note, Page, Row, Section, Table
+from assay.page.text import Text, code, number, percent, quiet, record_text
+
+
+DASH = "\N{EN DASH}"
+Document = Mapping[str, Any]
+
+
+def worst_case_page(document: Document) -> Page:
+    """Everything that is shown of a worst case.
+
+    Args:
+        document: What `WorstCase.to_dict` gave.
+    """
+    circuit, unit = document["circuit"], unit_of(document)
+    model, task = document["model"].get("id", "a model"), document["task"].get("name", "its task")
+    quantity = DIVERGENCES.get(document["divergence"], document["divergence"])
+    return Page(
+        kind="worst case",
+        title=f"A circuit of {model} at its worst on {task}",
+        verdict=tail_verdict(document),
+        caveats=tail_caveats(document),
+        lede=f"The circuit keeps {number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges. "
+        f"{protocol_sentence(document)} Edges outside the circuit carried what they carry on the corrupted "
+        f"prompt. The divergence is the {quantity}, at the position that predicts the answer; 0 means no "
+        "difference.",
+        sections=[
+            Section(title="How far, and how often", blocks=[_tail(document, unit)]),
+            Section(title="What is guaranteed", blocks=[_certificates(document, unit)]),
+            Section(title="Which prompts are hard", blocks=field_blocks(document.get("fields") or {}, unit)),
+            Section(title="The worst pairs", blocks=worst_pairs(document, unit)),
+            *extra_sections(document, unit),
+        ],
+        facts=list(_facts(document)),
+        records=[
+            Details(summary="Provenance", blocks=[Code(text=record_text(document.get("provenance") or {}))])
+        ],
+        style="worst",
+    )
+
+
+def _tail(document: Document, unit: str) -> Figure:
+    """The distribution beside its percentiles."""
+    counts, summary = document["histogram"]["counts"], document["summary"]
+    share = counts[0] / max(sum(counts), 1)
+    first_bin = f"; {percent(share)} of the circuit’s lie in the first bin" if share > 0.5 else ""
+    rows: list[list[Cell | Text]] = [_percentile_row(each) for each in percentiles(document)]
+    if summary.get("argmax_differs") is not None:
+        rows.append(["first token differs", percent(summary["argmax_differs"]), "", "", ""])
+    rows += [
+        [f"above {significant(float(each['threshold']))}", percent(each["share"]), "", "", ""]
+        for each in summary.get("above") or ()
+    ]
+    return Figure(
+        draw=partial(plot_tail, document),
+        label="Histogram of the divergence of circuit and empty circuit, with percentiles; the numbers are "
+        "in the table.",
+        note="Blue: the circuit; grey: the empty circuit on the same pairs; the whole model would be at 0. "
+        f"Pairs per bin are on a logarithmic axis{first_bin}.",
+        blocks=[
+            Table(
+                columns=[
+                    Column(name=unit),
+                    *(
+                        Column(name=name, numeric=True)
+                        for name in ("circuit", "z", "certified", "empty circuit")
+                    ),
+                ],
+                rows=rows,
+                style="percentiles",
+            )
+        ],
+        caption=f"{count(document, 'pairs')} distinct pairs. Percentiles are those of the sample; a "
+        "certified bound is one on the percentile of the distribution it was drawn from."
+        f"{_anchor_sentences(document.get('anchor') or {})}",
+        beside=True,
+        style="tail",
+        name="tail",
+    )
+
+
+def _percentile_row(row: Percentile) -> list[Cell | Text]:
+    bound: Text = "" if row.n_needed is None else quiet("none")
+    if row.bound is not None:
+        bound = f"\N{LESS-THAN OR EQUAL TO}\N{NO-BREAK SPACE}{significant(row.bound)}"
+    return [
+        row.name,
+        significant(row.value),
+        Cell(text="" if row.z is None else number(row.z, 1), style="quiet"),
+        bound,
+        "" if row.anchor is None else significant(row.anchor),
+    ]
+
+
+def _anchor_sentences(anchor: Document) -> str:
+    """How circuit and empty circuit compare, pair by pair and on the whole."""
+    share, ratio, spearman = (anchor.get(name) for name in ("share_above", "ratio_of_means", "spearman"))
+    sentences = [
+        f" On {percent(share)} of the pairs the circuit is further from the model than no circuit at all.",
+        f" Ratio of means {significant(ratio)}.",
+        f" Rank correlation of the two over pairs: {number(spearman)}.",
+    ]
+    values = (share, ratio, spearman)
+    return "".join(sentence for sentence, value in zip(sentences, values, strict=True) if value is not None)
+
+
+def _certificates(document: Document, unit: str) -> Block:
+    """The bounds that were asked for, sound ones and others."""
+    if not document["certificates"]:
+        return Note(text=f"Nothing: {no_certificate(document)}.")
+    of, shared = counted(document), document["protocol"] == "all"
+    caption = "Upper bounds on percentiles over all pairs of this kind, not over these pairs. "
+    if shared:
+        caption += "Pairs share prompts, so what counts is the smaller number of prompts on a side. "
+    caption += (
+        "Each row holds by itself with its confidence, several at once with less. They speak of prompts "
+        "drawn as these were, and of no others."
+    )
+    exceedance = document.get("maximum_exceedance")
+    if exceedance is not None:
+        caption += (
+            f" With confidence 0.95, a new {'pair of new prompts' if shared else 'pair'} exceeds the worst "
+            f"one here with probability at most {percent(exceedance)}."
+        )
+    return Table(
+        columns=[
+            Column(name="percentile"),
+            Column(name="certificate"),
+            Column(name=f"at most, {unit}", numeric=True),
+            Column(name="with confidence", numeric=True),
+            Column(name="rank of the bound", numeric=True),
+            Column(name=f"independent {of}", numeric=True),
+            Column(name="remark"),
+        ],
+        rows=[
+            Row(
+                cells=[
+                    f"{100 * each['percentile']:g}",
+                    (
+                        METHODS.get(each["method"], each["method"]),
+                        quiet(" theorem") if each["rigorous"] else "",
+                    ),
+                    DASH if each["bound"] is None else significant(each["bound"]),
+                    DASH if each["bound"] is None else percent(each["confidence"]),
+                    "" if each["order"] is None else f"{number(each['order'])} of {number(each['n_values'])}",
+                    number(each["n"]),
+                    certificate_note(each, of),
+                ],
+                style="sound" if each["rigorous"] else "unsound",
+            )
+            for each in document["certificates"]
+        ],
+        caption=caption,
+        style="certificates",
+    )
+
+
+def _facts(document: Document) -> Iterator[tuple[str, Text]]:
+    circuit, model, task = document["circuit"], document["model"], document["task"]
+    if "id" in document:
+        yield "result", code(document["id"])
+    edges = f"{number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges"
+    yield "circuit", (f"{circuit.get('name') or ''} ", quiet(edges), " ", code(circuit["hash"]))
+    weights = code(model.get("weight_hash", "")[:16])
+    yield "model", (f"{model.get('id', '')} ", quiet("hash of the weights"), " ", weights)
+    seed = f"pairs drawn with seed {document['seed']}, " if "seed" in document else ""
+    data = code(task.get("data_hash", "")[:16])
+    yield "task", (f"{task.get('name', '')} ", quiet(f"{seed}hash of the data"), " ", data)
+    yield "prompts", (*_prompts(document, "clean"), ", ", *_prompts(document, "corrupted"))
+    ablation = f"{document.get('ablation', 'resample')} ablation, {document['divergence']}"
+    yield "protocol", (f"{document['protocol']} ", quiet(ablation))
+    if document.get("seconds") is not None:
+        yield "took", f"{number(float(document['seconds']), 1)} s"
+
+
+def _prompts(document: Document, side: str) -> Iterator[Text]:
+    yield f"{count(document, side)} distinct {side}"
+    if repeated := draws(document, side):
+        yield quiet(f" {repeated}")

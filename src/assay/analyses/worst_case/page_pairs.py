@@ -1,0 +1,297 @@
+"""The pairs of a worst case token by token, and what search, other inputs and explanations add, as blocks."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from assay.analyses.worst_case.page_words import following, significant
+from assay.page.blocks import (
+    Block,
+    Column,
+    Custom,
+    Details,
+    Facts,
+    Figure,
+    Heading,
+    Note,
+    Pair,
+    Section,
+    Table,
+)
+from assay.page.text import Span, Text, bold, code, number, percent, quiet
+
+
+OPEN_PAIRS, LISTED_PAIRS = 8, 40
+LISTED_ITEMS, LISTED_LETTERS, NESTED = 12, 600, 3  # bounds of what is shown of any further part
+RUNS = {"model": "model", "circuit": "circuit", "corrupted": "model, corrupted prompt"}
+LINE_BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
+EXTRAS = {
+    "search": (
+        "What search found",
+        "Pairs that were looked for, not drawn: they bound the maximum from below and play no part in the "
+        "percentiles and certificates above.",
+    ),
+    "outside": (
+        "Inputs from outside the grammar",
+        "These prompts are not of the kind that was sampled: no number above speaks of them.",
+    ),
+    "explanation": (
+        "What the circuit lacks",
+        "Shares of the worst pairs’ divergence that single missing edges would take away, by integrating the "
+        "gradient along the path from the circuit to the whole model.",
+    ),
+}
+Document = Mapping[str, Any]
+
+# ---------------------------------------------------------------------------------------------- worst pairs
+
+
+def worst_pairs(document: Document, unit: str) -> list[Block]:
+    """The worst pairs, and the prompts whose pairs are worst on average."""
+    pairs = [_pair(each, unit) for each in document["worst"][:LISTED_PAIRS]]
+    if not pairs:
+        return [Note(text="None were kept."), *_harmful_prompts(document, unit)]
+    blocks: list[Block] = [
+        Note(
+            text="Differing tokens are marked. Beside each other: the likeliest tokens and logits of the "
+            "model on the clean prompt, of the circuit, and of the model on the corrupted prompt, which "
+            "shows whether the circuit merely followed the latter.",
+            style="reading",
+        ),
+        *pairs[:OPEN_PAIRS],
+    ]
+    if folded := pairs[OPEN_PAIRS:]:
+        blocks.append(Details(summary=f"{len(folded)} more", blocks=folded))
+    if (left := len(document["worst"]) - LISTED_PAIRS) > 0:
+        blocks.append(Note(text=f"{number(left)} more are in the result.", style="quiet"))
+    return [*blocks, *_harmful_prompts(document, unit)]
+
+
+def _pair(pair: Document, unit: str) -> Pair:
+    """A pair: its numbers, its prompts aligned token by token, the likeliest tokens of the three runs."""
+    clean, corrupted = pair["clean"], pair["corrupted"]
+    columns = [
+        (str(first).replace("\n", LINE_BREAK), str(second).replace("\n", LINE_BREAK), first != second)
+        for first, second in itertools.zip_longest(
+            clean.get("tokens") or (), corrupted.get("tokens") or (), fillvalue=""
+        )
+    ]
+    prompts = Facts(facts=[("clean", str(clean["text"])), ("corrupted", str(corrupted["text"]))])
+    return Pair(
+        blocks=[
+            Note(text=_pair_line(pair, unit), style="figures"),
+            Custom(
+                template="aligned.html", values={**dict(prompts.facts), "columns": columns}, blocks=[prompts]
+            ),
+            *_likeliest(pair.get("top") or {}, pair.get("answer") or {}),
+        ],
+        style="worst-pair",
+    )
+
+
+def _pair_line(pair: Document, unit: str) -> Text:
+    answer, (agreement, follows_corrupted) = pair.get("answer"), following(pair.get("top") or {})
+    line: list[Text] = [
+        bold(f"{pair['rank']}."),
+        " ",
+        Span(significant(pair["divergence"]), "big"),
+        f" {unit}",
+    ]
+    if pair.get("empty") is not None:
+        line += [" ", quiet(f"empty circuit {significant(pair['empty'])}")]
+    if pair.get("multiplicity", 1) > 1:
+        line += [" ", quiet(f"drawn {pair['multiplicity']} times")]
+    if pair.get("clean_index") is not None:
+        line += [" ", quiet(f"clean {pair['clean_index']}, corrupted {pair['corrupted_index']}")]
+    if answer:
+        line += [" ", quiet(("answer ", code(repr(str(answer.get("text", ""))))))]
+    if agreement:
+        line += [" ", Span(agreement, "following" if follows_corrupted else "quiet")]
+    return line
+
+
+def _likeliest(top: Document, answer: Document) -> list[Table]:
+    """Likeliest tokens and logits of the runs side by side, then the rank of the right answer."""
+    runs = [name for name in RUNS if top.get(name)]
+    if not runs:
+        return []
+
+    def cell(run: str, place: int) -> Text:
+        if place >= len(top[run]):
+            return ""
+        token = top[run][place].get("token", "")
+        shown: Text = code(repr(str(token)))
+        if answer and token == answer.get("text"):
+            shown = Span(shown, "right")
+        return (shown, " ", quiet(number(top[run][place].get("logit"))))
+
+    rows: list[list[Text]] = [
+        [str(place + 1), *(cell(run, place) for run in runs)]
+        for place in range(max(len(top[run]) for run in runs))
+    ]
+    if answer:
+        ranks, logits = answer.get("rank") or {}, answer.get("logit") or {}
+        rows.append(
+            ["answer", *((f"rank {number(ranks.get(run))} ", quiet(number(logits.get(run)))) for run in runs)]
+        )
+    return [
+        Table(
+            columns=[Column(name=name) for name in ("", *(RUNS[run] for run in runs))],
+            rows=rows,
+            style="tokens",
+        )
+    ]
+
+
+def _harmful_prompts(document: Document, unit: str) -> list[Block]:
+    tables = [
+        Figure(
+            blocks=[
+                Table(
+                    columns=[
+                        Column(name=f"{side} prompt"),
+                        Column(name=f"mean, {unit}", numeric=True),
+                        Column(name="worst", numeric=True),
+                    ],
+                    rows=[
+                        [str(row["text"]), significant(row["mean"]), significant(row["max"])] for row in rows
+                    ],
+                    named=False,
+                )
+            ]
+        )
+        for side in ("clean", "corrupted")
+        if (rows := document.get(f"worst_{side}"))
+    ]
+    return [Heading(text="Single prompts that do the most harm"), Pair(blocks=tables)] if tables else []
+
+
+# ------------------------------------------------------------------------------------------- optional parts
+
+
+def extra_sections(document: Document, unit: str) -> list[Section]:
+    """What was searched for, given from outside or explained, as far as the document has it."""
+    return [
+        Section(title=title, blocks=_extra(name, document[name], note, unit))
+        for name, (title, note) in EXTRAS.items()
+        if document.get(name)
+    ]
+
+
+def _extra(name: str, value: Any, note: str, unit: str) -> list[Block]:
+    pairs = (
+        [each for each in value.get("pairs") or () if _is_pair(each)] if isinstance(value, Mapping) else []
+    )
+    if pairs:
+        value = {key: each for key, each in value.items() if key != "pairs"}
+    if name == "explanation" and isinstance(value, Mapping):
+        note = " ".join(filter(None, (note, _missing_sentence(value, unit))))
+        value = {
+            title: _edges(value[key])
+            for key, title in (("missing", "Missing edges"), ("kept", "Kept edges"))
+            if value.get(key)
+        }
+    first, *others = _parts(value) or [[]]
+    return [
+        Note(text=note, style="reading"),
+        *first,
+        *(_pair(each, unit) for each in pairs[:OPEN_PAIRS]),
+        *itertools.chain.from_iterable(others),
+    ]
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, Mapping) and {"clean", "corrupted", "divergence", "top"} <= set(value)
+
+
+def _missing_sentence(explanation: Document, unit: str) -> str:
+    """How much the listed edges account for; empty where nothing can be said."""
+    missing = explanation.get("missing") or {}
+    top = [each for each in missing.get("top") or () if each.get("share") is not None][:LISTED_ITEMS]
+    if not top or explanation.get("mean") is None:
+        return ""
+    gap = missing.get("completeness_gap")
+    within = "" if gap is None else f" The scores add up to all of it within {percent(gap)}."
+    return (
+        f"On {number(explanation['n_pairs'])} pairs the circuit departs by "
+        f"{significant(explanation['mean'])} {unit} on average; the {number(len(top))} missing edges below "
+        f"account for {percent(sum(each['share'] for each in top))} of that.{within}"
+    )
+
+
+def _edges(part: Any) -> Any:
+    """Edges by score and their sums; the title says whether they are kept."""
+    if not isinstance(part, Mapping):
+        return part
+    edges = [
+        {key: each for key, each in edge.items() if key != "kept"} if isinstance(edge, Mapping) else edge
+        for edge in part.get("top") or ()
+    ]
+    sums = {
+        key.replace("_", " "): part[key] for key in ("by_source", "by_target", "by_layer") if part.get(key)
+    }
+    return {"by score": edges} | sums
+
+
+def _parts(value: Any, title: str = "", depth: int = 0) -> list[list[Block]]:
+    """Any plain JSON as titled facts and tables, cut to a bounded size."""
+    if isinstance(value, Mapping):
+        facts = [(str(name), each) for name, each in value.items() if _fits_a_line(each)]
+        parts = [_facts(title, facts)] if facts else []
+        nested = [(name, each) for name, each in value.items() if not _fits_a_line(each) and each]
+        for name, each in nested[:LISTED_ITEMS] if depth < NESTED else ():
+            parts += _parts(each, f"{title} {name}".strip().replace("_", " "), depth + 1)
+        return parts
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+        records = [_flat(each) for each in value[:LISTED_ITEMS]]
+        names = list(dict.fromkeys(name for record in records for name in record))
+        table = Table(
+            columns=[Column(name=name.replace("_", " ")) for name in names],
+            rows=[[_shown(record.get(name)) for name in names] for record in records],
+            left=len(value) - len(records),
+            named=False,
+        )
+        return [[*_headings(title), table]]
+    return [_facts(title, [("", value)])]
+
+
+def _fits_a_line(value: Any) -> bool:
+    """Whether it is a scalar, or a list of scalars, which fits on a line once it is cut."""
+    return not isinstance(value, Mapping) and not (
+        isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value)
+    )
+
+
+def _headings(title: str) -> list[Heading]:
+    return [Heading(text=title)] if title else []
+
+
+def _facts(title: str, facts: Sequence[tuple[str, Any]]) -> list[Block]:
+    shown = Facts(facts=[(name.replace("_", " "), _shown(value)) for name, value in facts[:LISTED_ITEMS]])
+    left = len(facts) - LISTED_ITEMS
+    note = Note(text=f"{number(left)} more are in the result.", style="quiet note")
+    return [*_headings(title), shown, *([note] if left > 0 else [])]
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a record, those of its own records after a dot; longer lists are left out."""
+    facts: dict[str, Any] = {}
+    for name, value in record.items():
+        inner = (
+            {f"{name}.{key}": each for key, each in value.items()}
+            if isinstance(value, Mapping)
+            else {name: value}
+        )
+        facts |= {str(key): each for key, each in inner.items() if not isinstance(each, Mapping | list)}
+    return facts
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        more = f", and {number(len(value) - LISTED_ITEMS)} more" if len(value) > LISTED_ITEMS else ""
+        return ", ".join(_shown(each) for each in value[:LISTED_ITEMS]) + more
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: ""}[value]
+    if isinstance(value, float):
+        return significant(value)
+    return number(value) if isinstance(value, int) else str(value)[:LISTED_LETTERS]
