@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from assay.pipeline.worst import (
         DEFAULT_PAIRS,
         DEFAULT_SIDE,
-        Sizes,
+        PairCounts,
         StoredWorstCase,
         plan_worst_case,
         sizes,
@@ -53,7 +53,7 @@ _HOMES = {
     "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
     "assay.pipeline.sizing": "find_circuit runs_of",
     "assay.pipeline.stage": "Estimate Progress Stage",
-    "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE Sizes StoredWorstCase plan_worst_case sizes "
+    "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase plan_worst_case sizes "
     "with_findings worst_case_stored",
     "assay.tasks.load": "DEFAULT_N",
 }
@@ -70,10 +70,10 @@ __all__ = [
     "Job",
     "Limits",
     "LocalWorkers",
+    "PairCounts",
     "Plan",
     "Progress",
     "RayWorkers",
-    "Sizes",
     "Stage",
     "StoredCalibration",
     "StoredWorstCase",

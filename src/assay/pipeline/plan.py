@@ -77,11 +77,11 @@ Count = Annotated[int, Field(ge=1)]
 Texts = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(_distinct)]
 
 
-class _Table(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class MethodChoice(_Table):
+class MethodChoice(_Section):
     """A discovery method with how it is to be run.
 
     Attributes:
@@ -106,7 +106,7 @@ class MethodChoice(_Table):
         )
 
 
-class AttackChoice(_Table):
+class AttackChoice(_Section):
     """Worst-case pairs of every circuit of the product.
 
     Attributes:
@@ -123,7 +123,7 @@ class AttackChoice(_Table):
     shards: Count = 1
 
 
-class ShardsChoice(_Table):
+class ShardsChoice(_Section):
     """Into how many jobs one is dealt.
 
     Attributes:
@@ -133,7 +133,7 @@ class ShardsChoice(_Table):
     discover: Count = 1
 
 
-class RankChoice(_Table):
+class RankChoice(_Section):
     """A ranking of the models of a zoo, each inspected by a job of its own.
 
     Attributes:
@@ -151,7 +151,7 @@ class RankChoice(_Table):
     n: Annotated[int, Field(ge=2)] | None = None
 
 
-class SingleJob(_Table):
+class SingleJob(_Section):
     """A circuit from a file, measured beside the product.
 
     Attributes:
@@ -171,7 +171,7 @@ class SingleJob(_Table):
     needs: Annotated[tuple[Text, ...], AfterValidator(_distinct)] = ()
 
 
-class Plan(_Table):
+class Plan(_Section):
     """A sweep as its file describes it; names are registered keys.
 
     Attributes:

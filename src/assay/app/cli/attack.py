@@ -182,7 +182,7 @@ def attack(
     # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
     inputs = load_task(task, loaded, n=(1 if size.n_clean != 1 else 2) if named else None)
     if protocol == "file":
-        size = pipeline.Sizes(n_clean=inputs.n, n_corrupted=inputs.n)
+        size = pipeline.PairCounts(n_clean=inputs.n, n_corrupted=inputs.n)
     if dry_run:
         stages = [pipeline.plan_worst_case(protocol, size)]
         if given is None:

@@ -39,7 +39,7 @@ from assay.app.cli.options import (
 if TYPE_CHECKING:
     from assay.analyses.generalization.inspection import InspectionSettings
     from assay.analyses.generalization.ranking_table import Ranking
-    from assay.pipeline.targets import Target
+    from assay.pipeline.targets import Domain
     from assay.zoo import Zoo
 
 
@@ -205,10 +205,10 @@ def _opened(path: Path | None) -> "Zoo":
 
 def _show_plan(
     zoo: "Zoo",
-    wanted: "Sequence[Target]",
+    wanted: "Sequence[Domain]",
     metrics: Sequence[str],
     *,
-    known: "Target | None",
+    known: "Domain | None",
     settings: "InspectionSettings",
     device: str | None,
     as_json: bool,
