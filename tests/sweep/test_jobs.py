@@ -12,7 +12,7 @@ from assay.core.errors import FileFormatError, InputError
 from assay.core.record import record_id
 from assay.pipeline.expand import expand
 from assay.pipeline.jobs import JOB_KINDS, Job, run_job, work
-from assay.pipeline.plan import parse_plan
+from assay.pipeline.plan_file import parse_plan
 from assay.store import Store
 
 

@@ -8,7 +8,8 @@ import pytest
 from assay.core.errors import FileFormatError, InputError
 from assay.pipeline.expand import expand
 from assay.pipeline.jobs import Job, run_job
-from assay.pipeline.plan import Plan, parse_plan
+from assay.pipeline.plan import Plan
+from assay.pipeline.plan_file import parse_plan
 from assay.pipeline.shards import dealt
 from assay.store import Store
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from assay.pipeline.jobs import Job
     from assay.pipeline.limits import Limits
     from assay.pipeline.local import LocalWorkers
-    from assay.pipeline.plan import Plan, parse_plan, read_plan
+    from assay.pipeline.plan import Plan
+    from assay.pipeline.plan_file import parse_plan, read_plan
     from assay.pipeline.progress import SweepProgress
     from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
     from assay.pipeline.runs import measure_stored, plan_measurement
@@ -46,7 +47,8 @@ _HOMES = {
     "assay.pipeline.jobs": "Job",
     "assay.pipeline.limits": "Limits",
     "assay.pipeline.local": "LocalWorkers",
-    "assay.pipeline.plan": "Plan parse_plan read_plan",
+    "assay.pipeline.plan": "Plan",
+    "assay.pipeline.plan_file": "parse_plan read_plan",
     "assay.pipeline.progress": "SweepProgress",
     "assay.pipeline.prompts": "Draws draw_prompts prompts_to_measure",
     "assay.pipeline.runs": "measure_stored plan_measurement",

@@ -66,7 +66,7 @@ def sweep(
     from assay.pipeline.expand import expand
     from assay.pipeline.local import LocalWorkers
     from assay.pipeline.outcome import keep_sweep
-    from assay.pipeline.plan import read_plan
+    from assay.pipeline.plan_file import read_plan
     from assay.pipeline.schedule import Executor, run_jobs
 
     read = read_plan(plan)
@@ -128,8 +128,8 @@ def _show_cost(plan: "Plan", jobs: "Sequence[Job]", store: str | None, *, as_jso
         [*rows, ["total", f"{len(jobs):,}", f"{done:,}", f"{cost.passes:,}"]],
         right="jobs done passes",
     )
-    echo(f"memory of the largest job  about {_bytes(cost.largest)}, beside the worker's own")
-    echo(f"arrays to be stored        about {_bytes(cost.stores)}")
+    echo(f"memory of the largest job  about {_bytes(cost.largest_bytes)}, beside the worker's own")
+    echo(f"arrays to be stored        about {_bytes(cost.stored_bytes)}")
     echo(f"time                       {_time(cost)}")
 
 
