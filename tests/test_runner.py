@@ -19,7 +19,7 @@ from assay.models import Model, load_model
 from assay.objectives import OBJECTIVES
 from assay.pipeline import (
     Audit,
-    Sizes,
+    PairCounts,
     audit,
     check_options,
     check_writable,
@@ -211,7 +211,7 @@ def test_a_finished_audit_is_looked_up_not_repeated(
     tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = audit(tiny, task, n_random=1, metrics=["kl"], store=tmp_path)
-    monkeypatch.setattr("assay.pipeline.audit_run.discover_stored", _forbidden)
+    monkeypatch.setattr("assay.pipeline.sizing.discover_stored", _forbidden)
     second = audit(tiny, task, n_random=1, metrics=["kl"], store=Store(tmp_path))
     assert (first.cached, second.cached) == (False, True)
     assert second.document == first.document
@@ -701,11 +701,11 @@ def test_an_audit_shows_its_circuit_at_its_worst(tmp_path: Path) -> None:
 def test_the_pairs_of_an_audit_suit_its_task() -> None:
     model = load_model("mini")
     drawn = load_task("ioi", model, n=90)
-    assert usual_sizes(drawn) == ("all", Sizes(n_clean=60, n_corrupted=60))
-    assert usual_sizes(load_task("ioi", model, n=60))[1] == Sizes(n_clean=59, n_corrupted=59)
+    assert usual_sizes(drawn) == ("all", PairCounts(n_clean=60, n_corrupted=60))
+    assert usual_sizes(load_task("ioi", model, n=60))[1] == PairCounts(n_clean=59, n_corrupted=59)
     own = replace(drawn, grammar=None)
-    assert usual_sizes(own) == ("file", Sizes(n_clean=90, n_corrupted=90))
+    assert usual_sizes(own) == ("file", PairCounts(n_clean=90, n_corrupted=90))
     lengths = drawn.lengths.clone()
     lengths[0] -= 1
     ragged = replace(drawn, lengths=lengths, positions=lengths - 1)
-    assert usual_sizes(ragged) == ("matched", Sizes(n_clean=90, n_corrupted=90))
+    assert usual_sizes(ragged) == ("matched", PairCounts(n_clean=90, n_corrupted=90))

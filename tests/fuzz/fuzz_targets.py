@@ -812,7 +812,7 @@ PLAN: Mapping[str, Any] = {
 
 
 def _read_plan(path: Path) -> object:
-    from assay.pipeline.plan import read_plan
+    from assay.pipeline.plan_file import read_plan
 
     return repr(read_plan(path))
 

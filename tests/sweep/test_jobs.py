@@ -11,8 +11,8 @@ import assay
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import record_id
 from assay.pipeline.expand import expand
-from assay.pipeline.jobs import JOB_KINDS, Job, is_done, run_job, work
-from assay.pipeline.plan import parse_plan
+from assay.pipeline.jobs import JOB_KINDS, Job, run_job, work
+from assay.pipeline.plan_file import parse_plan
 from assay.store import Store
 
 
@@ -63,9 +63,9 @@ def test_the_numbers_are_those_of_the_python_interface(jobs: tuple[Job, ...], tm
 
 def test_a_job_is_done_once_its_row_is_there(jobs: tuple[Job, ...], tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert not is_done(store, jobs[0])
+    assert not store.has(jobs[0].id)
     first = run_job(jobs[0], store)
-    assert is_done(store, jobs[0])
+    assert store.has(jobs[0].id)
     before = store.digest()
     assert run_job(jobs[0], store) == first
     assert work(jobs[0], str(tmp_path)) == first
@@ -100,7 +100,7 @@ def test_a_job_that_fails_leaves_no_mark(
     monkeypatch.setitem(JOB_KINDS._entries, "discover", fails)
     with pytest.raises(FileFormatError, match="broken"):
         run_job(jobs[0], store)
-    assert not is_done(store, jobs[0])
+    assert not store.has(jobs[0].id)
 
 
 def test_other_weights_than_planned_are_refused(jobs: tuple[Job, ...], tmp_path: Path) -> None:

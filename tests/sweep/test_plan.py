@@ -12,7 +12,8 @@ from assay.core.errors import AssayError, InputError, UnknownNameError
 from assay.models import load_model
 from assay.pipeline.limits import Limits, parse_duration, parse_size
 from assay.pipeline.order import in_order
-from assay.pipeline.plan import Plan, parse_plan, read_plan
+from assay.pipeline.plan import Plan
+from assay.pipeline.plan_file import parse_plan, read_plan
 
 
 LEAST: dict[str, Any] = {"name": "small", "models": ["mini"], "tasks": ["ioi"], "methods": ["eap"]}

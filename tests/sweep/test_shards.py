@@ -8,7 +8,8 @@ import pytest
 from assay.core.errors import FileFormatError, InputError
 from assay.pipeline.expand import expand
 from assay.pipeline.jobs import Job, run_job
-from assay.pipeline.plan import Plan, parse_plan
+from assay.pipeline.plan import Plan
+from assay.pipeline.plan_file import parse_plan
 from assay.pipeline.shards import dealt
 from assay.store import Store
 
@@ -81,7 +82,7 @@ def test_pairs_dealt_to_jobs_give_the_worst_case_of_one_job(tmp_path: Path, atta
 
 
 def test_models_of_a_zoo_dealt_to_jobs_give_the_ranking_of_one_call(tmp_path: Path) -> None:
-    from assay.pipeline.ranking import ranked
+    from assay.pipeline.ranking import lineup
 
     plan = parse_plan(
         {
@@ -95,7 +96,7 @@ def test_models_of_a_zoo_dealt_to_jobs_give_the_ranking_of_one_call(tmp_path: Pa
     assert jobs[-1].needs == tuple(job.id for job in jobs[:-1])
     store = run_all(jobs, tmp_path / "store")
     (found,) = store.find("ranking")
-    whole = ranked(
+    whole = lineup(
         zoo=None,
         images="shapes:sketch",
         metrics=["id-accuracy", "ddb-output"],

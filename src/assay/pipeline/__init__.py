@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from assay.pipeline.jobs import Job
     from assay.pipeline.limits import Limits
     from assay.pipeline.local import LocalWorkers
-    from assay.pipeline.plan import Plan, parse_plan, read_plan
+    from assay.pipeline.plan import Plan
+    from assay.pipeline.plan_file import parse_plan, read_plan
     from assay.pipeline.progress import SweepProgress
     from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
     from assay.pipeline.runs import measure_stored, plan_measurement
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from assay.pipeline.worst import (
         DEFAULT_PAIRS,
         DEFAULT_SIDE,
-        Sizes,
+        PairCounts,
         StoredWorstCase,
         plan_worst_case,
         sizes,
@@ -46,14 +47,15 @@ _HOMES = {
     "assay.pipeline.jobs": "Job",
     "assay.pipeline.limits": "Limits",
     "assay.pipeline.local": "LocalWorkers",
-    "assay.pipeline.plan": "Plan parse_plan read_plan",
+    "assay.pipeline.plan": "Plan",
+    "assay.pipeline.plan_file": "parse_plan read_plan",
     "assay.pipeline.progress": "SweepProgress",
     "assay.pipeline.prompts": "Draws draw_prompts prompts_to_measure",
     "assay.pipeline.runs": "measure_stored plan_measurement",
     "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
     "assay.pipeline.sizing": "find_circuit runs_of",
     "assay.pipeline.stage": "Estimate Progress Stage",
-    "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE Sizes StoredWorstCase plan_worst_case sizes "
+    "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase plan_worst_case sizes "
     "with_findings worst_case_stored",
     "assay.tasks.load": "DEFAULT_N",
 }
@@ -70,10 +72,10 @@ __all__ = [
     "Job",
     "Limits",
     "LocalWorkers",
+    "PairCounts",
     "Plan",
     "Progress",
     "RayWorkers",
-    "Sizes",
     "Stage",
     "StoredCalibration",
     "StoredWorstCase",

@@ -15,14 +15,12 @@ from assay.discovery.edges import get_method
 from assay.execution import CircuitRuns
 from assay.metrics import faithfulness_curve
 from assay.models import Model
-from assay.objectives import Objective
 from assay.pipeline import document
 from assay.pipeline.audit_result import Audit, restored
-from assay.pipeline.discovery import discover_stored
 from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.prompts import Draws
 from assay.pipeline.runs import RunSettings, measure_stored
-from assay.pipeline.sizing import SizedCircuit, size_circuit
+from assay.pipeline.sizing import SizedCircuit, discover_circuit
 from assay.pipeline.stage import Content, Progress, Stage
 from assay.pipeline.worst import usual_sizes, worst_case_stored
 from assay.store import About, Store
@@ -41,32 +39,27 @@ class AuditRun:
     """One audit with everything resolved.
 
     Attributes:
-        model: The model.
         draws: Prompts to discover on and to measure on.
+        settings: How circuits are run.
+        objective, ablation: Keys of both.
         method: Key of the discovery method.
-        objective: Loss whose negative is the margin.
-        ablation: What a cut edge carries.
         steps: Quadrature nodes, or "auto".
         target: Normalised faithfulness to reach.
-        seed: Root seed.
         metrics: Keys of what is measured.
         n_random: Random circuits of the chosen size.
-        batch_size: Prompts per pass.
         store: Where stages are taken from and kept.
         progress: Told of each stage.
     """
 
-    model: Model
     draws: Draws[PairTask]
-    method: str
-    objective: Objective
+    settings: RunSettings
+    objective: str
     ablation: str
+    method: str
     steps: int | str
     target: float
-    seed: int
     metrics: tuple[str, ...]
     n_random: int
-    batch_size: int | None
     store: Store | None
     progress: Progress
 
@@ -94,7 +87,7 @@ class AuditRun:
             "measured": self.draws.measured.describe(),
             "held_out": self.draws.held_out,
             "method": {"key": self.method, "steps": self.steps, "quadrature": "midpoint"},
-            "objective": self.objective.key,
+            "objective": self.objective,
             "ablation": self.ablation,
             "target": self.target,
             "size_rule": SIZE_RULE,
@@ -103,19 +96,13 @@ class AuditRun:
             "random_per_size": RANDOM_PER_SIZE,
             "worst_case": WORST_CASE_RULE,
             "calibration": CALIBRATION_RULE,
-            "seed": self.seed,
+            "seed": self.settings.seed,
         }
 
     @property
-    def settings(self) -> RunSettings:
-        """How circuits are run."""
-        return RunSettings(
-            model=self.model,
-            objective=self.objective,
-            ablation=self.ablation,
-            batch_size=self.batch_size,
-            seed=self.seed,
-        )
+    def model(self) -> Model:
+        """The model."""
+        return self.settings.model
 
     def content(self, audit: Audit) -> Content:
         """What is stored; an audit is found by the faithfulness of its circuit."""
@@ -127,7 +114,7 @@ class AuditRun:
             metric="faithfulness-norm",
             **{key: record[key] for key in ("n", "value", "status")},
             **{key: record["interval"][key] for key in ("low", "high")},
-            seed=self.seed,
+            seed=self.settings.seed,
             name=f"{audit.circuit.n_edges:,} edges",
             circuit=audit.circuit.hash,
             size=audit.circuit.n_edges,
@@ -139,10 +126,17 @@ class AuditRun:
     def run(self) -> Audit:
         """Do the work; every stage that has a record of its own is kept."""
         started = time.perf_counter()
-        scores = self.discover()
-        sized = size_circuit(scores, self.draws, self.settings, target=self.target, progress=self.progress)
+        sized = discover_circuit(
+            self.draws,
+            self.settings,
+            method=self.method,
+            steps=self.steps,
+            target=self.target,
+            store=self.store,
+            progress=self.progress,
+        )
         runs = self.settings.on(self.draws.measured, sized.circuit)
-        curve = self.curve(scores, runs, sized.size)
+        curve = self.curve(sized, runs)
         records = self.measure(runs)
         findings = {
             "curve": curve,
@@ -150,33 +144,16 @@ class AuditRun:
             "calibration": self.calibration(sized.circuit),
         }
         seconds = round(time.perf_counter() - started, 1)
-        made = self.assemble(scores, sized, runs, findings, records, seconds)
-        return Audit(id=made["provenance"]["id"], document=made, scores=scores, circuit=sized.circuit)
+        made = self.assemble(sized, runs, findings, records, seconds)
+        return Audit(id=self.stage.id, document=made, scores=sized.scores, circuit=sized.circuit)
 
-    def discover(self) -> EdgeScores:
-        """Scores of all edges."""
-        self.progress("discover", 0, 1)
-        scores = discover_stored(
-            self.model,
-            self.draws.discovery,
-            self.method,
-            objective=self.objective,
-            ablation=self.ablation,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            store=self.store,
-        )
-        self.progress("discover", 1, 1)
-        return scores
-
-    def curve(self, scores: EdgeScores, runs: CircuitRuns, size: int) -> dict[str, Any]:
+    def curve(self, sized: SizedCircuit, runs: CircuitRuns) -> dict[str, Any]:
         """Faithfulness by size: the published sizes with random circuits, and a finer grid to draw."""
         self.progress("faithfulness curve", 0, 1)
-        measured = self.draws.measured
-        curve = faithfulness_curve(scores, self.model, measured, runs=runs, random_circuits=RANDOM_PER_SIZE)
-        shares = document.fine_fractions(self.model.graph.n_edges, size)
-        fine = faithfulness_curve(scores, self.model, measured, runs=runs, fractions=shares)
+        of = sized.scores, self.model, self.draws.measured
+        curve = faithfulness_curve(*of, runs=runs, random_circuits=RANDOM_PER_SIZE)
+        shares = document.fine_fractions(self.model.graph.n_edges, sized.size)
+        fine = faithfulness_curve(*of, runs=runs, fractions=shares)
         self.progress("faithfulness curve", 1, 1)
         return document.curve_facts(curve, fine)
 
@@ -202,7 +179,7 @@ class AuditRun:
             self.draws.measured,
             protocol,
             size,
-            seed=self.seed,
+            seed=self.settings.seed,
             store=self.store,
             progress=self.progress,
         )
@@ -228,7 +205,6 @@ class AuditRun:
 
     def assemble(
         self,
-        scores: EdgeScores,
         sized: SizedCircuit,
         runs: CircuitRuns,
         findings: Mapping[str, Any],
@@ -236,7 +212,7 @@ class AuditRun:
         seconds: float,
     ) -> dict[str, Any]:
         """Everything a report shows, from what the stages gave."""
-        faithfulness = records["faithfulness-norm"]
+        scores, faithfulness = sized.scores, records["faithfulness-norm"]
         return document.as_document(
             {
                 "title": document.title(self.model, self.draws.measured),
@@ -245,7 +221,7 @@ class AuditRun:
                 "task": document.task_facts(self.draws, runs),
                 "discovery": {
                     "n": self.draws.discovery.n,
-                    "seed": self.seed,
+                    "seed": self.settings.seed,
                     "data_hash": self.draws.discovery.data_hash,
                     "held_out": self.draws.held_out,
                 },
@@ -278,7 +254,7 @@ class AuditRun:
         integrates = get_method(self.method).integrates
         return {
             "key": self.method,
-            "objective": self.objective.key,
+            "objective": self.objective,
             "ablation": self.ablation,
             "steps": details.get("steps", self.steps) if integrates else None,
             "quadrature": "midpoint",

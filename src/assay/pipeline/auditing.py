@@ -22,10 +22,10 @@ from assay.pipeline.checks import check_options, check_writable, registered
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.prompts import draw_prompts
-from assay.pipeline.runs import plan_measurement
+from assay.pipeline.runs import RunSettings, plan_measurement
 from assay.pipeline.sizing import plan_sizing
 from assay.pipeline.stage import Estimate, Progress, silent
-from assay.pipeline.worst import USUAL_SIDE, Sizes, plan_worst_case
+from assay.pipeline.worst import USUAL_SIDE, PairCounts, plan_worst_case
 from assay.store import Store
 from assay.tasks import PairTask
 from assay.tasks.load import DEFAULT_N
@@ -124,17 +124,17 @@ def audit(
     loss = get_objective(objective or draws.measured.objective)
     replacement = get_ablation(ablation or draws.measured.ablation)
     run = AuditRun(
-        model=loaded,
         draws=draws,
-        method=method,
-        objective=loss,
+        settings=RunSettings(
+            model=loaded, objective=loss, ablation=replacement.key, batch_size=batch_size, seed=seed
+        ),
+        objective=loss.key,
         ablation=replacement.key,
+        method=method,
         steps=steps,
         target=target,
-        seed=seed,
         metrics=metric_keys(loaded, metrics),
         n_random=n_random,
-        batch_size=batch_size,
         store=keep if registered(loss, replacement) else None,
         progress=report,
     )
@@ -171,7 +171,7 @@ def plan_audit(
         plan_sizing(model.graph.n_edges, n),
         Estimate(name="faithfulness curve", runs=CURVE_RUNS, passes=CURVE_RUNS * n),
         plan_measurement(model, metric_keys(model, metrics), n=n, n_random=n_random),
-        plan_worst_case("all", Sizes(n_clean=min(n, USUAL_SIDE), n_corrupted=min(n, USUAL_SIDE))),
+        plan_worst_case("all", PairCounts(n_clean=min(n, USUAL_SIDE), n_corrupted=min(n, USUAL_SIDE))),
         Estimate(
             name="calibrate",
             runs=1,

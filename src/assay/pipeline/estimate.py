@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from assay.core.record import Record
 from assay.execution import run_model
 from assay.pipeline.jobs import Job, inputs_of, model_of
 from assay.pipeline.limits import Limits
@@ -17,7 +17,7 @@ TIMED_RUNS = 3  # of one batch; the fastest counts
 
 
 @dataclass(frozen=True, kw_only=True)
-class KindCost:
+class KindCost(Record):
     """The jobs of one kind.
 
     Attributes:
@@ -34,43 +34,41 @@ class KindCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepCost:
+class SweepCost(Record):
     """What is left to do of a sweep.
 
     Attributes:
         kinds: By kind of job, in order of their first job.
-        largest: Bytes of memory of the largest job, roughly.
-        stores: Bytes of arrays still to be stored, roughly.
+        largest_bytes: Memory of the largest job, roughly.
+        stored_bytes: Arrays still to be stored, roughly.
         seconds: About how long it takes; None where no model could be timed, or was not asked for.
         workers: Workers that this assumes.
         pass_seconds: Seconds of one pass over one example, by model and task.
     """
 
+    derived = ("jobs", "done", "passes")
+
     kinds: tuple[KindCost, ...]
-    largest: int
-    stores: int
+    largest_bytes: int
+    stored_bytes: int
     seconds: float | None
     workers: int
     pass_seconds: dict[str, float]
 
     @property
+    def jobs(self) -> int:
+        """All jobs."""
+        return sum(kind.jobs for kind in self.kinds)
+
+    @property
+    def done(self) -> int:
+        """Jobs that the store holds."""
+        return sum(kind.done for kind in self.kinds)
+
+    @property
     def passes(self) -> int:
         """Passes of all jobs still to be done."""
         return sum(kind.passes for kind in self.kinds)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "kinds": [vars(kind) for kind in self.kinds],
-            "jobs": sum(kind.jobs for kind in self.kinds),
-            "done": sum(kind.done for kind in self.kinds),
-            "passes": self.passes,
-            "largest_bytes": self.largest,
-            "stored_bytes": self.stores,
-            "seconds": self.seconds,
-            "workers": self.workers,
-            "pass_seconds": self.pass_seconds,
-        }
 
 
 def sweep_cost(jobs: Sequence[Job], store: Store | None, limits: Limits, *, timed: bool = True) -> SweepCost:
@@ -107,8 +105,8 @@ def sweep_cost(jobs: Sequence[Job], store: Store | None, limits: Limits, *, time
         seconds = sum(job.passes * speed.get(_place(job), usual) for job in left) / workers
     return SweepCost(
         kinds=tuple(kinds),
-        largest=max((job.bytes for job in left), default=0),
-        stores=sum(job.stores for job in left),
+        largest_bytes=max((job.bytes for job in left), default=0),
+        stored_bytes=sum(job.stores for job in left),
         seconds=0.0 if not left else seconds,
         workers=workers,
         pass_seconds=speed,

@@ -2,7 +2,8 @@
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from assay.analyses.worst_case.sampling import usual_protocol
 from assay.circuits import load_circuit
 from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
-from assay.discovery.edges import get_method
+from assay.discovery.edges import EdgeMethod, get_method
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
 from assay.pipeline.discovery import plan_discovery
@@ -20,9 +21,10 @@ from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record
 from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, RankChoice, SingleJob
 from assay.pipeline.prompts import Draws
-from assay.pipeline.ranking import ranked
+from assay.pipeline.ranking import lineup
 from assay.pipeline.runs import plan_measurement
-from assay.pipeline.worst import Sizes, plan_worst_case, sizes
+from assay.pipeline.shards import n_batches
+from assay.pipeline.worst import PairCounts, plan_worst_case, sizes
 from assay.tasks import PairTask, Task
 
 
@@ -84,15 +86,10 @@ class _Made:
     task: str
     seed: int
     source: Mapping[str, Any]
-    _kept: dict[str, Draws[Task]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def inputs(self) -> Draws[Task]:
-        if "inputs" not in self._kept:
-            self._kept["inputs"] = draw_inputs(
-                self.model, self.plan.locate(self.task), n=self.plan.n, seed=self.seed
-            )
-        return self._kept["inputs"]
+        return draw_inputs(self.model, self.plan.locate(self.task), n=self.plan.n, seed=self.seed)
 
     @property
     def objective(self) -> str:
@@ -113,86 +110,91 @@ class _Made:
             "seed": self.seed,
         }
 
-    @property
-    def found_at(self) -> dict[str, Any]:
-        return {**self.source, "task": self.plan.locate(self.task), "n": self.plan.n}
-
-    def name(self, *parts: object) -> str:
-        """A job's name; the seed only where there are several."""
+    def job(self, kind: str, label: str, record: Mapping[str, Any], **facts: Any) -> Job:
+        """A job; the seed is in its name only where there are several."""
         seeds = [f"seed {self.seed}"] if len(self.plan.seeds) > 1 else []
-        what, *rest = [str(part) for part in parts]
-        return " ".join([what, self.model_name, self.task, *rest, *seeds])
+        source = {**self.source, "task": self.plan.locate(self.task), "n": self.plan.n}
+        verb = "read" if kind == "circuit-file" else kind.removesuffix("-part")
+        return Job(
+            name=" ".join([verb, self.model_name, self.task, label, *seeds]),
+            kind=kind,
+            record=record,
+            source=source | facts.pop("source", {}),
+            **facts,
+        )
+
+    def dealt(
+        self, kind: str, label: str, record: Mapping[str, Any], parts: int, part_bytes: int, **facts: Any
+    ) -> tuple[Job, ...]:
+        """A job and, before it, the parts that it is dealt to.
+
+        Args:
+            kind: Kind of the job; that of a part ends in `-part`.
+            label: Of the job.
+            record: Of the job.
+            parts: How many; one is the job itself.
+            part_bytes: Bytes that all parts keep together.
+            facts: Of the job in one piece.
+        """
+        if parts == 1:
+            return (self.job(kind, label, record, **facts),)
+        share = {"passes": -(-facts["passes"] // parts), "stores": part_bytes // parts}
+        jobs = tuple(
+            self.job(
+                f"{kind}-part",
+                f"{label} part {place + 1} of {parts}",
+                {**record, "part": [place, parts]},
+                **facts | share,
+            )
+            for place in range(parts)
+        )
+        needs = (*facts.pop("needs", ()), *(job.id for job in jobs))
+        rest = facts | {"passes": 0, "needs": needs, "source": {"parts": parts}}
+        return (*jobs, self.job(kind, label, record, **rest))
 
     def product(self, choice: MethodChoice) -> Iterator[Job]:
         """Scores, circuits and what is asked of them, for one method."""
         method = get_method(choice.method, **choice.options)
-        # The method's own objective, such as `kl` of learned masks, unless the plan names one.
-        scored_by = self.plan.objective or method.objective or self.inputs.discovery.objective
+        task = self.inputs.discovery
         record = {
             **self.base,
-            "discovery": self.inputs.discovery.describe(),
+            "discovery": task.describe(),
             "method": {
                 "key": method.key,
                 "options": choice.options,
                 "steps": choice.steps,
                 "quadrature": choice.quadrature,
             },
-            "objective": scored_by,
+            # The method's own objective, such as `kl` of learned masks, unless the plan names one.
+            "objective": self.plan.objective or method.objective or task.objective,
             "ablation": self.ablation,
         }
-        scoring = Scoring(record=record, model=self.model, task=self.inputs.discovery)
+        scoring = Scoring(record=record, model=self.model, task=task)
         with assumed_memory(JOB_MEMORY):
             asked = scoring.asked
         cost = plan_discovery(
-            self.model,
-            method=choice.method,
-            n=self.inputs.discovery.n,
-            steps=choice.steps,
-            options=choice.options,
+            self.model, method=choice.method, n=task.n, steps=choice.steps, options=choice.options
         )
+        batches = n_batches(asked)
         extra = method.bytes_per_example(self.model, asked.task.length, asked.settings)
         table = 8 * self.model.graph.n_sources * self.model.graph.n_targets
-        memory = _weights(self.model) + asked.size * extra + 4 * table
-        shards = min(self.plan.shards.discover, -(-asked.task.n // asked.size))
-        parts: list[Job] = []
-        if shards > 1:
-            if not method.divisible():
-                raise InputError(
-                    f"[shards] discover is {self.plan.shards.discover}, and method {method.key!r} decides on "
-                    "all examples together, so they cannot be dealt to several jobs; leave out the shards, "
-                    "or the method"
-                )
-            if choice.steps == "auto":
-                raise InputError(
-                    "[shards] discover deals examples to several jobs, and steps = 'auto' looks at all of "
-                    "them before it takes more; give a number of steps, e.g. 5"
-                )
-            parts = [
-                Job(
-                    name=self.name("discover", choice.label, f"part {place + 1} of {shards}"),
-                    kind="discover-part",
-                    record={**record, "part": [place, shards]},
-                    source=self.found_at,
-                    passes=-(-cost.passes // shards),
-                    bytes=memory,
-                    stores=table * -(-asked.task.n // asked.size) // shards,
-                )
-                for place in range(shards)
-            ]
-        discover = Job(
-            name=self.name("discover", choice.label),
-            kind="discover",
-            record=record,
-            source=self.found_at | ({"parts": shards} if parts else {}),
-            needs=tuple(part.id for part in parts),
-            passes=0 if parts else cost.passes,
-            bytes=memory,
+        parts = min(self.plan.shards.discover, batches)
+        if parts > 1:
+            _check_dealt(self.plan.shards.discover, method, choice)
+        jobs = self.dealt(
+            "discover",
+            choice.label,
+            record,
+            parts,
+            table * batches,
+            passes=cost.passes,
+            bytes=_weights(self.model) + asked.size * extra + 4 * table,
             stores=table // 2,
         )
-        yield from (*parts, discover)
+        yield from jobs
         wanted: Sequence[dict[str, Any]] = [{"size": size} for size in self.plan.sizes]
         for chosen in wanted or [{"target": self.plan.target or DEFAULT_TARGET}]:
-            yield from self.circuit(choice, discover, scoring.stage.record, chosen)
+            yield from self.circuit(choice, jobs[-1], scoring.stage.record, chosen)
 
     def circuit(
         self, choice: MethodChoice, discover: Job, scores: Mapping[str, Any], chosen: Mapping[str, Any]
@@ -202,12 +204,12 @@ class _Made:
         record = {**discover.record, "measured": measured.describe(), **chosen}
         if "target" in chosen:
             record["judged_by"] = self.objective
-        label = f"{chosen['size']} edges" if "size" in chosen else f"target {chosen['target']:g}"
-        select = Job(
-            name=self.name("select", choice.label, label),
-            kind="select",
-            record=record,
-            source=self.found_at,
+        size = f"{chosen['size']} edges" if "size" in chosen else f"target {chosen['target']:g}"
+        label = f"{choice.label} {size}"
+        select = self.job(
+            "select",
+            label,
+            record,
             needs=(discover.id,),
             passes=0 if "size" in chosen else 2 * SWEEP_RUNS * measured.n,
             bytes=_weights(self.model),
@@ -215,7 +217,7 @@ class _Made:
         )
         yield select
         identity = record_id("circuit", circuit_record(record, scores))
-        yield from self.asked_of(identity, select, f"{choice.label} {label}", self.plan.metrics)
+        yield from self.asked_of(identity, select, label, self.plan.metrics)
 
     def asked_of(self, circuit: str, made: Job, label: str, metrics: Sequence[str]) -> Iterator[Job]:
         """Measurements, gates and the attack on one circuit."""
@@ -227,21 +229,15 @@ class _Made:
             "objective": self.objective,
             "ablation": self.ablation,
         }
-        memory = _weights(self.model) + self.plan.limits.batch_size * 24 * 4 * measured_width(
-            self.model, self.inputs
-        )
-        common: dict[str, Any] = {"source": self.found_at, "bytes": memory}
-        needs = (made.id,)
+        residual = self.model.d_model * self.model.bind(measured).length  # numbers of one example
+        memory = _weights(self.model) + self.plan.limits.batch_size * 24 * 4 * residual
+        common: dict[str, Any] = {"bytes": memory, "needs": (made.id,)}
         if metrics:
             stage = plan_measurement(self.model, metrics, n=measured.n, n_random=self.plan.n_random)
-            yield Job(
-                name=self.name("measure", label),
-                kind="measure",
-                record={**record, "metrics": list(metrics), "n_random": self.plan.n_random},
-                needs=needs,
-                passes=stage.passes,
-                stores=64 * measured.n * len(metrics),
-                **common,
+            asked = {"metrics": list(metrics), "n_random": self.plan.n_random}
+            stores = 64 * measured.n * len(metrics)
+            yield self.job(
+                "measure", label, {**record, **asked}, passes=stage.passes, stores=stores, **common
             )
         if not self.plan.gates and self.plan.attack is None:
             return
@@ -252,58 +248,49 @@ class _Made:
                 "a plan of its own for the images"
             )
         if self.plan.gates:
-            stages = plan_calibration(self.model, min(measured.n, 100))
-            yield Job(
-                name=self.name("calibrate", label),
-                kind="calibrate",
-                record={**record, "gates": list(self.plan.gates)},
-                needs=needs,
-                passes=sum(stage.passes for stage in stages),
-                **common,
-            )
+            passes = sum(stage.passes for stage in plan_calibration(self.model, min(measured.n, 100)))
+            gates = {"gates": list(self.plan.gates)}
+            yield self.job("calibrate", label, {**record, **gates}, passes=passes, **common)
         if self.plan.attack is not None:
-            yield from self.attacks(self.plan.attack, record, needs, label, common)
+            yield from self.attacks(self.plan.attack, measured, record, label, common)
 
     def attacks(
         self,
         attack: AttackChoice,
+        measured: PairTask,
         record: Mapping[str, Any],
-        needs: tuple[str, ...],
         label: str,
         common: Mapping[str, Any],
-    ) -> Iterator[Job]:
+    ) -> tuple[Job, ...]:
         """The worst case of a circuit, in parts where the plan asks for them."""
-        measured = self.inputs.measured
-        assert isinstance(measured, PairTask)  # checked where it is asked for
         protocol = attack.protocol or usual_protocol(measured)
         size = sizes(protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
         if protocol == "file":
-            size = Sizes(n_clean=measured.n, n_corrupted=measured.n)
-        facts = {"protocol": protocol, "n_clean": size.n_clean, "n_corrupted": size.n_corrupted}
-        stage = plan_worst_case(protocol, size)
+            size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)
         pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
-        parts = [
-            Job(
-                name=self.name("attack", label, f"part {place + 1} of {attack.shards}"),
-                kind="attack-part",
-                record={**record, "attack": facts, "part": [place, attack.shards]},
-                needs=needs,
-                passes=-(-stage.passes // attack.shards),
-                stores=9 * pairs // attack.shards,
-                **common,
-            )
-            for place in range(attack.shards)
-            if attack.shards > 1
-        ]
-        yield from parts
-        yield Job(
-            name=self.name("attack", label),
-            kind="attack",
-            record={**record, "attack": facts},
-            needs=(*needs, *(part.id for part in parts)),
-            passes=0 if parts else stage.passes,
+        return self.dealt(
+            "attack",
+            label,
+            {**record, "attack": {"protocol": protocol, **vars(size)}},
+            attack.shards,
+            9 * pairs,
+            passes=plan_worst_case(protocol, size).passes,
             stores=17 * pairs,
-            **{**common, "source": {**common["source"], **({"parts": attack.shards} if parts else {})}},
+            **common,
+        )
+
+
+def _check_dealt(shards: int, method: EdgeMethod, choice: MethodChoice) -> None:
+    """Refuse to deal the examples of a method that looks at all of them together."""
+    if not method.divisible():
+        raise InputError(
+            f"[shards] discover is {shards}, and method {method.key!r} decides on all examples together, so "
+            "they cannot be dealt to several jobs; leave out the shards, or the method"
+        )
+    if choice.steps == "auto":
+        raise InputError(
+            "[shards] discover deals examples to several jobs, and steps = 'auto' looks at all of them "
+            "before it takes more; give a number of steps, e.g. 5"
         )
 
 
@@ -315,11 +302,6 @@ def _check_sizes(plan: Plan, model: Model, name: str) -> None:
             f"sizes: a circuit of {beyond[0]:,} edges is asked for, and the graph of model {name!r} has "
             f"{n_edges:,}; give sizes from 1 to {n_edges:,}, or make a plan of its own for this model"
         )
-
-
-def measured_width(model: Model, inputs: Draws[Task]) -> int:
-    """Numbers of one example's residual stream."""
-    return model.d_model * model.bind(inputs.measured).length
 
 
 def _weights(model: Model) -> int:
@@ -336,11 +318,11 @@ def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[
     for seed in plan.seeds:
         made = _Made(plan=plan, model=model, model_name=job.model, task=job.task, seed=seed, source=source)
         record = {**made.base, "circuit": {"hash": circuit.hash}}
-        read = Job(
-            name=made.name("read", job.name),
-            kind="circuit-file",
-            record=record,
-            source={**made.found_at, "circuit": path},
+        read = made.job(
+            "circuit-file",
+            job.name,
+            record,
+            source={"circuit": path},
             needs=needs,
             bytes=_weights(model),
             stores=model.graph.n_sources * model.graph.n_targets,
@@ -361,7 +343,7 @@ def _ranking(plan: Plan, rank: RankChoice, images: str, seed: int, device: str |
         "batch_size": plan.limits.batch_size,
         "device": device,
     }
-    found = ranked(**options)
+    found = lineup(**options)
     weights, tasks, parts = {}, {}, []
     for key in found.zoo.keys:
         model = found.zoo.load(key, device=device)

@@ -27,12 +27,12 @@ from assay.pipeline.discovery import discovery_settings, discovery_stage
 from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.prompts import Draws
-from assay.pipeline.ranking import Ranked, keep_ranking, ranked
+from assay.pipeline.ranking import Lineup, keep_ranking, lineup
 from assay.pipeline.runs import RunSettings, measurement_stage
 from assay.pipeline.shards import BatchShelf, PairShelf, dealt
 from assay.pipeline.sizing import size_circuit
-from assay.pipeline.stage import Content, Stage, document_stage, silent
-from assay.pipeline.worst import Sizes, pairs_of, worst_case_stage
+from assay.pipeline.stage import Content, Stage, document_stage
+from assay.pipeline.worst import PairCounts, pairs_of, worst_case_stage
 from assay.store import About, Store
 from assay.tasks import PairTask, Task
 
@@ -79,11 +79,6 @@ class Job:
         return {"job": self.kind, **self.record}
 
 
-def is_done(store: Store, job: Job) -> bool:
-    """Whether the store holds what the job makes."""
-    return store.has(job.id)
-
-
 def run_job(job: Job, store: Store) -> tuple[str, ...]:
     """Do a job, unless it is done; its results are in the store when this returns.
 
@@ -108,6 +103,7 @@ def _about(job: Job) -> About:
     record = job.record
     return About(
         model=record.get("model", {}).get("id"),
+        task=record.get("measured", record.get("discovery", {})).get("name"),
         method=record.get("method", {}).get("key"),
         seed=record.get("seed"),
         name=job.name,
@@ -273,13 +269,10 @@ def _select(job: Job, store: Store) -> tuple[str, ...]:
             "`store.verify()`, then start the sweep with another store"
         )
     record = circuit_record(job.record, scoring.stage.record)
-    if (size := job.record.get("size")) is not None:
-        return (keep_circuit(store, record, scores.top(size).connected(), {"size": size}),)
-    sized = size_circuit(
-        scores, inputs_of(job), settings_of(job), target=job.record["target"], progress=silent
-    )
-    facts = {"size": sized.size, "faithfulness": sized.faithfulness, "confirmed": sized.confirmed}
-    return (keep_circuit(store, record, sized.circuit, facts),)
+    chosen = {key: job.record[key] for key in ("size", "target") if key in job.record}
+    sized = size_circuit(scores, inputs_of(job), settings_of(job), **chosen)
+    told = ("size", "faithfulness", "confirmed") if "target" in chosen else ("size",)
+    return (keep_circuit(store, record, sized.circuit, {key: getattr(sized, key) for key in told}),)
 
 
 @JOB_KINDS.register("circuit-file")
@@ -363,7 +356,7 @@ def _attack_part(job: Job, store: Store) -> tuple[str, ...]:
 
 def _attacked(job: Job, store: Store) -> tuple[Circuit, Model, PairSample]:
     attack = job.record["attack"]
-    size = Sizes(n_clean=attack["n_clean"], n_corrupted=attack["n_corrupted"])
+    size = PairCounts(n_clean=attack["n_clean"], n_corrupted=attack["n_corrupted"])
     sample = pairs_of(_prompts(job), attack["protocol"], size, seed=job.record["seed"])
     return circuit_of(job, store), model_of(job), sample
 
@@ -377,9 +370,9 @@ def _prompts(job: Job) -> PairTask:
 # ---- models of a zoo ----------------------------------------------------------------------------
 
 
-def ranked_of(job: Job) -> Ranked:
+def lineup_of(job: Job) -> Lineup:
     """Models, images and settings of a ranking."""
-    return ranked(**job.source["rank"])
+    return lineup(**job.source["rank"])
 
 
 @JOB_KINDS.register("inspect")
@@ -388,7 +381,7 @@ def _inspect(job: Job, store: Store) -> tuple[str, ...]:
 
     They are a cache: a ranking that does not find one makes it again.
     """
-    found, key = ranked_of(job), job.record["key"]
+    found, key = lineup_of(job), job.record["key"]
     model = found.zoo.load(key, device=found.device)
     _check(job, "model", model.describe())
     _check(job, "task", found.target.read(model).describe())
@@ -399,4 +392,4 @@ def _inspect(job: Job, store: Store) -> tuple[str, ...]:
 @JOB_KINDS.register("rank")
 def _rank(job: Job, store: Store) -> tuple[str, ...]:
     """The ranking of all models of a zoo, from what each showed."""
-    return (keep_ranking(store, ranked_of(job).rank(cache=store.directory / "inspections").to_dict()),)
+    return (keep_ranking(store, lineup_of(job).rank(cache=store.directory / "inspections").to_dict()),)

@@ -36,7 +36,7 @@ class LocalWorkers(Executor):
 
     def __init__(self, n: int | None = None) -> None:
         self._n = n
-        self._workers: list[_Worker] = []
+        self._workers: list[_Process] = []
         self._ended: list[Ended] = []
         self._stillborn = 0
 
@@ -44,7 +44,7 @@ class LocalWorkers(Executor):
         self._arguments = (reference(work), location, limits.threads)
         self._memory = limits.memory
         many = min(self._n or limits.n_workers, most)
-        self._workers = [_Worker(self._arguments) for _ in range(many)]
+        self._workers = [_Process(self._arguments) for _ in range(many)]
 
     @property
     def free(self) -> int:
@@ -68,7 +68,7 @@ class LocalWorkers(Executor):
                 worker.kill()
             if worker.gone:
                 self._check_births(worker)
-                self._workers[place] = _Worker(self._arguments)
+                self._workers[place] = _Process(self._arguments)
             elif worker.ready:
                 self._stillborn = 0
         found, self._ended = self._ended, []
@@ -78,7 +78,7 @@ class LocalWorkers(Executor):
         for place, worker in enumerate(self._workers):
             if worker.job is not None and worker.job.id == job:
                 worker.kill()
-                self._workers[place] = _Worker(self._arguments)
+                self._workers[place] = _Process(self._arguments)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -89,7 +89,7 @@ class LocalWorkers(Executor):
             worker.kill()
         self._workers = []
 
-    def _check_births(self, worker: "_Worker") -> None:
+    def _check_births(self, worker: "_Process") -> None:
         """Replacing workers that cannot come up would go on for ever."""
         if worker.broken:
             raise AssayError(f"workers cannot load their work:\n{worker.broken}")
@@ -101,7 +101,7 @@ class LocalWorkers(Executor):
             )
 
 
-class _Worker:
+class _Process:
     """One process with the connection to it and the job it runs."""
 
     def __init__(self, arguments: tuple[str, str, int]) -> None:

@@ -1,8 +1,9 @@
 """What a sweep leaves behind: a row of its jobs and their results, and what became of each for reading."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
+from assay.core.record import BRIEF, Record
 from assay.pipeline.jobs import Job
 from assay.pipeline.plan import Plan
 from assay.pipeline.schedule import SweepOutcome
@@ -35,39 +36,50 @@ def results_of(store: Store, job: Job) -> list[str]:
     return [str(each) for each in store.get(job.id).payload["results"]]
 
 
-def job_rows(store: Store, jobs: Sequence[Job], outcome: SweepOutcome) -> list[dict[str, Any]]:
-    """What became of each job, as JSON.
+@dataclass(frozen=True, kw_only=True)
+class JobRow(Record):
+    """What became of a job.
 
-    Returns:
-        Per job `id`, `name`, `kind`, `status` (`done`, `skipped`, `failed` or `blocked`), `results` (ids),
-        and of those that failed `error` and `attempts`.
+    Attributes:
+        id, name, kind: Of the job.
+        status: `done`, `skipped`, `failed` or `blocked`.
+        results: Ids of what it stored.
+        error, attempts: Of one that failed.
     """
+
+    id: str
+    name: str
+    kind: str
+    status: str
+    results: tuple[str, ...] = ()
+    error: str | None = field(default=None, metadata=BRIEF)
+    attempts: int | None = field(default=None, metadata=BRIEF)
+
+
+def job_rows(store: Store, jobs: Sequence[Job], outcome: SweepOutcome) -> list[JobRow]:
+    """What became of each job."""
     status = {job.id: "done" for job in outcome.done} | {job.id: "skipped" for job in outcome.skipped}
-    status |= {job.id: "blocked" for job in outcome.blocked}
     failed = {each.job.id: each for each in outcome.failed}
     rows = []
     for job in jobs:
-        row: dict[str, Any] = {"id": job.id, "name": job.name, "kind": job.kind, "results": []}
+        facts = {"id": job.id, "name": job.name, "kind": job.kind}
         if job.id in failed:
-            row |= {
-                "status": "failed",
-                "error": failed[job.id].fault.message,
-                "attempts": failed[job.id].attempts,
-            }
+            fault, attempts = failed[job.id].fault, failed[job.id].attempts
+            rows.append(JobRow(**facts, status="failed", error=fault.message, attempts=attempts))
+        elif job.id in status:
+            rows.append(JobRow(**facts, status=status[job.id], results=tuple(results_of(store, job))))
         else:
-            row["status"] = status[job.id]
-        if row["status"] in ("done", "skipped"):
-            row["results"] = results_of(store, job)
-        rows.append(row)
+            rows.append(JobRow(**facts, status="blocked"))
     return rows
 
 
-def summaries(store: Store, rows: Sequence[dict[str, Any]]) -> list[tuple[str, ResultSummary]]:
+def summaries(store: Store, rows: Sequence[JobRow]) -> list[tuple[str, ResultSummary]]:
     """The numbers that jobs left, in brief: name of the job, and the result."""
-    found = []
-    for row in rows:
-        if row["kind"] not in ("measure", "attack", "calibrate", "rank"):
-            continue  # scores, circuits and parts are steps on the way
-        for identity in row["results"]:
-            found += [(row["name"], each) for each in store.query(where=[f'id = "{identity}"'], limit=1)]
-    return found
+    told = ("measure", "attack", "calibrate", "rank")  # scores, circuits and parts are steps on the way
+    return [
+        (row.name, summary)
+        for row in rows
+        if row.kind in told
+        for identity in row.results
+        for summary in store.query(where=[f'id = "{identity}"'], limit=1)
+    ]

@@ -12,7 +12,7 @@ from assay.analyses.generalization.predictors import DEFAULT_METRICS
 from assay.analyses.generalization.ranking import inspect_for_ranking, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError
-from assay.pipeline.targets import Target, known_target, targets
+from assay.pipeline.targets import Domain, known_target, targets
 from assay.store import About, Store
 from assay.tasks import is_shapes
 from assay.tasks.image_source import SHAPES
@@ -24,7 +24,7 @@ SHARPNESS_COST = 81  # in forward passes: 41, and 20 backward ones of twice the 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ranked:
+class Lineup:
     """The models of a zoo and the images they are ranked on.
 
     Attributes:
@@ -37,8 +37,8 @@ class Ranked:
     """
 
     zoo: Zoo
-    target: Target
-    known: Target | None
+    target: Domain
+    known: Domain | None
     metrics: tuple[str, ...]
     settings: InspectionSettings
     device: str | None = None
@@ -82,8 +82,8 @@ class RankingSeconds:
 
 def timed_metrics(
     zoo: Zoo,
-    wanted: Sequence[Target],
-    known: Target | None,
+    wanted: Sequence[Domain],
+    known: Domain | None,
     metrics: Sequence[str],
     *,
     settings: InspectionSettings,
@@ -136,7 +136,7 @@ def timed_metrics(
     )
 
 
-def ranked(
+def lineup(
     *,
     zoo: str | None,
     images: str,
@@ -147,7 +147,7 @@ def ranked(
     seed: int = 0,
     batch_size: int | None = None,
     device: str | None = None,
-) -> Ranked:
+) -> Lineup:
     """Open a zoo and find the images of one domain.
 
     Args:
@@ -171,7 +171,7 @@ def ranked(
     if len(found) != 1:
         names = ", ".join(each.name for each in found)
         raise InputError(f"{images} holds {len(found)} domains ({names}); give the folder of one")
-    return Ranked(
+    return Lineup(
         zoo=opened,
         target=found[0],
         known=known_target(opened, None if id_images is None else Path(id_images), n=n, seed=seed),

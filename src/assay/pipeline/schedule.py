@@ -152,7 +152,7 @@ def run_jobs(
         KeyboardInterrupt: After the workers have ended; running jobs are given up, and may be run again.
     """
     place = str(location) if "://" in str(location) else str(Path(location).absolute())
-    sweep = _Sweep(jobs, Store(place), executor, limits or Limits(), log, progress)
+    sweep = _Dispatcher(jobs, Store(place), executor, limits or Limits(), log, progress)
     if sweep.unfinished:
         try:
             executor.start(work or _usual_work(), place, sweep.limits, sweep.unfinished)
@@ -169,7 +169,7 @@ def _usual_work() -> Work:
     return work
 
 
-class _Sweep:
+class _Dispatcher:
     """The state of one sweep: every unfinished job is waiting for others, ready, or running."""
 
     def __init__(

@@ -1,5 +1,6 @@
 """How large a circuit is: the smallest that keeps a behaviour, on prompts it was found on and on others."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from assay.models import Model
 from assay.pipeline.discovery import discover_stored
 from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
 from assay.pipeline.runs import RunSettings
-from assay.pipeline.stage import Estimate, Progress
+from assay.pipeline.stage import Estimate, Progress, silent
 from assay.stats import recovery_of
 from assay.store import Store
 from assay.tasks import ImageTask, PairTask, Task
@@ -26,22 +27,24 @@ RESOLUTION = 50  # a sweep ends when it has bracketed the size to within 1 part 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SizedCircuit:
-    """A circuit whose size was chosen by a sweep.
+    """A circuit of the strongest edges, its size given or chosen by a sweep.
 
     Attributes:
+        scores: They rank the edges.
         circuit: The connected circuit.
         size: Strongest edges it was cut from; `circuit.n_edges` of them lie on a path.
-        faithfulness: Normalised, on the prompts of the sweep; NaN where undefined.
+        faithfulness: Normalised, on the prompts of the sweep; NaN where undefined or not measured.
         confirmed: Whether it meets the target on other prompts too; None where that was not asked.
         sweep: Each size tried, ascending: `size`, `n_edges`, `faithfulness`, and `elsewhere` where the other
             prompts were tried.
     """
 
+    scores: EdgeScores
     circuit: Circuit
     size: int
-    faithfulness: float
-    confirmed: bool | None
-    sweep: tuple[Mapping[str, Any], ...]
+    faithfulness: float = math.nan
+    confirmed: bool | None = None
+    sweep: tuple[Mapping[str, Any], ...] = ()
 
 
 def recovery(runs: CircuitRuns, circuit: Circuit) -> float:
@@ -111,6 +114,7 @@ def find_circuit(
             size = min(max(size + 1, size * 26 // 25), last)
         size = size if confirmed else high
     return SizedCircuit(
+        scores=scores,
         circuit=circuit_of(size),
         size=size,
         faithfulness=tried[size]["faithfulness"],
@@ -120,17 +124,26 @@ def find_circuit(
 
 
 def size_circuit(
-    scores: EdgeScores, draws: Draws[Any], settings: RunSettings, *, target: float, progress: Progress
+    scores: EdgeScores,
+    draws: Draws[Task],
+    settings: RunSettings,
+    *,
+    size: int | None = None,
+    target: float = 0.9,
+    progress: Progress = silent,
 ) -> SizedCircuit:
-    """`find_circuit` on runs over examples: those of discovery and, where they are held out, those measured.
+    """The connected circuit of the strongest edges: so many, or as few as `find_circuit` needs for a target.
 
     Args:
         scores: Ranks the edges.
-        draws: The examples.
+        draws: Examples the sizes are tried on and, where they are held out, those they are confirmed on.
         settings: How circuits are run.
+        size: Strongest edges; None: as the target asks for.
         target: Normalised faithfulness to reach, in (0, 1].
         progress: Told of each size.
     """
+    if size is not None:
+        return SizedCircuit(scores=scores, circuit=scores.top(size).connected(), size=size)
     whole = Circuit.full(scores.graph)
     sweep, other = (settings.on(task, whole) for task in (draws.discovery, draws.measured))
     return find_circuit(
@@ -140,6 +153,33 @@ def size_circuit(
         progress=progress,
         elsewhere=(lambda circuit: recovery(other, circuit)) if draws.held_out else None,
     )
+
+
+def discover_circuit(
+    draws: Draws[PairTask],
+    settings: RunSettings,
+    *,
+    method: str,
+    steps: int | str,
+    store: Store | None,
+    progress: Progress,
+    **sizing: Any,
+) -> SizedCircuit:
+    """Discover and choose the size; `sizing` is `size` or `target` of `size_circuit`."""
+    progress("discover", 0, 1)
+    scores = discover_stored(
+        settings.model,
+        draws.discovery,
+        method,
+        objective=settings.objective,
+        ablation=settings.ablation,
+        steps=steps,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        store=store,
+    )
+    progress("discover", 1, 1)
+    return size_circuit(scores, draws, settings, progress=progress, **sizing)
 
 
 def runs_of(
@@ -193,22 +233,16 @@ def runs_of(
     draws = task if isinstance(task, Draws) else draw_prompts(model, task, n=n, seed=seed)
     if not draws.held_out:
         warnings.warn(draws.note, AssayWarning, stacklevel=2)
-    progress("discover", 0, 1)
-    scores = discover_stored(
-        model,
-        draws.discovery,
-        method,
-        objective=objective,
-        ablation=ablation,
+    sized = discover_circuit(
+        draws,
+        settings,
+        method=method,
         steps=steps,
-        batch_size=batch_size,
-        seed=seed,
+        size=top,
+        target=target,
         store=store,
+        progress=progress,
     )
-    progress("discover", 1, 1)
-    if top is not None:
-        return settings.on(draws.measured, scores.top(top).connected())
-    sized = size_circuit(scores, draws, settings, target=target, progress=progress)
     return settings.on(draws.measured, sized.circuit)
 
 

@@ -158,7 +158,7 @@ def select_stored(
         document = found.to_document(n_halves=None if n_permutations else 0)
         selections = [each.to_dict() for each in found]
         payload = document | {"id": record_id(KIND, record), "selections": selections}
-        return Content(payload=payload, about=_about(data, record))
+        return Content(payload=payload, about=_about(data, record, document))
 
     stage = document_stage(KIND, record, compute)
     memo = stage.run(store)
@@ -171,12 +171,13 @@ def select_stored(
     )
 
 
-def _about(data: CorrectnessData, record: Mapping[str, Any]) -> About:
+def _about(data: CorrectnessData, record: Mapping[str, Any], document: Mapping[str, Any]) -> About:
     """What selections are found by; data of one kind are told apart by their hash."""
     source = data.source.get("name") or data.source.get("kind")
     return About(
         task=" ".join(part for part in (source, record["data"]["hash"][:8]) if part),
         seed=record["settings"]["seed"],
+        status=document["verdict"]["status"],
         name=f"subsets of {', '.join(map(str, record['sizes']))}",
     )
 

@@ -26,7 +26,7 @@ N_SHAPES = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class Domain:
     """One domain that models are run on.
 
     Attributes:
@@ -51,7 +51,7 @@ def targets(
     labels: bool | None = None,
     first: int = FIRST_TARGET,
     note: Callable[[str], None] | None = None,
-) -> list[Target]:
+) -> list[Domain]:
     """The domains that paths and styles name.
 
     Args:
@@ -76,7 +76,7 @@ def targets(
     tell = note or (lambda text: None)
     sources: list[str | Path] = [*(f"{SHAPES}:{style}" for style in shapes), *images]
     return [
-        Target(name=domain.name, labelled=domain.labelled, read=_Reader(domain, options, tell))
+        Domain(name=domain.name, labelled=domain.labelled, read=_SharedImages(domain, options, tell))
         for source in sources
         for domain in find_domains(source, labels=labels, start=first, drawn=N_SHAPES)
     ]
@@ -84,7 +84,7 @@ def targets(
 
 def known_target(
     zoo: Zoo, path: Path | None, *, n: int | None, seed: int = 0, skip_bad: bool = False
-) -> Target | None:
+) -> Domain | None:
     """Labelled images of the models' own domain: those given, or drawn for zoos trained on shapes.
 
     Args:
@@ -115,7 +115,7 @@ def known_target(
     return found[0]
 
 
-class _Reader:
+class _SharedImages:
     """Images read or drawn at the geometry of a model, once for all models of one geometry."""
 
     def __init__(

@@ -28,7 +28,7 @@ OUTSIDE_SIDE = 200  # most inputs a side of a run on inputs from outside the gra
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class PairCounts:
     """How many inputs or pairs a protocol draws; see `sizes`."""
 
     n_clean: int
@@ -55,7 +55,7 @@ def sizes(
     n_corrupted: int | None = None,
     n_pairs: int | None = None,
     enumerate: bool = False,  # noqa: A002 - the name users know
-) -> Sizes:
+) -> PairCounts:
     """The sizes of a sample, each protocol's own by default.
 
     Raises:
@@ -76,27 +76,27 @@ def sizes(
         }.get(protocol, "--n-pairs")
         raise InputError(f"{what} has no use for --{given[0]}; it takes {'no count' if enumerate else own}")
     if protocol == "all":
-        return Sizes(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
-    return Sizes(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)
+        return PairCounts(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
+    return PairCounts(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)
 
 
-def usual_sizes(task: PairTask) -> tuple[str, Sizes]:
+def usual_sizes(task: PairTask) -> tuple[str, PairCounts]:
     """Protocol and sizes of the worst case inside an audit.
 
     All pairs of a few inputs where the prompts have one length, matched pairs where they have several, and
     the task's own pairs where no grammar can draw others.
     """
     if task.grammar is None:
-        return "file", Sizes(n_clean=task.n, n_corrupted=task.n)
+        return "file", PairCounts(n_clean=task.n, n_corrupted=task.n)
     side = min(task.n, USUAL_SIDE)
     if bool((task.lengths == task.lengths[0]).all()):
         # As many inputs as rows would be taken for the rows themselves.
         side -= side == task.n
-        return "all", Sizes(n_clean=max(side, 1), n_corrupted=max(side, 1))
-    return "matched", Sizes(n_clean=task.n, n_corrupted=task.n)
+        return "all", PairCounts(n_clean=max(side, 1), n_corrupted=max(side, 1))
+    return "matched", PairCounts(n_clean=task.n, n_corrupted=task.n)
 
 
-def plan_worst_case(protocol: str, size: Sizes) -> Estimate:
+def plan_worst_case(protocol: str, size: PairCounts) -> Estimate:
     """Passes over single prompts at most: one per input, and per pair what is not shared."""
     n_inputs = size.n_clean + size.n_corrupted
     n_pairs = size.n_clean * size.n_corrupted if protocol == "all" else size.n_clean
@@ -104,7 +104,7 @@ def plan_worst_case(protocol: str, size: Sizes) -> Estimate:
 
 
 def pairs_of(
-    task: PairTask, protocol: str, size: Sizes, *, independent: bool = False, **options: Any
+    task: PairTask, protocol: str, size: PairCounts, *, independent: bool = False, **options: Any
 ) -> PairSample:
     """The pairs of a run; further options are those of `sample_pairs`."""
     return sample_pairs(
@@ -168,7 +168,7 @@ def worst_case_stored(
     model: Model,
     task: PairTask,
     protocol: str,
-    size: Sizes,
+    size: PairCounts,
     *,
     seed: int = 0,
     divergence: str = "kl",

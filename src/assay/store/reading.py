@@ -22,7 +22,7 @@ class StoredResult:
     """One result as it was stored.
 
     Attributes:
-        id: 16 hex digits, see `assay.core.measurement.record_id`.
+        id: 16 hex digits, see `assay.core.record.record_id`.
         kind: What it is: `"measurement"`, `"circuit"`, `"scores"`, ...
         created: UTC, ISO 8601, of the first `put`.
         provenance: How it came to be, machine facts included.

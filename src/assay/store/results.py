@@ -100,7 +100,7 @@ class Store:
             about: What the result is found, listed and compared by; a summary of another result will do.
 
         Returns:
-            The result's id, see `assay.core.measurement.record_id`.
+            The result's id, see `assay.core.record.record_id`.
 
         Raises:
             InputError: A value that JSON or safetensors cannot hold; nothing is stored.

@@ -82,11 +82,10 @@ def _compare(found: Any, sign: str, wanted: Scalar) -> bool:
         return found is None
     if isinstance(found, bool) or isinstance(wanted, bool):
         return found is wanted
-    textual = isinstance(found, str) and isinstance(wanted, str)
-    if textual and sign == "~":
+    if isinstance(found, str) and isinstance(wanted, str) and sign == "~":
         return lowered(wanted) in lowered(found)
-    numeric = isinstance(found, int | float) and isinstance(wanted, int | float)
-    return (textual or numeric) and bool(COMPARISONS[sign](found, wanted))
+    alike = isinstance(found, str if isinstance(wanted, str) else int | float)
+    return alike and bool(COMPARISONS[sign](found, wanted))
 
 
 def lowered(text: str) -> str:

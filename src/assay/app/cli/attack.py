@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from assay.analyses.worst_case import WorstCase
     from assay.circuits import Circuit
     from assay.models import Model
-    from assay.pipeline import Progress, Sizes
+    from assay.pipeline import Progress, PairCounts
     from assay.store import Store
     from assay.tasks import PairTask
 
@@ -135,7 +135,7 @@ def attack(settings: AttackSettings) -> None:
     drawn = (1 if size.n_clean != 1 else 2) if settings.of_grammar else None
     task = load_task(settings.task, model, n=drawn)
     if protocol == "file":
-        size = pipeline.Sizes(n_clean=task.n, n_corrupted=task.n)
+        size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
     if settings.dry_run:
         n = settings.n or pipeline.DEFAULT_N
         found = [] if circuit is not None else [plan_discovery(settings, model, n)]
@@ -192,7 +192,7 @@ def _run(
     task: "PairTask",
     circuit: "Circuit | None",
     protocol: str,
-    size: "Sizes",
+    size: "PairCounts",
     words: Sequence[Mapping[str, Any]],
 ) -> "tuple[WorstCase, bool]":
     """The worst case with what was asked beside it, and whether the store had it."""

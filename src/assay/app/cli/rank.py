@@ -44,7 +44,7 @@ from assay.app.settings import (
 if TYPE_CHECKING:
     from assay.analyses.generalization.inspection import InspectionSettings
     from assay.analyses.generalization.ranking_table import Ranking
-    from assay.pipeline.targets import Target
+    from assay.pipeline.targets import Domain
     from assay.zoo import Zoo
 
 RANKING = own_group("Ranking")
@@ -151,8 +151,8 @@ def _inspection(settings: RankSettings) -> "InspectionSettings":
 def _rankings(
     settings: RankSettings,
     zoo: "Zoo",
-    wanted: "Sequence[Target]",
-    known: "Target | None",
+    wanted: "Sequence[Domain]",
+    known: "Domain | None",
     device: str | None,
 ) -> "list[Ranking]":
     """The ranking on every target, in the order given."""
@@ -194,8 +194,8 @@ def _opened(path: Path | None) -> "Zoo":
 def _show_plan(
     settings: RankSettings,
     zoo: "Zoo",
-    wanted: "Sequence[Target]",
-    known: "Target | None",
+    wanted: "Sequence[Domain]",
+    known: "Domain | None",
     device: str | None,
 ) -> None:
     """Passes per image and model, at most, and seconds per metric."""

@@ -20,7 +20,7 @@ from assay.app.settings import DEFAULT_STORE, RUNNING, Count, DryRun, Placed, St
 if TYPE_CHECKING:
     from assay.pipeline.estimate import SweepCost
     from assay.pipeline.jobs import Job
-    from assay.pipeline.plan import Plan
+    from assay.pipeline.plan_file import Plan
     from assay.pipeline.progress import Report, SweepProgress
     from assay.pipeline.schedule import Executor, SweepOutcome
     from assay.store import ResultSummary, Store
@@ -53,7 +53,7 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     """
     from assay.pipeline.expand import expand
     from assay.pipeline.outcome import keep_sweep
-    from assay.pipeline.plan import read_plan
+    from assay.pipeline.plan_file import read_plan
     from assay.pipeline.schedule import run_jobs
 
     read = read_plan(plan)
@@ -120,8 +120,8 @@ def _show_cost(plan: "Plan", jobs: "Sequence[Job]", store: str | None, *, as_jso
         [*rows, ["total", f"{len(jobs):,}", f"{done:,}", f"{cost.passes:,}"]],
         right="jobs done passes",
     )
-    echo(f"memory of the largest job  about {_bytes(cost.largest)}, beside the worker's own")
-    echo(f"arrays to be stored        about {_bytes(cost.stores)}")
+    echo(f"memory of the largest job  about {_bytes(cost.largest_bytes)}, beside the worker's own")
+    echo(f"arrays to be stored        about {_bytes(cost.stored_bytes)}")
     echo(f"time                       {_time(cost)}")
 
 
