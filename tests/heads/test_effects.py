@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from heads_under import logits_under
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -21,8 +22,9 @@ from assay.discovery.heads.effects import (
     mediation_scores,
     patching_scores,
 )
-from assay.discovery.heads.interventions import INTERVENTIONS, Setting, logits_under
+from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
+from assay.execution.sites import Setting
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.discovery.heads.edges import run_with_edges_replaced
-from assay.discovery.heads.interventions import INTERVENTIONS, Donor, Intervention, Setting
-from assay.discovery.heads.replacing import Replacement, outside, run_with_heads_replaced
-from assay.execution import ABLATIONS
+from assay.discovery.heads.interventions import INTERVENTIONS, Donor
+from assay.discovery.heads.replacing import outside, run_with_heads_replaced
+from assay.execution import ABLATIONS, Ablation
 from assay.execution.forward import choose_batch_size
+from assay.execution.sites import Replacement, Setting
 from assay.metrics.metric import Runs
 from assay.metrics.outputs import divergences
 
@@ -106,17 +107,17 @@ class Complement:
             self.runs.model, self.runs.task, heads, replacement, batch_size=size, check=False
         )
 
-    def _served(self, chosen: Intervention) -> Bool[np.ndarray, " n"]:
+    def _served(self, chosen: Ablation) -> Bool[np.ndarray, " n"]:
         if not isinstance(chosen, Donor):
             return np.ones(self.runs.task.n, dtype=np.bool_)
         return np.asarray(chosen.donors_of(self.setting) >= 0)
 
-    def _logits(self, chosen: Intervention) -> Float[Tensor, "n d_vocab"]:
+    def _logits(self, chosen: Ablation) -> Float[Tensor, "n d_vocab"]:
         runs = self.runs
         if heads_alone(runs.circuit):
             assert runs.circuit.heads is not None
             rest = outside(runs.circuit.heads, runs.model)
-            replacement = chosen.prepare(self.setting)
+            replacement = chosen.prepare_heads(self.setting)
             size = self.setting.batch_size
             return run_with_heads_replaced(
                 runs.model, runs.task, rest, replacement, batch_size=size, check=False

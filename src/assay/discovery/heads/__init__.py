@@ -31,7 +31,7 @@ from assay.discovery.heads.information import (
     parent_flags,
     stability_selection,
 )
-from assay.discovery.heads.interventions import INTERVENTIONS, Intervention, Setting
+from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.llc import (
     Langevin,
     LearningCoefficient,
@@ -70,13 +70,11 @@ __all__ = [
     "HeadMethod",
     "HeadOutputs",
     "HeadScores",
-    "Intervention",
     "Langevin",
     "LearningCoefficient",
     "MeasurementTable",
     "Separation",
     "SetOverlap",
-    "Setting",
     "WeightFeatures",
     "WeightPrediction",
     "activation_magnitude",
