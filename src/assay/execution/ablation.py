@@ -9,8 +9,9 @@ import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.core.errors import InputError
@@ -44,6 +45,10 @@ class Ablation(abc.ABC):
     def prepare_heads(self, setting: Setting) -> Replacement:
         """Measure what replaces the outputs of heads; plain passes happen here."""
         raise InputError(f"{self.key!r} is defined for edges, not for heads")
+
+    def served(self, setting: Setting) -> Bool[np.ndarray, " n"]:
+        """Examples that there is a replacement for; the others keep their own outputs."""
+        return np.ones(setting.task.n, dtype=np.bool_)
 
 
 ABLATIONS: Registry[Ablation] = Registry("ablation", holds=Ablation)

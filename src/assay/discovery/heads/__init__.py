@@ -20,7 +20,6 @@ from assay.discovery.heads.effects import (
     CircuitEffect,
     circuit_effect,
     drop_scores,
-    mediation_reading,
     mediation_scores,
     patching_scores,
 )
@@ -98,7 +97,6 @@ __all__ = [
     "load_head_scores",
     "margin_directions",
     "mediation",
-    "mediation_reading",
     "mediation_scores",
     "member_ratio",
     "ov_norm",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -186,15 +186,8 @@ class Columns:
             batch_size=setting.batch_size,
             check=False,
         )
-        logits[torch.from_numpy(self._unserved(method, setting))] = torch.nan
+        logits[torch.from_numpy(~INTERVENTIONS[method].served(setting))] = torch.nan
         return logits
-
-    def _unserved(self, method: str, setting: Setting) -> Bool[np.ndarray, " n"]:
-        """Prompts that no other can give its activations to: a run of theirs would be the plain one."""
-        intervention = INTERVENTIONS[method]
-        if not isinstance(intervention, Donor):
-            return np.zeros(setting.task.n, dtype=np.bool_)
-        return np.asarray(intervention.donors_of(setting) < 0)
 
     def _edges(self, which: str, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
         circuit = {
@@ -209,7 +202,7 @@ class Columns:
         if method == self.ablation:  # the only one that several circuits are run under
             shelf = self._baselines.setdefault((id(setting.task), setting.draw), BaselineShelf())
         logits = run_with_edges_replaced(circuit, INTERVENTIONS[method], setting, shelf=shelf)
-        logits[torch.from_numpy(self._unserved(method, setting))] = torch.nan
+        logits[torch.from_numpy(~INTERVENTIONS[method].served(setting))] = torch.nan
         return logits
 
     def _full_logits(self, prompts: PairTask) -> Float[Tensor, "n d_vocab"]:
@@ -275,7 +268,7 @@ class Columns:
             parts.append(table.numpy())
         margins = np.concatenate(parts)
         if name == "y_drop1":
-            margins[self._unserved(self.ablation, setting)[rows]] = np.nan
+            margins[~INTERVENTIONS[self.ablation].served(setting)[rows]] = np.nan
         return margins
 
     def _reading(self, batch: PairBatch) -> Reading:
@@ -331,7 +324,7 @@ class Columns:
                 )
             parts.append(table.numpy())
         margins = np.concatenate(parts)
-        margins[self._unserved(self.ablation, setting)] = np.nan
+        margins[~INTERVENTIONS[self.ablation].served(setting)] = np.nan
         return margins
 
     def _at_once(self, some: PairTask) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from assay.core.errors import InputError
@@ -58,8 +58,8 @@ class Donor(Ablation):
     """Outputs in the clean run of another prompt, one donor per prompt for all heads.
 
     Donors are a derangement of the prompts of one length (and one answer, with `same_answer`), drawn with the
-    seed. A prompt without a possible donor keeps its own outputs; `donors_of` names these prompts, and tables
-    and metrics leave them out.
+    seed. A prompt without a possible donor is not `served`: it keeps its own outputs, and tables and metrics
+    leave it out.
 
     Attributes:
         key: Registered name.
@@ -76,6 +76,9 @@ class Donor(Ablation):
         outputs = setting.outputs(setting.task)
         chosen = torch.from_numpy(np.where(donors < 0, np.arange(len(donors)), donors))
         return lambda site: outputs[site.layer][chosen[site.batch.indices.cpu()]]
+
+    def served(self, setting: Setting) -> Bool[np.ndarray, " n"]:
+        return np.asarray(self.donors_of(setting) >= 0)
 
     def donors_of(self, setting: Setting) -> Int64[np.ndarray, " n"]:
         """Row of each prompt's donor; -1 for a prompt without one.

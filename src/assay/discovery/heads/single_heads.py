@@ -20,7 +20,7 @@ from assay.discovery.heads.effects import (
     mediation_scores,
     patching_scores,
 )
-from assay.discovery.heads.interventions import INTERVENTIONS, Donor
+from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.replacing import replaced_outputs
 from assay.discovery.heads.runs import (
     Reading,
@@ -181,8 +181,7 @@ def drop_effect(
             )
         )
     dropped = np.mean([table.y_one for table in tables], axis=0)
-    if isinstance(chosen, Donor):
-        dropped[chosen.donors_of(setting) < 0] = np.nan
+    dropped[~chosen.served(setting)] = np.nan
     settings = {"ablation": chosen.key, "draws": draws}
     if draws > 1:
         settings["seed"] = seed
