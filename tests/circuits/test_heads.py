@@ -8,15 +8,12 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from assay.circuits import (
     BAND_ORDINALS,
     Circuit,
     HeadCircuit,
     Role,
-    band_of_layer,
     band_ordinal,
     load_head_circuit,
     published_head_circuits,
@@ -144,17 +141,6 @@ def test_heads_without_bands_have_no_ordinals() -> None:
     unbanded = HeadCircuit(id="x", n_layers=2, n_heads=2, heads=((0, 1),), roles={"a": Role(heads=((0, 1),))})
     with pytest.raises(InputError, match=r"roles \['a'\] have no band"):
         _ = unbanded.ordinals
-
-
-@given(st.integers(1, 48))
-def test_thirds_of_the_depth_go_up_and_differ_by_at_most_one_layer(n_layers: int) -> None:
-    bands = [band_of_layer(layer, n_layers) for layer in range(n_layers)]
-    assert sorted(bands, key=BAND_ORDINALS.__getitem__) == bands
-    if n_layers >= 3:
-        sizes = [bands.count(band) for band in ("early", "mid", "late")]
-        assert max(sizes) - min(sizes) <= 1
-    with pytest.raises(InputError, match="out of range"):
-        band_of_layer(n_layers, n_layers)
 
 
 # ---- limits ---------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from claim_text import CONTENT, changed
+from heads_under import logits_under
 
 from assay.analyses.claims import ClaimResult, parse_claim, read_registration, register_claim, run_claim
 from assay.analyses.claims.evidence import NO_CONTRADICTION
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.discovery.heads.interventions import logits_under
 from assay.discovery.heads.replacing import outside
 from assay.discovery.heads.table import MeasurementTable
 from assay.models import Model, load_model

@@ -2,13 +2,13 @@
 
 import itertools
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from heads_under import logits_under
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -17,12 +17,12 @@ from assay.discovery.heads import HeadScores, MeasurementTable
 from assay.discovery.heads.effects import (
     circuit_effect,
     drop_scores,
-    mediation_reading,
     mediation_scores,
     patching_scores,
 )
-from assay.discovery.heads.interventions import INTERVENTIONS, Setting, logits_under
+from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
+from assay.execution.sites import Setting
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -108,10 +108,6 @@ def test_mediation_by_hand() -> None:
     assert found.values.tolist() == [[3.0], [-0.5]]  # means of (3, 3) and (0, -1)
     assert found.details["fraction"].tolist() == [[0.75], [-0.125]]
     assert found.details["direct_effect"].tolist() == [[1.0], [4.5]]
-    assert mediation_reading(0.75) == "strong_mediator"
-    assert mediation_reading(-0.125) == "bypassed"
-    assert mediation_reading(0.5) is None
-    assert mediation_reading(math.nan) is None
 
 
 def test_drop_by_hand() -> None:

@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from heads_under import logits_under
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.discovery.heads.interventions import INTERVENTIONS, Donor, Setting, derangement, logits_under
+from assay.discovery.heads.interventions import INTERVENTIONS, Donor, derangement
 from assay.discovery.heads.replacing import outside, run_with_heads_replaced
 from assay.execution import run_circuit, run_model
+from assay.execution.sites import Setting
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -79,7 +81,7 @@ def test_uniform_attention_of_shared_values(llama_tiny64: nn.Module) -> None:
     model = load_model(llama_tiny64)
     task = random_task(model)
     seen = []
-    replacement = INTERVENTIONS["attn-uniform"].prepare(setting_of(model, task))
+    replacement = INTERVENTIONS["attn-uniform"].prepare_heads(setting_of(model, task))
 
     def spy(site):
         new = replacement(site)
@@ -181,7 +183,7 @@ def test_noise_has_the_spread_of_its_head_and_does_not_depend_on_batches(gpt2_ti
     ]
     torch.testing.assert_close(*results)
     setting = setting_of(model, task)
-    replacement = INTERVENTIONS["noise-additive"].prepare(setting)
+    replacement = INTERVENTIONS["noise-additive"].prepare_heads(setting)
     changes = []
 
     def spy(site):

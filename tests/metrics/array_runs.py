@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.circuits import Circuit
+from assay.execution import CircuitRuns
 from assay.models import load_model
 from assay.objectives import get_objective
 from assay.tasks import PairTask
@@ -27,8 +28,11 @@ def table(rows: Any) -> Tensor:
     return torch.as_tensor(np.asarray(rows, dtype=np.float64))
 
 
-class ArrayRuns:
+class ArrayRuns(CircuitRuns):
     """Logits `[n, d_vocab]` by run; `others` gives those of further circuits by hash."""
+
+    ablation = "resample"
+    objective = ""
 
     def __init__(
         self,
@@ -54,7 +58,6 @@ class ArrayRuns:
         )
         self.model = MODEL if tokenizer is None else SimpleNamespace(tokenizer=tokenizer)
         self.circuit = circuit or Circuit.full(GRAPH)
-        self.ablation = "resample"
         self.objective = objective
         self.seed = seed
         self.batch_size = None

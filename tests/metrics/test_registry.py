@@ -14,8 +14,9 @@ from assay.core.errors import InputError, UnknownNameError
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.core.record import record_id
+from assay.execution import CircuitRuns
 from assay.metrics import METRICS, find_metric, measure_runs, measurement_provenance, metric, random_like
-from assay.metrics.metric import MetricSpec, Runs, record
+from assay.metrics.metric import MetricSpec, record
 from assay.stats import mean_of
 
 
@@ -182,7 +183,7 @@ def registered() -> Iterator[str]:
     """A metric of someone else's, taken out of the registry again."""
 
     @metric(key="mean-margin", id="Z1.mean_margin", name="mean margin", unit="logits", runs=("full",))
-    def compute(runs: Runs, spec: MetricSpec, *, scale: float = 1.0) -> Measurement:
+    def compute(runs: CircuitRuns, spec: MetricSpec, *, scale: float = 1.0) -> Measurement:
         """Mean margin of the model."""
         used = np.ones(runs.task.n, dtype=bool)
         return record(spec, {"y": scale * runs.margins("full")}, mean_of("y"), used=used)

@@ -11,8 +11,9 @@ from head_runs import every_head, golden_model, golden_task, literal_logits, mar
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.discovery.heads.interventions import Donor, Setting
+from assay.discovery.heads.interventions import Donor
 from assay.execution import CircuitRuns
+from assay.execution.sites import Setting
 from assay.metrics import measure
 from assay.models import Model
 from assay.tasks import PairTask

@@ -9,8 +9,8 @@ from assay.analyses.calibration import Gate
 from assay.analyses.generalization.shift import Distance
 from assay.core.measurement import Measurement, Verdict
 from assay.discovery.edges.patching import Random
-from assay.execution import ABLATIONS, Ablation, Prepared
-from assay.metrics.metric import MetricSpec, Runs
+from assay.execution import ABLATIONS, Ablation, CircuitRuns, Prepared
+from assay.metrics.metric import MetricSpec
 from assay.models import FAMILIES, Model
 from assay.objectives import Objective
 from assay.stats import mean_of
@@ -28,7 +28,7 @@ class ShelfMethod(Random):
 method = ShelfMethod()
 
 
-def _answer_logit(runs: Runs, spec: MetricSpec) -> Measurement:
+def _answer_logit(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Mean margin of the whole model."""
     margins = runs.margins("full")
     return Measurement(

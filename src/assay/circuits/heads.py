@@ -55,17 +55,6 @@ def band_ordinal(band: str) -> int:
     return BAND_ORDINALS.get(band, _UNKNOWN_BAND)
 
 
-def band_of_layer(layer: int, n_layers: int) -> str:
-    """`early`, `mid` or `late`: the third of the depth a layer lies in, for circuits without published bands.
-
-    Raises:
-        InputError: For a layer outside 0 .. n_layers - 1.
-    """
-    if not 0 <= layer < n_layers:
-        raise InputError(f"layer {layer} is out of range: there are {n_layers} layers, counted from 0")
-    return ("early", "mid", "late")[3 * layer // n_layers]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Role(Record):
     """Heads that do one job.

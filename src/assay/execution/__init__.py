@@ -1,6 +1,7 @@
 """Ablated execution: run a model with some edges kept and all others ablated."""
 
-from assay.execution.ablation import ABLATIONS, Ablation, Baseline, BaselineShelf, Prepared, get_ablation
+from assay.execution.ablation import ABLATIONS, Ablation, get_ablation
+from assay.execution.baseline import Baseline, BaselineShelf, Prepared
 from assay.execution.forward import run_circuit, run_model
 from assay.execution.pairs import PairRunner
 from assay.execution.plan import Plan, compile_plan

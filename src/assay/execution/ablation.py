@@ -1,204 +1,54 @@
-"""What an ablated edge carries instead of its source's output.
+"""What an ablated edge carries instead of its source's output, and what replaces that of an ablated head.
 
-An `Ablation` says which replacement activations a~ to use; `prepare` measures what it needs on the
-data once and then serves a `Baseline` for any batch: the activations themselves, and the stream
-each norm would read if every edge were cut.
+An `Ablation` says which replacement activations a~ to use. For edges `prepare` measures what it needs on the
+data once and then serves a `Baseline` for any batch: the activations themselves, and the stream each norm
+would read if every edge were cut. For heads `prepare_heads` gives the outputs that replace theirs in a run.
 """
 
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.registry import Registry
+from assay.execution.baseline import Baseline, KeptRuns, Prepared
+from assay.execution.sites import Replacement, Setting, Site, real_tokens
 from assay.models import Model, Trace
 from assay.tasks import Batch, Task
 
 
-@dataclass(kw_only=True, eq=False)
-class Baseline:
-    """Ablated values of every source for some inputs.
-
-    `rows` is 1 where all examples share them (zero, mean), else one per example; heads are kept
-    before the output projection (`z`), which is 1 / n_heads of the memory of their outputs.
-    """
-
-    model: Model
-    input: Float[Tensor, "rows pos d_model"]
-    z: list[Tensor]
-    mlp: list[Tensor]
-    trace: Trace | None = None
-
-    @property
-    def rows(self) -> int:
-        return self.input.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the activations and of the trace behind them."""
-        tensors = [self.input, *self.z, *self.mlp]
-        if self.trace is not None:
-            tensors += self.trace.attention_in + self.trace.mlp_in + self.trace.block_in
-            tensors += [part for parts in self.trace.qkv for part in parts]
-        return sum(tensor.nbytes for tensor in tensors)
-
-    def repeat(self, times: int) -> "Baseline":
-        """The values of every example `times` times, all examples first; shared ones serve as they are."""
-        if self.rows == 1:
-            return self
-
-        def repeated(values: list[Tensor]) -> list[Tensor]:
-            return [value.repeat(times, *[1] * (value.ndim - 1)) for value in values]
-
-        trace = self.trace
-        if trace is not None:
-            assert trace.final_in is not None
-            trace = Trace(
-                attention_in=repeated(trace.attention_in),
-                mlp_in=repeated(trace.mlp_in),
-                qkv=[repeated(parts) for parts in trace.qkv],
-                final_in=repeated([trace.final_in])[0],
-            )
-        (first,) = repeated([self.input])
-        return Baseline(
-            model=self.model, input=first, z=repeated(self.z), mlp=repeated(self.mlp), trace=trace
-        )
-
-    def attention_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
-        """Stream entering the attention norm of a block when every edge is cut."""
-        return self.trace.attention_in[layer] if self.trace is not None else self._streams[2 * layer]
-
-    def mlp_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
-        """Stream entering the MLP norm of a block when every edge is cut."""
-        return self.trace.mlp_in[layer] if self.trace is not None else self._streams[2 * layer + 1]
-
-    def final_in(self) -> Float[Tensor, "rows pos d_model"]:
-        """Stream entering the final norm when every edge is cut."""
-        if self.trace is None:
-            return self._streams[-1]
-        assert self.trace.final_in is not None
-        return self.trace.final_in
-
-    def channels(self, layer: int) -> Float[Tensor, "rows pos n_channels d_head"]:
-        """q/k/v projections (before rotary and head norms) of `attention_in`."""
-        block = self.model.blocks[layer]
-        if self.trace is not None:
-            return block.channels(self.trace.qkv[layer])
-        if layer not in self._channel_cache:
-            normed = block.attention_norm.module(self.attention_in(layer))
-            self._channel_cache[layer] = block.channels([projection(normed) for projection in block.qkv])
-        return self._channel_cache[layer]
-
-    @cached_property
-    def _channel_cache(self) -> dict[int, Tensor]:
-        return {}
-
-    @cached_property
-    def _streams(self) -> list[Tensor]:
-        """Prefix sums of the ablated sources plus output biases: two per block, then the final one."""
-        streams = []
-        stream = self.input
-        for layer, block in enumerate(self.model.blocks):
-            streams.append(stream)
-            attention = torch.nn.functional.linear(
-                self.z[layer], block.out_weight().flatten(0, 1).T, block.out_bias()
-            )
-            if not self.model.graph.parallel:
-                stream = stream + attention
-                streams.append(stream)
-                stream = stream + self.mlp[layer]
-            else:
-                streams.append(stream)
-                stream = stream + attention + self.mlp[layer]
-        return [*streams, stream]
-
-
-class KeptRuns:
-    """Clean passes that measuring the means made anyway, kept for the discovery that reads them next.
-
-    Args:
-        max_bytes: What may be kept; batches beyond it are run again.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._bytes = 0
-        self._runs: dict[tuple[int, int], tuple[Trace, Tensor]] = {}
-
-    def put(self, batch: Batch, trace: Trace, logits: Tensor) -> None:
-        """Keep the pass over a batch and its logits at the read position, if there is room."""
-        size = sum(value.nbytes for value in (*trace.block_in, *trace.z, *trace.mlp, logits))
-        if self._bytes + size <= self.max_bytes:
-            self._bytes += size
-            self._runs[int(batch.indices[0]), len(batch.indices)] = trace, logits
-
-    def take(self, batch: Batch) -> tuple[Trace, Tensor] | None:
-        """The pass over a batch, which is then no longer kept; None if it is not here."""
-        return self._runs.pop((int(batch.indices[0]), len(batch.indices)), None)
-
-
-class BaselineShelf:
-    """Ablated values of one task under one ablation, kept from one circuit to the next.
-
-    Only for runs that share model, task, ablation and seed; `CircuitRuns` holds one.
-
-    Args:
-        max_bytes: What may be kept; batches beyond it are made anew each time.
-    """
-
-    def __init__(self, max_bytes: int = 2**30) -> None:
-        self.max_bytes = max_bytes
-        self._bytes = 0
-        self._prepared: Prepared | None = None
-        self._baselines: dict[tuple[int, int], Baseline] = {}
-
-    def prepared(self, make: Callable[[], "Prepared"]) -> "Prepared":
-        """The prepared ablation, made on first use."""
-        if self._prepared is None:
-            self._prepared = make()
-        return self._prepared
-
-    def baseline(self, prepared: "Prepared", batch: Batch) -> Baseline:
-        """The baseline of a batch, from the shelf if it is there."""
-        key = (int(batch.indices[0]), len(batch.indices))
-        if key not in self._baselines:
-            baseline = prepared.baseline(batch)
-            if self._bytes + baseline.nbytes > self.max_bytes:
-                return baseline
-            self._bytes += baseline.nbytes
-            self._baselines[key] = baseline
-        return self._baselines[key]
-
-
 class Ablation(abc.ABC):
-    """Abstract: which replacement activations a cut edge carries."""
-
-    key: str
-    paired: bool = False  # whether the corrupted input of each example is used
-
-    @abc.abstractmethod
-    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> "Prepared":
-        """Measure on `task` whatever the replacement needs; forward passes happen here or in `baseline`."""
-
-
-class Prepared(abc.ABC):
-    """Serves baselines for batches of the task it was prepared on.
+    """Abstract: which replacement activations cut edges, or ablated heads, carry.
 
     Attributes:
-        kept: Clean passes that preparing made, where the caller asked for them.
+        key: Registered name.
+        paired: Whether the corrupted input of each example is used.
+        draws: Independent draws of heads that are averaged by default; 1 where nothing is random.
+        summary: One line for lists.
     """
 
-    kept: KeptRuns | None = None
+    key: str
+    paired: bool = False
+    draws: int = 1
+    summary: str = ""
 
-    @abc.abstractmethod
-    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
-        """Baseline of a batch; `trace` is a pass over `batch.corrupted` if the caller has one already."""
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
+        """Measure on `task` what cut edges need; forward passes happen here or in `baseline`."""
+        raise InputError(f"{self.key!r} is defined for heads, not for edges")
+
+    def prepare_heads(self, setting: Setting) -> Replacement:
+        """Measure what replaces the outputs of heads; plain passes happen here."""
+        raise InputError(f"{self.key!r} is defined for edges, not for heads")
+
+    def served(self, setting: Setting) -> Bool[np.ndarray, " n"]:
+        """Examples that there is a replacement for; the others keep their own outputs."""
+        return np.ones(setting.task.n, dtype=np.bool_)
 
 
 ABLATIONS: Registry[Ablation] = Registry("ablation", holds=Ablation)
@@ -212,62 +62,41 @@ def get_ablation(ablation: str | Ablation) -> Ablation:
     return ABLATIONS[key if key in ABLATIONS else ablation]
 
 
+class Zero(Ablation):
+    """Zeros: the source writes nothing (output biases of the attention stay)."""
+
+    key = "zero"
+    summary = "zeros: the source writes nothing"
+
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
+        heads = torch.zeros(1, 1, model.n_heads * model.d_head, dtype=model.dtype, device=model.device)
+        stream = torch.zeros(1, 1, model.d_model, dtype=model.dtype, device=model.device)
+        return _shared(model, [stream] + [heads] * model.n_layers + [stream] * model.n_layers)
+
+    def prepare_heads(self, setting: Setting) -> Replacement:
+        return lambda site: torch.zeros_like(site.z[:1, :1])
+
+
 class Resample(Ablation):
     """Activations of the unablated run on the paired corrupted input."""
 
     key = "resample"
     paired = True
+    summary = "its output on the corrupted input"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
-        return _Resampled(model)
+        def make(batch: Batch, trace: Trace | None) -> Baseline:
+            if trace is None:
+                with torch.no_grad(), model.tracing(streams=True) as trace:
+                    model.forward(batch.corrupted)
+            streams = trace if trace.attention_in else None
+            return Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=streams)
 
+        return Prepared(make=make)
 
-class _Resampled(Prepared):
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
-        if trace is None:
-            with torch.no_grad(), self.model.tracing(streams=True) as trace:
-                self.model.forward(batch.corrupted)
-        return Baseline(
-            model=self.model,
-            input=trace.input,
-            z=trace.z,
-            mlp=trace.mlp,
-            trace=trace if trace.attention_in else None,
-        )
-
-
-class _Shared(Prepared):
-    """One row for all examples; a single position is spread over all of them."""
-
-    def __init__(self, model: Model, stream: Tensor, z: list[Tensor], mlp: list[Tensor]) -> None:
-        self.model, self.input, self.z, self.mlp = model, stream, z, mlp
-
-    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
-        length = batch.width
-
-        def spread(value: Tensor) -> Tensor:
-            return value.expand(1, length, -1) if value.shape[1] == 1 else value[:, :length]
-
-        return Baseline(
-            model=self.model,
-            input=spread(self.input),
-            z=[spread(value) for value in self.z],
-            mlp=[spread(value) for value in self.mlp],
-        )
-
-
-class Zero(Ablation):
-    """Zeros: the source writes nothing (output biases of the attention stay)."""
-
-    key = "zero"
-
-    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
-        heads = torch.zeros(1, 1, model.n_heads * model.d_head, dtype=model.dtype, device=model.device)
-        stream = torch.zeros(1, 1, model.d_model, dtype=model.dtype, device=model.device)
-        return _Shared(model, stream, [heads] * model.n_layers, [stream] * model.n_layers)
+    def prepare_heads(self, setting: Setting) -> Replacement:
+        outputs = setting.outputs(setting.task, corrupted=True)
+        return lambda site: outputs[site.layer][site.batch.indices]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +114,10 @@ class Mean(Ablation):
     def key(self) -> str:  # type: ignore[override]  # the two forms are two keys
         return "mean-positional" if self.per_position else "mean"
 
+    @property
+    def summary(self) -> str:  # type: ignore[override]
+        return f"its mean over examples{' at the same position' if self.per_position else ' and positions'}"
+
     def prepare(
         self, model: Model, task: Task, *, batch_size: int, seed: int, keep: KeptRuns | None = None
     ) -> Prepared:
@@ -293,13 +126,8 @@ class Mean(Ablation):
                 f"{self.key} ablation of {task.n} example would replace every activation by itself; "
                 "give at least 2 examples"
             )
-        lengths = sorted(set(task.lengths.tolist()))
-        if self.per_position and len(lengths) > 1:
-            raise InputError(
-                "mean-positional ablation needs prompts of one length, this task has lengths "
-                f"{lengths}; use one template, "
-                "or ablation='mean'"
-            )
+        if self.per_position:
+            check_aligned(self.key, task, task)
         sums = _over_data(
             model,
             task,
@@ -311,10 +139,17 @@ class Mean(Ablation):
         if not self.per_position:
             sums = [value.sum(1, keepdim=True) for value in sums]
             count = int(task.lengths.sum())
-        means = [(value / count).to(model.dtype) for value in sums]
-        shared = _Shared(model, *_split(means, model.n_layers))
-        shared.kept = keep
-        return shared
+        return _shared(model, [(value / count).to(model.dtype) for value in sums], keep)
+
+    def prepare_heads(self, setting: Setting) -> Replacement:
+        reference = setting.reference
+        if self.per_position:
+            check_aligned(self.key, reference, setting.task)
+        used = setting.finite(reference)
+        rows = used if self.per_position else real_tokens(reference, used)
+        means = [z.double()[rows].mean(0) for z in setting.outputs(reference)]
+        means = [mean[None] if self.per_position else mean[None, None] for mean in means]
+        return lambda site: means[site.layer][:, : site.z.shape[1]]
 
 
 class Noise(Ablation):
@@ -325,6 +160,8 @@ class Noise(Ablation):
     """
 
     key = "noise"
+    draws = 5
+    summary = "noise of its own spread over the examples"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
         def moments(value: Tensor, weight: Tensor) -> Tensor:
@@ -332,38 +169,35 @@ class Noise(Ablation):
             return torch.stack([value.sum((0, 1, 3)), value.square().sum((0, 1, 3))])
 
         n_positions = int(task.lengths.sum())
-        widths = _widths(model)
         deviations = []
-        for (total, square), width in zip(_over_data(model, task, batch_size, moments), widths, strict=True):
+        sums = _over_data(model, task, batch_size, moments)
+        for (total, square), width in zip(sums, _widths(model), strict=True):
             n = n_positions * width
             deviations.append(((square - total.square() / n) / max(n - 1, 1)).clamp(min=0).sqrt())
-        return _Noisy(model, deviations, seed)
 
-
-class _Noisy(Prepared):
-    def __init__(self, model: Model, deviations: list[Tensor], seed: int) -> None:
-        self.model, self.deviations, self.seed = model, deviations, seed
-
-    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
-        length = batch.width
-        widths = [
-            width * deviation.numel()
-            for width, deviation in zip(_widths(self.model), self.deviations, strict=True)
-        ]
-        draws = torch.stack(
-            [
-                torch.from_numpy(
-                    stream(self.seed, f"noise/{row}").standard_normal((length, sum(widths)), dtype="float32")
-                )
-                for row in batch.indices.tolist()
+        def make(batch: Batch, trace: Trace | None) -> Baseline:
+            widths = [
+                width * deviation.numel() for width, deviation in zip(_widths(model), deviations, strict=True)
             ]
-        ).to(self.model.device)
-        values = []
-        for part, deviation in zip(draws.split(widths, dim=2), self.deviations, strict=True):
-            scale = deviation.float().repeat_interleave(part.shape[2] // deviation.numel())
-            values.append((part * scale).to(self.model.dtype))
-        embedded, z, mlp = _split(values, self.model.n_layers)
-        return Baseline(model=self.model, input=embedded, z=z, mlp=mlp)
+            shape = (batch.width, sum(widths))
+            rngs = [stream(seed, f"noise/{row}") for row in batch.indices.tolist()]
+            rows = [torch.from_numpy(rng.standard_normal(shape, dtype="float32")) for rng in rngs]
+            parts = torch.stack(rows).to(model.device).split(widths, dim=2)
+            scales = (
+                deviation.float().repeat_interleave(part.shape[2] // deviation.numel())
+                for part, deviation in zip(parts, deviations, strict=True)
+            )
+            values = [(part * scale).to(model.dtype) for part, scale in zip(parts, scales, strict=True)]
+            return _baseline(model, values)
+
+        return Prepared(make=make)
+
+    def prepare_heads(self, setting: Setting) -> Replacement:
+        real = real_tokens(setting.reference, setting.finite(setting.reference))
+        spread = [
+            z[real].double().transpose(0, 1).flatten(1).std(1) for z in setting.outputs(setting.reference)
+        ]
+        return lambda site: setting.noise(self.key, site) * spread[site.layer][:, None]
 
 
 class NoiseAdditive(Ablation):
@@ -374,46 +208,71 @@ class NoiseAdditive(Ablation):
     """
 
     key = "noise-additive"
+    draws = 5
+    summary = "its own output plus noise of its own spread"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
-        return _AddedNoise(model, seed)
+        def make(batch: Batch, trace: Trace | None) -> Baseline:
+            with torch.no_grad(), model.tracing() as clean:
+                model.forward(batch.clean)
+            rngs = [stream(seed, f"noise-additive/{row}") for row in batch.indices.tolist()]
+            noisy = []
+            for value, nodes in _by_source(model, clean):
+                by_node = value.double().unflatten(-1, (nodes, -1))
+                draws = torch.stack(
+                    [torch.from_numpy(rng.standard_normal(by_node.shape[1:])) for rng in rngs]
+                )
+                noise = draws.to(by_node.device) * _own_spread(by_node, batch)
+                noisy.append((by_node + noise).flatten(2).to(value.dtype))
+            return _baseline(model, noisy)
+
+        return Prepared(make=make)
+
+    def prepare_heads(self, setting: Setting) -> Replacement:
+        def replaced(site: Site) -> Tensor:
+            return site.z + setting.noise(self.key, site) * _own_spread(site.z, site.batch)
+
+        return replaced
 
 
-class _AddedNoise(Prepared):
-    def __init__(self, model: Model, seed: int) -> None:
-        self.model, self.seed = model, seed
+def _own_spread(
+    by_node: Float[Tensor, "batch pos nodes width"], batch: Batch
+) -> Float[Tensor, "batch one nodes one"]:
+    """Standard deviation of each node over the real positions and features of one example."""
+    real = torch.arange(by_node.shape[1], device=by_node.device) < batch.lengths[:, None]
+    spread = [
+        one[here].transpose(0, 1).flatten(1).double().std(1) for one, here in zip(by_node, real, strict=True)
+    ]
+    return torch.stack(spread)[:, None, :, None]
 
-    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
-        with torch.no_grad(), self.model.tracing() as clean:
-            self.model.forward(batch.clean)
-        real = torch.arange(batch.width, device=self.model.device) < batch.lengths[:, None]
-        sources = [
-            (clean.input, 1),
-            *((z, self.model.n_heads) for z in clean.z),
-            *((m, 1) for m in clean.mlp),
-        ]
-        rngs = [stream(self.seed, f"noise-additive/{row}") for row in batch.indices.tolist()]
-        noisy = []
-        for value, nodes in sources:
-            by_node = value.double().unflatten(-1, (nodes, -1))
-            spread = torch.stack(
-                [one[here].transpose(0, 1).flatten(1).std(1) for one, here in zip(by_node, real, strict=True)]
-            )
-            draws = torch.stack([torch.from_numpy(rng.standard_normal(by_node.shape[1:])) for rng in rngs])
-            noisy.append(
-                (by_node + draws.to(by_node.device) * spread[:, None, :, None]).flatten(2).to(value.dtype)
-            )
-        embedded, z, mlp = _split(noisy, self.model.n_layers)
-        return Baseline(model=self.model, input=embedded, z=z, mlp=mlp)
+
+def _shared(model: Model, values: list[Tensor], kept: KeptRuns | None = None) -> Prepared:
+    """One row of `input`, heads and MLPs for all examples; a single position is spread over all of them."""
+
+    def make(batch: Batch, trace: Trace | None) -> Baseline:
+        length = batch.width
+        return _baseline(
+            model,
+            [value.expand(1, length, -1) if value.shape[1] == 1 else value[:, :length] for value in values],
+        )
+
+    return Prepared(make=make, kept=kept)
+
+
+def _baseline(model: Model, values: list[Tensor]) -> Baseline:
+    """The baseline of `input`, the heads of each block, and the MLPs."""
+    z, mlp = values[1 : 1 + model.n_layers], values[1 + model.n_layers :]
+    return Baseline(model=model, input=values[0], z=z, mlp=mlp)
+
+
+def _by_source(model: Model, trace: Trace) -> list[tuple[Tensor, int]]:
+    """Outputs of `input`, the heads of each block, and the MLPs, with the number of sources in each."""
+    return [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, 1) for mlp in trace.mlp)]
 
 
 def _widths(model: Model) -> list[int]:
     """Entries per position of one source, for `input`, the heads of each block, and the MLPs."""
     return [model.d_model] + [model.d_head] * model.n_layers + [model.d_model] * model.n_layers
-
-
-def _split(values: list[Tensor], n_layers: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    return values[0], values[1 : 1 + n_layers], values[1 + n_layers :]
 
 
 def _over_data(
@@ -437,11 +296,21 @@ def _over_data(
                 keep.put(batch, trace, model.read(hidden, batch.positions))
         positions = torch.arange(batch.width, device=model.device)
         weight = (positions < batch.lengths[:, None])[..., None, None].double()
-        values = [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, 1) for mlp in trace.mlp)]
+        values = _by_source(model, trace)
         parts = [reduce(value.double().unflatten(-1, (nodes, -1)), weight) for value, nodes in values]
         totals = parts if totals is None else [a + b for a, b in zip(totals, parts, strict=True)]
     assert totals is not None
     return totals
+
+
+def check_aligned(key: str, reference: Task, task: Task) -> None:
+    """Refuse prompts of different lengths where each position has a mean of its own."""
+    lengths = sorted({*reference.lengths.tolist(), *task.lengths.tolist()})
+    if len(lengths) > 1:
+        raise InputError(
+            f"{key} replaces by the mean of each position, and the prompts have lengths {lengths}; use "
+            "prompts of one template, or 'mean'"
+        )
 
 
 for _ablation in (Resample(), Zero(), Mean(), Mean(per_position=True), Noise(), NoiseAdditive()):

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.execution.ablation import Baseline
 from assay.execution.attend import PlacedAttention, project, rotary_tables
+from assay.execution.baseline import Baseline
 from assay.execution.stages import LiveStage, LiveStages, TargetGroup
 from assay.models import Trace
 

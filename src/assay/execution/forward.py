@@ -13,7 +13,8 @@ from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core import machine
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
-from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
+from assay.execution.ablation import Ablation, get_ablation
+from assay.execution.baseline import BaselineShelf
 from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner
 from assay.execution.soft import SoftRunner

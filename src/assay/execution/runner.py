@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.execution.ablation import Baseline
 from assay.execution.attend import PlacedAttention, channel_column, rotary_tables
+from assay.execution.baseline import Baseline
 from assay.execution.feeds import projection_weights
 from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
 from assay.execution.written import Wanted, Written

@@ -14,7 +14,8 @@ from torch import Tensor
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.core.record import library_version
-from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
+from assay.execution.ablation import Ablation, get_ablation
+from assay.execution.baseline import BaselineShelf
 from assay.execution.forward import check_circuit, run_circuit, run_model
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective

@@ -20,8 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError
-from assay.execution.ablation import Baseline, Prepared
 from assay.execution.attend import PlacedAttention, project, rotary_tables
+from assay.execution.baseline import Baseline, Prepared
 from assay.models import Block, Model
 from assay.tasks import Batch
 

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError
-from assay.execution.ablation import Baseline
+from assay.execution.baseline import Baseline
 from assay.execution.cuts import CutExamples, CutPass
 from assay.execution.stages import LiveStages
 from assay.models import Model

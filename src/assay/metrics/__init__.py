@@ -13,14 +13,13 @@ from assay.metrics import (  # noqa: F401 (register)
 )
 from assay.metrics.curve import FaithfulnessCurve, faithfulness_curve
 from assay.metrics.measuring import measure, measure_runs, measurement_provenance, random_like
-from assay.metrics.metric import METRICS, MetricSpec, Runs, find_metric, metric
+from assay.metrics.metric import METRICS, MetricSpec, find_metric, metric
 
 
 __all__ = [
     "METRICS",
     "FaithfulnessCurve",
     "MetricSpec",
-    "Runs",
     "faithfulness_curve",
     "find_metric",
     "measure",

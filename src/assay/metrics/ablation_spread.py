@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float64
 
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
+from assay.execution import CircuitRuns
 from assay.metrics.metric import (
     MetricSpec,
-    Runs,
     finite_examples,
     metric,
     record,
@@ -49,7 +49,7 @@ METHODS = (
     reference="Miller et al. 2024, arXiv:2407.08734",
 )
 def _sigma_ablation(
-    runs: Runs,
+    runs: CircuitRuns,
     spec: MetricSpec,
     *,
     methods: Sequence[str] = METHODS,

@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float64
 from scipy import special, stats
 
 from assay.core.measurement import ONE_SIDED_95, Measurement, Rule, Verdict
+from assay.execution import CircuitRuns
 from assay.metrics.divergence import run_logits
 from assay.metrics.metric import (
     MetricSpec,
-    Runs,
     check_choice,
     finite_examples,
     metric,
@@ -28,7 +28,7 @@ VARIANTS = ("margin", "log-probability", "probability", "top-1", "kl")
 AUC_RULE = Rule(pass_at=0.7)
 
 
-def _variant_components(runs: Runs) -> dict[str, Float64[np.ndarray, " n"]]:
+def _variant_components(runs: CircuitRuns) -> dict[str, Float64[np.ndarray, " n"]]:
     """Numerator `V/keep` and denominator `V/full` of each output variant V; `kl/full` is of the empty run."""
     answers = runs.task.answers.numpy()
     components: dict[str, np.ndarray] = {}
@@ -57,7 +57,7 @@ def _variant_components(runs: Runs) -> dict[str, Float64[np.ndarray, " n"]]:
     runs=("full", "keep", "empty"),
     reference="Miller et al. 2024, arXiv:2407.08734",
 )
-def _output_variants(runs: Runs, spec: MetricSpec, *, include_logprob: bool = False) -> Measurement:
+def _output_variants(runs: CircuitRuns, spec: MetricSpec, *, include_logprob: bool = False) -> Measurement:
     """Coefficient of variation of faithfulness measured by five outputs: sd (ddof 0) / |mean|.
 
     The outputs: the task's margin, log-probability, probability and top-1 accuracy of the answer (ratio of
@@ -132,7 +132,7 @@ def pairwise_wins(
     runs=("full", "drop"),
     reference="Green and Swets 1966",
 )
-def _dprime(runs: Runs, spec: MetricSpec, *, correction: str = "loglinear") -> Measurement:
+def _dprime(runs: CircuitRuns, spec: MetricSpec, *, correction: str = "loglinear") -> Measurement:
     """Detectability of the circuit in behaviour: Phi^-1(H) - Phi^-1(F).
 
     H is the share of examples with a positive margin in the model, F the share with one after the circuit

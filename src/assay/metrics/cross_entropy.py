@@ -4,9 +4,10 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from assay.core.measurement import Measurement
+from assay.execution import CircuitRuns
 from assay.execution.runs import Which
 from assay.metrics.divergence import run_logits
-from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record
+from assay.metrics.metric import MetricSpec, finite_examples, metric, record
 from assay.metrics.outputs import answer_log_probability
 from assay.stats import RatioOfSums, mean_difference
 
@@ -20,7 +21,9 @@ def drop_reading(nats: float) -> str:
     return "not_necessary" if nats < 0.1 else "minor"
 
 
-def _cross_entropies(runs: Runs) -> tuple[dict[str, Float64[np.ndarray, " n"]], Bool[np.ndarray, " n"]]:
+def _cross_entropies(
+    runs: CircuitRuns,
+) -> tuple[dict[str, Float64[np.ndarray, " n"]], Bool[np.ndarray, " n"]]:
     """-log probability mass on the answers in each run, nats, and which examples count."""
     answers = runs.task.answers.numpy()
     which: tuple[Which, ...] = ("full", "keep", "drop")
@@ -46,7 +49,7 @@ def _ratio() -> RatioOfSums:
     runs=("full", "keep", "drop"),
     reference="Conmy et al. 2023, arXiv:2304.14997",
 )
-def _ce_delta(runs: Runs, spec: MetricSpec) -> Measurement:
+def _ce_delta(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Mean increase of the cross-entropy of the answer when the circuit is dropped.
 
     CE = -log of the probability mass on the valid answers. The part `keep` is the increase when only the
@@ -80,7 +83,7 @@ def _ce_delta(runs: Runs, spec: MetricSpec) -> Measurement:
     runs=("full", "keep", "drop"),
     reference="Conmy et al. 2023, arXiv:2304.14997",
 )
-def _ce_ratio(runs: Runs, spec: MetricSpec) -> Measurement:
+def _ce_ratio(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Mean (CE_drop - CE_full) over mean (CE_keep - CE_full).
 
     At least 1: the circuit matters more than everything else. Undefined (`zero_denominator`) where

@@ -18,7 +18,7 @@ from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.core.record import plain, record_id
 from assay.execution import Ablation, CircuitRuns
-from assay.metrics.metric import METRICS, MetricSpec, Runs, check_choice, record, task_warnings
+from assay.metrics.metric import METRICS, MetricSpec, check_choice, record, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.stats import FunctionOfSums, RatioOfSums, recovery_of
@@ -363,7 +363,7 @@ def _choose(scores: EdgeScores, size: int, *, absolute: bool, selection: str) ->
     )
 
 
-def _margins_of(runs: Runs, circuit: Circuit) -> Float64[np.ndarray, " n"]:
+def _margins_of(runs: CircuitRuns, circuit: Circuit) -> Float64[np.ndarray, " n"]:
     """Margins of a circuit; a circuit of all edges is the model itself."""
     return runs.margins("full") if circuit.n_edges == circuit.graph.n_edges else runs.margins_of(circuit)
 
@@ -373,7 +373,7 @@ def _digest(scores: EdgeScores) -> str:
 
 
 def integrate(
-    runs: Runs,
+    runs: CircuitRuns,
     margins: _Margins,
     fractions: Float64[np.ndarray, " n_fractions"],
     *,
@@ -420,7 +420,7 @@ def integrate(
 
 
 def _random_reference(
-    runs: Runs, margins: _Margins, sizes: Sequence[int], n_circuits: int, *, prune: bool
+    runs: CircuitRuns, margins: _Margins, sizes: Sequence[int], n_circuits: int, *, prune: bool
 ) -> Float64[np.ndarray, "n_draws n_fractions"]:
     """F of random circuits of each size, the same examples counting as on the curve."""
     graph, used = runs.circuit.graph, margins.used

@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float, Float64, Int
 
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
+from assay.execution import CircuitRuns
 from assay.execution.runs import Which
-from assay.metrics.metric import MetricSpec, Runs, check_choice, finite_examples, metric, record
+from assay.metrics.metric import MetricSpec, check_choice, finite_examples, metric, record
 from assay.metrics.outputs import DIVERGENCES, divergences, restrict
 from assay.stats import mean_of, ratio_of
 
@@ -27,7 +28,7 @@ def kl_reading(nats: float) -> str:
     return "components_missing" if nats <= 1 else "another_prediction"
 
 
-def run_logits(runs: Runs, which: Which) -> Float[np.ndarray, "n d_vocab"]:
+def run_logits(runs: CircuitRuns, which: Which) -> Float[np.ndarray, "n d_vocab"]:
     """Logits of a run as an array."""
     return np.asarray(runs.logits(which).numpy())
 
@@ -44,7 +45,7 @@ def run_logits(runs: Runs, which: Which) -> Float[np.ndarray, "n d_vocab"]:
     unit="nats",
     reference="Conmy et al. 2023, arXiv:2304.14997",
 )
-def _output_divergence(runs: Runs, spec: MetricSpec, *, divergence: str = "kl") -> Measurement:
+def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str = "kl") -> Measurement:
     """Mean divergence of the circuit's output distribution from the model's.
 
     Options:
@@ -70,7 +71,9 @@ def _output_divergence(runs: Runs, spec: MetricSpec, *, divergence: str = "kl") 
     unit="nats",
     reference="Conmy et al. 2023, arXiv:2304.14997",
 )
-def _kl(runs: Runs, spec: MetricSpec, *, restricted_to: "str | Sequence[int] | None" = None) -> Measurement:
+def _kl(
+    runs: CircuitRuns, spec: MetricSpec, *, restricted_to: "str | Sequence[int] | None" = None
+) -> Measurement:
     """Mean KL(full || circuit), with reverse KL, Jensen-Shannon and total variation beside it.
 
     Options:
@@ -113,7 +116,7 @@ def _spread(
 
 
 def _answer_set(
-    runs: Runs, restricted_to: "str | Sequence[int]", shape: tuple[int, ...]
+    runs: CircuitRuns, restricted_to: "str | Sequence[int]", shape: tuple[int, ...]
 ) -> Int[np.ndarray, "n n_ids"]:
     """Ids of the answer set of each example, padded with -1."""
     n, d_vocab = shape
@@ -142,7 +145,7 @@ def _answer_set(
     runs=("full", "keep", "empty"),
     reference="Conmy et al. 2023, arXiv:2304.14997",
 )
-def _kl_faithfulness(runs: Runs, spec: MetricSpec) -> Measurement:
+def _kl_faithfulness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """1 - sum KL(full || circuit) / sum KL(full || empty circuit).
 
     1: the model's distribution; 0: no better than the empty circuit; negative: worse. Undefined

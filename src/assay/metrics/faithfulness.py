@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from assay.core.measurement import Measurement
+from assay.execution import CircuitRuns
 from assay.execution.runs import Which
 from assay.metrics.metric import (
     METRICS,
     MetricSpec,
-    Runs,
     check_choice,
     finite_examples,
     metric,
@@ -36,7 +36,7 @@ def recovery_reading(recovery: float) -> str | None:
     return "primary_path_missing" if recovery < 0.5 else None
 
 
-def _mean_margins(runs: Runs, used: Bool[np.ndarray, " n"], *which: Which) -> dict[str, Any]:
+def _mean_margins(runs: CircuitRuns, used: Bool[np.ndarray, " n"], *which: Which) -> dict[str, Any]:
     """Mean margin of each run and the share of examples that the model itself gets right."""
     if not used.any():
         return {}
@@ -55,7 +55,7 @@ def _mean_margins(runs: Runs, used: Bool[np.ndarray, " n"], *which: Which) -> di
     reference="Wang et al. 2022, arXiv:2211.00593",
 )
 def _faithfulness(
-    runs: Runs, spec: MetricSpec, *, aggregate: str = "ratio_of_sums", normalised: bool = False
+    runs: CircuitRuns, spec: MetricSpec, *, aggregate: str = "ratio_of_sums", normalised: bool = False
 ) -> Measurement:
     """Share of the model's margin that the circuit alone keeps, F = sum y_keep / sum y_full.
 
@@ -122,7 +122,7 @@ def _single_ratios(
     runs=("full", "keep", "empty"),
     reference="Mueller et al. 2025, arXiv:2504.13151",
 )
-def _faithfulness_norm(runs: Runs, spec: MetricSpec) -> Measurement:
+def _faithfulness_norm(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Recovery between the empty circuit (0) and the model (1): (S_keep - S_empty) / (S_full - S_empty).
 
     S sums the margin over examples. Under a divergence objective this is 1 - D(keep) / D(empty).
@@ -152,7 +152,7 @@ def _faithfulness_norm(runs: Runs, spec: MetricSpec) -> Measurement:
     runs=("full", "drop"),
     reference="Wang et al. 2022, arXiv:2211.00593",
 )
-def _completeness(runs: Runs, spec: MetricSpec) -> Measurement:
+def _completeness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Share of the model's margin that is lost when the circuit is dropped: 1 - sum y_drop / sum y_full.
 
     1: nothing outside the circuit does the task; 0: dropping it changes nothing (an empty circuit);

@@ -14,7 +14,7 @@ from assay.core.errors import InputError, unknown_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.execution import Ablation, CircuitRuns
-from assay.metrics.metric import METRICS, MetricSpec, Runs, find_metric, task_warnings
+from assay.metrics.metric import METRICS, MetricSpec, find_metric, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import Task
@@ -97,7 +97,7 @@ def measure(
     return measure_runs(runs, metric, random_circuits=random_circuits, **options)
 
 
-def measure_runs(runs: Runs, metric: str, *, random_circuits: int = 0, **options: Any) -> Measurement:
+def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **options: Any) -> Measurement:
     """`measure` on runs that already exist.
 
     Args:
@@ -127,7 +127,7 @@ def measure_runs(runs: Runs, metric: str, *, random_circuits: int = 0, **options
 
 
 def measurement_provenance(
-    runs: Runs, metric: str, *, random_circuits: int = 0, **options: Any
+    runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **options: Any
 ) -> dict[str, Any]:
     """The provenance that `measure_runs` of the same arguments gives, known before anything runs.
 
@@ -192,7 +192,9 @@ def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
     return Circuit.from_heads(circuit.graph, heads, mlps=circuit.keeps_mlps)
 
 
-def _baseline(runs: Runs, spec: MetricSpec, n_circuits: int, options: Mapping[str, Any]) -> dict[str, Any]:
+def _baseline(
+    runs: CircuitRuns, spec: MetricSpec, n_circuits: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """The metric on random circuits of equal size and on the empty circuit."""
     circuit = runs.circuit
     nothing = circuit.emptied()

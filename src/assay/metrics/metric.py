@@ -4,82 +4,23 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
-from torch import Tensor
+from jaxtyping import Bool, Float64
 
-from assay.circuits import Circuit
 from assay.core.errors import InputError, unknown_name
 from assay.core.measurement import Measurement, Rule, Statistic
 from assay.core.registry import Registry
-from assay.execution.runs import Which
-from assay.models import Model
+from assay.execution.runs import CircuitRuns, Which
 from assay.objectives import get_objective
 from assay.stats import RatioOfSums
-from assay.tasks import Task
 
 
 MANY_EXCLUDED = 0.05  # share of examples left out above which the number carries a warning
 SOLVED = 0.6  # share of examples with a positive margin below which the model does not do the task
 # Objectives whose margin is positive exactly where the model prefers the answer.
 SIGNED_MARGINS = frozenset({"logit_diff", "logit_diff_max", "prob_diff"})
-
-
-@runtime_checkable
-class Runs(Protocol):
-    """What a metric may ask of the runs of one circuit on one task (see `assay.execution.CircuitRuns`)."""
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-
-    @property
-    def task(self) -> Task:
-        """The examples."""
-
-    @property
-    def circuit(self) -> Circuit:
-        """The circuit under judgement."""
-
-    @property
-    def ablation(self) -> str:
-        """Key of the ablation."""
-
-    @property
-    def objective(self) -> str:
-        """Key of the objective."""
-
-    @property
-    def seed(self) -> int:
-        """Root seed."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """Examples per pass; None: by free memory."""
-
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """How the runs come to be."""
-
-    def logits(self, which: Which) -> Float[Tensor, "n d_vocab"]:
-        """Logits at the read position of the run `full`, `keep`, `drop` or `empty`."""
-
-    def margins(self, which: Which) -> Float64[np.ndarray, " n"]:
-        """Y = -loss of the objective in that run."""
-
-    def of(self, circuit: Circuit) -> "Runs":
-        """The runs of another circuit on the same task; what is run for either serves both."""
-
-    def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
-        """Logits of another circuit under the same ablation."""
-
-    def margins_of(self, circuit: Circuit) -> Float64[np.ndarray, " n"]:
-        """Margins of another circuit under the same ablation."""
-
-    def margins_from(self, logits: Float[Tensor, "n d_vocab"]) -> Float64[np.ndarray, " n"]:
-        """Margins of a run made elsewhere, from its logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +40,9 @@ class MetricSpec:
         fail_threshold: Published fail where a middle band exists.
         strict: Whether the threshold itself does not pass.
         unit: Unit of the value.
-        runs: Runs it reads; each costs one forward pass per example once, shared with other metrics.
+        runs: CircuitRuns it reads; each costs one forward pass per example once, shared with other metrics.
         runs_per_head: Further runs for every head of the circuit.
-        own_runs: Runs beyond these that it makes for itself alone, under its default options.
+        own_runs: CircuitRuns beyond these that it makes for itself alone, under its default options.
         reference: Where the definition comes from.
         meaning: What its value says, a sentence for pages; those of the package have theirs in the report.
         version: Raised when the same input would give another number.
@@ -191,7 +132,7 @@ def find_metric(name: str) -> MetricSpec:
     )
 
 
-def finite_examples(runs: Runs, *which: Which) -> Bool[np.ndarray, " n"]:
+def finite_examples(runs: CircuitRuns, *which: Which) -> Bool[np.ndarray, " n"]:
     """Examples whose logits are finite in all the runs named."""
     finite = np.ones(runs.task.n, dtype=bool)
     for each in which:
@@ -275,7 +216,7 @@ def undefined(spec: MetricSpec, *, n: int, reason: str, warnings: tuple[str, ...
     )
 
 
-def task_warnings(runs: Runs, used: Bool[np.ndarray, " n"]) -> tuple[str, ...]:
+def task_warnings(runs: CircuitRuns, used: Bool[np.ndarray, " n"]) -> tuple[str, ...]:
     """`task_not_solved` where the model itself fails: negative mean margin, or right on fewer than 60 %."""
     if runs.objective not in SIGNED_MARGINS or not used.any():
         return ()

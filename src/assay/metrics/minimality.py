@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from assay.core.measurement import Measurement
-from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record, task_warnings, undefined
+from assay.execution import CircuitRuns
+from assay.metrics.metric import MetricSpec, finite_examples, metric, record, task_warnings, undefined
 from assay.stats import RatioOfSums, ratio_of
 
 
@@ -43,7 +44,7 @@ def minimality_class(faithfulness: float, without: Float64[np.ndarray, " n_heads
     reference="Wang et al. 2022, arXiv:2211.00593",
 )
 def _minimality(
-    runs: Runs, spec: MetricSpec, *, essential_above: float = 0.05, faithful_from: float = 0.5
+    runs: CircuitRuns, spec: MetricSpec, *, essential_above: float = 0.05, faithful_from: float = 0.5
 ) -> Measurement:
     """Mean over heads of the faithfulness lost with the head: m_h = F(C) - F(C without h).
 

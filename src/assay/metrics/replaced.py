@@ -14,11 +14,11 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.discovery.heads.edges import run_with_edges_replaced
-from assay.discovery.heads.interventions import INTERVENTIONS, Donor, Intervention, Setting
-from assay.discovery.heads.replacing import Replacement, outside, run_with_heads_replaced
-from assay.execution import ABLATIONS
+from assay.discovery.heads.interventions import INTERVENTIONS, Donor
+from assay.discovery.heads.replacing import outside, run_with_heads_replaced
+from assay.execution import ABLATIONS, Ablation, CircuitRuns
 from assay.execution.forward import choose_batch_size
-from assay.metrics.metric import Runs
+from assay.execution.sites import Replacement, Setting
 from assay.metrics.outputs import divergences
 
 
@@ -50,7 +50,7 @@ class Complement:
         runs: Model, task, circuit, objective and seed.
     """
 
-    runs: Runs
+    runs: CircuitRuns
 
     @cached_property
     def setting(self) -> Setting:
@@ -69,7 +69,7 @@ class Complement:
         chosen = INTERVENTIONS[method]
         if isinstance(chosen, Donor):
             _, counts = self.runs.task.lengths.unique(return_counts=True)
-            served = int(counts.max()) > 1 and self._served(chosen).any()
+            served = int(counts.max()) > 1 and chosen.served(self.setting).any()
             return None if served else "no_donor"
         if not heads_alone(self.runs.circuit) and method not in ABLATIONS:
             return "no_edge_ablation"
@@ -95,7 +95,9 @@ class Complement:
                 one[known] = divergences(full[known].numpy(), logits[known].numpy())["kl"]
                 divergence.append(one)
         return Draws(
-            margins=np.stack(margins), kl=np.stack(divergence) if kl else None, served=self._served(chosen)
+            margins=np.stack(margins),
+            kl=np.stack(divergence) if kl else None,
+            served=chosen.served(self.setting),
         )
 
     def with_all_heads(self, replacement: Replacement) -> Float[Tensor, "n d_vocab"]:
@@ -106,17 +108,12 @@ class Complement:
             self.runs.model, self.runs.task, heads, replacement, batch_size=size, check=False
         )
 
-    def _served(self, chosen: Intervention) -> Bool[np.ndarray, " n"]:
-        if not isinstance(chosen, Donor):
-            return np.ones(self.runs.task.n, dtype=np.bool_)
-        return np.asarray(chosen.donors_of(self.setting) >= 0)
-
-    def _logits(self, chosen: Intervention) -> Float[Tensor, "n d_vocab"]:
+    def _logits(self, chosen: Ablation) -> Float[Tensor, "n d_vocab"]:
         runs = self.runs
         if heads_alone(runs.circuit):
             assert runs.circuit.heads is not None
             rest = outside(runs.circuit.heads, runs.model)
-            replacement = chosen.prepare(self.setting)
+            replacement = chosen.prepare_heads(self.setting)
             size = self.setting.batch_size
             return run_with_heads_replaced(
                 runs.model, runs.task, rest, replacement, batch_size=size, check=False

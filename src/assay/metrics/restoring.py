@@ -5,9 +5,10 @@ from torch import Tensor
 
 from assay.core.errors import unknown_name
 from assay.core.measurement import Measurement
-from assay.discovery.heads.interventions import INTERVENTIONS, Setting
-from assay.discovery.heads.replacing import Replacement, Site
-from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record, task_warnings
+from assay.discovery.heads.interventions import INTERVENTIONS
+from assay.execution import CircuitRuns
+from assay.execution.sites import Replacement, Setting, Site
+from assay.metrics.metric import MetricSpec, finite_examples, metric, record, task_warnings
 from assay.metrics.replaced import Complement
 from assay.stats import recovery_of
 
@@ -25,7 +26,7 @@ from assay.stats import recovery_of
     own_runs=3,
     reference="mechanistic-validity framework, C20",
 )
-def _corrupt_restore(runs: Runs, spec: MetricSpec) -> Measurement:
+def _corrupt_restore(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Share of the margin that comes back when the circuit's heads get their clean outputs again.
 
     (S_restored - S_ablated) / (S_full - S_ablated), S the sum of margins: in `ablated` every head of the
@@ -44,7 +45,7 @@ def _corrupt_restore(runs: Runs, spec: MetricSpec) -> Measurement:
     used = finite_examples(runs, "full")
     for draw in range(chosen.draws):
         complement.setting.draw = draw
-        ablated = chosen.prepare(complement.setting)
+        ablated = chosen.prepare_heads(complement.setting)
         restored = _restored(ablated, heads, complement.setting)
         for name, replacement in (("ablated", ablated), ("restored", restored)):
             logits = complement.with_all_heads(replacement)

@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float64
 
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
-from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record, task_warnings
+from assay.execution import CircuitRuns
+from assay.metrics.metric import MetricSpec, finite_examples, metric, record, task_warnings
 from assay.metrics.replaced import Complement, Draws
 from assay.stats import RatioOfSums, mean_of, ratio_of
 
@@ -16,7 +17,9 @@ from assay.stats import RatioOfSums, mean_of, ratio_of
 METHODS = ("resample-donor", "resample-donor-same-class")
 
 
-def _scrubbed(runs: Runs, draws: int, same_answer: bool, *, kl: bool) -> tuple[Draws, Bool[np.ndarray, " n"]]:
+def _scrubbed(
+    runs: CircuitRuns, draws: int, same_answer: bool, *, kl: bool
+) -> tuple[Draws, Bool[np.ndarray, " n"]]:
     """Draws, and the examples that may count."""
     if draws < 1:
         raise InputError(f"draws is {draws}; give at least 1, 5 by default")
@@ -56,7 +59,7 @@ def _facts(
     reference="Chan et al. 2022, Causal Scrubbing",
 )
 def _scrub_recovery(
-    runs: Runs, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False
+    runs: CircuitRuns, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False
 ) -> Measurement:
     """Share of the model's margin that is left when all but the circuit comes from other prompts.
 
@@ -97,7 +100,9 @@ def _scrub_recovery(
     own_runs=6,
     reference="Chan et al. 2022, Causal Scrubbing",
 )
-def _scrub_kl(runs: Runs, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False) -> Measurement:
+def _scrub_kl(
+    runs: CircuitRuns, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False
+) -> Measurement:
     """Mean KL(model || run) when all but the circuit comes from other prompts, averaged over donors.
 
     Options:

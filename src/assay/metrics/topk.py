@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float, Float64, Int
 
 from assay.core.errors import InputError, unknown_name
 from assay.core.measurement import ONE_SIDED_95, Measurement, Rule, Verdict
+from assay.execution import CircuitRuns
 from assay.metrics.divergence import run_logits
-from assay.metrics.metric import MetricSpec, Runs, check_choice, finite_examples, metric, record
+from assay.metrics.metric import MetricSpec, check_choice, finite_examples, metric, record
 from assay.metrics.outputs import answer_is_top
 from assay.stats import fagin_tau_rows, kendall_tau_rows, mean_of
 
@@ -158,7 +159,7 @@ class _Ranking(NamedTuple):
         return float(tied[self.used].mean()) if self.used.any() else math.nan
 
 
-def _ranking(runs: Runs, K: Sequence[int] | None, vocabulary: int | None) -> _Ranking:
+def _ranking(runs: CircuitRuns, K: Sequence[int] | None, vocabulary: int | None) -> _Ranking:
     """Rank both runs once; excluded examples are ranked as all equal and counted nowhere."""
     logits = [run_logits(runs, which) for which in ("full", "keep")]
     d_vocab = logits[0].shape[1]
@@ -177,7 +178,7 @@ def _ranking(runs: Runs, K: Sequence[int] | None, vocabulary: int | None) -> _Ra
 
 
 def _parts(
-    runs: Runs, spec: MetricSpec, ranking: _Ranking, limits: Mapping[str, float], support: str
+    runs: CircuitRuns, spec: MetricSpec, ranking: _Ranking, limits: Mapping[str, float], support: str
 ) -> dict[str, Measurement]:
     """Acc@K and tau_K for each K, and both label accuracies, each with its interval."""
     answers = runs.task.answers.numpy()
@@ -280,7 +281,7 @@ def judge_agreement(parts: Mapping[str, Measurement], limits: Mapping[str, float
     reference="Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023, arXiv:2304.14997",
 )
 def _topk(
-    runs: Runs,
+    runs: CircuitRuns,
     spec: MetricSpec,
     *,
     K: Sequence[int] | None = None,
@@ -348,7 +349,7 @@ def _details(ranking: _Ranking, parts: Mapping[str, Measurement]) -> dict[str, A
     reference="Kendall 1938",
 )
 def _topk_tau(
-    runs: Runs,
+    runs: CircuitRuns,
     spec: MetricSpec,
     *,
     K: Sequence[int] | None = None,

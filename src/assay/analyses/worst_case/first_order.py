@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from assay.analyses.worst_case.ascent import SIDES, Pair, prompt_key
 from assay.circuits import Circuit
-from assay.execution.ablation import Baseline
+from assay.execution.baseline import Baseline
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model, Trace
 from assay.models.tracing import BlockCall

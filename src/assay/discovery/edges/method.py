@@ -21,7 +21,8 @@ from assay.core.record import library_version
 from assay.core.registry import Registry
 from assay.discovery.edges.quadrature import quadrature_nodes
 from assay.execution import Ablation, Prepared, get_ablation
-from assay.execution.ablation import KeptRuns, Mean
+from assay.execution.ablation import Mean
+from assay.execution.baseline import KeptRuns
 from assay.execution.forward import choose_batch_size, free_memory
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective

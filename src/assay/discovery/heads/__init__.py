@@ -20,7 +20,6 @@ from assay.discovery.heads.effects import (
     CircuitEffect,
     circuit_effect,
     drop_scores,
-    mediation_reading,
     mediation_scores,
     patching_scores,
 )
@@ -31,7 +30,7 @@ from assay.discovery.heads.information import (
     parent_flags,
     stability_selection,
 )
-from assay.discovery.heads.interventions import INTERVENTIONS, Intervention, Setting
+from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.llc import (
     Langevin,
     LearningCoefficient,
@@ -70,13 +69,11 @@ __all__ = [
     "HeadMethod",
     "HeadOutputs",
     "HeadScores",
-    "Intervention",
     "Langevin",
     "LearningCoefficient",
     "MeasurementTable",
     "Separation",
     "SetOverlap",
-    "Setting",
     "WeightFeatures",
     "WeightPrediction",
     "activation_magnitude",
@@ -100,7 +97,6 @@ __all__ = [
     "load_head_scores",
     "margin_directions",
     "mediation",
-    "mediation_reading",
     "mediation_scores",
     "member_ratio",
     "ov_norm",

@@ -1,14 +1,14 @@
 """How each column of a measurement table is made: runs of sets of heads, of edges, of single heads."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -23,11 +23,10 @@ from assay.discovery.heads.direct import (
 )
 from assay.discovery.heads.edges import run_with_edges_replaced
 from assay.discovery.heads.fisher import fisher_count
-from assay.discovery.heads.head_pairs import composition
+from assay.discovery.heads.head_pairs import Composition, composition
 from assay.discovery.heads.information import causation_entropy
-from assay.discovery.heads.interventions import INTERVENTIONS, Donor, Setting
+from assay.discovery.heads.interventions import INTERVENTIONS, Donor
 from assay.discovery.heads.replacing import (
-    Replacement,
     heads_replaced,
     outside,
     replaced_outputs,
@@ -40,10 +39,12 @@ from assay.discovery.heads.runs import (
     one_head_replaced,
     one_head_replaced_at_read,
 )
+from assay.discovery.heads.scores import HeadScores
 from assay.discovery.heads.single_heads import margin_reading
 from assay.discovery.heads.weights import answer_directions, ov_norm, weight_scores
 from assay.execution import BaselineShelf, run_model
 from assay.execution.forward import TOKENS_PER_PASS, choose_batch_size
+from assay.execution.sites import Replacement, Setting
 from assay.models import Model
 from assay.objectives import Objective, get_objective
 from assay.tasks import PairBatch, PairTask
@@ -181,19 +182,12 @@ class Columns:
             self.model,
             setting.task,
             heads,
-            INTERVENTIONS[method].prepare(setting),
+            INTERVENTIONS[method].prepare_heads(setting),
             batch_size=setting.batch_size,
             check=False,
         )
-        logits[torch.from_numpy(self._unserved(method, setting))] = torch.nan
+        logits[torch.from_numpy(~INTERVENTIONS[method].served(setting))] = torch.nan
         return logits
-
-    def _unserved(self, method: str, setting: Setting) -> Bool[np.ndarray, " n"]:
-        """Prompts that no other can give its activations to: a run of theirs would be the plain one."""
-        intervention = INTERVENTIONS[method]
-        if not isinstance(intervention, Donor):
-            return np.zeros(setting.task.n, dtype=np.bool_)
-        return np.asarray(intervention.donors_of(setting) < 0)
 
     def _edges(self, which: str, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
         circuit = {
@@ -208,7 +202,7 @@ class Columns:
         if method == self.ablation:  # the only one that several circuits are run under
             shelf = self._baselines.setdefault((id(setting.task), setting.draw), BaselineShelf())
         logits = run_with_edges_replaced(circuit, INTERVENTIONS[method], setting, shelf=shelf)
-        logits[torch.from_numpy(self._unserved(method, setting))] = torch.nan
+        logits[torch.from_numpy(~INTERVENTIONS[method].served(setting))] = torch.nan
         return logits
 
     def _full_logits(self, prompts: PairTask) -> Float[Tensor, "n d_vocab"]:
@@ -237,7 +231,7 @@ class Columns:
     def _dropping(self) -> list[Replacement]:
         """What single heads are replaced by, in each draw."""
         intervention = INTERVENTIONS[self.ablation]
-        return [intervention.prepare(setting) for setting in self._draws(self.ablation, self.task)]
+        return [intervention.prepare_heads(setting) for setting in self._draws(self.ablation, self.task)]
 
     def over_heads(
         self, name: str, some: PairTask, rows: slice, heads: tuple[tuple[int, int], ...]
@@ -274,7 +268,7 @@ class Columns:
             parts.append(table.numpy())
         margins = np.concatenate(parts)
         if name == "y_drop1":
-            margins[self._unserved(self.ablation, setting)[rows]] = np.nan
+            margins[~INTERVENTIONS[self.ablation].served(setting)[rows]] = np.nan
         return margins
 
     def _reading(self, batch: PairBatch) -> Reading:
@@ -313,7 +307,7 @@ class Columns:
 
     def _without_each(self, setting: Setting) -> Float64[np.ndarray, "P k"]:
         """The same in one draw: each run begins where its head writes into the run of the whole circuit."""
-        replacement = INTERVENTIONS[self.ablation].prepare(setting)
+        replacement = INTERVENTIONS[self.ablation].prepare_heads(setting)
         others = outside(self.heads, self.model)
         parts = []
         for batch in self.task.batches(self._at_once(self.task)):
@@ -330,7 +324,7 @@ class Columns:
                 )
             parts.append(table.numpy())
         margins = np.concatenate(parts)
-        margins[self._unserved(self.ablation, setting)] = np.nan
+        margins[~INTERVENTIONS[self.ablation].served(setting)] = np.nan
         return margins
 
     def _at_once(self, some: PairTask) -> int:
@@ -348,28 +342,20 @@ class Columns:
         """What every part wrote at the read position: one plain pass per prompt."""
         return head_outputs(self.model, self.task, batch_size=self.batch_size)
 
-    def of_heads(self, name: str) -> dict[str, np.ndarray]:
-        if name == "attribution":
-            found = attribution_patching(
-                self.model, self.task, objective=self.objective, batch_size=self.batch_size
-            )
-            self.n_backward += self.task.n
-            assert found.flat_examples is not None
-            return {name: found.flat_examples}
-        if name == "dla":
-            toward = margin_directions(self.model, self.task, "difference")
-            found = direct_attribution(self.model, self.outputs, toward, norm="frozen")
-        elif name == "dla_correct":
-            toward = margin_directions(self.model, self.task, "correct")
-            found = direct_attribution(self.model, self.outputs, toward, norm="none")
-        elif name == "magnitude":
-            found = activation_magnitude(self.model, self.outputs)
-        else:
-            return {name: self.outputs.z.double().numpy()}
-        assert found.flat_examples is not None
-        return {name: found.flat_examples}
+    def _direct(
+        self, toward: Literal["difference", "correct"], norm: Literal["frozen", "none"]
+    ) -> Float64[np.ndarray, "P H"]:
+        directions = margin_directions(self.model, self.task, toward)
+        return _table_of(direct_attribution(self.model, self.outputs, directions, norm=norm))
 
-    def learning_coefficients(self) -> Float64[np.ndarray, " H"]:
+    def _attribution(self) -> Float64[np.ndarray, "P H"]:
+        found = attribution_patching(
+            self.model, self.task, objective=self.objective, batch_size=self.batch_size
+        )
+        self.n_backward += self.task.n
+        return _table_of(found)
+
+    def _learning_coefficients(self) -> Float64[np.ndarray, " H"]:
         """Counts of active directions, on the scale of a local learning coefficient."""
         self.n_backward += min(LLC_PROMPTS, self.task.n)
         return fisher_count(
@@ -381,17 +367,43 @@ class Columns:
         features = direct_attribution(self.model, self.outputs, margin_directions(self.model, self.task))
         return causation_entropy(features, target, seed=self.seed).flat
 
-    def of_weights(self, name: str) -> dict[str, np.ndarray]:
-        if name == "ov_norm":
-            if self.task.wrong is None:
-                raise InputError(
-                    "ov_norm compares right with wrong outputs, and "
-                    f"task {self.task.name!r} names no wrong ones; give it wrong="
-                )
-            pairs = answer_directions(self.model, self.task.answers[:, 0], self.task.wrong[:, 0])
-            return {name: ov_norm(self.model, pairs).flat}
-        if name.startswith("composition/"):
-            found = composition(self.model)
-            return {f"composition/{key}": getattr(found, key) for key in "qkv"}
-        scores = weight_scores(self.model)
-        return {key: scores[f"ov-{key.replace('_', '-')}"].flat for key in ("spectral_norm", "sv_entropy")}
+    def _ov_norm(self) -> Float64[np.ndarray, " H"]:
+        if self.task.wrong is None:
+            raise InputError(
+                "ov_norm compares right with wrong outputs, and "
+                f"task {self.task.name!r} names no wrong ones; give it wrong="
+            )
+        pairs = answer_directions(self.model, self.task.answers[:, 0], self.task.wrong[:, 0])
+        return ov_norm(self.model, pairs).flat
+
+    @cached_property
+    def _weights(self) -> Mapping[str, HeadScores]:
+        return weight_scores(self.model)
+
+    @cached_property
+    def _composition(self) -> Composition:
+        return composition(self.model)
+
+
+def _table_of(scores: HeadScores) -> Float64[np.ndarray, "P H"]:
+    assert scores.flat_examples is not None
+    return scores.flat_examples
+
+
+# Columns that come in one piece, of the task alone.
+WHOLE: Mapping[str, Callable[[Columns], np.ndarray]] = {
+    "dla": lambda make: make._direct("difference", "frozen"),
+    "dla_correct": lambda make: make._direct("correct", "none"),
+    "magnitude": lambda make: _table_of(activation_magnitude(make.model, make.outputs)),
+    "attribution": Columns._attribution,
+    "z_last": lambda make: make.outputs.z.double().numpy(),
+    "ov_norm": Columns._ov_norm,
+    "spectral_norm": lambda make: make._weights["ov-spectral-norm"].flat,
+    "sv_entropy": lambda make: make._weights["ov-sv-entropy"].flat,
+    "composition/q": lambda make: make._composition.q,
+    "composition/k": lambda make: make._composition.k,
+    "composition/v": lambda make: make._composition.v,
+    "y_cor": Columns.corrupted,
+    "y_minus1": Columns.without_each,
+    "llc": Columns._learning_coefficients,
+}

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.discovery.heads.interventions import INTERVENTIONS, Donor, Intervention, Setting, check_aligned
-from assay.execution import ABLATIONS, BaselineShelf, run_circuit
+from assay.discovery.heads.interventions import INTERVENTIONS, Donor
+from assay.execution import ABLATIONS, Ablation, BaselineShelf, run_circuit
+from assay.execution.ablation import check_aligned
+from assay.execution.sites import Setting
 
 
 def run_with_edges_replaced(
-    circuit: Circuit, intervention: Intervention, setting: Setting, *, shelf: BaselineShelf | None = None
+    circuit: Circuit, intervention: Ablation, setting: Setting, *, shelf: BaselineShelf | None = None
 ) -> Float[Tensor, "n d_vocab"]:
     """Logits of a circuit at the read position, whatever they are worth: NaN and infinite ones pass.
 

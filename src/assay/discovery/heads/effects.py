@@ -17,7 +17,6 @@ from assay.discovery.heads.scores import HeadScores, defined_examples, mean_over
 
 
 SMALLEST = 1e-8  # margins closer than this, per prompt, are not a scale to compare an effect with
-STRONG, WEAK = 0.7, 0.3  # published readings of a mediated fraction
 AGGREGATES = ("ratio_of_sums", "mean_of_ratios")
 
 Heads = Collection[Sequence[int]]
@@ -147,13 +146,6 @@ def mediation_scores(
         },
         **facts,
     )
-
-
-def mediation_reading(fraction: float) -> str | None:
-    """The published reading of a mediated fraction; None between 0.3 and 0.7, and where undefined."""
-    if fraction > STRONG:
-        return "strong_mediator"
-    return "bypassed" if fraction < WEAK else None
 
 
 def drop_scores(

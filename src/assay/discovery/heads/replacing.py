@@ -4,9 +4,8 @@ Embeddings, MLPs, norms and biases act as ever. Some replacements depend on the 
 that very run, so they are made inside it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -14,33 +13,12 @@ from torch import Tensor, nn
 
 from assay.core.errors import InputError
 from assay.execution.forward import check_finite, choose_batch_size
-from assay.models import Block, Model, Trace
+from assay.execution.sites import Replacement, Site
+from assay.models import Model, Trace
 from assay.tasks import Batch, Task, map_tensors
 
 
 Heads = Collection[tuple[int, int]]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Site:
-    """The heads of one block in one batch, while the run passes through them.
-
-    Attributes:
-        layer: Block.
-        block: Its description.
-        z: Outputs of all its heads in this run, `[batch, pos, n_heads, d_head]`.
-        values: Value vectors they mix, `[batch, pos, n_kv_heads, d_head]`.
-        batch: The prompts.
-    """
-
-    layer: int
-    block: Block
-    z: Float[Tensor, "batch pos n_heads d_head"]
-    values: Float[Tensor, "batch pos n_kv_heads d_head"]
-    batch: Batch
-
-
-Replacement = Callable[[Site], Tensor]
 
 
 def run_with_heads_replaced(
@@ -58,7 +36,7 @@ def run_with_heads_replaced(
         model: The model.
         task: The prompts.
         heads: (block, head) pairs to replace.
-        replacement: What by (`Intervention.prepare`).
+        replacement: What by (`Ablation.prepare_heads`).
         batch_size: Prompts per pass; default: by free memory.
         check: Refuse NaN or infinite logits.
     """

@@ -1,6 +1,5 @@
 """Columns of a measurement table on disk: blocks of rows that are added and never changed."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,15 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float64
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from assay.circuits import write_atomically
+from assay.circuits.files import read_arrays, real_numbers, write_arrays, write_atomically
 from assay.core.errors import FileFormatError, InputError, OutputError, UnsafeFileError
-from assay.core.untrusted import MALFORMED, parse_json, refuse_pickle
+from assay.core.untrusted import parse_json
 
 
 RECORD = "table.json"
+KIND = "block of a measurement table"
+_REMEDY = "delete it, and it will be measured again"
 
 
 class Shelf:
@@ -79,25 +78,18 @@ class Shelf:
             FileFormatError: If the file is truncated, changed, or of another table.
         """
         path = self._path(column, start)
-        remedy = "delete it, and it will be measured again"
         try:
-            refuse_pickle(path)
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                values = file.get_tensor("values").numpy()
+            arrays, header = read_arrays(path, KIND)
+            values = real_numbers(arrays["values"]).numpy()
         except UnsafeFileError:
             raise
-        except (SafetensorError, OSError, *MALFORMED) as error:
-            raise FileFormatError(
-                f"{path} cannot be read as a block of a measurement table ({error}); it may be half-written: "
-                f"{remedy}"
-            ) from error
-        expected = {"table": self.identity, "column": column, "sha256": _digest(values)}
-        for key, value in expected.items():
+        except (FileFormatError, KeyError, ValueError) as error:
+            raise FileFormatError(f"{error}; {_REMEDY}") from error
+        for key, value in self._header(column).items():
             if header.get(key) != value:
                 raise FileFormatError(
-                    f"{path} states {key} {header.get(key)!r} and has {value!r}: it was changed after it was "
-                    f"written, or belongs elsewhere; {remedy}"
+                    f"{path} states {key} {header.get(key)!r} and should state {value!r}: it belongs "
+                    f"elsewhere; {_REMEDY}"
                 )
         return np.asarray(values, dtype=np.float64)
 
@@ -106,10 +98,8 @@ class Shelf:
         path = self._path(column, start)
         if path.exists():
             return
-        header = {"table": self.identity, "column": column, "sha256": _digest(values)}
-        write_atomically(path, save({"values": torch.from_numpy(np.ascontiguousarray(values))}, header))
+        arrays = {"values": torch.from_numpy(np.ascontiguousarray(values))}
+        write_arrays(path, arrays, {"kind": KIND, **self._header(column)})
 
-
-def _digest(values: Float64[np.ndarray, "*shape"]) -> str:
-    content = np.ascontiguousarray(values, dtype="<f8")
-    return hashlib.sha256(repr(content.shape).encode() + content.tobytes()).hexdigest()
+    def _header(self, column: str) -> dict[str, str]:
+        return {"table": self.identity, "column": column}

@@ -20,8 +20,8 @@ from assay.discovery.heads.effects import (
     mediation_scores,
     patching_scores,
 )
-from assay.discovery.heads.interventions import INTERVENTIONS, Donor, Intervention, Setting
-from assay.discovery.heads.replacing import Replacement, replaced_outputs
+from assay.discovery.heads.interventions import INTERVENTIONS
+from assay.discovery.heads.replacing import replaced_outputs
 from assay.discovery.heads.runs import (
     Reading,
     base_run,
@@ -30,7 +30,9 @@ from assay.discovery.heads.runs import (
     one_head_replaced_at_read,
 )
 from assay.discovery.heads.scores import HeadScores
+from assay.execution import Ablation
 from assay.execution.forward import choose_batch_size
+from assay.execution.sites import Replacement, Setting
 from assay.models import Model, Trace
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Batch, Task, map_tensors
@@ -130,7 +132,7 @@ def drop_effect(
     task: Task,
     *,
     heads: Heads | None = None,
-    ablation: str | Intervention = "mean",
+    ablation: str | Ablation = "mean",
     reference: Task | None = None,
     draws: int | None = None,
     objective: str | Objective | Loss | None = None,
@@ -172,15 +174,14 @@ def drop_effect(
     tables = []
     for draw in range(draws):
         setting.draw = draw
-        run = _dropped(chosen.prepare(setting))
+        run = _dropped(chosen.prepare_heads(setting))
         tables.append(
             _measured(
                 model, task, run, heads=heads, objective=objective, batch_size=batch_size, corrupted=False
             )
         )
     dropped = np.mean([table.y_one for table in tables], axis=0)
-    if isinstance(chosen, Donor):
-        dropped[chosen.donors_of(setting) < 0] = np.nan
+    dropped[~chosen.served(setting)] = np.nan
     settings = {"ablation": chosen.key, "draws": draws}
     if draws > 1:
         settings["seed"] = seed

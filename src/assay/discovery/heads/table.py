@@ -18,7 +18,7 @@ from assay.circuits.given import named_circuit
 from assay.core.errors import InputError, unknown_name
 from assay.core.random import stream
 from assay.core.record import library_version, record_id
-from assay.discovery.heads.columns import QUANTITIES, Columns, count_draws
+from assay.discovery.heads.columns import QUANTITIES, WHOLE, Columns, count_draws
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.replacing import outside
 from assay.discovery.heads.shelf import Shelf
@@ -37,9 +37,6 @@ AnyCircuit = Circuit | HeadCircuit | Sequence[Sequence[int]] | str | Path
 _WHICH = ("full", "keep", "drop", "empty")
 _OVER_HEADS = ("y_drop1", "y_patch", "y_cross")
 _OF_CIRCUIT = "y_drop1/circuit"
-_OF_HEADS = ("dla", "dla_correct", "magnitude", "attribution", "z_last")
-_OF_WEIGHTS = ("ov_norm", "spectral_norm", "sv_entropy", "composition/q", "composition/k", "composition/v")
-_OTHERS = ("y_cor", "y_minus1", "llc", "ocse")
 
 
 class MeasurementTable:
@@ -310,14 +307,11 @@ class MeasurementTable:
             if "y_drop1" in self._columns or (self._shelf is not None and self._shelf.has("y_drop1")):
                 return {name: self.column("y_drop1")[:, self.places]}
             return self._in_blocks(name, self.heads)
-        if name in _OF_WEIGHTS:
-            return self._whole(name, lambda: self._make.of_weights(name))
-        if name in _OF_HEADS:
-            return self._whole(name, lambda: self._make.of_heads(name))
-        if name in _OTHERS:
-            if name == "ocse":
-                self.column("y_full")  # beforehand, or its passes would be counted twice
-            return self._whole(name, lambda: {name: self._other(name)})
+        if name == "ocse":
+            margins = np.array(self.column("y_full"))  # beforehand, or its passes would be counted twice
+            return self._whole(name, lambda: {name: self._make.causation(margins)})
+        if name in WHOLE:
+            return self._whole(name, lambda: {name: WHOLE[name](self._make)})
         pool = name.startswith(POOL)
         which, _, method = name.removeprefix(POOL).partition("/")
         quantity, _, run = which.partition("_")
@@ -343,18 +337,9 @@ class MeasurementTable:
         own = self.column(name.removeprefix(POOL))
         return {**found, name: np.concatenate([own, found[further]])}
 
-    def _other(self, name: str) -> np.ndarray:
-        if name == "y_cor":
-            return self._make.corrupted()
-        if name == "y_minus1":
-            return self._make.without_each()
-        if name == "llc":
-            return self._make.learning_coefficients()
-        return self._make.causation(np.array(self.column("y_full")))
-
     def _known(self) -> list[str]:
         runs = [f"{q}_{w}/METHOD" for q in QUANTITIES for w in _WHICH[1:]]
-        return ["y_full", "ce_full", *runs, *_OVER_HEADS, *_OF_HEADS, *_OF_WEIGHTS, *_OTHERS]
+        return ["y_full", "ce_full", *runs, *_OVER_HEADS, *WHOLE, "ocse"]
 
     def _whole(self, name: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Columns that come in one piece, read from the folder or made and kept there."""
