@@ -1,6 +1,8 @@
 """Imports go one way: a part may use the parts below it, never those above or beside it."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "core",
         "stats",
         "graph objectives",
+        "page",
         "models tasks",
         "circuits",
         "execution",
@@ -40,8 +43,8 @@ RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row}
 HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     # The latter holds classes of transformers' kind, and is itself imported where one is loaded.
     "transformers": ("models/loading.py", "models/attention_only.py"),
-    "matplotlib": ("report/",),
-    "jinja2": ("report/",),
+    "matplotlib": ("page/", "report/"),
+    "jinja2": ("page/", "report/"),
     "sqlalchemy": ("store/",),
     "alembic": ("store/",),
     "starlette": ("app/",),
@@ -140,11 +143,25 @@ def test_heavy_imports_at_module_level_are_only_at_home() -> None:
         for found in imports_of(path)
         if found.at_load
         and found.module.split(".")[0] in HEAVY_HOMES
-        and not path.relative_to(SOURCE)
-        .as_posix()
-        .startswith(HEAVY_HOMES[found.module.split(".")[0]] or ("/",))
+        and not at_home(path, found.module.split(".")[0])
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def at_home(path: Path, module: str) -> bool:
+    """Whether a file may import a slow module when it is loaded."""
+    name = path.relative_to(SOURCE).as_posix()
+    if module == "matplotlib" and name.startswith("analyses/") and name.endswith("plots.py"):
+        return True
+    return name.startswith(HEAVY_HOMES[module] or ("/",))
+
+
+def test_analyses_load_without_the_libraries_of_pages() -> None:
+    analyses = [path.parent.name for path in SOURCE.glob("analyses/*/__init__.py")]
+    modules = ", ".join(["assay", *(f"assay.analyses.{name}" for name in sorted(analyses))])
+    program = f"import sys, {modules}; print(*{{'matplotlib', 'jinja2'}} & sys.modules.keys())"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not result.stdout.strip()
 
 
 def test_the_command_line_loads_only_what_help_needs() -> None:

@@ -91,6 +91,31 @@ FORMS: Mapping[str, PageForm] = {
             "provenance".split()
         ),
     ),
+    "ranking": PageForm(
+        noun="ranking",
+        schema="assay-ranking/1",
+        again="`assay rank`",
+        maker="assay.analyses.generalization.page:ranking_page",
+        required=(
+            "target",
+            "measure",
+            "models",
+            "performance",
+            "metrics",
+            "absent",
+            "layers",
+            "motif",
+            "costs",
+            "provenance",
+        ),
+    ),
+    "ranking-comparison": PageForm(
+        noun="comparison of rankings",
+        schema="assay-ranking-comparison/1",
+        again="`assay rank`",
+        maker="assay.analyses.generalization.page:ranking_comparison_page",
+        required=("datasets", "metrics", "motif", "rankings", "provenance"),
+    ),
 }
 
 

@@ -215,8 +215,8 @@ def _show_plan(
 ) -> None:
     """Passes per image and model, at most, and seconds per metric."""
     from assay.analyses.generalization.predictor import PREDICTORS
-    from assay.pipeline.ranking import timed_metrics
     from assay.page.text import number
+    from assay.pipeline.ranking import timed_metrics
 
     needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
     stages = {"logits and features": 1}
@@ -255,7 +255,9 @@ def _show_plan(
 
 def print_ranking(document: Mapping[str, Any]) -> None:
     """The models in order, and what picking by each metric is worth."""
-    from assay.report import rank_figures, rank_page, words
+    from assay.analyses.generalization import rank_words as rank_figures
+    from assay.analyses.generalization import rank_words as rank_page
+    from assay.page import text as words
 
     target = document["target"]
     echo(f"{target['domain'] or target['name']}: {len(document['models'])} models, {target['n']} images")
@@ -297,7 +299,7 @@ def print_ranking(document: Mapping[str, Any]) -> None:
 
 def print_comparison(document: Mapping[str, Any]) -> None:
     """Metrics over all targets."""
-    from assay.report.rank_page import fixed
+    from assay.analyses.generalization.rank_words import fixed
 
     rows = [
         [
