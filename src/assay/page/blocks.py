@@ -56,7 +56,7 @@ class Cell:
 
     text: Text = ""
     below: Text = ""
-    value: float | str | None = None
+    value: float | int | str | None = None
     drawing: Drawing | None = None
     status: str = ""
     mark: str = ""
@@ -75,6 +75,7 @@ class Column:
         sort: Whether a reader can sort by it.
         arrow: Mark beside the heading, e.g. of which way is better.
         style: Class of the style sheet for the heading.
+        title: What a pointer over it shows.
     """
 
     name: Text
@@ -82,6 +83,7 @@ class Column:
     sort: bool = False
     arrow: str = ""
     style: str = ""
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
