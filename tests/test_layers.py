@@ -1,6 +1,8 @@
 """Imports go one way: a part may use the parts below it, never those above or beside it."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -147,6 +149,14 @@ def test_heavy_imports_at_module_level_are_only_at_home() -> None:
 def _at_home(path: Path, module: str) -> bool:
     name, homes = path.relative_to(SOURCE).as_posix(), HEAVY_HOMES[module.split(".")[0]]
     return any(name.startswith(home) if home.endswith("/") else name.endswith(home) for home in homes)
+
+
+def test_analyses_load_without_the_libraries_of_pages() -> None:
+    analyses = [path.parent.name for path in SOURCE.glob("analyses/*/__init__.py")]
+    modules = ", ".join(["assay", *(f"assay.analyses.{name}" for name in sorted(analyses))])
+    program = f"import sys, {modules}; print(*{{'matplotlib', 'jinja2'}} & sys.modules.keys())"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not result.stdout.strip()
 
 
 def test_the_command_line_loads_only_what_help_needs() -> None:

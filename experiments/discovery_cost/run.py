@@ -17,7 +17,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import assay
 from assay.analyses.generalization.cost import discovery_cost
-from assay.report.rank_figures import cost_data, plot_cost
+from assay.analyses.generalization.rank_plots import plot_cost
 from assay.tasks import EvalTransform, draw_shapes
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     record = {"images": IMAGES, "tokens": model.n_tokens, "edges": model.graph.n_edges, "cost": found}
     (HERE / "discovery_cost.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     mpl.rcParams["svg.hashsalt"] = "cost-breakdown"
-    ax = plot_cost(cost_data(found))
+    ax = plot_cost(found)
     ax.set_xlabel(f"seconds for one circuit on {IMAGES} images")
     ax.figure.savefig(PICTURE, metadata={"Date": None}, bbox_inches="tight")
     total = sum(found[part]["seconds"] for part in PARTS)

@@ -13,7 +13,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from assay.report.rank_figures import motif_data, plot_motif
+from assay.analyses.generalization.rank_plots import layer_matrix
+from assay.page.matrix import plot_matrix
 
 
 RESULTS = Path(__file__).parent / "results"
@@ -285,7 +286,7 @@ def motif_domains(found: Mapping[str, Any], before: Mapping[str, Any]) -> None:
     figure = Figure(figsize=(14, 4.2), layout="constrained")
     for ax, (title, values) in zip(figure.subplots(1, 3), panels.items(), strict=True):
         layers = ["in", *map(str, range(len(values) - 2)), "out"]
-        plot_motif(motif_data(values, layers), ax)
+        plot_matrix(layer_matrix(values, layers), ax)
         ax.set_title(title, fontsize=10)
     save(figure, "motif_domains")
 

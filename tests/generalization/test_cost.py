@@ -5,7 +5,7 @@ from small_vits import untrained_vit
 import assay
 from assay.analyses.generalization.cost import discovery_cost
 from assay.analyses.generalization.inspection import InspectionSettings
-from assay.report import rank_figures
+from assay.analyses.generalization.rank_plots import plot_cost
 from assay.tasks import EvalTransform, draw_shapes
 
 
@@ -18,6 +18,10 @@ def test_the_parts_are_named_counted_and_can_be_drawn() -> None:
     assert found["forward"]["passes"]["forward"] == direct["forward"]
     assert found["backward"]["passes"]["backward"] == direct["backward"]
     assert found["forward"]["seconds"] > found["plain-forward"]["seconds"] > 0
-    drawn = rank_figures.cost_data(found)
-    assert set(drawn.stages) >= {"one plain pass", "forward passes", "backward passes"}
-    assert rank_figures.plot_cost(drawn).get_xlabel() == "seconds over all models and images"
+    ax = plot_cost(found)
+    assert {label.get_text() for label in ax.get_yticklabels()} >= {
+        "one plain pass",
+        "forward passes",
+        "backward passes",
+    }
+    assert ax.get_xlabel() == "seconds over all models and images"

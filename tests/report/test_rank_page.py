@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from planted_zoo import SETTINGS, planted
 
+from assay.analyses.generalization import page, rank_plots, rank_words
 from assay.analyses.generalization.comparison import compare_rankings
 from assay.analyses.generalization.predictors import ORDER
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError
-from assay.report import rank_figures, rank_page, save_report
+from assay.page.text import plain_text
+from assay.report import save_report
 
 
 QUALITIES = (0.1, 0.5, 0.9, 0.3, 0.7)
@@ -52,27 +54,28 @@ def test_the_result_itself_can_be_given(tmp_path: Path) -> None:
 
 
 def test_rows_are_in_the_order_of_the_leading_metric() -> None:
-    table = rank_page.table(document())
-    assert [row["name"] for row in table["rows"]] == ["q<0.9>", "q<0.7>", "q<0.5>", "q<0.3>", "q<0.1>"]
-    assert table["columns"][0]["name"] == "accuracy"
-    assert table["columns"][1] == {"name": "DDB output", "arrow": "\N{UPWARDS ARROW}"}
-    assert table["rows"][0]["cells"][1]["rank"] == "1"
+    table = page.ranking_page(document()).sections[0].blocks[0]
+    assert [row[0] for row in table.rows] == ["q<0.9>", "q<0.7>", "q<0.5>", "q<0.3>", "q<0.1>"]
+    assert table.columns[1].name == "accuracy"
+    assert (table.columns[2].name, table.columns[2].arrow) == ("DDB output", "\N{UPWARDS ARROW}")
+    assert plain_text(table.rows[0][2].text).endswith(" 1")
+    assert plain_text(table.rows[1][2].text).endswith(" 2")
 
 
 def test_arrows_follow_the_direction_of_a_metric() -> None:
-    arrows = {metric["key"]: rank_page.arrow(metric) for metric in document()["metrics"]}
+    arrows = {metric["key"]: rank_words.arrow(metric) for metric in document()["metrics"]}
     assert arrows["sharpness"] == "\N{DOWNWARDS ARROW}"
     assert arrows["alpha-req"] == "\N{RIGHTWARDS ARROW}1"
     assert arrows["energy"] == ""
 
 
 def test_the_verdict_names_the_pick_and_what_is_better_if_anything() -> None:
-    best = rank_page.ranking_views(document(), "r")[0]["verdict"]
+    best = rank_words.verdict(document())
     assert best.startswith("DDB output picks q<0.9>, the best by it in 100")
     assert "It has the highest accuracy" in best
     worse = copy.deepcopy(document())
     worse["performance"][0]["value"] = 0.999
-    text = rank_page.ranking_views(worse, "r")[0]["verdict"]
+    text = rank_words.verdict(worse)
     assert "the highest is 1.00, of q<0.1>" in text
 
 
@@ -80,14 +83,15 @@ def test_many_tied_picks_are_counted_and_not_listed() -> None:
     tied = copy.deepcopy(document())
     for row in tied["metrics"][0]["rows"]:
         row["rank"] = 1.0
-    assert rank_page.worth(tied)[0]["pick"] == "q<0.1> and 4 others that tie"
-    assert "picks q<0.1> and 4 others that tie." in rank_page.ranking_views(tied, "r")[0]["verdict"]
+    assert rank_words.worth(tied)[0]["pick"] == "q<0.1> and 4 others that tie"
+    assert "picks q<0.1> and 4 others that tie." in rank_words.verdict(tied)
 
 
 def test_without_labels_the_page_says_what_is_not_known(tmp_path: Path) -> None:
     text = save_report(tmp_path / "page.html", document(labelled=False)).read_text()
     assert "what picking by a metric costs here is not known" in text
     assert "expected regret</th>" not in text
+    assert "Each metric against true" not in text
     assert "No motif: a motif needs the performance of the models" in text
 
 
@@ -101,7 +105,7 @@ def test_regret_elsewhere_is_shown_where_it_is_known(tmp_path: Path) -> None:
 
 
 def test_few_models_and_images_are_cautioned_about() -> None:
-    notes = rank_page.caveats(document())
+    notes = rank_words.caveats(document())
     assert any(note.startswith("5 models: correlations") for note in notes)
     assert any(note.startswith("60 images:") for note in notes)
 
@@ -138,37 +142,34 @@ def test_documents_that_cannot_be_read_are_refused(tmp_path: Path, change: dict,
 
 
 def test_the_motif_picture_leaves_out_what_no_edge_joins() -> None:
-    data = rank_figures.motif_data(
-        [[0.0, 1.0, 2.0], [0.0, 0.0, -3.0], [0.0, 0.0, 0.0]], ["input", "block 0", "logits"]
+    matrix = rank_plots.layer_matrix(
+        [[0.0, 1.0, 2.0], [None, 0.0, -3.0], [0.0, 0.0, 0.0]], ["input", "block 0", "logits"]
     )
-    assert data.rows == ("input", "block 0")
-    assert data.columns == ("block 0", "logits")
-    np.testing.assert_array_equal(data.values, [[1, 2], [math.nan, -3]])
-    heads_to_mlp = rank_figures.motif_data(
+    assert matrix.rows == ("input", "block 0")
+    assert matrix.columns == ("block 0", "logits")
+    np.testing.assert_array_equal(matrix.values, [[1, 2], [math.nan, -3]])
+    heads_to_mlp = rank_plots.layer_matrix(
         [[0.0, 1.0, 2.0], [0.0, 4.0, -3.0], [0.0, 0.0, 0.0]], ["input", "block 0", "logits"]
     )
     assert heads_to_mlp.values[1, 0] == 4
-    ax = rank_figures.plot_motif(data)
-    assert [text.get_text() for text in ax.get_yticklabels()] == ["input", "0"]
 
 
 def test_the_forest_has_a_panel_for_performance_where_it_is_known() -> None:
-    panels = rank_figures.forest_data(document())
-    assert [panel.title for panel in panels] == ["DDB output", "accuracy"]
-    assert panels[0].names[0] == "q<0.9>"
-    assert panels[0].values[0] == max(panels[0].values)
-    assert len(rank_figures.forest_data(document(labelled=False))) == 1
-    assert len(rank_figures.plot_forest(panels).get_figure().axes) == 2
+    first, second = rank_plots.plot_forest(document()).get_figure().axes
+    assert [first.get_xlabel(), second.get_xlabel()] == ["DDB output", "accuracy"]
+    assert first.get_yticklabels()[0].get_text() == "q<0.9>"
+    (dots,) = [line for line in first.get_lines() if line.get_marker() == "o"]
+    assert dots.get_xdata()[0] == max(dots.get_xdata())
+    assert len(rank_plots.plot_forest(document(labelled=False)).get_figure().axes) == 1
 
 
-def test_the_scatter_has_a_panel_per_metric_and_none_without_labels() -> None:
-    panels = rank_figures.scatter_data(document())
-    assert [panel.name for panel in panels] == [metric["name"] for metric in document()["metrics"]]
-    assert panels[0].y == pytest.approx([row["value"] for row in document()["performance"]])
-    assert panels[0].label == "rank correlation 1.00"
-    assert rank_figures.scatter_data(document(labelled=False)) == []
-    shown = [ax for ax in rank_figures.plot_scatter(panels).get_figure().axes if ax.get_visible()]
-    assert len(shown) == len(panels)
+def test_the_scatter_has_a_panel_per_metric() -> None:
+    figure = rank_plots.plot_scatter(document()).get_figure()
+    shown = [ax for ax in figure.axes if ax.get_visible()]
+    assert [ax.get_title("left") for ax in shown] == [metric["name"] for metric in document()["metrics"]]
+    (dots,) = [line for line in shown[0].get_lines() if line.get_marker() == "o"]
+    assert dots.get_ydata() == pytest.approx([row["value"] for row in document()["performance"]])
+    assert shown[0].get_xlabel() == "rank correlation 1.00"
 
 
 def test_costs_are_drawn_from_the_most_expensive_stage() -> None:
@@ -176,15 +177,14 @@ def test_costs_are_drawn_from_the_most_expensive_stage() -> None:
         "inspect": {"seconds": 1.0, "passes": {"forward": 1}},
         "edge-scores": {"seconds": 9.0, "passes": {"forward": 7.0, "backward": 5.0}},
     }
-    data = rank_figures.cost_data(costs)
-    assert data.stages == ("all edges", "logits and features")
-    assert data.passes[0] == "7 forward, 5 backward"
-    ax = rank_figures.plot_cost(data)
+    ax = rank_plots.plot_cost(costs)
     assert [bar.get_width() for bar in ax.patches] == [9.0, 1.0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["all edges", "logits and features"]
+    assert ax.texts[0].get_text() == "9 s; per image 7 forward, 5 backward"
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.0004, "0.00"), (-0.0004, "0.00"), (-0.5, "\N{MINUS SIGN}0.50"), (None, "")]
 )
 def test_fixed_decimals_have_no_minus_before_zero(value: float | None, text: str) -> None:
-    assert rank_page.fixed(value, 2) == text
+    assert rank_words.fixed(value, 2) == text

@@ -10,8 +10,11 @@ import pytest
 import synthetic_subset
 from synthetic_subset import CLASSES
 
+from assay.analyses.subsets import page_tables, page_words
 from assay.core.errors import InputError
-from assay.report import figures, save_report, subset_page
+from assay.page import draw
+from assay.page.blocks import Cell
+from assay.report import save_report
 
 
 MINUS = "\N{MINUS SIGN}"
@@ -39,21 +42,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages with empty pictures, which take most of the time."""
-    monkeypatch.setattr(figures, "to_svg", lambda ax, *, label, key: f'<svg id="{key}" role="img"></svg>')
+    monkeypatch.setattr(draw, "to_svg", lambda ax, *, label, key: f'<svg id="{key}" role="img"></svg>')
 
 
 # ------------------------------------------------------------------------------------------------- words
 
 
 def test_the_title_claims_nothing_that_the_verdict_does_not() -> None:
-    assert subset_page.title(document()) == "The 250 of 8,000 examples where better models do worse"
-    assert subset_page.title(document(supported=False)).startswith("Not shown: ")
+    assert page_words.title(document()) == "The 250 of 8,000 examples where better models do worse"
+    assert page_words.title(document(supported=False)).startswith("Not shown: ")
     unjudged = document() | {"verdict": None}
-    assert subset_page.title(unjudged) == "The 250 of 8,000 examples chosen against better models"
+    assert page_words.title(unjudged) == "The 250 of 8,000 examples chosen against better models"
 
 
 def test_a_supported_verdict_has_r_its_interval_and_the_corrected_p() -> None:
-    text = subset_page.verdict(document())
+    text = page_words.verdict(document())
     assert text.startswith("Supported. ")
     assert f"R is {MINUS}0.86 [{MINUS}0.93, {MINUS}0.77] (p = 0.01, corrected for 10 sizes)" in text
     assert "held-out families" in text
@@ -61,21 +64,21 @@ def test_a_supported_verdict_has_r_its_interval_and_the_corrected_p() -> None:
 
 
 def test_one_size_needs_no_correction() -> None:
-    assert "corrected" not in subset_page.verdict(document(path=False))
+    assert "corrected" not in page_words.verdict(document(path=False))
 
 
 def test_a_weak_tendency_is_called_weak() -> None:
     weak = document()
     weak["verdict"] |= {"aotil": False, "r": -0.2, "low": -0.3, "high": -0.1}
-    assert f"The tendency is weak: R is above {MINUS}0.3" in subset_page.verdict(weak)
+    assert f"The tendency is weak: R is above {MINUS}0.3" in page_words.verdict(weak)
 
 
 def test_an_inconclusive_verdict_gives_its_reasons_as_sentences() -> None:
     found = document(supported=False)
-    text = subset_page.verdict(found)
+    text = page_words.verdict(found)
     assert text.startswith("Inconclusive. ")
     assert "is not shown" in text
-    reasons = subset_page.sentences(found, "reasons")
+    reasons = page_words.sentences(found, "reasons")
     assert reasons[0].startswith("p = 0.43, corrected")
     assert reasons[1].startswith("The interval of R")
     assert all(reason.endswith(".") for reason in reasons)
@@ -84,13 +87,13 @@ def test_an_inconclusive_verdict_gives_its_reasons_as_sentences() -> None:
 def test_an_undefined_correlation_is_no_number() -> None:
     found = document(supported=False)
     found["verdict"] |= {"r": None, "low": None, "high": None, "p_value": None}
-    text = subset_page.verdict(found)
+    text = page_words.verdict(found)
     assert "R is n/a" in text
     assert "(p" not in text
 
 
 def test_without_a_verdict_no_r_is_told() -> None:
-    text = subset_page.verdict(document() | {"verdict": None})
+    text = page_words.verdict(document() | {"verdict": None})
     assert text.startswith("Not judged.")
     assert "R is" not in text
 
@@ -98,15 +101,15 @@ def test_without_a_verdict_no_r_is_told() -> None:
 def test_a_p_value_is_never_zero() -> None:
     found = document()
     found["verdict"]["p_value"] = 0.0004
-    assert "(p < 0.001" in subset_page.verdict(found)
+    assert "(p < 0.001" in page_words.verdict(found)
 
 
 def test_a_class_twice_as_frequent_is_warned_about() -> None:
-    assert any("of the subset is of class dog" in note for note in subset_page.caveats(document()))
+    assert any("of the subset is of class dog" in note for note in page_words.caveats(document()))
     even = document()
     for row in even["composition"]["rows"]:
         row["shares"] = even["composition"]["pool"]
-    assert not any("class dog" in note for note in subset_page.caveats(even))
+    assert not any("class dog" in note for note in page_words.caveats(even))
 
 
 def test_caveats_name_what_makes_r_doubtful() -> None:
@@ -115,26 +118,26 @@ def test_caveats_name_what_makes_r_doubtful() -> None:
     row["test"]["frac_clipped"] = 0.25
     found["split"]["straddling"] = 3
     found["data"]["n_models"] = 12
-    text = " ".join(subset_page.caveats(found))
+    text = " ".join(page_words.caveats(found))
     assert "25\N{NARROW NO-BREAK SPACE}% of the test models have accuracy 0 or 1" in text
     assert "3 families have models both" in text
     assert "12 models: too few" in text
     assert "Reliability of the in-distribution accuracies is 0.71" in text
-    assert "take each model as independent" in " ".join(subset_page.caveats(document(bare=True)))
+    assert "take each model as independent" in " ".join(page_words.caveats(document(bare=True)))
 
 
 def test_a_subset_that_carries_other_examples_along_says_so() -> None:
     found = document()
     found["replication"]["selected"]["negative"] = 0.51
-    assert any("Only 51" in note and "A smaller one is purer" in note for note in subset_page.caveats(found))
+    assert any("Only 51" in note and "A smaller one is purer" in note for note in page_words.caveats(found))
     found["verdict"]["status"] = "inconclusive"
-    assert not any("A smaller one" in note for note in subset_page.caveats(found))
+    assert not any("A smaller one" in note for note in page_words.caveats(found))
 
 
 def test_reliable_data_of_known_families_have_no_caveat_but_of_the_class() -> None:
     found = document()
     found["data"]["quality"]["reliability"] = 0.95
-    assert len(subset_page.caveats(found)) == 1
+    assert len(page_words.caveats(found)) == 1
 
 
 # -------------------------------------------------------------------------------------------------- page
@@ -156,7 +159,7 @@ def test_what_the_document_says_is_escaped(tmp_path: Path) -> None:
     text = save_report(tmp_path / "page.html", document(supported=False)).read_text()
     assert "&lt;selections&gt;" in text
     assert "<selections>" not in text
-    assert '<th scope="row">&lt;sketch&gt;</th>' in text
+    assert "<b>&lt;sketch&gt;</b>" in text
     assert "selected/&lt;0&gt;" in text
 
 
@@ -180,7 +183,7 @@ def test_every_picture_has_a_text_alternative_and_every_figure_its_number(folder
 
 def test_the_table_has_a_row_per_size_with_its_own_verdict(folder: Path) -> None:
     text = page(folder)
-    body = text[text.index('class="sortable subset-sizes"') :]
+    body = text[text.index('class="subset-sizes sortable"') :]
     body = body[: body.index("</table>")]
     assert body.count("<tr") == 1 + 10
     assert body.count("supported</td>") == 7
@@ -190,10 +193,23 @@ def test_the_table_has_a_row_per_size_with_its_own_verdict(folder: Path) -> None
 
 
 def test_numbers_of_a_column_that_is_missing_are_empty() -> None:
-    assert subset_page.table(document())[0]["cells"]["hard"]["shown"] == ""
+    def shown(found: dict[str, Any], column: str) -> str:
+        table = page_tables.size_table(found)
+        cell = table.rows[0].cells[[each.name for each in table.columns].index(column)]
+        assert isinstance(cell, Cell)
+        return str(cell.text)
+
+    assert shown(document(), "hardest") == ""
     undefined = document()
     undefined["rows"][0]["test"] |= {"r": None, "low": None, "high": None}
-    assert subset_page.table(undefined)[0]["test"]["shown"] == "undefined"
+    assert shown(undefined, "R, test models") == "undefined"
+
+
+def test_undefined_numbers_of_the_prevalence_are_empty_cells() -> None:
+    prevalence = document()["prevalence"]
+    prevalence["rows"][0] |= {"q_value": None, "ratio": None, "low": None, "high": None}
+    row = page_tables.prevalence_table(prevalence).rows[-1]
+    assert [getattr(cell, "text", cell) for cell in row[-3:]] == ["", "", ""]
 
 
 def test_examples_are_shown_with_class_and_share_of_right_models(folder: Path) -> None:
@@ -282,5 +298,5 @@ def test_documents_that_cannot_be_read_are_refused(
     ("fraction", "text"), [(0.12, "12"), (0.123, "12.3"), (0.0, "0"), (1.0, "100"), (0.0004, "0.04")]
 )
 def test_shares_have_one_decimal_at_most_where_that_is_enough(fraction: float, text: str) -> None:
-    assert subset_page.share(fraction) == f"{text}\N{NARROW NO-BREAK SPACE}%"
-    assert subset_page.share(None) == "n/a"
+    assert page_words.share(fraction) == f"{text}\N{NARROW NO-BREAK SPACE}%"
+    assert page_words.share(None) == "n/a"

@@ -23,7 +23,8 @@ from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.path import SelectionPath, selection_path
 from assay.analyses.subsets.selection import Subset, load_subset, oodselect
 from assay.core.errors import InputError
-from assay.report import figures, save_report
+from assay.page import draw
+from assay.report import save_report
 
 
 N_MODELS, N_EXAMPLES, N_PLANTED = 72, 240, 60
@@ -91,7 +92,7 @@ def test_a_page_is_made_of_a_path(tmp_path: Path) -> None:
 
 
 def test_results_can_be_given_to_a_report_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "to_svg", lambda ax, *, label, key: f'<svg id="{key}"></svg>')
+    monkeypatch.setattr(draw, "to_svg", lambda ax, *, label, key: f'<svg id="{key}"></svg>')
     monkeypatch.setattr(subset_document, "N_HALVES", 0)
     text = save_report(tmp_path / "page.html", path(), selection(bare=True)).read_text()
     assert path().id in text

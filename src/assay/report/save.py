@@ -3,7 +3,7 @@
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,6 +50,7 @@ class PageForm:
         again: What makes such a document anew.
         maker: Module and function that make its pages.
         required: Entries without which there is no page.
+        relatives: What to do with documents of other schemas that look like it, by schema.
     """
 
     noun: str
@@ -57,6 +58,7 @@ class PageForm:
     again: str
     maker: str
     required: tuple[str, ...]
+    relatives: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, document: Document) -> None:
         """Refuse another version, and a document that is incomplete.
@@ -64,6 +66,8 @@ class PageForm:
         Raises:
             InputError: With what to do.
         """
+        if advice := self.relatives.get(str(document.get("schema"))):
+            raise InputError(advice)
         if document.get("schema") != self.schema:
             raise InputError(
                 f"this {self.noun} has schema {document.get('schema')!r}; this version reads "
@@ -79,6 +83,40 @@ class PageForm:
         make: Callable[[Document], Page] = getattr(importlib.import_module(module), name)
         return [make(document), *(page for part in _parts(document) for page in pages_of(part))]
 
+
+_SELECTION = (
+    "this is a stored selection without its data, of which a page cannot be made: read it with "
+    "`assay.load_subset(path, data)` and give that"
+)
+_SUBSET = PageForm(
+    noun="subset",
+    schema="assay-subset/1",
+    again="`assay select`",
+    maker="assay.analyses.subsets.page:subset_page",
+    required=(
+        "data",
+        "interval_units",
+        "split",
+        "size",
+        "rows",
+        "full",
+        "verdict",
+        "null",
+        "largest",
+        "consistency",
+        "composition",
+        "prevalence",
+        "replication",
+        "halves",
+        "models_needed",
+        "models",
+        "lines",
+        "examples",
+        "settings",
+        "provenance",
+    ),
+    relatives={"assay-selection/1": _SELECTION, "assay-selection-path/1": _SELECTION},
+)
 
 # By the kind that a document names; that of an audit names none.
 FORMS: Mapping[str, PageForm] = {
@@ -181,6 +219,33 @@ FORMS: Mapping[str, PageForm] = {
         maker="assay.report.overview_page:overview_page",
         required=("of", "name", "n_results", "n_measurements", "measurements", "metrics", "others", "gates"),
     ),
+    "ranking": PageForm(
+        noun="ranking",
+        schema="assay-ranking/1",
+        again="`assay rank`",
+        maker="assay.analyses.generalization.page:ranking_page",
+        required=(
+            "target",
+            "measure",
+            "models",
+            "performance",
+            "metrics",
+            "absent",
+            "layers",
+            "motif",
+            "costs",
+            "provenance",
+        ),
+    ),
+    "ranking-comparison": PageForm(
+        noun="comparison of rankings",
+        schema="assay-ranking-comparison/1",
+        again="`assay rank`",
+        maker="assay.analyses.generalization.page:ranking_comparison_page",
+        required=("datasets", "metrics", "motif", "rankings", "provenance"),
+    ),
+    "subset": _SUBSET,
+    "subset-path": replace(_SUBSET, schema="assay-subset-path/1"),
 }
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from assay.analyses.worst_case import WorstCase
     from assay.circuits import Circuit
     from assay.models import Model
-    from assay.pipeline import Progress, PairCounts
+    from assay.pipeline import PairCounts, Progress
     from assay.store import Store
     from assay.tasks import PairTask
 

@@ -249,7 +249,9 @@ def _passes(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int
 
 def print_ranking(document: Mapping[str, Any]) -> None:
     """The models in order, and what picking by each metric is worth."""
-    from assay.report import rank_figures, rank_page, words
+    from assay.analyses.generalization import rank_words as rank_figures
+    from assay.analyses.generalization import rank_words as rank_page
+    from assay.page import text as words
 
     target = document["target"]
     echo(f"{target['domain'] or target['name']}: {len(document['models'])} models, {target['n']} images")
@@ -291,7 +293,7 @@ def print_ranking(document: Mapping[str, Any]) -> None:
 
 def print_comparison(document: Mapping[str, Any]) -> None:
     """Metrics over all targets."""
-    from assay.report.rank_page import fixed
+    from assay.analyses.generalization.rank_words import fixed
 
     rows = [
         [

@@ -269,7 +269,7 @@ def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
 
 def print_subset(document: Mapping[str, Any]) -> None:
     """A row per size, each with its verdict; then the chosen subset: what it is and what is in it."""
-    from assay.report import subset_page
+    from assay.analyses.subsets import page_words as subset_page
 
     echo(_about(document))
     echo()

@@ -1,0 +1,361 @@
+"""Rankings as pages: the table of models by metrics, what picking by each is worth, the motif, the cost."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from assay.analyses.generalization import rank_plots as plots
+from assay.analyses.generalization import rank_words as words
+from assay.page.blocks import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Details,
+    Figure,
+    Note,
+    Page,
+    Pair,
+    Row,
+    Section,
+    Table,
+)
+from assay.page.matrix import plot_matrix
+from assay.page.text import NARROW, Span, Text, bold, code, number, plural, quiet, record_text
+
+
+TALL = 24  # models of a table that is not scrolled
+Document = Mapping[str, Any]
+
+
+def ranking_page(document: Document) -> Page:
+    """Everything that is shown of a ranking.
+
+    Args:
+        document: What `Ranking.to_dict` gave.
+    """
+    target, labelled = document["target"], document["performance"] is not None
+    domain = target.get("domain") or target.get("name") or "the target"
+    labels = "whose labels are used only to check the order" if labelled else "which have no labels"
+    sections = [
+        Section(title="Models by metrics", blocks=_models(document)),
+        Section(title="What picking by each metric is worth", blocks=_worth(document)),
+        Section(title="Where in the network", blocks=_network(document)),
+        Section(title="What it cost", blocks=_cost(document)),
+    ]
+    return Page(
+        kind="ranking",
+        title=f"Which of {len(document['models'])} models to deploy on {domain}",
+        verdict=words.verdict(document),
+        caveats=words.caveats(document),
+        lede=f"Models are ordered by what they show on {number(target['n'])} images of the target, {labels}. "
+        f"{document['resampled']}",
+        sections=[section for section in sections if section.blocks],
+        facts=[
+            ("result", code(document["id"])),
+            ("target", _data(target)),
+            *([("own domain", _data(document["known"]))] if document.get("known") else []),
+        ],
+        records=[_provenance(document)],
+        style="rank",
+    )
+
+
+def _data(data: Document) -> Text:
+    name = f"{data['name']} {data['domain']} "
+    return (name, quiet("hash of the data"), " ", code((data.get("data_hash") or "")[:16]))
+
+
+def _provenance(document: Document) -> Details:
+    return Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))])
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def _models(document: Document) -> list[Block]:
+    level = f"{round(100 * document['level'])}{NARROW}%"
+    blocks: list[Block] = [_models_table(document, level)]
+    if words.leading(document) is not None or document["performance"] is not None:
+        forest = Figure(
+            draw=partial(plots.plot_forest, document),
+            label="Models with intervals; the numbers are in the table.",
+            caption=f"The models, predicted best on top, with {level} intervals. Where intervals overlap, "
+            "these images may not tell two models apart.",
+            name="forest",
+        )
+        blocks.append(forest)
+    return blocks
+
+
+def _models_table(document: Document, level: str) -> Table:
+    """Models by metrics, predicted best first by the leading metric."""
+    truth, known = document["performance"], document.get("known")
+    columns = [Column(name="model")]
+    lists = []
+    if truth is not None:
+        columns.append(Column(name=words.measure_name(document), numeric=True))
+        lists.append(truth)
+    for metric in document["metrics"]:
+        columns.append(Column(name=metric["name"], numeric=True, arrow=words.arrow(metric)))
+        lists.append(metric["rows"])
+    caption = (
+        f"Value, rank among the models (bold: first) and {level} interval over resampled images. Arrows say "
+        "which way a metric points to better models; one without an arrow ranks nothing, for its source does "
+        "not say."
+    )
+    if known:
+        caption += (
+            " Metrics that learn from labelled images of the models’ own domain use "
+            f"{number(known['n'])} images of {known['domain'] or known['name']}."
+        )
+    return Table(
+        columns=columns,
+        rows=[
+            [document["models"][place]["name"], *(_cell(rows[place]) for rows in lists)]
+            for place in words.order(document)
+        ],
+        caption=caption,
+        style="rank-table",
+        tall=len(document["models"]) > TALL,
+    )
+
+
+def _cell(row: Document) -> Cell:
+    """A value, bold where it ranks first, with its rank and its interval."""
+    shown = words.cell(row)
+    if not shown["value"]:
+        return Cell(text=quiet("undefined"), title=shown["reason"])
+    value = bold(shown["value"]) if shown["rank"] == "1" else shown["value"]
+    return Cell(
+        text=(value, " ", Span(shown["rank"], "place")) if shown["rank"] else value,
+        below=shown["interval"] or "no interval",
+        title=shown["reason"],
+    )
+
+
+# ------------------------------------------------------------------------------------------------- worth
+
+
+def _worth(document: Document) -> list[Block]:
+    blocks: list[Block] = [_worth_table(document)]
+    if document["performance"] is not None and document["metrics"]:
+        scatter = Figure(
+            draw=partial(plots.plot_scatter, document),
+            label="Each metric against true performance; the correlations are in the table.",
+            caption=f"Each metric against true {words.measure_name(document)}, a point per model, lines are "
+            "intervals.",
+            name="scatter",
+        )
+        blocks.append(scatter)
+    return blocks
+
+
+def _worth_table(document: Document) -> Table:
+    """What picking by each metric is worth; the metrics that are absent below."""
+    rows, labelled = words.worth(document), document["performance"] is not None
+    elsewhere = any(row["elsewhere"] for row in rows)
+    named = ["best by it"]
+    if labelled:
+        named += ["expected regret", "regret here", "R²", "rank corr.", "Kendall"]
+    if elsewhere:
+        named.append("regret elsewhere")
+    caption = "Best by it: share of the resamples in which the picked model leads by that metric."
+    if labelled:
+        caption += (
+            f" Expected regret: {words.measure_name(document)} of the best model less that of the pick, mean "
+            "over the resamples; the maximum over resamples flatters the best model a little, so compare "
+            f"with a blind pick ({words.blind(document)}), not with 0. Correlations are over "
+            f"{number(len(document['models']))} models; their intervals resample models and images."
+        )
+    else:
+        caption += " Without labels the regret of a pick is unknown."
+    return Table(
+        columns=[
+            Column(name="metric"),
+            Column(name="picks"),
+            *(Column(name=name, numeric=True) for name in named),
+        ],
+        rows=[
+            *(_worth_row(row, labelled=labelled, elsewhere=elsewhere) for row in rows),
+            *(
+                Row(
+                    cells=[
+                        bold(each["name"]),
+                        Cell(text=f"absent: {each['reason']}", style="quiet", span=1 + len(named)),
+                    ],
+                    style="inconclusive",
+                )
+                for each in document["absent"]
+            ),
+        ],
+        caption=caption,
+        style="rank-worth",
+    )
+
+
+def _worth_row(row: Mapping[str, str], *, labelled: bool, elsewhere: bool) -> list[Cell | Text]:
+    cells: list[Cell | Text] = [
+        Cell(text=bold(row["name"]), below=row["summary"]),
+        row["pick"],
+        row["chance"],
+    ]
+    if labelled:
+        cells += [Cell(text=row["regret"], below=row["regret_interval"]), row["observed"]]
+        cells += [Cell(text=row[name], below=row[f"{name}_interval"]) for name in words.CORRELATIONS]
+    if elsewhere:
+        cells.append(row["elsewhere"])
+    return cells
+
+
+# ----------------------------------------------------------------------------------------------- network
+
+
+def _network(document: Document) -> list[Block]:
+    """The motif, the dependencies of the best and the worst model, the depth bias over ratios."""
+    layers = document["layers"]
+    blocks: list[Block] = _motif(document["motif"] or {}, layers)
+    pictures = [
+        Figure(
+            draw=partial(plot_matrix, plots.layer_matrix(each["values"], layers)),
+            label=f"Dependencies between layers of {each['name']}.",
+            caption=(
+                bold(each["name"]),
+                f", ranked {'last' if place else 'first'}: sum of the magnitudes of all edges from layer to "
+                "layer.",
+            ),
+            kind="",
+            name=f"m{place}",
+        )
+        for place, each in enumerate(document.get("dependency") or ())
+    ]
+    if pictures:
+        blocks.append(Pair(blocks=pictures))
+    if blocks and document["ratios"]:
+        blocks.append(_ratios(document))
+    return blocks
+
+
+def _motif(motif: Document, layers: Sequence[str]) -> list[Block]:
+    if motif.get("values") is None:
+        return [Note(text=f"No motif: {motif['reason']}.", style="quiet")] if motif.get("reason") else []
+    exact = motif["n"] <= sum(map(sum, motif["used"]))
+    fit = ", no more than there are cells: the fit is exact, so read the pattern and no single cell"
+    return [
+        Figure(
+            draw=partial(plot_matrix, plots.layer_matrix(motif["values"], layers)),
+            label="The generalization motif.",
+            caption="Generalization motif: correlation of each dependency between layers with the direction "
+            "that goes with performance. Blue: models that depend on it more perform better; vermilion: "
+            f"worse. {motif['n']} models{fit if exact else ''}.",
+            beside=True,
+            name="motif",
+        )
+    ]
+
+
+def _ratios(document: Document) -> Table:
+    """Correlations of the depth bias with performance over the share of blocks that count as deep."""
+    ratios = [each["ratio"] for each in next(iter(document["ratios"].values()))]
+    return Table(
+        columns=[
+            Column(name="rank correlation at ratio"),
+            *(Column(name=f"{ratio:g}", numeric=True) for ratio in ratios),
+        ],
+        rows=[
+            [f"DDB {targets}", *(words.fixed(each["srcc"], 2) for each in values)]
+            for targets, values in document["ratios"].items()
+        ],
+        caption="How the share of blocks that count as deep and as shallow changes what the depth bias "
+        f"predicts; the ranking uses {number(document['ratio'])}.",
+        style="gate-table",
+    )
+
+
+def _cost(document: Document) -> list[Block]:
+    if not document["costs"]:
+        return []
+    return [
+        Figure(
+            draw=partial(plots.plot_cost, document["costs"]),
+            label="Seconds of each stage.",
+            caption="Time of each stage when it was run; what an earlier call had kept was read instead.",
+            name="cost",
+        )
+    ]
+
+
+# -------------------------------------------------------------------------------------------- comparison
+
+
+def ranking_comparison_page(document: Document) -> Page:
+    """What is shown of several rankings side by side; their own pages follow.
+
+    Args:
+        document: What `RankingComparison.to_dict` gave.
+    """
+    known = [metric for metric in document["metrics"] if metric["average"] is not None]
+    best = max(known, key=lambda metric: metric["average"], default=None)
+    verdict = "No target has labels: metrics cannot be compared."
+    if best is not None:
+        verdict = f"{best['name']} goes with performance best on average: {words.fixed(best['average'], 3)}."
+    blocks = [_comparison_table(document), *_universal_motif(document["motif"])]
+    return Page(
+        kind="comparison of rankings",
+        title=f"Metrics over {len(document['rankings'])} targets",
+        verdict=verdict,
+        sections=[Section(title="How metrics go with performance", blocks=blocks)],
+        facts=[("result", code(document["id"]))],
+        records=[_provenance(document)],
+        style="rank",
+    )
+
+
+def _comparison_table(document: Document) -> Table:
+    heads = [name for dataset in document["datasets"] for name in (f"{dataset} R²", "rank corr.", "Kendall")]
+    blind = words.fixed(document["random"], 3)
+    chance = f" A blind pick has an expected regret of {blind}." if blind else ""
+    return Table(
+        columns=[
+            Column(name="metric"),
+            *(
+                Column(name=name, numeric=True)
+                for name in (*heads, "average ± SEM", "expected regret", "targets")
+            ),
+        ],
+        rows=[_comparison_row(metric, document["datasets"]) for metric in document["metrics"]],
+        caption="Magnitudes of correlations over models, averaged over the targets of a dataset; average "
+        "and standard error of all cells, as published. The standard error describes spread, not confidence: "
+        f"cells share models and images.{chance}",
+        style="rank-worth",
+    )
+
+
+def _comparison_row(metric: Document, datasets: Sequence[str]) -> list[Cell | Text]:
+    correlations = [(metric["per_dataset"] or {}).get(dataset) or {} for dataset in datasets]
+    average = metric["average"]
+    missing = f"without: {', '.join(metric['missing'])}" if metric["missing"] else ""
+    return [
+        metric["name"],
+        *(words.fixed(record.get(name), 2) for record in correlations for name in words.CORRELATIONS),
+        "" if average is None else bold(f"{words.fixed(average, 3)} ± {words.fixed(metric['sem'], 3)}"),
+        words.fixed(metric["regret"], 3),
+        Cell(text=number(metric["n_tasks"]), title=missing),
+    ]
+
+
+def _universal_motif(motif: Document) -> list[Block]:
+    if motif["values"] is None:
+        return (
+            [Note(text=f"No universal motif: {motif['reason']}.", style="quiet")] if motif["reason"] else []
+        )
+    return [
+        Figure(
+            draw=partial(plot_matrix, plots.layer_matrix(motif["values"], motif["layers"])),
+            label="The universal motif.",
+            caption=f"Universal motif: the mean of the motifs of {plural(len(motif['tasks']), 'target')}, "
+            "each scaled by its largest entry.",
+            beside=True,
+            name="universal",
+        )
+    ]

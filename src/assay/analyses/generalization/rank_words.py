@@ -1,0 +1,154 @@
+"""A ranking as sentences and short texts: what its page and the command line say of a document."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from assay.page import text as words
+
+
+FEW_MODELS = 12  # below that, correlations over models are anecdotes
+FEW_IMAGES = 100
+CORRELATIONS = ("r2", "srcc", "krcc")
+Document = Mapping[str, Any]
+
+
+def leading(document: Document) -> Document | None:
+    """The metric that puts the models in order on the page: the first that can."""
+    return next((each for each in document["metrics"] if any(row["rank"] for row in each["rows"])), None)
+
+
+def order(document: Document) -> list[int]:
+    """Places of the models, predicted best first by the leading metric; as given where none leads."""
+    metric = leading(document)
+    places = list(range(len(document["models"])))
+    if metric is None:
+        return places
+    return sorted(places, key=lambda place: (metric["rows"][place]["rank"] or math.inf, place))
+
+
+def measure_name(document: Document) -> str:
+    """True performance, as axes call it."""
+    return {"accuracy": "accuracy", "macro-f1": "macro-F1"}[document["measure"]]
+
+
+def picked(metric: Document) -> list[int]:
+    """Places of the models that a metric ranks first."""
+    return [place for place, row in enumerate(metric["rows"]) if row["rank"] == 1]
+
+
+def _picks(document: Document, places: Sequence[int]) -> str:
+    """Names of the models that a metric ranks first, of many only how many."""
+    names = [document["models"][place]["name"] for place in places]
+    if len(names) > 2:
+        return f"{names[0]} and {len(names) - 1} others that tie"
+    return " and ".join(names)
+
+
+def verdict(document: Document) -> str:
+    """Which model the leading metric picks, how surely, and what that cost where it is known."""
+    metric = leading(document)
+    if metric is None:
+        return "No metric puts these models in order."
+    places = picked(metric)
+    chance = metric["rows"][places[0]]["chance"]
+    text = f"{metric['name']} picks {_picks(document, places)}"
+    if chance is not None and len(places) == 1:
+        text += f", the best by it in {words.percent(chance)} of the resamples"
+    text += "."
+    truth = document["performance"]
+    if truth is None or len(places) > 1:
+        return text
+    best = max(range(len(truth)), key=lambda place: truth[place]["value"])
+    own, highest = truth[places[0]]["value"], truth[best]["value"]
+    measure = measure_name(document)
+    if highest == own:
+        return f"{text} It has the highest {measure}, {words.number(own)}."
+    name = document["models"][best]["name"]
+    return f"{text} Its {measure} is {words.number(own)}; the highest is {words.number(highest)}, of {name}."
+
+
+def caveats(document: Document) -> list[str]:
+    """What to mind before the table is believed."""
+    notes = []
+    if document["performance"] is None:
+        told = any(metric.get("elsewhere") is not None for metric in document["metrics"])
+        notes.append(
+            "The images have no labels: what picking by a metric costs here is not known"
+            + (", only what it cost on other domains." if told else ".")
+        )
+    elif len(document["models"]) < FEW_MODELS:
+        notes.append(
+            f"{len(document['models'])} models: correlations over so few of them say little about a metric; "
+            "mind their intervals."
+        )
+    n = document["target"]["n"]
+    if n < FEW_IMAGES:
+        notes.append(f"{n} images: differences between models may be differences between images.")
+    return notes
+
+
+def arrow(metric: Document) -> str:
+    """Which way a metric is read: up, down, towards a value, or not at all."""
+    if metric["best_at"] is not None:
+        return f"\N{RIGHTWARDS ARROW}{metric['best_at']:g}"
+    return {1: "\N{UPWARDS ARROW}", -1: "\N{DOWNWARDS ARROW}", 0: ""}[metric["direction"]]
+
+
+def cell(row: Document) -> dict[str, str]:
+    """A value with its interval and rank; the reason where it is missing."""
+    digits = words.precision(row["low"], row["high"])
+    undefined = row["value"] is None or row["low"] is None
+    return {
+        "value": words.number(row["value"], digits) if row["value"] is not None else "",
+        "interval": words.interval(row["low"], row["high"], digits),
+        "rank": "" if row["rank"] is None else f"{row['rank']:g}",
+        "reason": str(row["reason"] or "").replace("_", " ") if undefined else "",
+    }
+
+
+def worth(document: Document) -> list[dict[str, str]]:
+    """What picking by each metric is worth: the pick, its chance, regret, correlations."""
+    rows = []
+    for metric in document["metrics"]:
+        places = picked(metric)
+        chance = metric["rows"][places[0]]["chance"] if len(places) == 1 else None
+        regret, together = metric["regret"] or {}, metric["correlation"] or {}
+        row = {
+            "name": metric["name"],
+            "summary": metric["summary"],
+            "pick": _picks(document, places) or "none: its source states no direction",
+            "chance": "" if chance is None else words.percent(chance),
+            "regret": fixed(regret.get("expected"), 3),
+            "regret_interval": _interval(regret.get("interval"), 3),
+            "observed": fixed(regret.get("observed"), 3),
+            "elsewhere": fixed(metric["elsewhere"], 3),
+        }
+        for name in CORRELATIONS:
+            record = together.get(name) or {}
+            row |= {
+                name: fixed(record.get("value"), 2),
+                f"{name}_interval": _interval(record.get("interval"), 2),
+            }
+        rows.append(row)
+    return rows
+
+
+def _interval(record: Document | None, digits: int) -> str:
+    if record is None or record["low"] is None:
+        return ""
+    return f"[{fixed(record['low'], digits)}, {fixed(record['high'], digits)}]"
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """So many decimals whatever the size, and no minus before zero: for columns of shares."""
+    if value is None:
+        return ""
+    text = f"{value:.{digits}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", words.MINUS)
+
+
+def blind(document: Document) -> str:
+    """Expected regret of a blind pick."""
+    regrets = (metric["regret"]["random"] for metric in document["metrics"] if metric["regret"])
+    return fixed(next(regrets, None), 3)

@@ -1,0 +1,262 @@
+"""A chosen subset as sentences: title, verdict, caveats, and the numbers in them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from assay.page import text as words
+from assay.page.text import MINUS, NARROW
+
+
+UNITS = {
+    "family": ("family", "families"),
+    "group": ("training run", "training runs"),
+    "model": ("model", "models"),
+}
+NAMES = {
+    "selection": "chosen subset",
+    "random": "random subset",
+    "hard": "hardest examples",
+    "marginal": "one-pass screening",
+    "distance": "furthest from the known data",
+}
+BASELINES = ("random", "hard", "marginal", "distance")
+FEW_MODELS = 20
+RELIABLE = 0.8  # share of the variance of in-distribution accuracies that is not sampling noise
+CLIPPED = 0.05  # share of models at accuracy 0 or 1
+MIXED = 0.75  # share of chosen examples that go against better models each by itself
+SHIFTED = 2.0  # ratio of class shares that calls for a notice
+Document = Mapping[str, Any]
+
+
+class ClassShares(NamedTuple):
+    """A class with its share of the chosen examples and of the pool."""
+
+    name: str
+    chosen: float
+    pool: float
+
+
+# ----------------------------------------------------------------------------------------------- reading
+
+
+def headline_row(document: Document) -> Document:
+    """The row of the size that the page is about."""
+    row: Document = next(row for row in document["rows"] if row["size"] == document["size"])
+    return row
+
+
+def baselines(document: Document) -> list[str]:
+    """The baselines that a document has at any size, in the order of the pictures."""
+    return [kind for kind in BASELINES if any(row.get(kind) for row in document["rows"])]
+
+
+def class_shares(document: Document) -> list[ClassShares]:
+    """The classes at the size that the page is about; empty without labels."""
+    composition = document["composition"]
+    if not composition:
+        return []
+    own = next(row["shares"] for row in composition["rows"] if row["size"] == document["size"])
+    chosen, pool = (np.array(shares, dtype=float).tolist() for shares in (own, composition["pool"]))
+    return [ClassShares(*each) for each in zip(composition["names"], chosen, pool, strict=True)]
+
+
+def status(document: Document) -> str:
+    """`supported`, `inconclusive`, or `unjudged` where no verdict was asked for."""
+    return str((document["verdict"] or {}).get("status") or "unjudged")
+
+
+# ----------------------------------------------------------------------------------------------- numbers
+
+
+def signed(value: float | int | None, digits: int = 2) -> str:
+    """So many decimals, a real minus sign, none before zero; `n/a` where undefined."""
+    if value is None or not math.isfinite(value):
+        return "n/a"
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", MINUS)
+
+
+def ends(low: float | int | None, high: float | int | None) -> str:
+    """The ends of an interval, or nothing where there is none."""
+    if low is None or high is None:
+        return ""
+    return f"[{signed(low)}, {signed(high)}]"
+
+
+def p_value(value: float | int) -> str:
+    """A p-value: two significant digits, never 0."""
+    return f"{value:.2g}" if value >= 0.001 else "< 0.001"
+
+
+def share(fraction: float | int | None) -> str:
+    """A share as a percentage with at most one decimal; `n/a` where undefined."""
+    if fraction is None or not math.isfinite(fraction):
+        return "n/a"
+    if 0 < abs(fraction) < 0.001:
+        return words.percent(fraction)
+    return f"{round(100 * fraction, 1) + 0.0:.1f}".removesuffix(".0") + f"{NARROW}%"
+
+
+def unit_name(kind: str, n: int = 2) -> str:
+    """What models are kept together in: families, training runs, or each model by itself."""
+    one, several = UNITS[kind]
+    return one if n == 1 else several
+
+
+def tested_units(document: Document) -> str:
+    """What the folds of the cross-fit keep whole."""
+    return unit_name((document["verdict"] or document["data"])["unit_kind"])
+
+
+# --------------------------------------------------------------------------------------------- sentences
+
+
+def title(document: Document) -> str:
+    """What the page is about; says that better models do worse only where the verdict does."""
+    size, pool = words.number(document["size"]), words.number(document["data"]["n_examples"])
+    if status(document) == "supported":
+        return f"The {size} of {pool} examples where better models do worse"
+    if status(document) == "inconclusive":
+        return f"Not shown: examples, among {pool}, where better models do worse"
+    return f"The {size} of {pool} examples chosen against better models"
+
+
+def verdict(document: Document) -> str:
+    """The finding as a sentence; R only together with its caveats."""
+    judged = document["verdict"]
+    size = words.number(document["size"])
+    if judged is None:
+        return (
+            f"Not judged. {size} examples were chosen so that models better in distribution do worse on "
+            "them; whether that holds beyond the models they were chosen with was not tested."
+        )
+    r = f"R is {signed(judged['r'])} {ends(judged['low'], judged['high'])}".strip()
+    over = f"over held-out {tested_units(document)}"
+    tested = len(judged.get("sizes") or ()) or 1
+    corrected = f", corrected for {tested} sizes" if tested > 1 else ""
+    p = judged["p_value"]
+    chance = "" if p is None else f" (p {'' if p < 0.001 else '= '}{p_value(p)}{corrected})"
+    if judged["status"] != "supported" and not judged["n_permutations"] and judged["r"] is None:
+        return (
+            f"Inconclusive. {size} examples were chosen against better models; whether better models do "
+            "worse on them beyond the models that chose them was not tested. Do not use the subset as "
+            "evidence."
+        )
+    if judged["status"] != "supported":
+        return (
+            f"Inconclusive. {size} examples were chosen against better models, but that better models do "
+            f"worse on them is not shown: cross-fitted {over}, {r}{chance}. Do not use the subset as "
+            "evidence."
+        )
+    strength = f"The tendency is weak: R is above {MINUS}0.3, short of what counts as an inverse line."
+    if judged["aotil"]:
+        strength = "Accuracy is on the inverse line."
+    return (
+        f"Supported. On such a subset of {size} examples, models that are better in distribution do worse, "
+        f"also models that had no part in choosing it: cross-fitted {over}, {r}{chance}. {strength}"
+    )
+
+
+def sentences(document: Document, name: str) -> list[str]:
+    """`reasons` or `notes` of the verdict, each with a capital and a full stop."""
+    # A sentence that opens with a symbol (p = ...) keeps it.
+    return [
+        f"{text[0] if text[1:2] == ' ' else text[0].upper()}{text[1:].rstrip('.')}."
+        for text in (document["verdict"] or {}).get(name) or ()
+        if text
+    ]
+
+
+def caveats(document: Document) -> list[str]:
+    """What a reader must know before believing or using the subset."""
+    data = document["data"]
+    notes = [*_class_notice(document), *_straddling(document["split"])]
+    if data["unit_kind"] == "model":
+        notes.append(
+            "Nothing is known of which models share a training run or a family; intervals take each model as "
+            "independent and are too narrow where some are not."
+        )
+    if data["n_models"] < FEW_MODELS:
+        notes.append(f"{data['n_models']} models: too few for a correlation over models to say much.")
+    return [*notes, *_test_caveats(document), *_reliability(data)]
+
+
+def _class_notice(document: Document) -> list[str]:
+    """A notice where one class is more than twice as frequent in the subset as in the pool."""
+    ratios = [(each.chosen / each.pool, *each) for each in class_shares(document) if each.pool > 0]
+    ratio, name, chosen, pool = max(ratios, default=(0.0, "", 0.0, 0.0))
+    if ratio <= SHIFTED:
+        return []
+    return [
+        f"Class composition: {share(chosen)} of the subset is of class {name}, "
+        f"{share(pool)} of the pool. The subset may represent a class rather than a way of failing; "
+        "select with strata=label to see whether one remains at a fixed mix of classes."
+    ]
+
+
+def _straddling(split: Document) -> list[str]:
+    n = split["straddling"]
+    if not n:
+        return []
+    return [
+        f"{words.number(n)} {unit_name(split['unit_kind'], n)} {'has' if n == 1 else 'have'} models both "
+        "among those that chose the subset and among those that test it: R on the test models is then no "
+        "test of new ones."
+    ]
+
+
+def _test_caveats(document: Document) -> list[str]:
+    """What the test models say against R on them."""
+    notes = []
+    row = headline_row(document)
+    test = row["test"]
+    if test.get("caution") and document["verdict"] is None:  # a verdict has a note of its own on that
+        notes.append(f"Test part of the main split: {test['caution']}.")
+    clipped = test.get("frac_clipped") or 0.0
+    if clipped > CLIPPED:
+        notes.append(
+            f"{share(clipped)} of the test models have accuracy 0 or 1 on the subset; R leans on them, "
+            "and on where such accuracies are clipped."
+        )
+    negative = (document["replication"] or {"selected": {"negative": None}})["selected"]["negative"]
+    if status(document) == "supported" and negative is not None and negative < MIXED:
+        notes.append(
+            f"Only {share(negative)} of the chosen examples are themselves below 0 on the test models: a "
+            "subset of this size carries others along. A smaller one is purer."
+        )
+    hard = (row.get("hard") or {}).get("r")
+    if test["r"] is not None and hard is not None and hard < test["r"]:
+        notes.append(
+            f"The {words.number(document['size'])} examples that the fewest training models get right have R "
+            f"{signed(hard)} on the test models, below the {signed(test['r'])} of the subset: difficulty "
+            "may be what was found."
+        )
+    return notes
+
+
+def _reliability(data: Document) -> list[str]:
+    reliability = (data.get("quality") or {}).get("reliability")
+    if reliability is None or reliability >= RELIABLE:
+        return []
+    return [
+        f"Reliability of the in-distribution accuracies is {signed(reliability)}: "
+        f"{share(min(1.0, 1 - reliability))} of their variance is noise of too few examples behind "
+        "each, which pulls every R towards 0."
+    ]
+
+
+def settled(document: Document) -> str:
+    """A sentence on whether there are enough models."""
+    needed = document["models_needed"]
+    n = words.number(needed["n_models"])
+    if needed["median"] is None or not math.isfinite(needed["median"]):
+        return (
+            f"In most random orders R on all examples has not settled at {n} models: more models would still "
+            "move it."
+        )
+    return (
+        "In half of the random orders R on all examples has settled (each further step changes it by "
+        f"less than 1{NARROW}%) by {needed['median']:.0f} models; there are {n}."
+    )

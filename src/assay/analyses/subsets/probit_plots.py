@@ -1,0 +1,195 @@
+"""Pictures of the models of a chosen subset: accuracies in and out of distribution, on probit axes."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from scipy.special import ndtri
+
+from assay.analyses.subsets.page_words import signed
+from assay.analyses.subsets.plots import legend_above
+from assay.page.draw import INK, MUTED, OPPOSES, SUPPORTS, axes_of
+from assay.page.text import number
+
+
+DRAWN_MODELS = 600  # points of a scatter; of more, evenly spaced ones by accuracy are drawn
+CLIP = 1e-6  # accuracies 0 and 1 are drawn where the statistic puts them
+BINS = 25  # of accuracies
+TICKS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99, 0.999)
+# Colour and marker of each set of examples, its name in a legend and over a panel.
+SETS = {
+    "all": (SUPPORTS, "o", "all", "All"),
+    "selected": (OPPOSES, "D", "the chosen", "Chosen"),
+    "rest": (MUTED, "s", "the other", "Not chosen"),
+}
+Document = Mapping[str, Any]
+
+
+def plot_scatter(document: Document, ax: Axes | None = None) -> Axes:
+    """Draw accuracy out of against in distribution of held-out models: all examples and the chosen ones."""
+    ax = axes_of(ax, 5.6, 4.5)
+    places = drawn_models(document)
+    shown = [name for name in example_sets(document) if name != "rest"]
+    handles, labels = [], []
+    for name in shown:
+        _cloud(ax, document, name, places)
+        colour, marker, called, _ = SETS[name]
+        handles.append(Line2D([], [], color=colour, marker=marker, markersize=5))
+        labels.append(f"{called} {number(_size(document, name))}:  {_line_words(document, name, ',  ')}")
+    legend_above(ax, handles, labels, columns=1)
+    _probit_axes(ax, document, shown, places)
+    ax.set_xlabel("accuracy in distribution")
+    ax.set_ylabel("accuracy out of distribution")
+    return ax
+
+
+def plot_three(document: Document) -> Axes:
+    """Draw all, chosen and other examples in a panel each, on the same axes; the first panel comes back."""
+    places, sets = drawn_models(document), example_sets(document)
+    figure = Figure(figsize=(10.4, 3.7), layout="constrained")
+    panels = figure.subplots(1, max(1, len(sets)), sharex=True, sharey=True, squeeze=False)[0]
+    for ax, name in zip(panels, sets, strict=False):
+        axes_of(ax, 0.0, 0.0)
+        _cloud(ax, document, name, places)
+        _probit_axes(ax, document, sets, places)
+        heading = f"{SETS[name][3]} ({number(_size(document, name))})"
+        ax.set_title(heading, fontsize=9.5, color=INK, loc="left")
+        ax.set_xlabel(_line_words(document, name, ", "), color=MUTED, fontsize=8.5)
+    panels[0].set_ylabel("accuracy out of distribution")
+    figure.supxlabel("accuracy in distribution", fontsize=9, color=INK)
+    first: Axes = panels[0]
+    return first
+
+
+def plot_accuracies(document: Document) -> Axes:
+    """Draw how many models have which accuracy, in and out of distribution, counts on a log axis."""
+    models, edges = document["models"], np.linspace(0, 1, BINS + 1)
+    known, everything, selected = (
+        np.histogram(np.array(models[name], dtype=float), edges)[0]
+        for name in ("id_accuracy", "all", "selected")
+    )
+    figure = Figure(figsize=(10.4, 2.7), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for ax in (left, right):
+        axes_of(ax, 0.0, 0.0)
+        ax.set_yscale("log")
+        ax.set_xlim(0, 1)
+    left.stairs(known, edges, fill=True, color=MUTED, alpha=0.35, baseline=0.7)
+    left.stairs(known, edges, color=INK, linewidth=1.0, baseline=0.7)
+    right.stairs(everything, edges, fill=True, color=MUTED, alpha=0.35, baseline=0.7)
+    whole = right.stairs(everything, edges, color=INK, linewidth=1.0, baseline=0.7)
+    chosen = right.stairs(selected, edges, color=OPPOSES, linewidth=1.8, baseline=0.7)
+    legend_above(right, [whole, chosen], ["all examples", "chosen examples"], columns=2)
+    left.set_ylim(0.7, 1.5 * max(1, *known, *everything, *selected))
+    left.set_ylabel("models")
+    left.set_xlabel("accuracy in distribution")
+    right.set_xlabel("accuracy out of distribution")
+    first: Axes = left
+    return first
+
+
+# ---------------------------------------------------------------------------------------------- the points
+
+
+def example_sets(document: Document) -> list[str]:
+    """The sets of examples that have accuracies and a line: all, the chosen ones, the others."""
+    lines, models = document["lines"], document["models"]
+    return [name for name in SETS if lines.get(name) is not None and models[name] is not None]
+
+
+def drawn_models(document: Document) -> list[int]:
+    """Places of the held-out models; of very many, evenly spaced ones by accuracy in distribution."""
+    models = document["models"]
+    held_out = [place for place, part in enumerate(models["part"]) if part == "test"]
+    if len(held_out) <= DRAWN_MODELS:
+        return held_out
+    ordered = sorted(held_out, key=lambda place: models["id_accuracy"][place])
+    return [ordered[place] for place in np.linspace(0, len(ordered) - 1, DRAWN_MODELS).round().astype(int)]
+
+
+def probit_places(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Standard normal quantiles of accuracies, those of 0 and 1 clipped."""
+    quantiles: np.ndarray = ndtri(np.clip(np.array(values, dtype=float), CLIP, 1 - CLIP))
+    return quantiles
+
+
+def _accuracies(document: Document, name: str, places: Sequence[int]) -> np.ndarray:
+    return np.array(document["models"][name], dtype=float)[places]
+
+
+def _size(document: Document, name: str) -> int:
+    """Examples of a set."""
+    chosen, n_examples = document["size"], document["data"]["n_examples"]
+    return int({"all": n_examples, "selected": chosen, "rest": n_examples - chosen}[name])
+
+
+def _line_words(document: Document, name: str, between: str) -> str:
+    """The least-squares line of a set, for a label."""
+    line = document["lines"][name]
+    words = [
+        f"R {signed(line['r'])}",
+        f"slope {signed(line['slope'])}",
+        f"intercept {signed(line['intercept'])}",
+    ]
+    return between.join(words)
+
+
+def _cloud(ax: Axes, document: Document, name: str, places: Sequence[int]) -> None:
+    """Points and line of one set of examples, in probit space."""
+    x = probit_places(_accuracies(document, "id_accuracy", places))
+    y = probit_places(_accuracies(document, name, places))
+    colour, marker, *_ = SETS[name]
+    ax.plot(x, y, marker, color=colour, markersize=3.6, alpha=0.55, markeredgewidth=0, zorder=2)
+    line, finite = document["lines"][name], np.isfinite(x)
+    slope, intercept = np.array([line["slope"], line["intercept"]], dtype=float)
+    if finite.any() and math.isfinite(slope):
+        ends = np.array([x[finite].min(), x[finite].max()])
+        ax.plot(ends, slope * ends + intercept, color=colour, linewidth=1.8, zorder=3)
+
+
+# ------------------------------------------------------------------------------------------------ the axes
+
+
+def _probit_axes(ax: Axes, document: Document, sets: Sequence[str], places: Sequence[int]) -> None:
+    """Ticks at accuracies; the far ends mean exactly 0 and 1."""
+    x = _accuracies(document, "id_accuracy", places)
+    y = np.concatenate([_accuracies(document, name, places) for name in sets] or [np.array([])])
+    for axis, values, limits in ((ax.xaxis, x, ax.set_xlim), (ax.yaxis, y, ax.set_ylim)):
+        finite = values[np.isfinite(values)]
+        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.5, 0.5)
+        ends = probit_places([low, high])
+        room = max(0.06 * float(ends[1] - ends[0]), 0.05)
+        start, stop = float(ends[0]) - room, float(ends[1]) + room
+        ticks = [(float(ndtri(tick)), f"{tick:g}") for tick in _ticks(start, stop)]
+        if low <= CLIP:
+            ticks.insert(0, (float(ndtri(CLIP)), "0"))
+        if high >= 1 - CLIP:
+            ticks.append((float(ndtri(1 - CLIP)), "1"))
+        axis.set_ticks([place for place, _ in ticks], [label for _, label in ticks])
+        limits(start, stop)
+
+
+def _ticks(start: float, stop: float) -> list[float]:
+    """Accuracies for ticks on an axis from one quantile to another."""
+    ticks: list[float] = []
+    for grid in _grids():
+        ticks = [tick for tick in grid if start <= float(ndtri(tick)) <= stop]
+        if len(ticks) >= 4:
+            break
+    # Labels closer than a fourteenth of the axis would run into each other.
+    apart: list[float] = []
+    for tick in ticks:
+        if not apart or float(ndtri(tick) - ndtri(apart[-1])) > (stop - start) / 14:
+            apart.append(tick)
+    return apart
+
+
+def _grids() -> Iterator[Sequence[float]]:
+    """Accuracies to put ticks at, from coarse to fine."""
+    yield TICKS
+    for step in (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001):
+        yield [round(step * place, 6) for place in range(1, round(1 / step))]
