@@ -72,7 +72,7 @@ class ListSettings(Storing, Talking):
 
     kind: Annotated[str | None, STORED, one_of(*KINDS)] = None
     where: Annotated[tuple[str, ...], STORED] = ()
-    order: Annotated[str, STORED] = "created"
+    order: Annotated[str, STORED, Parameter(allow_leading_hyphen=True)] = "created"
     limit: Annotated[int | None, STORED, at_least(0)] = None
     offset: Annotated[int, STORED, at_least(0)] = 0
     csv: Annotated[bool, OUTPUT] = False
