@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -524,6 +525,15 @@ def test_json_on_stdout_is_alone_there_and_quiet_means_quiet(tmp_path: Path) -> 
     done = process("discover", *SMALL, "--json", "--quiet", cwd=tmp_path)
     json.loads(done.stdout)
     assert done.stderr == ""
+
+
+def test_a_reader_that_stops_reading_ends_the_command_quietly(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "assay", "list", "tasks", "--json"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_the_package_runs_as_a_module(tmp_path: Path) -> None:

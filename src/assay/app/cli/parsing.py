@@ -280,4 +280,10 @@ def main() -> None:
     """Entry point of the command."""
     # One kind of progress at a time: transformers draws a bar even for weights on disk.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, `head` for one
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

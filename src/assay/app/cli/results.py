@@ -217,7 +217,7 @@ def _print_payload(found: "StoredResult") -> None:
     elif found.kind == "measurement" and found.payload.keys() >= {"name", "value", "unit", "n", "status"}:
         print_measurements([(found.summary.task or "", found.payload)])
     elif found.kind == "worst_case":
-        from assay.app.cli.attack import print_worst_case
+        from assay.app.cli.tail import print_worst_case
 
         print_worst_case(found.payload)
     elif found.kind == "calibration":
