@@ -42,6 +42,7 @@ PAGES = {
             "assay.app.monitor.metrics",
             "assay.app.monitor.alarms",
             "assay.app.monitor.watch",
+            "assay.app.monitor.settings",
         ],
     ),
     "errors": ("Errors and seeds", ["assay.core.errors", "assay.core.registry", "assay.core.random"]),

@@ -1,16 +1,23 @@
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from command_line import invoke
+from cyclopts import App
 from PIL import Image
 
+from assay.app.cli import app
+from assay.app.names import NAMES
+from assay.app.settings import Placed
+from assay.catalogue import list_entries
 from assay.models import load_model
 from assay.tasks import draw_shapes, load_task
 from assay.zoo import Zoo
@@ -288,7 +295,12 @@ def test_the_command_line_wins_over_variables_and_they_over_the_file(
     [
         ("stepps = 1", "sets 'stepps', which no command has; did you mean 'steps'"),
         ("steps = ", "cannot read a.toml"),
-        ("steps = 'many'", "Invalid value for '--steps'"),
+        (
+            "steps = 'many'",
+            "Invalid value for --steps: 'many' is neither a count from 1 nor auto (from a.toml)",
+        ),
+        ("n = 0", 'Invalid value "0" for --n provided by a.toml. Must be >= 1.'),
+        ("[audits]\nn = 4", "sets 'audits', which no command has"),
     ],
 )
 def test_a_bad_file_is_wrong_usage(run: Run, content: str, message: str) -> None:
@@ -296,6 +308,91 @@ def test_a_bad_file_is_wrong_usage(run: Run, content: str, message: str) -> None
     result = run("audit", "--dry-run", "--config", "a.toml")
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+
+
+def test_a_table_of_a_command_below_another_holds_for_it_alone(run: Run) -> None:
+    Path("a.toml").write_text("store = 'elsewhere'\n[zoo]\nquiet = true\n[zoo.list]\njson = true\n")
+    assert json.loads(run("zoo", "list", "--config", "a.toml").stdout)["name"] == "shapes"
+    assert not run("list", "models", "--config", "a.toml").stdout.startswith("[")
+
+
+def test_of_an_option_given_twice_the_last_value_counts(run: Run) -> None:
+    plan = json.loads(run("audit", "--n=3", *SMALL, "--dry-run", "--json", "--json", "--n", "5").stdout)
+    assert plan["n"] == 5
+
+
+def test_variables_that_say_what_to_run_do_not_change_what_a_report_shows(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_MODEL", "mini")
+    monkeypatch.setenv("ASSAY_STORE", "elsewhere")
+    Path("a.toml").write_text("model = 'mini'")
+    refused = run("report", "--config", "a.toml", "--task", "ioi")
+    assert "each ask for a page" not in refused.stderr
+    assert "elsewhere" in refused.stderr
+
+
+def test_an_empty_variable_counts_as_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_MODEL", "")
+    assert json.loads(run("audit", *SMALL, "--dry-run", "--json").stdout)["model"]["id"] == "mini"
+
+
+def test_auto_takes_the_first_accelerator_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    assert Placed().place(said.append) is None
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    assert Placed().place(said.append) is None  # it has no float64
+    assert said == []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    assert Placed().place(said.append) == "cuda:0"
+    assert said == ["device: cuda:0"]
+    assert Placed(device="cpu").place(said.append) == "cpu"
+
+
+# ---- help ---------------------------------------------------------------------------------------
+
+
+def commands(family: App, *names: str) -> Iterator[tuple[tuple[str, ...], App]]:
+    """Every command and family of commands, by the words that call it."""
+    for name, each in family.resolved_commands().items():
+        if not name.startswith("-"):
+            yield (*names, name), each
+            yield from commands(each, *names, name)
+
+
+def test_the_overview_shows_every_command_whole_and_in_its_group(run: Run) -> None:
+    lines = [line.rstrip() for line in run("--help").stdout.splitlines()]
+    for words, each in commands(app):
+        first = each.help.splitlines()[0]
+        assert len(first) < 60
+        if len(words) == 1:
+            assert any(line.split() == [*words, *first.split()] for line in lines), words
+    headings = ["Options:", "Circuits:", "Trust:", "Image classifiers:", "Subsets:", "Store:"]
+    assert [line for line in lines if line in headings] == headings
+
+
+def test_every_help_page_has_groups_texts_and_an_example_that_parses(run: Run) -> None:
+    for words, each in commands(app):
+        if each.default_command is None:
+            continue
+        page = run(*words, "--help").stdout
+        assert "Running:" in page
+        first, *example = shlex.split(page[page.index("Example:") + len("Example:") :])
+        assert first == "assay"
+        function, *_ = app.parse_args(example, exit_on_error=False)
+        assert function is each.default_command
+        for argument in each.assemble_argument_collection(parse_docstring=True):
+            assert argument.parameter.help or not argument.show, f"{words} {argument.name}"
+
+
+def test_the_tab_key_knows_the_registered_names(run: Run) -> None:
+    for kind, names in NAMES.items():
+        assert set(names) == set(list_entries(kind).keys)
+    completed = run("__complete", "measure", "--metric", "kl").stdout.split()
+    assert "kl-faithfulness" in completed
+    assert "mini" in run("__complete", "audit", "--model", "").stdout.split()
+    assert "_assay" in run("--show-completion", "--shell", "bash").stdout
 
 
 # ---- errors -------------------------------------------------------------------------------------
@@ -317,7 +414,7 @@ def test_a_bad_file_is_wrong_usage(run: Run, content: str, message: str) -> None
         (("discover", "--n", "4", "--top", "100000"), 2, "cannot keep 100000 edges: this graph has 1519"),
         (("discover", "--top", "5", "--greedy", "5"), 2, "give one of them"),
         (("audit", "--target", "2"), 2, "error: target is 2.0"),
-        (("audit", "--n", "0"), 2, "Invalid value for '--n'"),
+        (("audit", "--n", "0"), 2, 'error: Invalid value "0" for --n. Must be >= 1.'),
         (("audit", "--model", "./nowhere"), 1, "error: cannot load './nowhere'"),
         (("measure", "--circuit", "none.safetensors"), 1, "error: no circuit file at none.safetensors"),
         (("report",), 2, "nothing was stored there yet"),
@@ -327,7 +424,11 @@ def test_a_bad_file_is_wrong_usage(run: Run, content: str, message: str) -> None
         (("measure", "--device", "cpuu"), 2, "error: no device 'cpuu'"),
         (("audit", "--steps", "0"), 2, "'0' is neither a count from 1 nor auto"),
         (("audit", "--frobnicate"), 2, "--frobnicate"),
-        (("audits",), 2, "audits"),
+        (("audits",), 2, 'Unknown command "audits". Did you mean "audit"?'),
+        (("audit", "--modle", "mini"), 2, "error: Unknown option: --modle. Did you mean --model?"),
+        (("audit", "--model"), 2, "error: --model needs a value"),
+        (("audit", "ioi"), 2, "error: unexpected argument 'ioi'"),
+        (("zoo", "train", "shapes-quick"), 2, "error: `assay zoo train` needs --out"),
         (("audit", "--model", "a" * 5000), 2, "error: no file can have so long a name: aaa"),
     ],
 )
@@ -424,6 +525,15 @@ def test_json_on_stdout_is_alone_there_and_quiet_means_quiet(tmp_path: Path) -> 
     done = process("discover", *SMALL, "--json", "--quiet", cwd=tmp_path)
     json.loads(done.stdout)
     assert done.stderr == ""
+
+
+def test_a_reader_that_stops_reading_ends_the_command_quietly(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "assay", "list", "tasks", "--json"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_the_package_runs_as_a_module(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_the_fewest_models_of_digits_are_those_that_can_be_trained() -> None:
         digits_recipes(31)
     found = run("--digits-models", "31")
     assert found.exit_code == 2
-    assert "'--digits-models'" in found.stderr
+    assert "--digits-models" in found.stderr
     assert "32" in found.stderr
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import Outcome
+from command_line import Outcome, invoke
 from PIL import Image
 
 from assay.tasks import draw_shapes

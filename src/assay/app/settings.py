@@ -210,7 +210,7 @@ class OnTask(OnModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class Counted:
     """How many prompts.
 
     Attributes:
@@ -306,7 +306,7 @@ class Sizing(Discovering):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfCircuit(Storing, Seeded, Batched, Sizing, Drawn, OnModel):
+class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
     """The circuit that is judged, given or discovered.
 
     Attributes:

@@ -10,6 +10,7 @@ import assay.app.cli.audit
 import assay.app.cli.benchmark
 import assay.app.cli.calibrate
 import assay.app.cli.claim
+import assay.app.cli.completion
 import assay.app.cli.discover
 import assay.app.cli.finetune
 import assay.app.cli.measure

@@ -23,7 +23,7 @@ from assay.app.settings import (
     Ablating,
     Batched,
     Count,
-    Drawn,
+    Counted,
     DryRun,
     HeldOut,
     OnTask,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditSettings(Talking, DryRun, Seeded, Batched, Storing, Ablating, Sizing, Drawn, HeldOut, OnTask):
+class AuditSettings(Talking, DryRun, Seeded, Batched, Storing, Ablating, Sizing, Counted, HeldOut, OnTask):
     """What is audited, and where the report goes.
 
     Attributes:
@@ -69,8 +69,18 @@ def audit(settings: AuditSettings) -> None:
     if settings.dry_run:
         _show_plan(settings, device)
         return
+    result = _run(settings, device)
+    if settings.json:
+        print_json(result.document)
+    else:
+        _print_audit(result, settings.out)
+
+
+def _run(settings: AuditSettings, device: str | None) -> "Audit":
+    from assay import pipeline
+
     with progress_on_stderr(quiet=settings.quiet) as progress:
-        result = pipeline.audit(
+        return pipeline.audit(
             settings.model,
             settings.task,
             method=settings.method,
@@ -89,10 +99,6 @@ def audit(settings: AuditSettings) -> None:
             out=settings.out,
             progress=progress,
         )
-    if settings.json:
-        print_json(result.document)
-    else:
-        _print_audit(result, settings.out)
 
 
 def _show_plan(settings: AuditSettings, device: str | None) -> None:

@@ -143,43 +143,16 @@ def discovery(settings: BenchmarkSettings) -> None:
 
     By CPR, CMD, seconds, memory and plain forward passes.
     """
-    from assay.analyses.benchmark import benchmark_discovery
-    from assay.analyses.benchmark.targets import DEFAULT_N, find_target
+    from assay.analyses.benchmark.targets import DEFAULT_N
     from assay.pipeline.benchmark import write_benchmark
 
     entered = _competitors(settings, settings.n, usual=DEFAULT_N, quiet=settings.quiet)
     for folder in (settings.out, settings.export, settings.scores_dir):
         _check_folder(folder)
-    device = device_of(settings)
-    with progress_on_stderr(quiet=settings.quiet) as progress:
-        progress("load", 0, 1)
-        target = find_target(
-            settings.model,
-            settings.task,
-            images=settings.images,
-            n=entered.n,
-            seed=settings.seed,
-            device=device,
-        )
-        progress("load", 1, 1)
-        result = benchmark_discovery(
-            target.model,
-            target.task,
-            entered.methods,
-            options=entered.options,
-            objective=settings.objective,
-            ablation=settings.ablation,
-            evaluate=settings.evaluate,
-            held_out=target.held_out if settings.evaluate == "held-out" else None,
-            imports=_imported(settings.imports, target.model, target.task.name),
-            truth=target.truth,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            progress=progress,
-        )
+    result, model = _run(settings, entered)
     _check_served([row.reason for row in result.rows])
     written = {} if settings.out is None else write_benchmark(settings.out, result)
-    written |= _keep_scores(result, target.model, export=settings.export, scores_dir=settings.scores_dir)
+    written |= _keep_scores(result, model, export=settings.export, scores_dir=settings.scores_dir)
     if settings.json:
         print_json(result.to_dict())
         return
@@ -226,6 +199,41 @@ def _competitors(settings: Competing, n: int | None, *, usual: int, quiet: bool)
             say(f"quick: {text}")
     choose_entries(methods, options)
     return _Entered(methods, options, usual if n is None else n)
+
+
+def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenchmark, Model]":
+    """The judged methods, and the model they ran on."""
+    from assay.analyses.benchmark import benchmark_discovery
+    from assay.analyses.benchmark.targets import find_target
+
+    device = device_of(settings)
+    with progress_on_stderr(quiet=settings.quiet) as progress:
+        progress("load", 0, 1)
+        target = find_target(
+            settings.model,
+            settings.task,
+            images=settings.images,
+            n=entered.n,
+            seed=settings.seed,
+            device=device,
+        )
+        progress("load", 1, 1)
+        result = benchmark_discovery(
+            target.model,
+            target.task,
+            entered.methods,
+            options=entered.options,
+            objective=settings.objective,
+            ablation=settings.ablation,
+            evaluate=settings.evaluate,
+            held_out=target.held_out if settings.evaluate == "held-out" else None,
+            imports=_imported(settings.imports, target.model, target.task.name),
+            truth=target.truth,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            progress=progress,
+        )
+    return result, target.model
 
 
 def _planted(names: list[str] | None) -> list[str] | None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from assay.pipeline import Draws, Progress
     from assay.pipeline.gates import StoredCalibration
     from assay.store import Store
-    from assay.tasks import Task
+    from assay.tasks import PairTask
 
 GATE_FIRED = 3
 GATES = own_group("Gates")
@@ -210,7 +210,7 @@ def _circuit_and_prompts(
     model: "Model",
     circuit: "AnyCircuit | None",
     discovered: "Callable[[Draws, int | None], AnyCircuit]",
-) -> "tuple[AnyCircuit, Task]":
+) -> "tuple[AnyCircuit, PairTask]":
     """The circuit that is judged, and the prompts it is measured on."""
     from assay import pipeline
 

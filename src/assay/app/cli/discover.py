@@ -26,8 +26,8 @@ from assay.app.settings import (
     OUTPUT,
     Ablating,
     Batched,
+    Counted,
     Discovering,
-    Drawn,
     DryRun,
     OnImages,
     OnTask,
@@ -49,7 +49,7 @@ USUAL_EDGES = 200  # of a circuit without a stated size
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoverSettings(
-    Talking, DryRun, Seeded, Batched, Storing, Ablating, Discovering, Drawn, OnImages, OnTask
+    Talking, DryRun, Seeded, Batched, Storing, Ablating, Discovering, Counted, OnImages, OnTask
 ):
     """What is discovered, and which edges are kept.
 

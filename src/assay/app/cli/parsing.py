@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    RepeatArgumentError,
+    UnusedCliTokensError,
+)
 from cyclopts.config import Dict, Env
 
 from assay.app.cli.border import say, show_warning
@@ -101,18 +110,18 @@ def _with_default(parameter: inspect.Parameter) -> inspect.Parameter:
 
 def _open(commands: Sequence[str], arguments: ArgumentCollection) -> ArgumentCollection:
     """Arguments that a variable or a file may set."""
-    typed = TYPED_ONLY.get(" ".join(commands), ())
-    return ArgumentCollection([each for each in arguments if each.name not in typed])
+    typed, rest = TYPED_ONLY.get(" ".join(commands), ()), arguments.copy()
+    rest[:] = [each for each in arguments if each.name not in typed]
+    return rest
 
 
 def read_variables(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Values of `ASSAY_NAME` variables that are not empty."""
-    wanted = [
-        each
-        for each in _open(commands, arguments)
-        if os.environ.get(PREFIX + each.name.lstrip("-").upper().replace("-", "_"))
+    wanted = _open(commands, arguments)
+    wanted[:] = [
+        each for each in wanted if os.environ.get(PREFIX + each.name.lstrip("-").upper().replace("-", "_"))
     ]
-    Env(PREFIX, source="the environment", command=False)(application, commands, ArgumentCollection(wanted))
+    Env(PREFIX, source="an ASSAY_ variable", command=False)(application, commands, wanted)
 
 
 def read_config(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -177,7 +186,7 @@ def _collections(family: App) -> Iterator[ArgumentCollection]:
 
 def family(group: Group, name: str, text: str) -> App:
     """Commands below one name."""
-    return app.command(make_app(name, text, group=group))
+    return app.command(make_app(name, text, group=group, group_commands=Group("Commands"), help_epilogue=""))
 
 
 app = make_app(
@@ -186,6 +195,7 @@ app = make_app(
     help_epilogue="Start with `assay audit`. Options can also come from ASSAY_OPTION variables and, with "
     "--config, from a TOML file.",
     version=_version,
+    group_commands=Group("Options", sort_key=-1),
     config=(read_variables, read_config),
 )
 
@@ -194,14 +204,14 @@ app = make_app(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; returns the exit code.
+    """Run a command line; returns the exit code, 2 where a family of commands got none.
 
     Errors of the package are one message on stderr and a code, its warnings a line each. With `--traceback`,
     and for every other error, the exception passes through.
     """
     traceback = False
     try:
-        function, bound, _ = app.parse_args(list(arguments), print_error=False, exit_on_error=False)
+        function, bound = _parse(list(arguments))
         bound.apply_defaults()
         settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), Quiet())
         traceback = settings.traceback
@@ -210,9 +220,11 @@ def run(arguments: Sequence[str]) -> int:
             if not settings.quiet:
                 warnings.simplefilter("always", AssayWarning)
                 warnings.showwarning = show_warning
-            return function(*bound.args, **bound.kwargs) or 0
+            code = function(*bound.args, **bound.kwargs)
+        helped = function.__name__ == "help_print" and not {"--help", "-h"} & set(arguments)
+        return 2 if helped else code or 0
     except CycloptsError as error:
-        say(f"error: {error}")
+        say(f"error: {_sentence(error)}")
         return 2
     except AssayError as error:
         if traceback:
@@ -229,8 +241,49 @@ def run(arguments: Sequence[str]) -> int:
         return 130
 
 
+def _parse(arguments: list[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
+    """The function to call and its arguments; of an option that is given twice, the last value counts."""
+    try:
+        function, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
+    except RepeatArgumentError as error:
+        if error.token.source != "cli":
+            raise
+        _, applications, _ = app.parse_commands(arguments)
+        own = applications[-1].assemble_argument_collection()
+        argument = next(each for each in own if error.token.keyword in each.names)
+        first = next(
+            place for place, text in enumerate(arguments) if text.partition("=")[0] in argument.names
+        )
+        values = 0 if "=" in arguments[first] else argument.token_count()[0]
+        return _parse(arguments[:first] + arguments[first + 1 + values :])
+    return function, bound
+
+
+def _sentence(error: CycloptsError) -> str:
+    """What is wrong with the arguments, and the file or variable it is in."""
+    text, argument = str(error), error.argument
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected argument {(error.unused_tokens or [''])[0]!r}"
+    if isinstance(error, MissingArgumentError) and argument is not None:
+        if error.keyword is None:
+            return f"`assay {' '.join(error.command_chain or ())}` needs {argument.name}"
+        count = argument.token_count()[0]
+        return f"{error.keyword} needs {'a value' if count == 1 else f'{count} values'}"
+    token = getattr(error, "token", None) or (argument.tokens[0] if argument and argument.tokens else None)
+    if token is None or argument is None or token.source == "cli":
+        return text
+    text = text.replace(token.keyword or "", argument.name)
+    return text if token.source in text else f"{text} (from {token.source})"
+
+
 def main() -> None:
     """Entry point of the command."""
     # One kind of progress at a time: transformers draws a bar even for weights on disk.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, `head` for one
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

@@ -103,8 +103,8 @@ def rank(settings: RankSettings) -> None:
         "seed": settings.seed,
         "skip_bad": settings.skip_bad,
     }
-    styles = settings.shapes or (() if settings.images else ("sketch",))
-    wanted = targets(settings.images, styles, labels=settings.labels, note=noting(settings), **reading)
+    styles = list(settings.shapes or (() if settings.images else ("sketch",)))
+    wanted = targets(list(settings.images), styles, labels=settings.labels, note=noting(settings), **reading)
     known = known_target(zoo, settings.id_images, **reading)
     if settings.dry_run:
         _show_plan(settings, zoo, wanted, known, device)

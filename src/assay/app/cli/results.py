@@ -72,7 +72,7 @@ class ListSettings(Storing, Talking):
 
     kind: Annotated[str | None, STORED, one_of(*KINDS)] = None
     where: Annotated[tuple[str, ...], STORED] = ()
-    order: Annotated[str, STORED] = "created"
+    order: Annotated[str, STORED, Parameter(allow_leading_hyphen=True)] = "created"
     limit: Annotated[int | None, STORED, at_least(0)] = None
     offset: Annotated[int, STORED, at_least(0)] = 0
     csv: Annotated[bool, OUTPUT] = False
@@ -217,7 +217,7 @@ def _print_payload(found: "StoredResult") -> None:
     elif found.kind == "measurement" and found.payload.keys() >= {"name", "value", "unit", "n", "status"}:
         print_measurements([(found.summary.task or "", found.payload)])
     elif found.kind == "worst_case":
-        from assay.app.cli.attack import print_worst_case
+        from assay.app.cli.tail import print_worst_case
 
         print_worst_case(found.payload)
     elif found.kind == "calibration":

@@ -113,8 +113,9 @@ class SelectSettings(Talking, Seeded, Placed, Storing, Reporting):
     save: Annotated[Path | None, OUTPUT] = None
     dry_run: Annotated[bool, RUNNING] = False
 
-    def solving(self, device: str | None) -> dict[str, Any]:
-        """What the solver is told beside data and sizes."""
+    @property
+    def solving(self) -> dict[str, Any]:
+        """Arguments beside data and sizes; only a device given by name gets the matrix."""
         return {
             "path": self.path,
             "n_permutations": self.permutations,
@@ -124,7 +125,7 @@ class SelectSettings(Talking, Seeded, Placed, Storing, Reporting):
             "compat": self.compat,
             "strata": self.strata,
             "layout": self.layout,
-            "device": device,
+            "device": None if self.device == "auto" else self.device,
             "seed": self.seed,
         }
 
@@ -146,7 +147,7 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
     device, sizes = device_of(settings), _check(settings)
     with progress_on_stderr(quiet=settings.quiet) as progress:
         read = _read(predictions, settings, device, progress)
-        solving = settings.solving(device)
+        solving = settings.solving
         if settings.dry_run:
             _show_plan(plan_selection(read.data, sizes or read.sizes, **solving), as_json=settings.json)
             return 0

@@ -253,7 +253,7 @@ def list_(zoo: ZooFolder = None, /, *, settings: Talking) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectSettings(Talking):
+class ConfigurationSettings(Talking):
     """Which configurations are kept.
 
     Attributes:
@@ -273,7 +273,7 @@ def select(
     grid: Annotated[str, Parameter(name="CONFIG")],
     /,
     *,
-    settings: SelectSettings,
+    settings: ConfigurationSettings,
 ) -> None:
     """Keep few configurations that serve every initialisation.
 
