@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from assay.page import draw
 from assay.page.matrix import plot_matrix
-from assay.report import audit_figures as figures
+from assay.report import audit_plots as figures
 
 
 Document = dict[str, Any]

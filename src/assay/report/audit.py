@@ -38,7 +38,7 @@ from assay.page.text import (
     record_text,
     rounded,
 )
-from assay.report import audit_figures as figures
+from assay.report import audit_plots as figures
 
 
 SCHEMA = "assay-audit/1"

@@ -28,7 +28,7 @@ from assay.page.blocks import (
 )
 from assay.page.draw import PAPER
 from assay.page.text import NARROW, Text, code, italic, number, plural, quiet
-from assay.report import calibration_figures, calibration_tables, calibration_words
+from assay.report import calibration_plots, calibration_tables, calibration_words
 from assay.report.calibration_headlines import RULES, headline
 
 
@@ -104,7 +104,7 @@ def calibration_figure(report: HasRecord | Document, path: str | os.PathLike[str
     ending = path.suffix.lstrip(".").lower()
     if ending not in ("png", "svg"):
         raise InputError(f"pictures are written as .png or .svg; got {path.name!r}")
-    figure = calibration_figures.draw_gates(ordered(calibration_document(report)))
+    figure = calibration_plots.draw_gates(ordered(calibration_document(report)))
     metadata = {"Date": None} if ending == "svg" else {"Software": None}
     try:
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": KIND}):
@@ -164,7 +164,7 @@ def calibration_page(report: HasRecord | Document) -> Page:
 
 def _glance(gates: Sequence[Document]) -> Figure:
     return Figure(
-        draw=lambda: calibration_figures.plot_gates(calibration_figures.rows(gates)),
+        draw=lambda: calibration_plots.plot_gates(calibration_plots.rows(gates)),
         label="All checks around their limits; the numbers are in the rows below.",
         caption="Every check on a scale of its own, turned so that its limit is the line in the middle "
         "and passing "
@@ -206,7 +206,7 @@ def _gate(gate: Document, document: Document) -> dict[str, Any]:
         "label": shown.label,
         "value": value,
         "passes": passes,
-        "strip": calibration_figures.strip(shown, state),
+        "strip": calibration_plots.strip(shown, state),
         "undefined": shown.value is None,
         "meaning": calibration_words.meaning(gate, state),
         "scope": calibration_words.scope(gate),

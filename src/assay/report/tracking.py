@@ -13,7 +13,7 @@ from typing import Any
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, MissingExtraError
 from assay.core.record import library_version, plain, record_id
-from assay.report.html import save_report
+from assay.report.save import save_report
 
 
 LONGEST_KEY, LONGEST_PARAMETER, LONGEST_TAG = 250, 6000, 5000  # characters that MLflow keeps
