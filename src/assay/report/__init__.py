@@ -1,6 +1,7 @@
 """Reports: one self-contained page about any result, and pages about what a store holds."""
 
 import importlib
+from typing import Any
 
 
 # Modules, those of this package by their last name, and the name in the module where it is another.
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'assay.report' has no attribute {name!r}")
     module, _, own = _HOMES[name].partition(":")

@@ -77,7 +77,7 @@ class MonitorOptions(Seeded, Batched, Ablating):
     alpha: Annotated[float, ALARM] = 0.05
     alarm_file: Annotated[Path | None, ALARM] = None
     webhook: Annotated[str | None, ALARM] = None
-    cool_down: Annotated[str | float, ALARM] = "0"
+    cool_down: Annotated[str | float, ALARM, Parameter(metavar="TIME")] = "0"
     method: Annotated[str | None, DISCOVERY, completing("methods")] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
     out: Annotated[Path, OUTPUT] = Path("assay-monitor")
