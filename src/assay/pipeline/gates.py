@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from assay.analyses.calibration.battery import (
     USUAL_PROMPTS,
     Against,
-    Battery,
     CalibrationReport,
     gates_on_same_prompts,
     n_further,
     prepare,
     run,
 )
+from assay.analyses.calibration.readings import Battery
 from assay.circuits import Circuit
 from assay.core.random import stream
 from assay.core.record import MACHINE
