@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from assay.circuits import Circuit, HeadCircuit
     from assay.graph import Graph
     from assay.models import Model
-    from assay.pipeline import Estimate, Progress
+    from assay.pipeline import Progress, Workload
     from assay.store import Store
 
 P = ParamSpec("P")
@@ -226,7 +226,7 @@ def circuit_of(
     return Circuit.from_heads(graph, found) if isinstance(found, HeadCircuit) else found
 
 
-def show_plan(model: "Model", n: int, stages: "Sequence[Estimate]", *, as_json: bool) -> None:
+def show_plan(model: "Model", n: int, stages: "Sequence[Workload]", *, as_json: bool) -> None:
     """What a command would run, at most."""
     total = sum(stage.passes for stage in stages)
     if as_json:
