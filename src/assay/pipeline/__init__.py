@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from assay.pipeline.runs import measure_stored, plan_measurement
     from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
     from assay.pipeline.sizing import find_circuit, runs_of
-    from assay.pipeline.stage import Estimate, Progress, Stage
+    from assay.pipeline.stage import Progress, Stage, Workload
     from assay.pipeline.worst import (
         DEFAULT_PAIRS,
         DEFAULT_SIDE,
@@ -54,7 +54,7 @@ _HOMES = {
     "assay.pipeline.runs": "measure_stored plan_measurement",
     "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
     "assay.pipeline.sizing": "find_circuit runs_of",
-    "assay.pipeline.stage": "Estimate Progress Stage",
+    "assay.pipeline.stage": "Progress Stage Workload",
     "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase plan_worst_case sizes "
     "with_findings worst_case_stored",
     "assay.tasks.load": "DEFAULT_N",
@@ -67,7 +67,6 @@ __all__ = [
     "DEFAULT_SIDE",
     "Audit",
     "Draws",
-    "Estimate",
     "Executor",
     "Job",
     "Limits",
@@ -81,6 +80,7 @@ __all__ = [
     "StoredWorstCase",
     "SweepOutcome",
     "SweepProgress",
+    "Workload",
     "audit",
     "calibrate_stored",
     "check_options",

@@ -24,7 +24,7 @@ from assay.pipeline.gates import plan_calibration
 from assay.pipeline.prompts import draw_prompts
 from assay.pipeline.runs import RunSettings, plan_measurement
 from assay.pipeline.sizing import plan_sizing
-from assay.pipeline.stage import Estimate, Progress, silent
+from assay.pipeline.stage import Progress, Workload, silent
 from assay.pipeline.worst import USUAL_SIDE, PairCounts, plan_worst_case
 from assay.store import Store
 from assay.tasks import PairTask
@@ -160,7 +160,7 @@ def plan_audit(
     steps: int | str = 5,
     metrics: Sequence[str] | None = None,
     n_random: int = 20,
-) -> list[Estimate]:
+) -> list[Workload]:
     """What an audit would run, at most, and what that costs.
 
     Returns:
@@ -169,10 +169,10 @@ def plan_audit(
     return [
         plan_discovery(model, method=method, n=n, steps=steps),
         plan_sizing(model.graph.n_edges, n),
-        Estimate(name="faithfulness curve", runs=CURVE_RUNS, passes=CURVE_RUNS * n),
+        Workload(name="faithfulness curve", runs=CURVE_RUNS, passes=CURVE_RUNS * n),
         plan_measurement(model, metric_keys(model, metrics), n=n, n_random=n_random),
         plan_worst_case("all", PairCounts(n_clean=min(n, USUAL_SIDE), n_corrupted=min(n, USUAL_SIDE))),
-        Estimate(
+        Workload(
             name="calibrate",
             runs=1,
             passes=sum(stage.passes for stage in plan_calibration(model, min(n, USUAL_PROMPTS))),

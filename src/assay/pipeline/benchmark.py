@@ -1,13 +1,11 @@
 """Benchmarks of discovery methods as files: what is written, what is read, and the quick setting."""
 
-import csv
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable, plots, tables
 from assay.circuits import (
@@ -25,6 +23,9 @@ from assay.models import Model
 from assay.page.markdown import markdown_table
 from assay.pipeline.checks import check_writable
 
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 QUICK_N = 40  # examples of each sample
 QUICK_UPDATES = 200  # gradient steps of learned masks
@@ -165,7 +166,7 @@ def write_benchmark(
     text = benchmark_markdown(benchmark)
     return {
         "json": benchmark.save(folder / f"{name}.json"),
-        "csv": _write_csv(folder / f"{name}.csv", benchmark.to_frame().to_dict("records")),
+        "csv": _write_csv(folder / f"{name}.csv", benchmark.to_frame()),
         "markdown": write_atomically(folder / f"{name}.md", text.encode()),
         **plots.write_picture(folder, name, plots.plot_quality_cost(data), label=data.label),
     }
@@ -199,7 +200,7 @@ def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict
     data = plots.truth_map_data(table)
     written = {
         "json": table.save(folder / f"{name}.json"),
-        "csv": _write_csv(folder / f"{name}.csv", table.to_frame().to_dict("records")),
+        "csv": _write_csv(folder / f"{name}.csv", table.to_frame()),
         "markdown": write_atomically(folder / f"{name}.md", truth_markdown(table).encode()),
     }
     if not data.objectives:  # nothing was served, so there is nothing to draw
@@ -224,15 +225,9 @@ def truth_markdown(table: TruthTable) -> str:
     return "\n".join(parts)
 
 
-def _write_csv(path: Path, records: Sequence[Mapping[Any, Any]]) -> Path:
-    """Rows of one shape; undefined numbers are empty cells."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if records:
-        writer.writerow(records[0])
-    for record in records:
-        writer.writerow(["" if value is None or value != value else value for value in record.values()])
-    return write_atomically(path, text.getvalue().encode())
+def _write_csv(path: Path, frame: "pd.DataFrame") -> Path:
+    """A table as CSV; undefined numbers are empty cells."""
+    return write_atomically(path, frame.to_csv(index=False, lineterminator="\n").encode())
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -269,16 +264,3 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-__all__ = [
-    "Quick",
-    "benchmark_markdown",
-    "export_submission",
-    "parse_options",
-    "quick_settings",
-    "read_scores",
-    "truth_markdown",
-    "write_benchmark",
-    "write_truth",
-]

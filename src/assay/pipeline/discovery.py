@@ -10,7 +10,7 @@ from assay.execution import Ablation, get_ablation
 from assay.models import Model
 from assay.objectives import Objective, get_objective
 from assay.pipeline.checks import registered
-from assay.pipeline.stage import Content, Estimate, Stage
+from assay.pipeline.stage import Content, Stage, Workload
 from assay.store import About, Store, StoredResult
 from assay.tasks import Task
 
@@ -106,10 +106,10 @@ def discover_stored(
 
 def plan_discovery(
     model: Model, *, method: str, n: int, steps: int | str, options: Mapping[str, Any] | None = None
-) -> Estimate:
+) -> Workload:
     """Cost of scoring all edges, at most, as the method states it."""
     chosen = get_method(method, **(options or {}))
     usual = REFINED_STEPS if chosen.integrates else (1,)
     sweeps = usual if isinstance(steps, str) else (steps,)
     per_prompt = sum(chosen.most_passes(model, nodes) for nodes in sweeps)
-    return Estimate(name="discover", runs=1, passes=per_prompt * n)
+    return Workload(name="discover", runs=1, passes=per_prompt * n)

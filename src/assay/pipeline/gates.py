@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from assay.analyses.calibration.battery import (
     USUAL_PROMPTS,
     Against,
-    Battery,
     CalibrationReport,
     gates_on_same_prompts,
     n_further,
     prepare,
     run,
 )
+from assay.analyses.calibration.readings import Battery
 from assay.circuits import Circuit
 from assay.core.random import stream
 from assay.core.record import MACHINE
@@ -22,7 +22,7 @@ from assay.models import Model
 from assay.objectives import get_objective, is_registered
 from assay.pipeline.checks import usual_replacement
 from assay.pipeline.runs import RunSettings
-from assay.pipeline.stage import Content, Estimate, Progress, Stage, document_stage
+from assay.pipeline.stage import Content, Progress, Workload, document_stage
 from assay.store import About, Store
 from assay.tasks import PairTask
 
@@ -65,10 +65,15 @@ def calibrate_stored(
         progress: Told of the gates.
         options: Further arguments of `calibrate_all`.
     """
-    folder = Path(store.directory) / TABLES if store is not None else None
-    stage = calibration_stage(
-        circuit, model, task, against=against, folder=folder, progress=progress, **options
-    )
+    identified = is_registered(get_objective(options.get("objective") or task.objective))
+    folder = Path(store.directory) / TABLES if store is not None and identified else None
+    battery = prepare(circuit, model, task, against=against, folder=folder, **options)
+
+    def compute() -> Content:
+        report = run(battery, progress)
+        return Content(payload=_shelved(report.to_dict()), about=_about(report, battery))
+
+    stage = document_stage("calibration", battery.record, compute, identified=identified)
     memo = stage.run(store)
     return StoredCalibration(document=_taken(memo.value.payload), cached=memo.cached)
 
@@ -100,20 +105,6 @@ def calibrate_measured(
         progress=progress,
         **options,
     )
-
-
-def calibration_stage(
-    circuit: AnyCircuit, model: Model, task: PairTask, *, progress: Progress | None = None, **options: Any
-) -> Stage[Content]:
-    """The document of all gates on a circuit; further options are those of `prepare`."""
-    identified = is_registered(get_objective(options.get("objective") or task.objective))
-    battery = prepare(circuit, model, task, **options if identified else options | {"folder": None})
-
-    def compute() -> Content:
-        report = run(battery, progress)
-        return Content(payload=_shelved(report.to_dict()), about=_about(report, battery))
-
-    return document_stage("calibration", battery.record, compute, identified=identified)
 
 
 def _about(report: CalibrationReport, battery: Battery) -> About:
@@ -157,7 +148,7 @@ def plan_calibration(
     against: int = 0,
     random_sets: int = 0,
     max_passes: float | None = None,
-) -> list[Estimate]:
+) -> list[Workload]:
     """Passes of all gates on one circuit, at most.
 
     Args:
@@ -176,16 +167,16 @@ def plan_calibration(
         over_heads = min(over_heads, max_passes)
     whole = 1 + 3 + 2 + 5 + 5 + 2  # full; keep, drop, mean's reference; zero, mean; donors; noise; baselines
     stages = [
-        Estimate(name="circuit runs", runs=whole, passes=whole * n),
-        Estimate(name="pool", runs=2, passes=2 * n_further(n)),
-        Estimate(name="without each head", runs=k, passes=k * n),
-        Estimate(name="one head at a time", runs=3 * heads, passes=round(over_heads)),
-        Estimate(name="gradients", runs=2, passes=2 * (3 * n)),
+        Workload(name="circuit runs", runs=whole, passes=whole * n),
+        Workload(name="pool", runs=2, passes=2 * n_further(n)),
+        Workload(name="without each head", runs=k, passes=k * n),
+        Workload(name="one head at a time", runs=3 * heads, passes=round(over_heads)),
+        Workload(name="gradients", runs=2, passes=2 * (3 * n)),
     ]
     if random_sets:
-        stages.append(Estimate(name="random sets", runs=2 * random_sets, passes=2 * random_sets * n))
+        stages.append(Workload(name="random sets", runs=2 * random_sets, passes=2 * random_sets * n))
     if against:
-        stages.append(Estimate(name="other tasks", runs=against, passes=round(against * n * (3 + shares))))
+        stages.append(Workload(name="other tasks", runs=against, passes=round(against * n * (3 + shares))))
     return stages
 
 

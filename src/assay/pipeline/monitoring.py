@@ -21,7 +21,7 @@ from assay.core.untrusted import malformed, parse_json
 from assay.discovery.edges import discover
 from assay.models import Model
 from assay.pipeline.image_stream import known_images
-from assay.pipeline.stage import Progress
+from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
 from assay.zoo.training import images_hash
@@ -238,6 +238,7 @@ def start_monitor(
         OutputError: If something cannot be written.
     """
     transform = transform or EvalTransform.for_model(model)
+    progress = progress or silent
     scores, pool = _reference(model, plan, transform, out, progress)
     domains = None
     threshold: Any = plan.threshold
@@ -272,7 +273,7 @@ def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransfor
 
 
 def _reference(
-    model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress | None
+    model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress
 ) -> tuple[EdgeScores, ImageSet | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
     pool = None if plan.known is None else _known(plan, plan.known, model, transform)
@@ -311,8 +312,7 @@ def _reference(
         same &= (record.get("task") or {}).get("data_hash") == task.data_hash
         if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
             return found, pool
-    if progress is not None:
-        progress("reference", 0, 1)
+    progress("reference", 0, 1)
     found = discover(
         model,
         task,
@@ -326,8 +326,7 @@ def _reference(
     out.mkdir(parents=True, exist_ok=True)
     if not (out / READINGS).exists():
         found.save(stored)
-    if progress is not None:
-        progress("reference", 1, 1)
+    progress("reference", 1, 1)
     return found, pool
 
 
@@ -349,7 +348,7 @@ def _domains(
     pool: ImageSet | None,
     transform: EvalTransform,
     out: Path,
-    progress: Progress | None,
+    progress: Progress,
 ) -> DomainCalibration:
     """The corrupted domains, from the directory where they were measured before."""
     if pool is None:
@@ -381,7 +380,7 @@ def _domains(
         labelled=pool.sample(MOST_LABELLED, seed=plan.seed),
         transform=transform,
         batch_size=plan.batch_size,
-        progress=None if progress is None else lambda _, done, __: progress("corrupted domains", done, 39),
+        progress=lambda _, done, __: progress("corrupted domains", done, 39),
         seed=plan.seed,
     )
     out.mkdir(parents=True, exist_ok=True)
@@ -398,7 +397,7 @@ def _read_domains(path: Path) -> DomainCalibration:
         return DomainCalibration.from_dict(content)
 
 
-def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageSet | None, progress: Progress | None) -> None:
+def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageSet | None, progress: Progress) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
         return
@@ -409,6 +408,5 @@ def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageSet | None, progr
         if plan.known_batches is None:
             return
         raise InputError("no images in distribution are left to calibrate on; give --known")
-    if progress is not None:
-        progress("known batches", 0, plan.known_batches or 0)
+    progress("known batches", 0, plan.known_batches or 0)
     monitor.calibrate(pool, batch_size=plan.window, n_batches=plan.known_batches)

@@ -11,7 +11,7 @@ from assay.metrics import find_metric, measure, measurement_provenance
 from assay.models import Model
 from assay.objectives import Objective
 from assay.pipeline.checks import registered
-from assay.pipeline.stage import Content, Estimate, Stage, document_stage
+from assay.pipeline.stage import Content, Stage, Workload, document_stage
 from assay.store import About, Store
 from assay.tasks import Task
 
@@ -96,10 +96,10 @@ def measure_stored(
     return measurement_stage(runs, metric, random_circuits=random_circuits).run(store).value.payload
 
 
-def plan_measurement(model: Model, metrics: Sequence[str], *, n: int, n_random: int) -> Estimate:
+def plan_measurement(model: Model, metrics: Sequence[str], *, n: int, n_random: int) -> Workload:
     """Cost of shared runs, random circuits, one run per head where needed, and what metrics run alone."""
     specs = [find_metric(key) for key in metrics]
     heads = model.n_layers * model.n_heads if any(spec.runs_per_head for spec in specs) else 0
     own = sum(spec.own_runs for spec in specs) * (1 + n_random)
     runs = len({run for spec in specs for run in spec.runs}) + n_random + heads + own
-    return Estimate(name="measure", runs=runs, passes=runs * n)
+    return Workload(name="measure", runs=runs, passes=runs * n)

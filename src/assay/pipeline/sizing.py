@@ -15,7 +15,7 @@ from assay.models import Model
 from assay.pipeline.discovery import discover_stored
 from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
 from assay.pipeline.runs import RunSettings
-from assay.pipeline.stage import Estimate, Progress, silent
+from assay.pipeline.stage import Progress, Workload, silent
 from assay.stats import recovery_of
 from assay.store import Store
 from assay.tasks import ImageTask, PairTask, Task
@@ -246,7 +246,7 @@ def runs_of(
     return settings.on(draws.measured, sized.circuit)
 
 
-def plan_sizing(n_edges: int, n: int) -> Estimate:
+def plan_sizing(n_edges: int, n: int) -> Workload:
     """Cost of choosing a size, at most: sizes tried on the prompts of discovery, then confirmed on others."""
     runs = max(1, (n_edges // FIRST_SIZE).bit_length()) + 6 + 2 * 18
-    return Estimate(name="sweep sizes", runs=runs, passes=runs * n)
+    return Workload(name="sweep sizes", runs=runs, passes=runs * n)

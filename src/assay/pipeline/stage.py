@@ -17,12 +17,12 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
     del stage, done, total
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Workload:
     """What a stage takes before it runs, at most.
 
     Attributes:

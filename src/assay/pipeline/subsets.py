@@ -172,7 +172,7 @@ def select_stored(
 
 
 def _about(data: CorrectnessData, record: Mapping[str, Any], document: Mapping[str, Any]) -> About:
-    """What selections are found by; data of one kind are told apart by their hash."""
+    """What selections are found by; the hash distinguishes data of one kind."""
     source = data.source.get("name") or data.source.get("kind")
     return About(
         task=" ".join(part for part in (source, record["data"]["hash"][:8]) if part),

@@ -14,7 +14,7 @@ from assay.analyses.worst_case.rows import count_pairs
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.models import Model
-from assay.pipeline.stage import Content, Estimate, Progress, Stage, silent
+from assay.pipeline.stage import Content, Progress, Stage, Workload, silent
 from assay.store import About, Store, StoredResult
 from assay.tasks import PairTask
 
@@ -96,11 +96,11 @@ def usual_sizes(task: PairTask) -> tuple[str, PairCounts]:
     return "matched", PairCounts(n_clean=task.n, n_corrupted=task.n)
 
 
-def plan_worst_case(protocol: str, size: PairCounts) -> Estimate:
+def plan_worst_case(protocol: str, size: PairCounts) -> Workload:
     """Passes over single prompts at most: one per input, and per pair what is not shared."""
     n_inputs = size.n_clean + size.n_corrupted
     n_pairs = size.n_clean * size.n_corrupted if protocol == "all" else size.n_clean
-    return Estimate(name="attack", runs=1, passes=n_inputs + n_pairs)
+    return Workload(name="attack", runs=1, passes=n_inputs + n_pairs)
 
 
 def pairs_of(

@@ -66,7 +66,7 @@ class Condition:
         """What it asks about, as a condition has it: a column, or `payload.details."a.b"`."""
         return ".".join(part if re.fullmatch(r'[^\s."=!<>~]+', part) else f'"{part}"' for part in self.path)
 
-    def holds(self, documents: Mapping[str, Any]) -> bool:
+    def holds(self, documents: Mapping[Any, Any]) -> bool:
         """Whether it is true of a result, by its provenance and payload."""
         found: Any = documents
         for key in self.path:

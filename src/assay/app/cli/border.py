@@ -16,7 +16,7 @@ from assay.core.untrusted import printable
 if TYPE_CHECKING:
     from assay.models import Model
     from assay.page.blocks import Table
-    from assay.pipeline import Estimate, Progress
+    from assay.pipeline import Workload, Progress
     from assay.store import Store
 
 
@@ -195,7 +195,7 @@ def load(model: str, device: str | None) -> "Model":
     return load_model(model, device=device)
 
 
-def show_plan(model: "Model", n: int, stages: "Sequence[Estimate]", *, as_json: bool) -> None:
+def show_plan(model: "Model", n: int, stages: "Sequence[Workload]", *, as_json: bool) -> None:
     """What a command would run, at most."""
     total = sum(stage.passes for stage in stages)
     if as_json:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from assay.execution import CircuitRuns
     from assay.graph import Graph
     from assay.models import Model
-    from assay.pipeline import Draws, Estimate, Progress
+    from assay.pipeline import Draws, Workload, Progress
     from assay.store import Store
     from assay.tasks import Task
 
@@ -86,7 +86,7 @@ def runs_of(
     )
 
 
-def plan_discovery(settings: Discovering, model: "Model", n: int) -> "Estimate":
+def plan_discovery(settings: Discovering, model: "Model", n: int) -> "Workload":
     """What the discovery would run."""
     from assay import pipeline
 
