@@ -90,7 +90,7 @@ def check_n_edges(
 ) -> None:
     """Refuse a circuit size outside the graph, or outside the pairs of an edge and a span."""
     low, most = 0 if allow_zero else 1, int(edge_slots(graph, spans).sum())
-    if not isinstance(n_edges, int) or isinstance(n_edges, bool):
+    if type(n_edges) is not int:  # True is an int, but not a size
         raise InputError(f"the number of edges is {n_edges!r}; give a whole number")
     if not low <= n_edges <= most:
         there = "this graph has" if spans is None else "pairs of an edge and a span:"

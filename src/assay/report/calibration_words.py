@@ -193,6 +193,12 @@ WARNINGS: dict[str, str] = {
     "partial_heads": "Only some heads outside the circuit were measured, to save passes.",
 }
 
+_NOISY_SCORES = (
+    "Below 20 prompts the noise in the scores is not known well enough to be allowed for.",
+    "Measure at least 20 prompts.",
+)
+_ONE_ABLATION = ("It needs the circuit under two ablations or more.", "Measure another ablation.")
+
 # Where the general sentence of a reason can say more.
 SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
     ("C12", "not_applicable"): (
@@ -225,14 +231,8 @@ SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
         "fails.",
         "",
     ),
-    ("C12", "too_few"): (
-        "Below 20 prompts the noise in the scores is not known well enough to be allowed for.",
-        "Measure at least 20 prompts.",
-    ),
-    ("F59", "too_few"): (
-        "Below 20 prompts the noise in the scores is not known well enough to be allowed for.",
-        "Measure at least 20 prompts.",
-    ),
+    ("C12", "too_few"): _NOISY_SCORES,
+    ("F59", "too_few"): _NOISY_SCORES,
     ("S1", "too_few"): (
         "Below 5 prompts nothing is known of the spread of the effects.",
         "Measure at least 5 prompts.",
@@ -277,14 +277,8 @@ SPECIAL: dict[tuple[str, str], tuple[str, str]] = {
         "Below 20 prompts in groups no bounds hold for skewed scores.",
         "Measure at least 20 prompts.",
     ),
-    ("M98", "not_applicable"): (
-        "It needs the circuit under two ablations or more.",
-        "Measure another ablation.",
-    ),
-    ("E1b", "not_applicable"): (
-        "It needs the circuit under two ablations or more.",
-        "Measure another ablation.",
-    ),
+    ("M98", "not_applicable"): _ONE_ABLATION,
+    ("E1b", "not_applicable"): _ONE_ABLATION,
     ("M3b", "not_applicable"): ("The circuit has no heads.", "Give a circuit with at least one head."),
     ("M3b", "too_few"): (
         "Below 20 prompts the test of a mean does not hold for skewed effects.",
@@ -516,10 +510,10 @@ def findings(gate: Record, heads: Sequence[Sequence[int]] = ()) -> str:
     if code == "C14":
         return _weak_rows(verdict, headline(gate).part)
     finder = {
-        "C12": _lowest_pair,
+        "C12": _least_alike,
         "C13": _furthest_groups,
         "C17": _weak_tasks,
-        "F59": _worst_raters,
+        "F59": _least_alike,
         "M93": _lost_claims,
         "M98": _widest_pair,
         "E1b": _widest_pair,
@@ -536,14 +530,14 @@ def _uncertified(details: Record, heads: Sequence[Sequence[int]]) -> str:
     return sentence("; ".join(parts))
 
 
-def _lowest_pair(verdict: Record, details: Record) -> str:
-    pair = details.get("lowest_pair")
+def _least_alike(verdict: Record, details: Record) -> str:
+    """The methods, or raters, whose orders of the heads agree least."""
+    pair = details.get("lowest_pair") or details.get("worst_pair")
     if not pair:
         return ""
+    who = "methods" if "lowest_pair" in details else "raters"
     rho = (details.get("pairs") or {}).get("/".join(pair))
-    return (
-        f"The methods that agree least: {named([*map(method_name, pair)])} (rank correlation {number(rho)})."
-    )
+    return f"The {who} that agree least: {named([*map(method_name, pair)])} (rank correlation {number(rho)})."
 
 
 def _furthest_groups(verdict: Record, details: Record) -> str:
@@ -607,16 +601,6 @@ def _weak_tasks(verdict: Record, details: Record) -> str:
         return found
     either = " either" if verdict["status"] == "fail" else ""
     return f"{found} Not specific{either}: the circuit{'s' * (len(others) > 1)} of {named(others)}."
-
-
-def _worst_raters(verdict: Record, details: Record) -> str:
-    pair = details.get("worst_pair")
-    if not pair:
-        return ""
-    rho = (details.get("pairs") or {}).get("/".join(pair))
-    return (
-        f"The raters that agree least: {named([*map(method_name, pair)])} (rank correlation {number(rho)})."
-    )
 
 
 def _lost_claims(verdict: Record, details: Record) -> str:
