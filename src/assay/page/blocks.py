@@ -88,6 +88,11 @@ class Column:
     title: str = ""
 
 
+def columns(*names: Text, numeric: bool = False, sort: bool = False) -> list[Column]:
+    """Neighbouring columns of one kind."""
+    return [Column(name=name, numeric=numeric, sort=sort) for name in names]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A row of a table whose line has a class of its own."""

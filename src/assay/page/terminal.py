@@ -46,6 +46,7 @@ def print_page(page: Page, console: "Console") -> None:
     say(page.title, "bold")
     say(page.subject)
     say(page.verdict)
+    say(page.remark)
     for note in (*page.reasons, *page.caveats):
         say(f"- {plain_text(note)}")
     for heading, blocks in (("", page.head), *((each.title, each.blocks) for each in page.sections)):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.core.record import plain
-from assay.page.blocks import Block, Cell, Code, Column, Details, Page, Section, Table
+from assay.page.blocks import Block, Cell, Code, Details, Page, Section, Table, columns
 from assay.page.text import NARROW, Text, bold, code, listed, number, p_value, quiet, rounded
 
 
@@ -93,9 +93,7 @@ def _checklist(document: Document) -> Table:
             if line["kind"] == kind
         ]
     return Table(
-        columns=[
-            Column(name=name) for name in ("evidence", "from", "state", "finding", "what would supply it")
-        ],
+        columns=columns("evidence", "from", "state", "finding", "what would supply it"),
         rows=rows,
         caption="Lines marked “beside” are shown and do not count. A gate is present where it passes with "
         "confidence.",
@@ -108,12 +106,11 @@ def _state(state: str) -> Cell:
 
 
 def _tests(tests: Sequence[Document], caption: str = "") -> Table:
-    names = ("found", f"90{NARROW}% interval", "p", "q")
     return Table(
         columns=[
-            Column(name="test"),
-            *(Column(name=name, numeric=True) for name in names),
-            Column(name="outcome"),
+            *columns("test"),
+            *columns("found", f"90{NARROW}% interval", "p", "q", numeric=True),
+            *columns("outcome"),
         ],
         rows=[
             [

@@ -11,7 +11,7 @@ import numpy as np
 from assay.analyses.generalization import monitor_plots as plots
 from assay.core.errors import InputError
 from assay.core.record import plain
-from assay.page.blocks import Block, Code, Column, Details, Figure, Page, Pair, Section, Table
+from assay.page.blocks import Block, Code, Column, Details, Figure, Page, Pair, Section, Table, columns
 from assay.page.matrix import Matrix, plot_matrix
 from assay.page.text import (
     NARROW,
@@ -186,15 +186,12 @@ def _readings(document: Document) -> Table:
         caption += " On the right, baselines that need no labels; they fall as the model is less sure."
     return Table(
         columns=[
-            Column(name="batch", numeric=True, sort=True),
-            Column(name="time (UTC)", sort=True),
-            Column(name="origin", sort=True),
-            Column(name="images", numeric=True, sort=True),
-            Column(name="shift", numeric=True, sort=True),
-            Column(name=f"{_level(document)} interval", numeric=True),
-            Column(name="p", numeric=True, sort=True),
-            Column(name="e-value", numeric=True, sort=True),
-            Column(name="alarm", sort=True),
+            *columns("batch", numeric=True, sort=True),
+            *columns("time (UTC)", "origin", sort=True),
+            *columns("images", "shift", numeric=True, sort=True),
+            *columns(f"{_level(document)} interval", numeric=True),
+            *columns("p", "e-value", numeric=True, sort=True),
+            *columns("alarm", sort=True),
             *_baseline_columns(baselines),
         ],
         rows=[_reading(each, baselines) for each in readings[left:]],
@@ -273,11 +270,7 @@ def _strongest(layers: Matrix, batch: int) -> Table:
     cells = [place for place in np.ndindex(layers.values.shape) if math.isfinite(layers.values[place])]
     cells.sort(key=lambda place: -abs(layers.values[place]))
     return Table(
-        columns=[
-            Column(name=f"batch {batch}: from"),
-            Column(name="to"),
-            Column(name="mean change", numeric=True),
-        ],
+        columns=columns(f"batch {batch}: from", "to") + columns("mean change", numeric=True),
         rows=[
             [layers.rows[row], layers.columns[column], number(float(layers.values[row, column]), 3)]
             for row, column in cells[:MOVED]
@@ -292,13 +285,13 @@ def _domains(document: Document) -> list[Block]:
     domains = document.get("domains")
     if not domains:
         return []
-    n_known, n_test = (len(domains[kind]) for kind in ("known", "test"))
-    tests = f" and {n_test} test domains" if n_test else ""
+    known = plural(len(domains["known"]), "calibration domain")
+    tests = f" and {plural(len(domains['test']), 'test domain')}" if domains["test"] else ""
     figures: list[Block] = [
         Figure(
             draw=partial(plots.plot_domains, document),
             label="Shift against performance of the domains; the numbers are in the table.",
-            caption=f"Shift against {domains['measure']} on {n_known} calibration domains{tests}. The solid "
+            caption=f"Shift against {domains['measure']} on {known}{tests}. The solid "
             "line is the threshold in force, the dashed one the performance it stands for.",
             name="domains-scatter",
         )
@@ -336,7 +329,7 @@ def _curves_table(curves: Mapping[str, Document]) -> Table:
     """About ten thresholds with the mean F1 of each metric."""
     deltas = next(iter(curves.values()))["deltas"]
     return Table(
-        columns=[Column(name=name, numeric=True) for name in ("performance threshold", *curves)],
+        columns=columns("performance threshold", *curves, numeric=True),
         rows=[
             [rounded(deltas[place]), *(number(curve["mean"][place]) for curve in curves.values())]
             for place in range(0, len(deltas), max(1, len(deltas) // 10))
@@ -349,11 +342,8 @@ def _domains_table(domains: Document, distance: str) -> Table:
     baselines = _baselines(domains["known"])
     return Table(
         columns=[
-            Column(name="domain", sort=True),
-            Column(name="used for", sort=True),
-            Column(name="images", numeric=True, sort=True),
-            Column(name=domains["measure"], numeric=True, sort=True),
-            Column(name="shift", numeric=True, sort=True),
+            *columns("domain", "used for", sort=True),
+            *columns("images", domains["measure"], "shift", numeric=True, sort=True),
             *_baseline_columns(baselines),
         ],
         rows=[

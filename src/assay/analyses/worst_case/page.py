@@ -23,7 +23,7 @@ from assay.analyses.worst_case.page_words import (
     unit_of,
 )
 from assay.analyses.worst_case.plots import plot_tail
-from assay.page.blocks import Block, Cell, Code, Column, Details, Figure, Note, Page, Row, Section, Table
+from assay.page.blocks import Block, Cell, Code, Details, Figure, Note, Page, Row, Section, Table, columns
 from assay.page.text import Text, code, number, percent, quiet, record_text
 
 
@@ -84,13 +84,7 @@ def _tail(document: Document, unit: str) -> Figure:
         f"Pairs per bin are on a logarithmic axis{first_bin}.",
         blocks=[
             Table(
-                columns=[
-                    Column(name=unit),
-                    *(
-                        Column(name=name, numeric=True)
-                        for name in ("circuit", "z", "certified", "empty circuit")
-                    ),
-                ],
+                columns=columns(unit) + columns("circuit", "z", "certified", "empty circuit", numeric=True),
                 rows=rows,
                 style="percentiles",
             )
@@ -149,13 +143,10 @@ def _certificates(document: Document, unit: str) -> Block:
         )
     return Table(
         columns=[
-            Column(name="percentile"),
-            Column(name="certificate"),
-            Column(name=f"at most, {unit}", numeric=True),
-            Column(name="with confidence", numeric=True),
-            Column(name="rank of the bound", numeric=True),
-            Column(name=f"independent {of}", numeric=True),
-            Column(name="remark"),
+            *columns("percentile", "certificate"),
+            *columns(f"at most, {unit}", "with confidence", "rank of the bound", numeric=True),
+            *columns(f"independent {of}", numeric=True),
+            *columns("remark"),
         ],
         rows=[
             Row(

@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 
 from assay.analyses.worst_case.page_words import field_name, field_sentence, significant, trend_sentence
-from assay.page.blocks import Block, Cell, Column, Details, Figure, HeatCell, HeatMap, Note, Pair, Row, Table
+from assay.page.blocks import (
+    Block,
+    Cell,
+    Details,
+    Figure,
+    HeatCell,
+    HeatMap,
+    Note,
+    Pair,
+    Row,
+    Table,
+    columns,
+)
 from assay.page.text import MINUS, Span, Text, bold, number, percent, quiet
 
 
@@ -51,13 +63,12 @@ def _tests(tests: Sequence[Mapping[str, Any]], unit: str) -> Figure:
 
 
 def _tests_table(tests: Sequence[Mapping[str, Any]], unit: str) -> Table:
-    numeric = ("inputs", "pairs", f"mean, {unit}", "above the pooled 99th percentile", "p", "q")
     return Table(
         columns=[
-            Column(name="field", sort=True),
-            Column(name="value", sort=True),
-            *(Column(name=name, numeric=True, sort=True) for name in numeric),
-            Column(name="finding", sort=True),
+            *columns("field", "value", sort=True),
+            *columns("inputs", "pairs", f"mean, {unit}", numeric=True, sort=True),
+            *columns("above the pooled 99th percentile", "p", "q", numeric=True, sort=True),
+            *columns("finding", sort=True),
         ],
         rows=[
             Row(

@@ -7,7 +7,6 @@ from typing import Any
 from assay.analyses.worst_case.page_words import following, significant
 from assay.page.blocks import (
     Block,
-    Column,
     Custom,
     Details,
     Facts,
@@ -17,6 +16,7 @@ from assay.page.blocks import (
     Pair,
     Section,
     Table,
+    columns,
 )
 from assay.page.text import Span, Text, bold, code, number, percent, quiet
 
@@ -70,7 +70,7 @@ def worst_pairs(document: Document, unit: str) -> list[Block]:
 def _pair(pair: Document, unit: str) -> Pair:
     """A pair: its numbers, its prompts aligned token by token, the likeliest tokens of the three runs."""
     clean, corrupted = pair["clean"], pair["corrupted"]
-    columns = [
+    tokens = [
         (str(first).replace("\n", LINE_BREAK), str(second).replace("\n", LINE_BREAK), first != second)
         for first, second in itertools.zip_longest(
             clean.get("tokens") or (), corrupted.get("tokens") or (), fillvalue=""
@@ -81,7 +81,7 @@ def _pair(pair: Document, unit: str) -> Pair:
         blocks=[
             Note(text=_pair_line(pair, unit), style="figures"),
             Custom(
-                template="aligned.html", values={**dict(prompts.facts), "columns": columns}, blocks=[prompts]
+                template="aligned.html", values={**dict(prompts.facts), "tokens": tokens}, blocks=[prompts]
             ),
             *_likeliest(pair.get("top") or {}, pair.get("answer") or {}),
         ],
@@ -136,7 +136,7 @@ def _likeliest(top: Document, answer: Document) -> list[Table]:
         )
     return [
         Table(
-            columns=[Column(name=name) for name in ("", *(RUNS[run] for run in runs))],
+            columns=columns("", *(RUNS[run] for run in runs)),
             rows=rows,
             style="tokens",
         )
@@ -148,11 +148,7 @@ def _harmful_prompts(document: Document, unit: str) -> list[Block]:
         Figure(
             blocks=[
                 Table(
-                    columns=[
-                        Column(name=f"{side} prompt"),
-                        Column(name=f"mean, {unit}", numeric=True),
-                        Column(name="worst", numeric=True),
-                    ],
+                    columns=columns(f"{side} prompt") + columns(f"mean, {unit}", "worst", numeric=True),
                     rows=[
                         [str(row["text"]), significant(row["mean"]), significant(row["max"])] for row in rows
                     ],
@@ -246,7 +242,7 @@ def _parts(value: Any, title: str = "", depth: int = 0) -> list[list[Block]]:
         records = [_flat(each) for each in value[:LISTED_ITEMS]]
         names = list(dict.fromkeys(name for record in records for name in record))
         table = Table(
-            columns=[Column(name=name.replace("_", " ")) for name in names],
+            columns=columns(*(name.replace("_", " ") for name in names)),
             rows=[[_shown(record.get(name)) for name in names] for record in records],
             left=len(value) - len(records),
             named=False,
