@@ -213,7 +213,9 @@ def _reading(reading: Document, baselines: Sequence[str]) -> list[Text]:
     n: list[Text] = [str(reading["n"])]
     if skipped := reading["skipped"]:
         n += [" ", quiet(f"({len(skipped)} unreadable)", ", ".join(skipped))]
-    alarm: Text = {None: "", True: Span(bold("alarm"), "minus"), False: "no"}[reading["alarm"]]
+    alarm: Text = "no" if reading["alarm"] is False else ""
+    if reading["alarm"]:
+        alarm = Span(bold("alarm"), "minus")
     others = [rule for rule, raised in reading["alarms"].items() if raised and not reading["alarm"]]
     if others:
         alarm = (alarm, quiet(f" (but {', '.join(others)})"))

@@ -20,7 +20,7 @@ from assay.app.settings import DEFAULT_STORE, RUNNING, Count, DryRun, Placed, St
 if TYPE_CHECKING:
     from assay.pipeline.estimate import SweepCost
     from assay.pipeline.jobs import Job
-    from assay.pipeline.plan_file import Plan
+    from assay.pipeline.plan import Plan
     from assay.pipeline.progress import Report, SweepProgress
     from assay.pipeline.schedule import Executor, SweepOutcome
     from assay.store import ResultSummary, Store
