@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from assay.core.record import BRIEF, Record
 from assay.pipeline.jobs import Job
