@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from assay.core.record import BRIEF, Record
 from assay.pipeline.jobs import Job
@@ -62,7 +63,7 @@ def job_rows(store: Store, jobs: Sequence[Job], outcome: SweepOutcome) -> list[J
     failed = {each.job.id: each for each in outcome.failed}
     rows = []
     for job in jobs:
-        facts = {"id": job.id, "name": job.name, "kind": job.kind}
+        facts: dict[str, Any] = {"id": job.id, "name": job.name, "kind": job.kind}
         if job.id in failed:
             fault, attempts = failed[job.id].fault, failed[job.id].attempts
             rows.append(JobRow(**facts, status="failed", error=fault.message, attempts=attempts))
