@@ -9,16 +9,14 @@ from jaxtyping import Bool, Float64
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
 from assay.metrics.metric import MetricSpec, Runs, finite_examples, metric, record, task_warnings
-from assay.metrics.replaced import Complement, Replacements
+from assay.metrics.replaced import Complement, Draws
 from assay.stats import RatioOfSums, mean_of, ratio_of
 
 
 METHODS = ("resample-donor", "resample-donor-same-class")
 
 
-def _scrubbed(
-    runs: Runs, draws: int, same_answer: bool, *, kl: bool
-) -> tuple[Replacements, Bool[np.ndarray, " n"]]:
+def _scrubbed(runs: Runs, draws: int, same_answer: bool, *, kl: bool) -> tuple[Draws, Bool[np.ndarray, " n"]]:
     """Draws, and the examples that may count."""
     if draws < 1:
         raise InputError(f"draws is {draws}; give at least 1, 5 by default")
@@ -28,7 +26,7 @@ def _scrubbed(
 
 
 def _facts(
-    found: Replacements,
+    found: Draws,
     used: Bool[np.ndarray, " n"],
     statistic: RatioOfSums,
     values: Float64[np.ndarray, "draws n"],
