@@ -10,7 +10,7 @@ from assay.core.errors import InputError
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record, task_warnings
-from assay.metrics.replaced import Complement, Replacements
+from assay.metrics.replaced import Complement, Draws
 from assay.stats import RatioOfSums, mean_of, ratio_of
 
 
@@ -19,7 +19,7 @@ METHODS = ("resample-donor", "resample-donor-same-class")
 
 def _scrubbed(
     runs: CircuitRuns, draws: int, same_answer: bool, *, kl: bool
-) -> tuple[Replacements, Bool[np.ndarray, " n"]]:
+) -> tuple[Draws, Bool[np.ndarray, " n"]]:
     """Draws, and the examples that may count."""
     if draws < 1:
         raise InputError(f"draws is {draws}; give at least 1, 5 by default")
@@ -29,7 +29,7 @@ def _scrubbed(
 
 
 def _facts(
-    found: Replacements,
+    found: Draws,
     used: Bool[np.ndarray, " n"],
     statistic: RatioOfSums,
     values: Float64[np.ndarray, "draws n"],
