@@ -169,9 +169,8 @@ def test_the_command_line_loads_only_what_help_needs() -> None:
         "assay.app.settings",
         "assay.app.monitor.settings",
     )
-    slow = {"torch", "numpy", "scipy", "safetensors", "pydantic", "jaxtyping", "rich", *HEAVY_HOMES} - {
-        "cyclopts"
-    }
+    slow = {"torch", "numpy", "scipy", "safetensors", "pydantic", "jaxtyping", "rich"}
+    slow |= HEAVY_HOMES.keys() - {"cyclopts"}
     settings = [SOURCE / "app" / name for name in ("names.py", "settings.py", "monitor/settings.py")]
     cli = [*settings, *(path for path in FILES if path.is_relative_to(SOURCE / "app/cli"))]
     wrong = [
