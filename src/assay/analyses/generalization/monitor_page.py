@@ -143,16 +143,16 @@ def caveats(document: Document) -> list[str]:
 def _shift(document: Document) -> list[Block]:
     """Shift and evidence over the batches, then the readings themselves."""
     drawn = {**document, "readings": document["readings"][-DRAWN:]}
-    calibration, rule = document.get("calibration"), document.get("rule")
+    calibration = document.get("calibration")
+    named = f" ({document['rule']} rule)" if document.get("rule") else ""
     known = f"; grey: {len(calibration['shifts'])} known batches of the same size" if calibration else ""
     blocks: list[Block] = [
         Figure(
             draw=partial(plots.plot_shift, drawn),
-            label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the table."
-            "",
-            caption=f"Shift of each batch{known}. Diamonds raised the "
-            f"alarm{f' ({rule} rule)' if rule else ''}. Band: {_level(document)} intervals of the mean shift "
-            "of such batches (jackknife over images; rather wide).",
+            label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
+            "table.",
+            caption=f"Shift of each batch{known}. Diamonds raised the alarm{named}. Band: {_level(document)} "
+            "intervals of the mean shift of such batches (jackknife over images; rather wide).",
             name="shift",
         )
     ]
@@ -178,10 +178,8 @@ def _readings(document: Document) -> Table:
     readings = document["readings"]
     left = max(0, len(readings) - LISTED)
     baselines = _baselines(readings)
-    caption = (
-        f"The readings{f', without the first {left}' if left else ''}. p: conformal p-value against the "
-    )
-    caption += "known batches."
+    without = f", without the first {left}" if left else ""
+    caption = f"The readings{without}. p: conformal p-value against the known batches."
     if baselines:
         caption += " On the right, baselines that need no labels; they fall as the model is less sure."
     return Table(
@@ -213,17 +211,17 @@ def _reading(reading: Document, baselines: Sequence[str]) -> list[Text]:
     n: list[Text] = [str(reading["n"])]
     if skipped := reading["skipped"]:
         n += [" ", quiet(f"({len(skipped)} unreadable)", ", ".join(skipped))]
-    alarm: Text = "no" if reading["alarm"] is False else ""
-    if reading["alarm"]:
-        alarm = Span(bold("alarm"), "minus")
+    alarm: list[Text] = [Span(bold("alarm"), "minus")] if reading["alarm"] else []
+    if reading["alarm"] is False:
+        alarm.append("no")
     others = [rule for rule, raised in reading["alarms"].items() if raised and not reading["alarm"]]
     if others:
-        alarm = (alarm, quiet(f" (but {', '.join(others)})"))
+        alarm.append(quiet(f" (but {', '.join(others)})"))
     p_value, e_value, values = reading["p_value"], reading["e_value"], reading["baselines"]
     return [
         str(reading["index"] + 1),
         reading["time"][:19].replace("T", " "),
-        reading["domain"],
+        str(reading["domain"]),
         n,
         number(reading["shift"], 3),
         interval(reading["interval"]["low"], reading["interval"]["high"], 3),
@@ -241,16 +239,13 @@ def _layers(document: Document) -> list[Block]:
     """Rank-shift maps of the last and the worst reading, one where they are the same."""
     readings = document["readings"]
     last, worst = readings[-1], max(readings, key=lambda each: each["shift"])
-    chosen = (
-        {"last": last, "worst": worst} if last["index"] != worst["index"] else {"last, and the worst": last}
-    )
-    maps = {name: plots.layers_matrix(document["graph"], reading) for name, reading in chosen.items()}
+    same = last["index"] == worst["index"]
     figures: list[Block] = []
     tables: list[Block] = []
-    for name, layers in maps.items():
+    for name, reading in ({"last, and the worst": last} if same else {"last": last, "worst": worst}).items():
+        layers, batch = plots.layers_matrix(document["graph"], reading), reading["index"] + 1
         if layers is None:
             continue
-        batch = chosen[name]["index"] + 1
         figures.append(
             Figure(
                 draw=partial(plot_matrix, layers),
@@ -284,7 +279,7 @@ def _strongest(layers: Matrix, batch: int) -> Table:
 
 def _domains(document: Document) -> list[Block]:
     """The calibration on domains, where there is one: shift against performance, alarms, rows."""
-    domains = document.get("domains")
+    domains, distance = document.get("domains"), document["distance"]["key"]
     if not domains:
         return []
     known = plural(len(domains["known"]), "calibration domain")
@@ -293,17 +288,14 @@ def _domains(document: Document) -> list[Block]:
         Figure(
             draw=partial(plots.plot_domains, document),
             label="Shift against performance of the domains; the numbers are in the table.",
-            caption=f"Shift against {domains['measure']} on {known}{tests}. The solid "
-            "line is the threshold in force, the dashed one the performance it stands for.",
+            caption=f"Shift against {domains['measure']} on {known}{tests}. The solid line "
+            "is the threshold in force, the dashed one the performance it stands for.",
             name="domains-scatter",
         )
     ]
-    tables: list[Block] = [
-        Details(
-            summary="The domains as a table", blocks=[_domains_table(domains, document["distance"]["key"])]
-        )
-    ]
-    if curves := _curves(domains.get("curves") or {}, document["distance"]["key"]):
+    rows = _domains_table(domains, distance)
+    tables: list[Block] = [Details(summary="The domains as a table", blocks=[rows])]
+    if curves := _curves(domains.get("curves") or {}, distance):
         figures.append(
             Figure(
                 draw=partial(plots.plot_curves, curves),

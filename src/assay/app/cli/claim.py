@@ -167,8 +167,8 @@ def print_claim(found: "ClaimResult") -> None:
     print_table("", ["", "evidence", "from", "state", "finding", "what would supply it"], lines)
     echo()
     if found.contradicted:
-        places = ", ".join(str(each + 1) for each in found.contradicted)
-        echo(f"contradicted: prediction {places}")
+        numbers = ", ".join(str(each + 1) for each in found.contradicted)
+        echo(f"contradicted: prediction {numbers}")
     echo(f"tier       {found.tier}")
     if found.lacking:
         echo(f"next tier  needs {listed(found.lacking)}")
