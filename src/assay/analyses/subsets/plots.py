@@ -71,6 +71,7 @@ def _draw_series(
     ax: Axes, kind: str, sizes: Sequence[int], records: Sequence[Document | None], statistic: str
 ) -> np.ndarray:
     """The line of the chosen subsets or of a baseline, with a band for the former and for random ones."""
+    values: np.ndarray
     values, low, high = _correlations(records, statistic)
     colour, dash, marker = STYLES[kind]
     chosen = kind == "selection"
