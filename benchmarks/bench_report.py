@@ -19,8 +19,8 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from assay.app.site.web import create_app
-from assay.report import compare_document, overview_document
 from assay.page.html import PAGE_LIMIT
+from assay.report import compare_document, overview_document
 from assay.report.save import render
 from assay.store import Store
 

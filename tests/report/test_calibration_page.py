@@ -25,8 +25,8 @@ from assay.core.errors import InputError, OutputError
 from assay.core.measurement import Verdict
 from assay.report import calibration_names, calibration_tables, calibration_words, save_report
 from assay.report.calibration import calibration_figure, calibration_page
-from assay.report.calibration_plots import COLOURS, WIDTH, draw_gates, relative, rows, strip
 from assay.report.calibration_headlines import DECISIVE, PARTS, RULES, Headline, headline, part_headline, side
+from assay.report.calibration_plots import COLOURS, WIDTH, draw_gates, relative, rows, strip
 from assay.report.save import render
 
 

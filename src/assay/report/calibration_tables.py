@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.page.text import interval, number, percent
-from assay.report.calibration_plots import strip
 from assay.report.calibration_headlines import Headline, part_headline
 from assay.report.calibration_names import circuit_heads, claim_name, head_name, pair_name
+from assay.report.calibration_plots import strip
 from assay.report.calibration_words import (
     KINDS,
     kind,

@@ -16,7 +16,7 @@ from assay.core.untrusted import printable
 if TYPE_CHECKING:
     from assay.models import Model
     from assay.page.blocks import Table
-    from assay.pipeline import Workload, Progress
+    from assay.pipeline import Progress, Workload
     from assay.store import Store
 
 

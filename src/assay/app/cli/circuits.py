@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from assay.execution import CircuitRuns
     from assay.graph import Graph
     from assay.models import Model
-    from assay.pipeline import Draws, Workload, Progress
+    from assay.pipeline import Draws, Progress, Workload
     from assay.store import Store
     from assay.tasks import PairTask, Task
 

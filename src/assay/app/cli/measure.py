@@ -104,7 +104,9 @@ def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | No
     show_plan(model, n, stages, as_json=settings.json)
 
 
-def _tasks(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> "Sequence[Task | Draws[PairTask]]":
+def _tasks(
+    settings: MeasureSettings, model: "Model", circuit: "Circuit | None"
+) -> "Sequence[Task | Draws[PairTask]]":
     """The inputs of each task."""
     from assay import pipeline
     from assay.pipeline.inputs import read_inputs
