@@ -321,6 +321,18 @@ def test_of_an_option_given_twice_the_last_value_counts(run: Run) -> None:
     assert plan["n"] == 5
 
 
+def test_values_are_taken_as_they_are_typed() -> None:
+    def settings(*arguments: str) -> Any:
+        return app.parse_args(list(arguments), exit_on_error=False)[1].arguments["settings"]
+
+    assert settings("rank", "--images", "[a].npz", "--images", '["b"]').images == (
+        Path("[a].npz"),
+        Path('["b"]'),
+    )
+    assert settings("serve", "--token", "-starts-with-a-hyphen").token == "-starts-with-a-hyphen"
+    assert settings("list", "results", "--order", "-created").order == "-created"
+
+
 def test_variables_that_say_what_to_run_do_not_change_what_a_report_shows(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +439,7 @@ def test_the_tab_key_knows_the_registered_names(run: Run) -> None:
         (("audits",), 2, 'Unknown command "audits". Did you mean "audit"?'),
         (("audit", "--modle", "mini"), 2, "error: Unknown option: --modle. Did you mean --model?"),
         (("audit", "--model"), 2, "error: --model needs a value"),
+        (("audit", "--n", "2.5"), 2, 'error: Invalid value for --n: unable to convert "2.5" into int.'),
         (("audit", "ioi"), 2, "error: unexpected argument 'ioi'"),
         (("zoo", "train", "shapes-quick"), 2, "error: `assay zoo train` needs --out"),
         (("audit", "--model", "a" * 5000), 2, "error: no file can have so long a name: aaa"),

@@ -12,11 +12,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from cyclopts import (
     App,
     ArgumentCollection,
+    CoercionError,
     CycloptsError,
     Group,
     MissingArgumentError,
@@ -61,7 +62,13 @@ def make_app(name: str, text: str, **facts: Any) -> App:
         help_flags=("--help", "-h"),
         help_format="plaintext",
         help_formatter=Pages(),
-        default_parameter=Parameter(negative=(), show_default=_shown, show_choices=False),
+        default_parameter=Parameter(
+            negative=(),
+            json_list=False,  # [a].npz is a file
+            json_dict=False,
+            show_default=_shown,
+            show_choices=False,
+        ),
         **facts,
     )
 
@@ -147,6 +154,16 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
     Dict(known, source=tokens[-1])(application, (), arguments)
 
 
+def check_counts(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse a fraction for a count; it would be rounded without a word."""
+    for argument in arguments:
+        kinds = {argument.hint, *get_args(argument.hint)}
+        if int in kinds and float not in kinds and argument.parameter.converter is None:
+            for token in argument.tokens:
+                if "." in token.value:
+                    raise CoercionError(token=token, argument=argument, target_type=int)
+
+
 def _values(path: Path, commands: Sequence[str]) -> dict[str, Any]:
     """What the file sets for a command, by names with hyphens."""
     import tomllib
@@ -196,7 +213,7 @@ app = make_app(
     "--config, from a TOML file.",
     version=_version,
     group_commands=Group("Options", sort_key=-1),
-    config=(read_variables, read_config),
+    config=(read_variables, read_config, check_counts),
 )
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter
+
 from assay.app.cli.border import say
 from assay.app.cli.parsing import STORE, command
 from assay.app.settings import DEFAULT_STORE, Quiet, Storing, at_least, own_group
@@ -27,7 +29,7 @@ class ServeSettings(Quiet, Storing):
 
     host: Annotated[str, SITE] = "127.0.0.1"
     port: Annotated[int, SITE, at_least(0, 65535)] = 8651
-    token: Annotated[str | None, SITE] = None
+    token: Annotated[str | None, SITE, Parameter(allow_leading_hyphen=True)] = None
     allow_host: Annotated[tuple[str, ...], SITE] = ()
     monitor: Annotated[tuple[Path, ...], SITE] = ()
 
