@@ -50,7 +50,6 @@ from assay.core.errors import InputError
 
 if TYPE_CHECKING:
     from assay.discovery.heads.table import AnyCircuit
-    from assay.tasks import PairTask
 
 GATE_FIRED = 3
 
@@ -144,7 +143,7 @@ def calibrate(
     kept = open_store(store)
     with progress_on_stderr(quiet=quiet) as progress:
 
-        def discovered(draws: "pipeline.Draws[PairTask]", sized: int | None) -> "AnyCircuit":
+        def discovered(draws: pipeline.Draws, sized: int | None) -> "AnyCircuit":
             runs = pipeline.runs_of(
                 loaded,
                 draws,

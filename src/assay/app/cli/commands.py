@@ -362,7 +362,7 @@ def measure(
             stages.insert(0, pipeline.plan_discovery(loaded, method=method, n=n * len(task), steps=steps))
         show_plan(loaded, n, stages, as_json=as_json)
         return
-    tasks: list[Task | pipeline.Draws[PairTask]]
+    tasks: list[Task | pipeline.Draws]
     if images is not None:
         tasks = [read_inputs("", images, loaded, n=n, seed=seed, skip_bad=skip_bad)]
     elif given is not None:
