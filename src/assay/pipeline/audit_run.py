@@ -24,7 +24,6 @@ from assay.pipeline.sizing import SizedCircuit, discover_circuit
 from assay.pipeline.stage import Content, Progress, Stage
 from assay.pipeline.worst import usual_sizes, worst_case_stored
 from assay.store import About, Store
-from assay.tasks import PairTask
 
 
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
@@ -51,7 +50,7 @@ class AuditRun:
         progress: Told of each stage.
     """
 
-    draws: Draws[PairTask]
+    draws: Draws
     settings: RunSettings
     objective: str
     ablation: str

@@ -49,7 +49,7 @@ def model_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def task_facts(draws: Draws[PairTask], runs: CircuitRuns) -> dict[str, Any]:
+def task_facts(draws: Draws, runs: CircuitRuns) -> dict[str, Any]:
     """What a report says about the prompts: counts, the model's own success, a few examples."""
     task = draws.measured
     margins = runs.margins("full")

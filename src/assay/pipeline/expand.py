@@ -20,12 +20,12 @@ from assay.pipeline.gates import plan_calibration
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record
 from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, RankChoice, SingleJob
-from assay.pipeline.prompts import Draws
+from assay.pipeline.prompts import Division
 from assay.pipeline.ranking import lineup
 from assay.pipeline.runs import plan_measurement
 from assay.pipeline.shards import n_batches
 from assay.pipeline.worst import PairCounts, plan_worst_case, sizes
-from assay.tasks import PairTask, Task
+from assay.tasks import PairTask
 
 
 SWEEP_RUNS = 40  # runs over all examples that the search for a size makes, about
@@ -88,7 +88,7 @@ class _Made:
     source: Mapping[str, Any]
 
     @cached_property
-    def inputs(self) -> Draws[Task]:
+    def inputs(self) -> Division:
         return draw_inputs(self.model, self.plan.locate(self.task), n=self.plan.n, seed=self.seed)
 
     @property

@@ -7,12 +7,12 @@ from assay.circuits.given import IMAGES
 from assay.core.errors import AssayWarning
 from assay.core.random import stream
 from assay.models import Model
-from assay.pipeline.prompts import Draws, draw_prompts, same_note
+from assay.pipeline.prompts import Division, draw_prompts, same_note
 from assay.tasks import Task, digits_source, load_images, load_task
 from assay.tasks.load import DEFAULT_N
 
 
-def draw_inputs(model: Model, task: str, *, n: int | None, seed: int) -> Draws[Task]:
+def draw_inputs(model: Model, task: str, *, n: int | None, seed: int) -> Division:
     """Examples to discover on and others to measure on, where there are others.
 
     Args:
@@ -36,15 +36,15 @@ def draw_inputs(model: Model, task: str, *, n: int | None, seed: int) -> Draws[T
     return draws
 
 
-def _halves(both: Task, n: int, seed: int) -> Draws[Task]:
+def _halves(both: Task, n: int, seed: int) -> Division:
     """Two random halves: a folder lists its classes one after the other."""
     if both.n < 2 * n:
         note = same_note(both.name, "images", f"{2 * n} or more images, of which there are {both.n},")
         warnings.warn(note, AssayWarning, stacklevel=3)
-        return Draws(discovery=both, measured=both, held_out=False)
+        return Division(discovery=both, measured=both, held_out=False)
     order = stream(seed, "halves").permutation(2 * n)
     discovery, measured = (both.subset(sorted(rows.tolist())) for rows in (order[:n], order[n:]))
-    return Draws(discovery=discovery, measured=measured, held_out=True)
+    return Division(discovery=discovery, measured=measured, held_out=True)
 
 
 def read_inputs(

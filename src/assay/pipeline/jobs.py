@@ -26,7 +26,7 @@ from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.discovery import discovery_settings, discovery_stage
 from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.inputs import draw_inputs
-from assay.pipeline.prompts import Draws
+from assay.pipeline.prompts import Division
 from assay.pipeline.ranking import Lineup, keep_ranking, lineup
 from assay.pipeline.runs import RunSettings, measurement_stage
 from assay.pipeline.shards import BatchShelf, PairShelf, dealt
@@ -130,7 +130,7 @@ def _model(source: str, device: str | None) -> Model:
 
 
 @functools.lru_cache(maxsize=4)
-def _inputs(source: str, device: str | None, task: str, n: int | None, seed: int) -> Draws[Task]:
+def _inputs(source: str, device: str | None, task: str, n: int | None, seed: int) -> Division:
     return draw_inputs(_model(source, device), task, n=n, seed=seed)
 
 
@@ -145,7 +145,7 @@ def model_of(job: Job) -> Model:
     return model
 
 
-def inputs_of(job: Job) -> Draws[Task]:
+def inputs_of(job: Job) -> Division:
     """The job's examples.
 
     Raises:

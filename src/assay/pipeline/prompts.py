@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -21,11 +20,9 @@ FEWEST_PER_HALF = 20  # distinct prompts below which a task is not divided
 SPLIT = "split"  # field that says what a pair is for
 DISCOVER, MEASURE = "discover", "measure"  # its values
 
-Examples = TypeVar("Examples", bound=Task, covariant=True)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Draws(Generic[Examples]):
+class Division:
     """Two sets of examples of one task.
 
     Attributes:
@@ -34,9 +31,17 @@ class Draws(Generic[Examples]):
         held_out: Whether no example is in both; False where both are the same task.
     """
 
-    discovery: Examples
-    measured: Examples
+    discovery: Task
+    measured: Task
     held_out: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draws(Division):
+    """Two sets of prompts of one task."""
+
+    discovery: PairTask
+    measured: PairTask
 
     @property
     def note(self) -> str:
@@ -60,7 +65,7 @@ def draw_prompts(
     seed: int,
     discover_on: PairTask | str | Path | None = None,
     measure_on: PairTask | str | Path | None = None,
-) -> Draws[PairTask]:
+) -> Draws:
     """Prompts to discover on and, where there are enough, other prompts to measure on.
 
     A registered task is drawn once with 2 n prompts. Its distinct prompts are dealt in order of appearance:
@@ -169,7 +174,7 @@ def _registered(task: PairTask | str | Path) -> bool:
     return isinstance(task, str) and task.replace("_", "-") in TASKS
 
 
-def _drawn(model: Model, task: str, n: int, seed: int) -> Draws[PairTask]:
+def _drawn(model: Model, task: str, n: int, seed: int) -> Draws:
     """Two sets of one draw of a registered task."""
     both = load_task(task, model, n=2 * n, seed=seed)
     _, group = np.unique(both.clean.numpy(), axis=0, return_inverse=True)
@@ -227,7 +232,7 @@ def _sample(task: PairTask, rows: Sequence[int], n: int | None, seed: int, part:
     return task.subset([rows[place] for place in order[:n].tolist()])
 
 
-def _apart(discovery: PairTask, measured: PairTask) -> Draws[PairTask]:
+def _apart(discovery: PairTask, measured: PairTask) -> Draws:
     """Two sets that the user has divided.
 
     Raises:

@@ -13,12 +13,12 @@ from assay.core.errors import AssayWarning, InputError
 from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.pipeline.discovery import discover_stored
-from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
+from assay.pipeline.prompts import Division, Draws, draw_prompts, prompts_to_measure
 from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Progress, Workload, silent
 from assay.stats import recovery_of
 from assay.store import Store
-from assay.tasks import ImageTask, PairTask, Task
+from assay.tasks import ImageTask, Task
 
 
 FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
@@ -125,7 +125,7 @@ def find_circuit(
 
 def size_circuit(
     scores: EdgeScores,
-    draws: Draws[Task],
+    draws: Division,
     settings: RunSettings,
     *,
     size: int | None = None,
@@ -156,7 +156,7 @@ def size_circuit(
 
 
 def discover_circuit(
-    draws: Draws[PairTask],
+    draws: Draws,
     settings: RunSettings,
     *,
     method: str,
@@ -184,7 +184,7 @@ def discover_circuit(
 
 def runs_of(
     model: Model,
-    task: Task | str | Draws[PairTask],
+    task: Task | str | Draws,
     circuit: Circuit | None,
     *,
     method: str = "eap-ig-inputs",

@@ -190,14 +190,14 @@ def _run(
 
 def _discovering(
     settings: CalibrateSettings, model: "Model", store: "Store", progress: "Progress"
-) -> "Callable[[Draws[PairTask], int | None], AnyCircuit]":
+) -> "Callable[[Draws, int | None], AnyCircuit]":
     """A function that discovers a circuit of a size on drawn prompts."""
     from assay.execution import ABLATIONS
 
     # Heads know more ablations than edges.
     ablation = settings.ablation if settings.ablation in ABLATIONS else None
 
-    def discovered(draws: "Draws[PairTask]", size: int | None) -> "AnyCircuit":
+    def discovered(draws: "Draws", size: int | None) -> "AnyCircuit":
         return runs_of(
             settings, model, draws, size=size, ablation=ablation, store=store, progress=progress
         ).circuit
@@ -209,7 +209,7 @@ def _circuit_and_prompts(
     settings: CalibrateSettings,
     model: "Model",
     circuit: "AnyCircuit | None",
-    discovered: "Callable[[Draws[PairTask], int | None], AnyCircuit]",
+    discovered: "Callable[[Draws, int | None], AnyCircuit]",
 ) -> "tuple[AnyCircuit, PairTask]":
     """The circuit that is judged, and the prompts it is measured on."""
     from assay import pipeline

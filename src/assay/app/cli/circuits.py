@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from assay.models import Model
     from assay.pipeline import Draws, Progress, Workload
     from assay.store import Store
-    from assay.tasks import PairTask, Task
+    from assay.tasks import Task
 
 
 def given_circuit(
@@ -56,7 +56,7 @@ def circuit_of(
 def runs_of(
     settings: OfCircuit,
     model: "Model",
-    prompts: "Task | Draws[PairTask] | str",
+    prompts: "Task | Draws | str",
     circuit: "Circuit | None" = None,
     *,
     size: int | None,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from assay.circuits import Circuit
     from assay.models import Model
     from assay.pipeline import Draws
-    from assay.tasks import PairTask, Task
+    from assay.tasks import Task
 
 METRICS = own_group("Metrics")
 
@@ -104,9 +104,7 @@ def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | No
     show_plan(model, n, stages, as_json=settings.json)
 
 
-def _tasks(
-    settings: MeasureSettings, model: "Model", circuit: "Circuit | None"
-) -> "Sequence[Task | Draws[PairTask]]":
+def _tasks(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> "Sequence[Task | Draws]":
     """The inputs of each task."""
     from assay import pipeline
     from assay.pipeline.inputs import read_inputs
@@ -152,7 +150,7 @@ def _records(settings: MeasureSettings, model: "Model", circuit: "Circuit | None
     return records
 
 
-def _on_same_prompts(prompts: "Task | Draws[PairTask]", circuit: "Circuit | None") -> bool:
+def _on_same_prompts(prompts: "Task | Draws", circuit: "Circuit | None") -> bool:
     """Whether a circuit is measured on the prompts it was discovered on."""
     from assay.pipeline import Draws
     from assay.tasks import PairTask
