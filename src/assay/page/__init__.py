@@ -1,1 +1,1 @@
-"""Pages: blocks that say what is shown, and renderers for HTML, a terminal and notebooks."""
+"""Pages: blocks that say what is shown, and renderers that know no result."""

@@ -1,6 +1,6 @@
 """What pages are made of. A result says what it shows in these blocks; a renderer knows blocks and no result.
 
-Three renderers read them: `assay.page.html`, `assay.page.terminal` and, for notebooks, `assay.page.notebook`.
+`assay.page.html` renders whole pages; `assay.page.terminal` and `assay.page.markdown` render tables.
 """
 
 from collections.abc import Callable, Sequence
