@@ -29,7 +29,7 @@ def strip(measurement: Mapping[str, Any]) -> Drawing | None:
     first, last = (first - room if first < 0 else first), last + room
 
     def place(number: float) -> float:
-        return round(WIDTH * (number - first) / (last - first), 1)
+        return float(round(WIDTH * (number - first) / (last - first), 1))
 
     parts = []
     if threshold is not None and direction in ("higher", "target", "lower"):

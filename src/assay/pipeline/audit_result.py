@@ -83,7 +83,8 @@ class Audit:
         write_atomically(folder / "audit.json", text.encode())
         self.circuit.save(folder / "circuit.safetensors")
         self.scores.save(folder / "scores.safetensors")
-        return save_report(folder / "report.html", self.document)
+        page: Path = save_report(folder / "report.html", self.document)
+        return page
 
 
 def restored(stored: StoredResult, graph: Graph) -> Audit:

@@ -165,7 +165,7 @@ def relative(shown: Headline, value: float | None) -> float | None:
     return distance / (1 + abs(distance))
 
 
-def rows(gates: list[Mapping[str, Any]]) -> list[Row]:
+def rows(gates: Sequence[Mapping[str, Any]]) -> list[Row]:
     """What the picture of all gates draws, in the order given."""
     found = []
     for gate in gates:
