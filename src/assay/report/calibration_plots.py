@@ -1,7 +1,7 @@
 """Pictures of calibrations: a strip for each gate on its own scale, and all gates around one line."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
