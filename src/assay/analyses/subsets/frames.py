@@ -8,10 +8,8 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
+from assay.analyses.subsets._per_model import PerModel, countable, per_model, unique_names
 from assay.core.errors import InputError, unknown_name
-
-
-PerModel = Any  # name of a column, mapping or series from the model, or a sequence in the order of the models
 
 
 def read_frame(
@@ -82,8 +80,8 @@ def read_frame(
         values = default if values is None and default in table.columns else values
         if isinstance(values, str):
             values = _column_of_models(table, values, names, argument)
+        one_number = argument == "n_id" and np.ndim(values) == 0 and not isinstance(values, Mapping)
         if values is not None:
-            one_number = argument == "n_id" and np.ndim(values) == 0 and not isinstance(values, Mapping)
             held[argument] = values if one_number else per_model(values, names, argument)
     if held.get("id_accuracy") is None:
         raise InputError(
@@ -272,8 +270,7 @@ def _constant(
     first[codes[::-1]] = values[::-1]  # the first row of each is written last
     if len(different := np.flatnonzero(first[codes] != values)):
         raise InputError(message.format(repr(str(names[int(codes[different[0]])]))) + "; they must agree")
-    held: np.ndarray = np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))
-    return np.asarray(held[first])
+    return np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))[first]
 
 
 def _column_of_models(table: pd.DataFrame, name: str, names: Sequence[str], argument: str) -> np.ndarray:
@@ -299,37 +296,3 @@ def _plain(column: np.ndarray) -> np.ndarray:
     if kind in ("integer", "floating", "mixed-integer-float", "empty"):
         return np.where(missing, np.nan, column).astype(np.float64)
     return np.where(missing, "", column).astype(str)
-
-
-# ------------------------------------------------------------------------ what is given of each model
-
-
-def countable(labels: np.ndarray) -> np.ndarray:
-    """Classes as counts from 0 where they are, else as names."""
-    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
-        labels = labels.astype(np.int64)
-    return labels if labels.dtype.kind in "iub" and labels.min() >= 0 else labels.astype(str)
-
-
-def unique_names(names: list[str]) -> tuple[str, ...]:
-    """The names; an error if one is repeated."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InputError(f"two models are named {name!r}; names must be unique")
-        seen.add(name)
-    return tuple(names)
-
-
-def per_model(given: PerModel | None, names: Sequence[str], argument: str) -> list[Any] | None:
-    """What is given, in the order of the models."""
-    if given is None:
-        return None
-    if hasattr(given, "to_dict") and hasattr(given, "index"):  # a pandas series
-        given = given.to_dict()
-    if isinstance(given, Mapping):
-        by_name = {str(name): value for name, value in given.items()}
-        if missing := [name for name in names if name not in by_name]:
-            raise InputError(f"{argument} says nothing of model {missing[0]!r} ({len(missing)} are missing)")
-        return [by_name[name] for name in names]
-    return list(given)
