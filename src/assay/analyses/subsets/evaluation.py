@@ -49,8 +49,8 @@ def evaluate_models(
     **options: Unpack[EvaluationOptions],
 ) -> Evaluation:
     """Other models on the examples of a selection; see `Subset.evaluate`."""
-    order, example_ids = options.pop("order", None), options.get("example_ids")
-    data = _others(correct, id_accuracy, **options)
+    order, example_ids = options.get("order"), options.get("example_ids")
+    data = _others(correct, id_accuracy, example_ids, options.get("groups"), options.get("families"))
     named = example_ids is not None or _is_frame(correct) or (data.has_ids and selection.has_ids)
     accuracy = data.accuracy_on(_columns(selection, data, order, named=named))
     settings, y = selection.settings, data.id_accuracy

@@ -80,8 +80,8 @@ def read_frame(
         values = default if values is None and default in table.columns else values
         if isinstance(values, str):
             values = _column_of_models(table, values, names, argument)
-        one_number = argument == "n_id" and np.ndim(values) == 0 and not isinstance(values, Mapping)
         if values is not None:
+            one_number = argument == "n_id" and np.ndim(values) == 0 and not isinstance(values, Mapping)
             held[argument] = values if one_number else per_model(values, names, argument)
     if held.get("id_accuracy") is None:
         raise InputError(
@@ -270,7 +270,8 @@ def _constant(
     first[codes[::-1]] = values[::-1]  # the first row of each is written last
     if len(different := np.flatnonzero(first[codes] != values)):
         raise InputError(message.format(repr(str(names[int(codes[different[0]])]))) + "; they must agree")
-    return np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))[first]
+    values_and_none = np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))
+    return np.asarray(values_and_none[first])
 
 
 def _column_of_models(table: pd.DataFrame, name: str, names: Sequence[str], argument: str) -> np.ndarray:

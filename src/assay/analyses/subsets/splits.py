@@ -151,7 +151,8 @@ def _listed(split: Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSpl
         elif part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
             raise InputError(f"split[{name!r}] is not a list of places of models: {part.dtype} {part.shape}")
         named[name] = part.astype(np.int64)
-    return ModelSplit(**named, kind="given")
+    parts: dict[str, Any] = named
+    return ModelSplit(**parts, kind="given")
 
 
 def _random(n_models: int, seed: int, *, compat: bool) -> ModelSplit:
@@ -193,7 +194,7 @@ def _by_units(units: Units, seed: int, *, kind: str) -> ModelSplit:
             f"split={kind!r} leaves too few {word} in a part ({got} of {len(names)}; at least {MIN_UNITS} "
             "are needed in each); give more of them, or another split"
         )
-    places = {name: np.flatnonzero(np.isin(units, part)) for name, part in parts.items()}
+    places: dict[str, Any] = {name: np.flatnonzero(np.isin(units, part)) for name, part in parts.items()}
     return _checked(ModelSplit(**places, kind=kind, seed=seed))
 
 
@@ -231,7 +232,7 @@ def folds(units: Units, k: int = 5) -> list[ModelSplit]:
     for fold in range(k):
         test, validation = of_model == fold, of_model == (fold + 1) % k
         masks = {"train": ~(test | validation), "validation": validation, "test": test}
-        parts = {name: np.flatnonzero(mask) for name, mask in masks.items()}
+        parts: dict[str, Any] = {name: np.flatnonzero(mask) for name, mask in masks.items()}
         splits.append(_checked(ModelSplit(**parts, kind="fold")))
     return splits
 
