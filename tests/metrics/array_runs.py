@@ -1,5 +1,6 @@
 """Runs made of given logits: what a metric sees, without a model."""
 
+import copy
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +71,15 @@ class ArrayRuns(CircuitRuns):
 
     def margins(self, which: str) -> np.ndarray:
         return self.margins_from(self.logits(which))
+
+    def of(self, circuit: Circuit) -> "ArrayRuns":
+        other = copy.copy(self)
+        other.circuit = circuit
+        kept = {"keep": circuit.hash, "drop": circuit.dropped().hash}
+        other.given = self.given | {
+            which: self.others[key] for which, key in kept.items() if key in self.others
+        }
+        return other
 
     def logits_of(self, circuit: Circuit) -> Tensor:
         self.asked.append(circuit.hash)
