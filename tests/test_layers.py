@@ -52,7 +52,7 @@ HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     "uvicorn": ("app/",),
     "prometheus_client": ("app/",),
     "psutil": ("pipeline/",),
-    "pandas": (),
+    "pandas": ("subsets/frames.py", "subsets/predictions.py"),  # imported where a frame or a file is read
     "sklearn": ("stats/",),
     "networkx": (),
     "timm": (),

@@ -329,11 +329,11 @@ def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Do
 
 def _document(result: HasDocument | HasRecord | Document) -> Document:
     """The document of a result, checked."""
-    document: object = result
+    document: object = None
     if isinstance(result, HasDocument):  # a subset has a record too, which leaves out what its page shows
         document = result.document
-    if isinstance(result, HasRecord) and not isinstance(document, Mapping):
-        document = result.to_dict()
+    if document is None:
+        document = result.to_dict() if isinstance(result, HasRecord) else result
     if not isinstance(document, Mapping):
         raise _refused(result)
     if is_measurement(document):
