@@ -77,7 +77,7 @@ def test_chunks_of_columns_change_nothing(monkeypatch):
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 2, (12, 50)).astype(np.uint8), generator.uniform(0.3, 0.9, 12)
     whole = example_correlations(as_matrix(x), y)
-    monkeypatch.setattr("assay.analyses.subsets.replication._COLUMNS", 12 * 7)
+    monkeypatch.setattr("assay.analyses.subsets.replication._ENTRIES", 12 * 7)
     # BLAS sums in an order that depends on the width.
     np.testing.assert_allclose(whole, example_correlations(as_matrix(x, layout="packed"), y), atol=1e-14)
 
