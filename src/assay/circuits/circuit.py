@@ -49,7 +49,7 @@ class Circuit:
     """
 
     graph: Graph
-    mask: Bool[Tensor, "*spans n_sources n_targets"]
+    mask: Bool[Tensor, "... n_sources n_targets"]
     heads: tuple[tuple[int, int], ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)

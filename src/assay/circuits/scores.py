@@ -48,7 +48,7 @@ class EdgeScores:
     """
 
     graph: Graph
-    values: Float[Tensor, "*spans n_sources n_targets"]
+    values: Float[Tensor, "... n_sources n_targets"]
     per_example: Float[Tensor, "n_examples n_sources n_targets"] | None = field(default=None, kw_only=True)
     provenance: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     details: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
@@ -76,7 +76,7 @@ class EdgeScores:
         return f"EdgeScores({method}, {self.graph.n_edges} edges{where}, sum {self.values.sum():.4g})"
 
     @cached_property
-    def slots(self) -> Bool[Tensor, "*spans n_sources n_targets"]:
+    def slots(self) -> Bool[Tensor, "... n_sources n_targets"]:
         """True where there is an edge; with spans where there is one at the span."""
         return edge_slots(self.graph, self.spans)
 
@@ -201,7 +201,7 @@ class EdgeScores:
         return self._circuit(strongest(self.values, qualified, k, absolute=absolute), selection)
 
     def _circuit(
-        self, mask: Bool[Tensor, "*spans n_sources n_targets"], selection: dict[str, Any]
+        self, mask: Bool[Tensor, "... n_sources n_targets"], selection: dict[str, Any]
     ) -> Circuit:
         provenance = {**self.provenance, **selection}
         return Circuit(graph=self.graph, mask=mask, provenance=provenance, spans=self.spans)
@@ -258,12 +258,12 @@ def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
 
 
 def strongest(
-    values: Float[Tensor, "*spans n_sources n_targets"],
-    candidates: Bool[Tensor, "*spans n_sources n_targets"],
+    values: Float[Tensor, "... n_sources n_targets"],
+    candidates: Bool[Tensor, "... n_sources n_targets"],
     k: int,
     *,
     absolute: bool,
-) -> Bool[Tensor, "*spans n_sources n_targets"]:
+) -> Bool[Tensor, "... n_sources n_targets"]:
     """The k candidates of largest (absolute) value, or all of them if they are fewer; ties by index."""
     values = values.abs() if absolute else values
     ranked = values.double().masked_fill(~candidates, -torch.inf).flatten()
