@@ -200,9 +200,7 @@ class EdgeScores:
         }
         return self._circuit(strongest(self.values, qualified, k, absolute=absolute), selection)
 
-    def _circuit(
-        self, mask: Bool[Tensor, "... n_sources n_targets"], selection: dict[str, Any]
-    ) -> Circuit:
+    def _circuit(self, mask: Bool[Tensor, "... n_sources n_targets"], selection: dict[str, Any]) -> Circuit:
         provenance = {**self.provenance, **selection}
         return Circuit(graph=self.graph, mask=mask, provenance=provenance, spans=self.spans)
 
