@@ -13,9 +13,8 @@ from assay.analyses.subsets.layouts import Matrix
 from assay.analyses.subsets.line import EPS, line_correlations, probit
 from assay.analyses.subsets.objective import (
     FLOOR,
+    OBJECTIVES,
     Found,
-    check_models,
-    check_objective,
     exact_correlation,
     line_gradient,
     marginal_scores,
@@ -76,14 +75,14 @@ def greedy(
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, proposition 1.
     """
-    check_objective(objective)
+    assert objective in OBJECTIVES
     if train.n_examples > GREEDY_EXAMPLES:
         raise InputError(
             f"greedy takes at most {GREEDY_EXAMPLES} examples, there are {train.n_examples}; narrow "
             "the matrix"
         )
     pool = Pool(train.n_examples, size, strata=strata, allowed=allowed, locked={"must_include": must_include})
-    z = check_models(train, id_train, "id_train", eps)
+    z = unit_probit(id_train, eps=eps, name="id_train")
     correct = train.dense().astype(np.float64)
     stratum = np.zeros(train.n_examples, dtype=np.int64) if pool.strata is None else pool.strata
     inside = pool.locked.copy()
@@ -176,9 +175,9 @@ def exhaustive(
         InputError: If there are more than a million subsets, or the constraints cannot be met.
         ShapeError: If an argument does not match the matrices.
     """
-    check_objective(objective)
+    assert objective in OBJECTIVES
     pool = Pool(train.n_examples, size, strata=strata, allowed=allowed, locked={"must_include": must_include})
-    check_models(train, id_train, "id_train", eps)
+    unit_probit(id_train, eps=eps, name="id_train")
     stratum = np.zeros(train.n_examples, dtype=np.int64) if pool.strata is None else pool.strata
     left = pool.quota - np.bincount(stratum[pool.locked], minlength=len(pool.quota))
     free = pool.allowed & ~pool.locked

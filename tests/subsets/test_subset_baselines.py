@@ -16,10 +16,10 @@ from assay.analyses.subsets.baselines import (
     BaselineRow,
     baseline_indices,
     baseline_rows,
+    distance_scores,
     random_draws,
 )
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.distance import distance_scores
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import correlate, line_correlation
 from assay.analyses.subsets.problem import Problem
@@ -175,8 +175,8 @@ def test_distances_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) 
     rng = np.random.default_rng(0)
     ood, known = rng.normal(size=(50, 6)), rng.normal(size=(33, 6))
     whole = distance_scores(ood, known)
-    monkeypatch.setattr("assay.analyses.subsets.distance._ROWS", 7)
-    monkeypatch.setattr("assay.analyses.subsets.distance._ENTRIES", 30)
+    monkeypatch.setattr("assay.analyses.subsets.baselines._ROWS", 7)
+    monkeypatch.setattr("assay.analyses.subsets.baselines._ENTRIES", 30)
     np.testing.assert_allclose(distance_scores(ood, known), whole, atol=1e-15)
 
 

@@ -70,9 +70,9 @@ def test_half_an_example_is_a_gentler_clip():
 
 def test_bad_input_is_named(unchecked):
     x = np.array([0.5, 0.6, 0.7, 0.8])
-    with pytest.raises(InputError, match=r"accuracy holds 1\.5"):
+    with pytest.raises(InputError, match=r"accuracy\[1\] is 1\.5; accuracies are shares"):
         correlate(x, np.array([0.1, 1.5, 0.2, 0.3]))
-    with pytest.raises(InputError, match="accuracy holds nan"):
+    with pytest.raises(InputError, match=r"accuracy\[1\] is nan"):
         correlate(x, np.array([0.1, math.nan, 0.2, 0.3]))
     with pytest.raises(ShapeError, match="same models"):
         line_correlation(x, x[:3])

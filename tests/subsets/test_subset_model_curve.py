@@ -212,7 +212,7 @@ def test_a_record_gives_the_value_back() -> None:
         ({"orders": [[0, 0, 1]]}, r"orders\[0\] is not a permutation of the 12 units 0 to 11"),
         ({"unit": "group"}, "give groups="),
         ({"id_accuracy": np.full(12, 1.5)}, r"id_accuracy\[0\] is 1.5"),
-        ({"accuracy": np.full(2, 0.5)}, "accuracy holds 2 models"),
+        ({"id_accuracy": np.full(2, 0.5), "accuracy": np.full(2, 0.5)}, "holds 2 models"),
     ],
 )
 def test_arguments_out_of_range_are_named(changed: dict[str, Any], message: str) -> None:

@@ -1,6 +1,6 @@
 """OODSelect: find where better in-distribution accuracy means worse accuracy, and whether it is real."""
 
-from assay.analyses.subsets.baselines import BaselineRow, baseline_rows
+from assay.analyses.subsets.baselines import BaselineRow, baseline_rows, distance_scores
 from assay.analyses.subsets.composition import (
     ClassComposition,
     ClassCorrelation,
@@ -12,11 +12,10 @@ from assay.analyses.subsets.crossfit import CrossFit, cross_fit
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.describe import SubsetDescription, describe_selection, describe_subset
 from assay.analyses.subsets.digits import digits_data
-from assay.analyses.subsets.distance import distance_scores
-from assay.analyses.subsets.evaluation import Evaluation
 from assay.analyses.subsets.holdout import ExampleHoldout, example_holdout
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, Line, correlate, fit_line, line_correlation, probit
+from assay.analyses.subsets.members import Evaluation
 from assay.analyses.subsets.model_curve import ModelsNeeded, models_needed
 from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.path import LargestSubset, SelectionPath, selection_path

@@ -1,11 +1,14 @@
 """The arguments of `CorrectnessData.of`, checked one by one: each error names the argument and the value."""
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from assay.analyses.subsets._arrays import Accuracies, Units
+from assay.analyses.subsets._arrays import Units
 from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.line import checked_shares
 from assay.core.errors import InputError, ShapeError
 
 
@@ -16,66 +19,68 @@ def checked_matrix(correct: Any) -> Any:
     """0 and 1, models by examples."""
     if isinstance(correct, PackedMatrix):
         return correct
-    given = np.asarray(correct)
-    if given.ndim != 2:
-        raise ShapeError(f"correct has shape {given.shape}; models by examples is needed")
-    if given.dtype == bool:
-        return given.astype(np.uint8)
-    if given.dtype.kind not in "iuf":
-        raise InputError(f"correct holds {given.dtype}; 0 and 1, models by examples, are needed")
-    rows = max(1, _BLOCK // max(1, given.shape[1] * given.itemsize))
-    for start in range(0, len(given), rows):
-        block = given[start : start + rows]
-        bad = ~((block == 0) | (block == 1))
-        if bad.any():
-            row, column = np.argwhere(bad)[0]
-            raise InputError(
-                f"correct[{start + row}, {column}] is {block[row, column]}; every entry must be 0 (wrong) or "
-                "1 (right)"
-            )
-    return given.astype(np.uint8)
+    matrix = np.asarray(correct)
+    if matrix.ndim != 2:
+        raise ShapeError(f"correct has shape {matrix.shape}; models by examples is needed")
+    if matrix.dtype.kind not in "biuf":
+        raise InputError(f"correct holds {matrix.dtype}; 0 and 1, models by examples, are needed")
+    rows = max(1, _BLOCK // max(1, matrix.shape[1] * matrix.itemsize))
+    for start in range(0, len(matrix), rows):
+        require_binary(matrix[start : start + rows], "correct[{}, {}]".format, start)
+    return matrix.astype(np.uint8)
 
 
-def checked_accuracies(given: Any, n_models: int) -> Accuracies:
+def require_binary(block: np.ndarray, named: Callable[[int, int], str], first: int = 0) -> None:
+    """Raises `InputError` for an entry that is neither 0 nor 1, called by its row and column.
+
+    Args:
+        block: Rows, of which the first is row `first`.
+        named: What to call an entry.
+        first: Row of the first.
+    """
+    bad = np.argwhere(~((block == 0) | (block == 1)))
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise InputError(
+            f"{named(first + row, column)} is {block[row, column]}; every entry must be 0 (wrong) or 1 "
+            "(right)"
+        )
+
+
+def checked_accuracies(given: Any, n_models: int) -> Float64[np.ndarray, " m"]:
     """In-distribution accuracies, one per model, in [0, 1]."""
     if given is None:
         raise InputError("id_accuracy is missing: the in-distribution accuracy of each model is needed")
     y = np.array(given, dtype=np.float64)
     if y.shape != (n_models,):
         raise ShapeError(f"id_accuracy has shape {y.shape}; correct holds {n_models} models")
-    bad = np.flatnonzero(~((y >= 0) & (y <= 1)))
-    if len(bad):
-        value = y[bad[0]]
-        per_cent = np.isfinite(y).all() and y.min() >= 0 and 1 < y.max() <= 100
-        hint = "; these look like per cent: divide them by 100" if per_cent else ""
-        raise InputError(f"id_accuracy[{bad[0]}] is {value}; accuracies are shares between 0 and 1{hint}")
-    return y
+    return checked_shares(y, "id_accuracy")
 
 
 def checked_names(given: Any, n_models: int, name: str) -> tuple[str, ...] | None:
     """A name for each model, or None."""
     if given is None:
         return None
-    listed = np.atleast_1d(given).tolist() if isinstance(given, np.ndarray) else list(given)
-    if len(listed) != n_models:
-        raise ShapeError(f"{name} holds {len(listed)} names; correct holds {n_models} models")
-    for place, each in enumerate(listed):
+    names = np.atleast_1d(given).tolist() if isinstance(given, np.ndarray) else list(given)
+    if len(names) != n_models:
+        raise ShapeError(f"{name} holds {len(names)} names; correct holds {n_models} models")
+    for place, each in enumerate(names):
         if each is None or each != each:  # NaN is what a missing cell of a table becomes
             raise InputError(
                 f"{name}[{place}] is {each}; name the unit of every model, or leave models without one out"
             )
-    return tuple(map(str, listed))
+    return tuple(map(str, names))
 
 
 def checked_model_ids(given: Any, n_models: int) -> tuple[str, ...]:
     """Unique names of the models."""
-    found = checked_names(given, n_models, "model_ids")
-    if found is None:
+    names = checked_names(given, n_models, "model_ids")
+    if names is None:
         return tuple(f"model_{place}" for place in range(n_models))
-    if len(set(found)) < n_models:
-        twice = next(name for place, name in enumerate(found) if name in found[:place])
-        raise InputError(f"model_ids holds {twice!r} more than once; an id names one model")
-    return found
+    for name, n in Counter(names).items():
+        if n > 1:
+            raise InputError(f"model_ids holds {name!r} more than once; an id names one model")
+    return names
 
 
 def checked_example_ids(given: Any, n_examples: int) -> np.ndarray:
@@ -110,23 +115,23 @@ def checked_labels(
     given: Any, names: Any, n_examples: int
 ) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
     """Classes as codes, and their names."""
+    listed = None if names is None else tuple(map(str, names))
     if given is None:
-        return None, None if names is None else tuple(map(str, names))
-    found = np.asarray(given)
-    if found.shape != (n_examples,):
-        raise ShapeError(f"labels has shape {found.shape}; correct holds {n_examples} examples")
-    if found.dtype.kind in "iub":
-        codes = found.astype(np.int64)
-        if len(codes) and codes.min() < 0:
-            raise InputError(f"labels holds {codes.min()}; classes are counted from 0")
-        listed = None if names is None else tuple(map(str, names))
-        if listed is not None and len(codes) and codes.max() >= len(listed):
-            raise InputError(f"labels holds class {codes.max()}; label_names lists {len(listed)}")
-        return codes, listed
-    if names is not None:
-        raise InputError("label_names goes with integer labels; the labels given are names already")
-    listed_names, codes = np.unique(found.astype(str), return_inverse=True)
-    return codes.astype(np.int64), tuple(listed_names.tolist())
+        return None, listed
+    labels = np.asarray(given)
+    if labels.shape != (n_examples,):
+        raise ShapeError(f"labels has shape {labels.shape}; correct holds {n_examples} examples")
+    if labels.dtype.kind not in "iub":
+        if names is not None:
+            raise InputError("label_names goes with integer labels; the labels given are names already")
+        classes, codes = np.unique(labels.astype(str), return_inverse=True)
+        return codes.astype(np.int64), tuple(classes.tolist())
+    codes = labels.astype(np.int64)
+    if len(codes) and codes.min() < 0:
+        raise InputError(f"labels holds {codes.min()}; classes are counted from 0")
+    if listed is not None and len(codes) and codes.max() >= len(listed):
+        raise InputError(f"labels holds class {codes.max()}; label_names lists {len(listed)}")
+    return codes, listed
 
 
 def checked_rows(given: Any, name: str, n: int | None) -> np.ndarray | None:
@@ -145,12 +150,12 @@ def checked_images(given: Any, n_examples: int) -> np.ndarray | None:
     """Images of 8 bits per channel."""
     if given is None:
         return None
-    found = np.asarray(given)
-    if found.dtype != np.uint8 or found.ndim not in (3, 4) or len(found) != n_examples:
+    images = np.asarray(given)
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or len(images) != n_examples:
         raise ShapeError(
-            f"images are {found.dtype} {found.shape}; uint8 [{n_examples}, height, width] or "
+            f"images are {images.dtype} {images.shape}; uint8 [{n_examples}, height, width] or "
             f"[{n_examples}, height, width, 3] is needed"
         )
-    if found.ndim == 4 and found.shape[3] != 3:
-        raise ShapeError(f"images have {found.shape[3]} channels; grey or RGB is needed")
-    return found
+    if images.ndim == 4 and images.shape[3] != 3:
+        raise ShapeError(f"images have {images.shape[3]} channels; grey or RGB is needed")
+    return images

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from assay.analyses.subsets._checks import require_binary
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.core.errors import FileFormatError, InputError
 from assay.core.machine import free_memory
@@ -51,12 +52,12 @@ def plain_column(name: str, column: np.ndarray) -> np.ndarray:
 def json_object(text: Any, key: str, path: Path) -> dict[str, Any]:
     """The JSON object that an archive keeps under a key."""
     try:
-        found = parse_json(str(text))
+        value = parse_json(str(text))
     except ValueError as error:
         raise FileFormatError(f"{path}: {key!r} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise FileFormatError(f"{path}: {key!r} holds a {type(found).__name__}; a JSON object is needed")
-    return found
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{path}: {key!r} holds a {type(value).__name__}; a JSON object is needed")
+    return value
 
 
 def must_pack(n_models: int, n_examples: int, *, what: str) -> bool:
@@ -71,16 +72,14 @@ def must_pack(n_models: int, n_examples: int, *, what: str) -> bool:
     Raises:
         InputError: If it does not fit in memory even when packed.
     """
-    shape, entries, free = (n_models, n_examples), n_models * n_examples, free_memory()
-    if 2 * entries <= free:
-        return False
+    entries, free = n_models * n_examples, free_memory()
     if entries // 4 > free:
         raise InputError(
-            f"{what} of {shape[0]} models and {shape[1]} examples does not fit: even packed it takes "
+            f"{what} of {n_models} models and {n_examples} examples does not fit: even packed it takes "
             f"{entries // 8 / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; split the examples over several "
             "files"
         )
-    return True
+    return 2 * entries > free
 
 
 def gather_rows(
@@ -103,22 +102,15 @@ def gather_rows(
     Raises:
         InputError: If an entry is neither 0 nor 1.
     """
-    shape = (n_models, n_examples)
-    height = -(-shape[0] // 8) if pack else shape[0]
-    kept = np.empty((height, shape[1]), dtype=np.uint8)
+    height = -(-n_models // 8) if pack else n_models
+    matrix = np.empty((height, n_examples), dtype=np.uint8)
     row = 0
     for block in blocks:
-        bad = ~((block == 0) | (block == 1))
-        if bad.any():
-            at, column = np.argwhere(bad)[0].tolist()
-            raise InputError(
-                f"{named(row + at, column)} is {block[at, column]}; every entry must be 0 (wrong) or 1 "
-                "(right)"
-            )
+        require_binary(block, named, row)
         ones = block.astype(np.uint8, copy=False)
         if pack:
-            kept[row // 8 : row // 8 + -(-len(ones) // 8)] = np.packbits(ones, axis=0, bitorder="little")
+            matrix[row // 8 : -(-(row + len(ones)) // 8)] = np.packbits(ones, axis=0, bitorder="little")
         else:
-            kept[row : row + len(ones)] = ones
+            matrix[row : row + len(ones)] = ones
         row += len(block)
-    return PackedMatrix(kept, shape[0]) if pack else kept
+    return PackedMatrix(matrix, n_models) if pack else matrix

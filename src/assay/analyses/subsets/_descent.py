@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64
@@ -144,37 +144,45 @@ class Relaxation:
         return value + weights * cost, r, gradient.mul_(soft).mul_(1 - soft)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Descent:
     """One restart, from its logits to where it stopped.
 
     Attributes:
         logits: Logits of the epoch that is kept.
-        epochs: Epochs run.
         train: Ridge correlation of the relaxed selection on the training models, before each epoch's step.
         validation: Ridge correlation of the S largest logits on the validation models, after each epoch's
             step; its square for `objective="r2"`.
         best_epoch: The first epoch, from 0, with the lowest of these.
     """
 
-    logits: Float[np.ndarray, " examples"]
-    epochs: int
-    train: tuple[float, ...]
-    validation: tuple[float, ...]
-    best_epoch: int
-
-
-@dataclass(kw_only=True, eq=False)
-class _Row:
-    """What is noted of one restart while it descends."""
-
+    logits: Float[np.ndarray, " examples"] = field(default_factory=lambda: np.empty(0))
     train: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
-    best_epoch: int = -1
-    kept: Any = None
+    best_epoch: int = 0
 
-    def waited(self) -> int:
-        return len(self.validation) - 1 - self.best_epoch
+    @property
+    def epochs(self) -> int:
+        """Epochs run."""
+        return len(self.validation)
+
+    def record(self) -> dict[str, Any]:
+        """What the trace of the solver says of it."""
+        return {
+            "epochs": self.epochs,
+            "best_epoch": self.best_epoch,
+            "train": self.train[-1],
+            "validation": self.validation[-1],
+            "best_validation": self.validation[self.best_epoch],
+        }
+
+    def note(self, r: float, score: float) -> bool:
+        """Take up an epoch; whether its score is the lowest so far."""
+        better = not self.validation or score < self.validation[self.best_epoch]
+        self.best_epoch = self.epochs if better else self.best_epoch
+        self.train.append(float(r))
+        self.validation.append(float(score))
+        return better
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -241,7 +249,7 @@ def descend(
     """
     import torch
 
-    rows = [_Row() for _ in parameters]
+    rows = [Descent() for _ in parameters]
     alive = np.arange(len(rows))
     w = logits.clone()
     first, second = torch.zeros_like(w), torch.zeros_like(w)
@@ -260,32 +268,17 @@ def descend(
         members = now
         going = np.ones(len(alive), dtype=bool)
         for at, row in enumerate(alive.tolist()):
-            note = rows[row]
-            note.train.append(float(r[at]))
-            note.validation.append(float(scores[at]))
-            if note.best_epoch < 0 or scores[at] < note.validation[note.best_epoch]:
-                note.best_epoch = epoch
-                if keep == "best":
-                    note.kept = w[at].clone()
-            going[at] = note.waited() < patience and epoch + 1 < epochs
-            if not going[at] and keep == "last":
-                note.kept = w[at].clone()
+            better = rows[row].note(r[at], scores[at])
+            going[at] = epoch - rows[row].best_epoch < patience and epoch + 1 < epochs
+            if better if keep == "best" else not going[at]:
+                rows[row].logits = w[at].clone().numpy()
         if not going.any():
             break
         if not going.all():
             left = torch.from_numpy(np.flatnonzero(going))
             alive, members, scores = alive[going], members[going], scores[going]
             w, first, second = w[left], first[left], second[left]
-    return [
-        Descent(
-            logits=note.kept.numpy(),
-            epochs=len(note.validation),
-            train=tuple(note.train),
-            validation=tuple(note.validation),
-            best_epoch=note.best_epoch,
-        )
-        for note in rows
-    ]
+    return rows
 
 
 def _step(

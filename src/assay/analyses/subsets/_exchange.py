@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer, Real
 
 from assay.analyses.subsets._arrays import Places
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError
 
 
 class Pairs(NamedTuple):
@@ -54,7 +54,6 @@ class Pool:
 
     Raises:
         InputError: If no selection meets all of them; the message says which.
-        ShapeError: If an argument does not have one entry per example.
     """
 
     def __init__(
@@ -69,9 +68,7 @@ class Pool:
         if not 1 <= size <= n_examples:
             raise InputError(f"size is {size}; choose between 1 and the {n_examples} examples")
         self.n_examples, self.size = n_examples, size
-        self.allowed = np.ones(n_examples, dtype=bool)
-        if allowed is not None:
-            self.allowed = _per_example(allowed, n_examples, "allowed").astype(bool)
+        self.allowed = np.ones(n_examples, dtype=bool) if allowed is None else allowed
         self.locked = np.zeros(n_examples, dtype=bool)
         for name, examples in locked.items():
             if examples is not None:
@@ -84,10 +81,7 @@ class Pool:
             )
         self.strata, self.quota = None, np.array([size], dtype=np.int64)
         if strata is not None:
-            codes = _per_example(strata, n_examples, "strata")
-            if codes.min() < 0:
-                raise InputError(f"strata holds {codes.min()}; codes are whole numbers from 0")
-            self.strata = codes.astype(np.int64)
+            self.strata = strata.astype(np.int64)
             n_strata = len(np.unique(self.strata[self.allowed]))
             if n_strata > size:
                 raise InputError(
@@ -103,13 +97,8 @@ class Pool:
         return " and ".join(name for name, examples in locked.items() if examples is not None)
 
     def checked(self, examples: Integer[np.ndarray, " k"], name: str) -> Places:
-        """At most `size` different examples that exist and may be selected, else an error that names them."""
+        """At most `size` different examples that may be selected, else an error that names them."""
         examples = np.unique(examples.astype(np.int64))
-        if examples.size and not (examples.min() >= 0 and examples.max() < self.n_examples):
-            raise InputError(
-                f"{name} holds indices from {examples.min()} to {examples.max()}; "
-                f"there are examples 0 to {self.n_examples - 1}"
-            )
         if not self.allowed[examples].all():
             banned = examples[~self.allowed[examples]]
             raise InputError(f"{name} holds example {banned[0]}, which allowed excludes ({len(banned)} such)")
@@ -200,11 +189,3 @@ class Pool:
         sizes = [np.bincount(self.strata[side], minlength=len(self.quota)) for side, _ in sides]
         shared = np.minimum(*sizes)
         return Pairs(*(side[rank < shared[self.strata[side]]] for side, rank in sides))
-
-
-def _per_example(values: np.ndarray, n_examples: int, name: str) -> np.ndarray:
-    if values.shape != (n_examples,):
-        raise ShapeError(
-            f"{name} has shape {values.shape}; one entry for each of {n_examples} examples is needed"
-        )
-    return values

@@ -8,12 +8,12 @@ are in closed form. The default solver is `assay.analyses.subsets.swap`; this on
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Integer
 
-from assay.analyses.subsets._arrays import Accuracies, Places
+from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets._descent import (
     AdamParameters,
     AdamTarget,
@@ -26,19 +26,10 @@ from assay.analyses.subsets._descent import (
 from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.layouts import Matrix
 from assay.analyses.subsets.line import EPS
-from assay.analyses.subsets.objective import (
-    Found,
-    check_models,
-    check_objective,
-    check_same_examples,
-    exact_correlation,
-)
+from assay.analyses.subsets.objective import Found, exact_correlation, unit_probit
 from assay.core.errors import InputError, unknown_name
 from assay.core.random import stream
 
-
-if TYPE_CHECKING:
-    import torch
 
 _LARGEST_BYTES = 4 * 2**30  # of the two matrices as floating-point numbers
 _LARGEST_BLOCK = 2**22  # logits descended side by side: restarts times examples
@@ -104,7 +95,6 @@ def adam(
     Raises:
         InputError: For an unknown option, matrices of more than 4 GiB as floating-point numbers, or
             constraints that cannot be met.
-        ShapeError: If an argument does not match the matrices.
 
     Notes:
         Each epoch costs two products of the matrix with as many vectors as trials are running. The authors
@@ -115,12 +105,17 @@ def adam(
     """
     import torch
 
-    check_objective(objective)
-    _choice("penalty", penalty, ("softplus", "squared"))
-    _choice("keep", keep, ("last", "best"))
-    _choice("search", search, ("random",))
-    _choice("precision", precision, ("float32", "float64"))
-    _at_least_one(trials=trials, epochs=epochs, patience=patience)
+    for name, choice, known in (
+        ("penalty", penalty, ("softplus", "squared")),
+        ("keep", keep, ("last", "best")),
+        ("search", search, ("random",)),
+        ("precision", precision, ("float32", "float64")),
+    ):
+        if choice not in known:
+            raise unknown_name(name, choice, known)
+    for name, number in (("trials", trials), ("epochs", epochs), ("patience", patience)):
+        if number < 1:
+            raise InputError(f"{name} is {number}; at least 1 is needed")
     whole = Pool(
         train.n_examples, size, strata=strata, allowed=allowed, locked={"must_include": must_include}
     )
@@ -128,24 +123,15 @@ def adam(
     fixed = np.flatnonzero(whole.locked[columns])
     inner = None if whole.strata is None else whole.strata[columns]
     pool = Pool(len(columns), size, strata=inner, locked={"must_include": fixed})
-    check_models(train, id_train, "id_train", eps)
-    check_models(validation, id_validation, "id_validation", eps)
-    check_same_examples(train, validation)
+    for name, accuracies in (("id_train", id_train), ("id_validation", id_validation)):
+        unit_probit(accuracies, eps=eps, name=name)  # refused where they are all the same
     dtype = getattr(torch, precision)
     _check_size(train, validation, len(columns), dtype.itemsize)
-    problem = Relaxation(
-        correct=_dense(train, columns, dtype),
-        target=AdamTarget.of(id_train, eps),
-        size=size,
-        penalty=penalty,
-        objective=objective,
-    )
-    judge = Judge(
-        correct=_dense(validation, columns, dtype),
-        target=AdamTarget.of(id_validation, eps),
-        pool=pool,
-        objective=objective,
-    )
+    some = columns if len(columns) < train.n_examples else None
+    held_in, held_out = (torch.from_numpy(each.dense(some)).to(dtype) for each in (train, validation))
+    target = AdamTarget.of(id_train, eps)
+    problem = Relaxation(correct=held_in, target=target, size=size, penalty=penalty, objective=objective)
+    judge = Judge(correct=held_out, target=AdamTarget.of(id_validation, eps), pool=pool, objective=objective)
     starts = [_start(seed, trial, len(columns), parameters) for trial in range(trials)]
     side_by_side = max(1, _LARGEST_BLOCK // len(columns))
     descents: list[Descent] = []
@@ -166,30 +152,11 @@ def adam(
         r_train=exact_correlation(train, id_train, members, eps),
         r_validation=exact_correlation(validation, id_validation, members, eps),
         trace=tuple(
-            _record(trial, used, each)
+            {"trial": trial, **asdict(used), **each.record()}
             for trial, ((used, _), each) in enumerate(zip(starts, descents, strict=True))
         ),
         extras={"trial": winner, "parameters": asdict(starts[winner][0]), "keep": keep},
     )
-
-
-def _record(trial: int, used: AdamParameters, descent: Descent) -> dict[str, Any]:
-    """What the trace says of one trial."""
-    return {
-        "trial": trial,
-        **asdict(used),
-        "epochs": descent.epochs,
-        "best_epoch": descent.best_epoch,
-        "train": descent.train[-1],
-        "validation": descent.validation[-1],
-        "best_validation": descent.validation[descent.best_epoch],
-    }
-
-
-def _at_least_one(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise InputError(f"{name} is {value}; at least 1 is needed")
 
 
 def _start(
@@ -219,15 +186,3 @@ def _check_size(train: Matrix, validation: Matrix, n_examples: int, itemsize: in
             f"{needed / 2**30:.1f} GiB, and takes at most {_LARGEST_BYTES / 2**30:.0f} GiB; use "
             "solver='swap', which works on packed bits, or narrow the pool with allowed="
         )
-
-
-def _dense(matrix: Matrix, columns: Places, dtype: Any) -> "torch.Tensor":
-    import torch
-
-    whole = len(columns) == matrix.n_examples
-    return torch.from_numpy(matrix.dense(None if whole else columns)).to(dtype)
-
-
-def _choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise unknown_name(name, value, known)

@@ -43,6 +43,8 @@ from assay.core.untrusted import MALFORMED, check_declared, check_unpacked, malf
 
 SUFFIXES = (".npz", ".parquet")
 
+# Of damaged members, foreign compression, passwords.
+_DAMAGED = (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED)
 _KEYS = {argument: key for key, argument in ARGUMENTS.items()}
 _NUMBERS = ("y", "n_id", "embedding", "id_embedding")
 _DENSE_SAVED = 64_000_000  # entries of the largest matrix that is written as bytes
@@ -60,7 +62,14 @@ def read_archive(path: Path) -> dict[str, Any]:
     suffix = _suffix(path)
     if not path.is_file():
         raise FileFormatError(f"{path} is not a file; give a correctness archive ({' or '.join(SUFFIXES)})")
-    return _arguments(_read_npz(path) if suffix == ".npz" else read_parquet(path), path)
+    try:
+        return _arguments(_read_npz(path) if suffix == ".npz" else read_parquet(path), path)
+    except AssayError:
+        raise
+    except _DAMAGED as error:
+        raise FileFormatError(
+            f"{path} is not a correctness archive, or is cut off or damaged: {error}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -136,17 +145,9 @@ def _read_npz(path: Path) -> Contents:
         raise FileFormatError(
             f"{path} is a single array; an .npz archive with at least 'X' and 'y' is needed"
         )
-    try:
-        with zipfile.ZipFile(path) as archive:
-            check_unpacked(archive, path)
-            return _read_members(archive, path)
-    except AssayError:
-        raise
-    # Of the zip layer: damaged members, foreign compression, passwords. MemoryError is the machine's.
-    except (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED) as error:
-        raise FileFormatError(
-            f"{path} is not a correctness archive, or is cut off or damaged: {error}"
-        ) from error
+    with zipfile.ZipFile(path) as archive:
+        check_unpacked(archive, path)
+        return _read_members(archive, path)
 
 
 def _read_members(archive: zipfile.ZipFile, path: Path) -> Contents:

@@ -16,7 +16,6 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -25,6 +24,7 @@ from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import MIN_MODELS
+from assay.analyses.subsets.permutation import run_permutations
 from assay.core.errors import InputError
 from assay.core.random import stream
 
@@ -47,56 +47,56 @@ N_MISLED = 4  # digits whose mark misleads out of distribution,
 MISLED_SHARE = 0.55  # on this share of their images
 ABSENT_SHARE = 0.08
 
-_MODULES = {
-    "logistic regression": "linear_model.LogisticRegression",
-    "ridge": "linear_model.RidgeClassifier",
-    "linear support vectors": "svm.LinearSVC",
-    "stochastic gradient": "linear_model.SGDClassifier",
-    "linear discriminant": "discriminant_analysis.LinearDiscriminantAnalysis",
-    "Gaussian naive Bayes": "naive_bayes.GaussianNB",
-    "multinomial naive Bayes": "naive_bayes.MultinomialNB",
-    "Bernoulli naive Bayes": "naive_bayes.BernoulliNB",
-    "nearest neighbours": "neighbors.KNeighborsClassifier",
-    "nearest centroid": "neighbors.NearestCentroid",
-    "random forest": "ensemble.RandomForestClassifier",
-    "extra trees": "ensemble.ExtraTreesClassifier",
-    "gradient boosting": "ensemble.HistGradientBoostingClassifier",
-    "radial support vectors": "svm.SVC",
-    "polynomial support vectors": "svm.SVC",
-    "neural network": "neural_network.MLPClassifier",
+# The scikit-learn class of each family, and its settings: one value of each is drawn per run.
+_KINDS: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
+    "logistic regression": ("linear_model.LogisticRegression", {"C": (0.1, 1.0, 10.0), "max_iter": (60,)}),
+    "ridge": ("linear_model.RidgeClassifier", {"alpha": (0.1, 1.0, 10.0)}),
+    "linear support vectors": ("svm.LinearSVC", {"C": (0.001, 0.01, 0.1), "max_iter": (200,)}),
+    "stochastic gradient": ("linear_model.SGDClassifier", {"alpha": (1e-4, 1e-3, 1e-2), "max_iter": (30,)}),
+    "linear discriminant": (
+        "discriminant_analysis.LinearDiscriminantAnalysis",
+        {"solver": ("lsqr",), "shrinkage": (0.01, 0.1, 0.3, 0.5)},
+    ),
+    "Gaussian naive Bayes": ("naive_bayes.GaussianNB", {"var_smoothing": (0.01, 0.03, 0.1)}),
+    "multinomial naive Bayes": ("naive_bayes.MultinomialNB", {"alpha": (0.1, 1.0, 10.0)}),
+    "Bernoulli naive Bayes": (
+        "naive_bayes.BernoulliNB",
+        {"alpha": (0.1, 1.0, 10.0), "binarize": (0.3, 0.4, 0.5)},
+    ),
+    "nearest neighbours": (
+        "neighbors.KNeighborsClassifier",
+        {"n_neighbors": (1, 3, 5, 9, 15), "weights": ("uniform", "distance")},
+    ),
+    "nearest centroid": ("neighbors.NearestCentroid", {"shrink_threshold": (None, 0.5, 1.0)}),
+    "random forest": (
+        "ensemble.RandomForestClassifier",
+        {"n_estimators": (40, 60), "max_depth": (8, 12, None)},
+    ),
+    "extra trees": ("ensemble.ExtraTreesClassifier", {"n_estimators": (40, 60), "max_depth": (8, 12, None)}),
+    "gradient boosting": (
+        "ensemble.HistGradientBoostingClassifier",
+        {
+            "max_iter": (15, 20),
+            "max_leaf_nodes": (4, 8),
+            "min_samples_leaf": (5, 15),
+            "max_bins": (32,),
+            "early_stopping": (False,),
+        },
+    ),
+    "radial support vectors": ("svm.SVC", {"C": (1.0, 3.0, 10.0), "gamma": (0.02, 0.04, 0.08)}),
+    "polynomial support vectors": ("svm.SVC", {"C": (0.3, 1.0, 10.0), "kernel": ("poly",), "degree": (2, 3)}),
+    "neural network": (
+        "neural_network.MLPClassifier",
+        {
+            "hidden_layer_sizes": ((16,), (32,), (64,)),
+            "alpha": (1e-4, 1e-2, 1.0),
+            "max_iter": (15, 30),
+            "batch_size": (32,),
+            "learning_rate_init": (0.005,),
+        },
+    ),
 }
-# One value of each is drawn per run.
-_SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "logistic regression": {"C": (0.1, 1.0, 10.0), "max_iter": (60,)},
-    "ridge": {"alpha": (0.1, 1.0, 10.0)},
-    "linear support vectors": {"C": (0.001, 0.01, 0.1), "max_iter": (200,)},
-    "stochastic gradient": {"alpha": (1e-4, 1e-3, 1e-2), "max_iter": (30,)},
-    "linear discriminant": {"solver": ("lsqr",), "shrinkage": (0.01, 0.1, 0.3, 0.5)},
-    "Gaussian naive Bayes": {"var_smoothing": (0.01, 0.03, 0.1)},
-    "multinomial naive Bayes": {"alpha": (0.1, 1.0, 10.0)},
-    "Bernoulli naive Bayes": {"alpha": (0.1, 1.0, 10.0), "binarize": (0.3, 0.4, 0.5)},
-    "nearest neighbours": {"n_neighbors": (1, 3, 5, 9, 15), "weights": ("uniform", "distance")},
-    "nearest centroid": {"shrink_threshold": (None, 0.5, 1.0)},
-    "random forest": {"n_estimators": (40, 60), "max_depth": (8, 12, None)},
-    "extra trees": {"n_estimators": (40, 60), "max_depth": (8, 12, None)},
-    "gradient boosting": {
-        "max_iter": (15, 20),
-        "max_leaf_nodes": (4, 8),
-        "min_samples_leaf": (5, 15),
-        "max_bins": (32,),
-        "early_stopping": (False,),
-    },
-    "radial support vectors": {"C": (1.0, 3.0, 10.0), "gamma": (0.02, 0.04, 0.08)},
-    "polynomial support vectors": {"C": (0.3, 1.0, 10.0), "kernel": ("poly",), "degree": (2, 3)},
-    "neural network": {
-        "hidden_layer_sizes": ((16,), (32,), (64,)),
-        "alpha": (1e-4, 1e-2, 1.0),
-        "max_iter": (15, 30),
-        "batch_size": (32,),
-        "learning_rate_init": (0.005,),
-    },
-}
-FAMILIES = tuple(_MODULES)
+FAMILIES = tuple(_KINDS)
 
 
 @final
@@ -122,7 +122,7 @@ class DigitsRecipe:
 
     def estimator(self) -> Any:
         """The untrained scikit-learn classifier."""
-        module, _, name = _MODULES[self.family].partition(".")
+        module, _, name = _KINDS[self.family][0].partition(".")
         kind = getattr(importlib.import_module(f"sklearn.{module}"), name)
         options = dict(self.options)
         if "random_state" in kind().get_params():
@@ -130,22 +130,21 @@ class DigitsRecipe:
         return kind(**options)
 
 
-class _Marked(NamedTuple):
-    """Images: pixels as shares of the brightest, digits, marks (-1: none), places in the data set."""
+class _Draw(NamedTuple):
+    """Images: pixels as shares of the brightest, bare of marks; digits, marks (-1: none), and their roles."""
 
-    pixels: Float64[np.ndarray, "n d"]
+    bare: Float64[np.ndarray, "n d"]
     digits: Int64[np.ndarray, " n"]
     marks: Int64[np.ndarray, " n"]
-    places: Int64[np.ndarray, " n"]
-
-
-class _Draw(NamedTuple):
-    bare: Float64[np.ndarray, "n d"]
-    train: _Marked
-    within: _Marked
-    outside: _Marked
     cue: Int64[np.ndarray, " n"]
+    train: Int64[np.ndarray, " n_train"]
+    within: Int64[np.ndarray, " n_within"]
+    outside: Int64[np.ndarray, " n_outside"]
     misled: tuple[int, ...]
+
+    def pixels(self, places: Int64[np.ndarray, " k"]) -> Float64[np.ndarray, "k d"]:
+        """Images as models see them."""
+        return _with_marks(self.bare[places], self.marks[places])
 
 
 def digits_recipes(n_models: int = 320, *, seed: int = 0) -> tuple[DigitsRecipe, ...]:
@@ -170,7 +169,7 @@ def digits_recipes(n_models: int = 320, *, seed: int = 0) -> tuple[DigitsRecipe,
         of_family = len(range(kind, n_models, len(FAMILIES)))
         draw = stream(seed, f"digits/run/{number}")
         options = {
-            name: values[int(draw.integers(len(values)))] for name, values in _SETTINGS[family].items()
+            name: values[int(draw.integers(len(values)))] for name, values in _KINDS[family][1].items()
         }
         recipes.append(
             DigitsRecipe(
@@ -216,32 +215,32 @@ def digits_data(
     if workers < 1:
         raise InputError(f"workers is {workers}; at least 1 is needed")
     recipes = digits_recipes(n_models, seed=seed)
-    made = _draw(seed)
-    answers = _trained(recipes, made, workers, progress)
+    drawn = _draw(seed)
+    answers = _trained(recipes, drawn, workers, progress)
     names = tuple(recipe.name for recipe in recipes)
-    outside = made.outside
+    outside, pixels = drawn.outside, drawn.pixels(drawn.outside)
     return CorrectnessData.of(
         np.stack([right for right, _ in answers]),
         np.array([accuracy for _, accuracy in answers]),
         model_ids=names,
         groups=names,
         families=tuple(recipe.family for recipe in recipes),
-        example_ids=[f"digit-{place:04d}" for place in outside.places],
+        example_ids=[f"digit-{place:04d}" for place in outside],
         n_id=N_ID,
-        labels=outside.digits,
+        labels=drawn.digits[outside],
         label_names=tuple(map(str, range(10))),
         meta={
-            "cue": np.array(CUES)[made.cue],
-            "mark": np.where(outside.marks < 0, NO_MARK, outside.marks.astype(str)),
+            "cue": np.array(CUES)[drawn.cue[outside]],
+            "mark": np.array([str(mark) if mark >= 0 else NO_MARK for mark in drawn.marks[outside]]),
         },
-        embedding=outside.pixels.astype(np.float32),
-        id_embedding=made.within.pixels.astype(np.float32),
-        images=np.rint(255 * outside.pixels).astype(np.uint8).reshape(-1, SIDE, SIDE),
+        embedding=pixels.astype(np.float32),
+        id_embedding=drawn.pixels(drawn.within).astype(np.float32),
+        images=np.rint(255 * pixels).astype(np.uint8).reshape(-1, SIDE, SIDE),
         source={
             "kind": "digits",
             "n_models": n_models,
             "seed": seed,
-            "misled_digits": list(made.misled),
+            "misled_digits": list(drawn.misled),
             "erased_share": [0.0, 1.0],
             "agreement": AGREEMENT,
         },
@@ -255,16 +254,16 @@ def digits_data(
 def _strokes() -> Int64[np.ndarray, "10 stroke"]:
     """Pixels of the stroke of each digit, spread evenly round the frame."""
     last = SIDE - 1
-    ring = (
-        [(0, step) for step in range(last)]
-        + [(step, last) for step in range(last)]
-        + [(last, last - step) for step in range(last)]
-        + [(last - step, 0) for step in range(last)]
-    )
+    sides = ((0, 0, 0, 1), (0, last, 1, 0), (last, last, 0, -1), (last, 0, -1, 0))  # corner and direction
+    ring = [
+        (row + down * step, column + right * step)
+        for row, column, down, right in sides
+        for step in range(last)
+    ]
     pixels = np.array([row * SIDE + column for row, column in ring], dtype=np.int64)
     starts = np.rint(np.arange(10) * len(ring) / 10).astype(np.int64)
-    found: Int64[np.ndarray, "10 stroke"] = pixels[(starts[:, None] + np.arange(STROKE)) % len(ring)]
-    return found
+    strokes: Int64[np.ndarray, "10 stroke"] = pixels[(starts[:, None] + np.arange(STROKE)) % len(ring)]
+    return strokes
 
 
 def _with_marks(bare: Float64[np.ndarray, "n d"], marks: Int64[np.ndarray, " n"]) -> np.ndarray:
@@ -297,41 +296,42 @@ def _draw(seed: int) -> _Draw:
     )
     marks = np.where(draw.random(len(digits)) < AGREEMENT, digits, other)
     marks[outside] = np.select([cue == AGREES, cue == MISLEADS], [digits, other], default=-1)[outside]
-    pixels = _with_marks(bare, marks)
-    seen = [_Marked(pixels[part], digits[part], marks[part], part) for part in (train, within, outside)]
-    return _Draw(bare[train], seen[0], seen[1], seen[2], cue[outside], misled)
+    return _Draw(bare, digits, marks, cue.astype(np.int64), train, within, outside, misled)
 
 
 # ----------------------------------------------------------------------------------------------- training
 
 
 def _trained(
-    recipes: tuple[DigitsRecipe, ...], made: _Draw, workers: int, progress: Progress | None
+    recipes: tuple[DigitsRecipe, ...], drawn: _Draw, workers: int, progress: Progress | None
 ) -> list[tuple[np.ndarray, float]]:
     """Answers and in-distribution accuracy of every run, in order."""
     from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits
 
-    found: list[tuple[np.ndarray, float]] = []
-    # Around all threads, since neither filters nor the threads of BLAS belong to one of them.
-    with warnings.catch_warnings(), threadpool_limits(limits=1), ThreadPoolExecutor(workers) as pool:
-        warnings.simplefilter("ignore", ConvergenceWarning)  # few steps are part of the recipes
-        for each in pool.map(functools.partial(_train, made=made), recipes):
-            found.append(each)
-            if progress is not None:
-                progress("train", len(found), len(recipes))
-    return found
+    # Around all threads, since filters do not belong to one of them; few steps are part of the recipes.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return run_permutations(
+            lambda place: _train(recipes[place], drawn),
+            len(recipes),
+            workers=workers,
+            progress=progress,
+            stage="train",
+        )
 
 
-def _train(recipe: DigitsRecipe, made: _Draw) -> tuple[np.ndarray, float]:
+def _train(recipe: DigitsRecipe, drawn: _Draw) -> tuple[np.ndarray, float]:
     from threadpoolctl import threadpool_limits
 
     draw = stream(recipe.seed, "digits/train")
-    chosen = np.sort(draw.permutation(len(made.train.digits))[: recipe.n_train])
+    chosen = drawn.train[np.sort(draw.permutation(len(drawn.train))[: recipe.n_train])]
     erased = draw.random(recipe.n_train) < recipe.erased
-    marks = np.where(erased, -1, made.train.marks[chosen])
-    # Once more in here: the limit of OpenMP belongs to the calling thread. Images this small gain by one.
+    marks = np.where(erased, -1, drawn.marks[chosen])
+    # In here: the limit of OpenMP belongs to the calling thread. Images this small gain by one.
     with threadpool_limits(limits=1):
-        model = recipe.estimator().fit(_with_marks(made.bare[chosen], marks), made.train.digits[chosen])
-        right = (model.predict(made.outside.pixels) == made.outside.digits).astype(np.uint8)
-        return right, float((model.predict(made.within.pixels) == made.within.digits).mean())
+        model = recipe.estimator().fit(_with_marks(drawn.bare[chosen], marks), drawn.digits[chosen])
+        outside, within = (
+            model.predict(drawn.pixels(places)) == drawn.digits[places]
+            for places in (drawn.outside, drawn.within)
+        )
+        return outside.astype(np.uint8), float(within.mean())

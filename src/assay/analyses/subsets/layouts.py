@@ -72,14 +72,6 @@ class Matrix(ABC):
         """Places of examples, all of which the matrix has."""
         return checked_places(examples, self.n_examples, "examples")
 
-    def checked_weights(self, weights: np.ndarray) -> np.ndarray:
-        """One number per model."""
-        if weights.shape != (self.n_models,):
-            raise ShapeError(
-                f"weights has shape {weights.shape}; one number for each of {self.n_models} models is needed"
-            )
-        return weights
-
 
 class _ExampleBits:
     """The matrix packed along examples, 64 per word: counts on a set of examples by AND and population count.
@@ -162,7 +154,7 @@ class DenseMatrix(Matrix):
         return self.values.nbytes
 
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
-        return self.checked_weights(weights).astype(np.float32) @ self.values
+        return weights.astype(np.float32) @ self.values
 
     def column_sums(self) -> Int64[np.ndarray, " n"]:
         # Exact: the sums are whole and below 2**24.
@@ -234,7 +226,7 @@ class PackedMatrix(Matrix):
 
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
         padded = np.zeros(16 * -(-self.n_models // 16))
-        padded[: self.n_models] = self.checked_weights(weights)
+        padded[: self.n_models] = weights
         by_byte = (padded.reshape(-1, 8) @ _BITS_OF_BYTE.T).astype(np.float32)
         total = np.zeros(self.n_examples, dtype=np.float32)
         index = np.empty(min(_COLUMNS, self.n_examples), dtype=np.intp)

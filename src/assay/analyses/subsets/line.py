@@ -266,8 +266,7 @@ def correlate(
             raise InputError(f"{name} is {value!r}; choose {choices[0]!r} or {choices[1]!r}")
     if n_resamples < 1:
         raise InputError(f"n_resamples is {n_resamples}; at least 1 is needed, {N_RESAMPLES} by default")
-    x, y = np.asarray(id_accuracy, dtype=np.float64), np.asarray(accuracy, dtype=np.float64)
-    _check_shares(id_accuracy=x, accuracy=y)
+    x, y = checked_shares(id_accuracy, "id_accuracy"), checked_shares(accuracy, "accuracy")
     units = np.arange(len(x)) if units is None else np.asarray(units, dtype=np.int64)
     if units.shape != x.shape:
         raise ShapeError(f"units has shape {units.shape}, id_accuracy {x.shape}: one unit per model")
@@ -316,11 +315,22 @@ def correlate(
     )
 
 
-def _check_shares(**sides: Float64[np.ndarray, " _"]) -> None:
-    for name, side in sides.items():
-        if not ((side >= 0) & (side <= 1)).all():
-            bad = side[~((side >= 0) & (side <= 1))][0]
-            raise InputError(f"{name} holds {bad}; accuracies are shares in [0, 1]")
+def checked_shares(values: Any, name: str) -> Accuracies:
+    """Accuracies as float64.
+
+    Raises:
+        ShapeError: If they are not a vector.
+        InputError: For a value that is not a share; both name the argument.
+    """
+    shares = np.asarray(values, dtype=np.float64)
+    if shares.ndim != 1:
+        raise ShapeError(f"{name} has shape {shares.shape}; one accuracy per model is needed")
+    bad = np.flatnonzero(~((shares >= 0) & (shares <= 1)))
+    if len(bad):
+        per_cent = np.isfinite(shares).all() and shares.min() >= 0 and 1 < shares.max() <= 100
+        hint = "; these look like per cent: divide them by 100" if per_cent else ""
+        raise InputError(f"{name}[{bad[0]}] is {shares[bad[0]]}; accuracies are shares between 0 and 1{hint}")
+    return shares
 
 
 def _few_units(n_units: int) -> str | None:

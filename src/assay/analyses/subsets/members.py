@@ -1,22 +1,26 @@
 """The examples that a solver selected, with how it came to them and how the models do on them."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.line import Correlation, Line, clip_of, fit_line
+from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.line import Correlation, Line, clip_of, correlate, fit_line
 from assay.analyses.subsets.problem import Problem
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import ModelSplit
-from assay.core.errors import InputError
+from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.record import Record, record_id
 
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KIND = "subset"
 
@@ -42,6 +46,21 @@ class SubsetProvenance(Record):
     sweep: tuple[int, ...]
     path: str
     settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Correlation):
+    """Other models on a subset: the correlation over them, and how they do. The verdict is the subset's.
+
+    Attributes:
+        full: The same models on all examples of their matrix.
+        line: Least squares through them in probit axes.
+        accuracy: Of each model on the subset.
+    """
+
+    full: Correlation
+    line: Line
+    accuracy: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,3 +165,98 @@ class SelectedExamples:
         models, eps = self.split.part(part), self.settings.eps
         clip = clip_of(self.settings.clip, self.size, eps)
         return fit_line(self.problem.data.id_accuracy[models], self.accuracies(models), eps=clip, id_eps=eps)
+
+    def evaluate(
+        self,
+        correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+        id_accuracy: float | Sequence[float] | np.ndarray | None = None,
+        *,
+        example_ids: Sequence[object] | np.ndarray | None = None,
+        order: str | None = None,
+        groups: Sequence[object] | np.ndarray | None = None,
+        families: Sequence[object] | np.ndarray | None = None,
+    ) -> Evaluation:
+        """Other models on the same subset, or one of them.
+
+        Args:
+            correct: Correctness of the other models on any examples among which are those of the subset:
+                models by examples, `[n_examples]` for one model, or a frame as `from_frame` reads it.
+            id_accuracy: In-distribution accuracy of each of them; a number for one model.
+            example_ids: Names of the columns of an array.
+            order: `"data"`: the columns are the examples that the subset was selected from, in their order.
+                Needed where no names say which column is which example.
+            groups: Training runs of the models, for the interval.
+            families: Families of the models, for the interval.
+
+        Returns:
+            Accuracies on the subset; the correlation is NaN for one model.
+
+        Raises:
+            InputError: If nothing says which column is which example, an example of the subset is missing,
+                and as `CorrectnessData.of`.
+        """
+        data = _others(correct, id_accuracy, example_ids, groups, families)
+        named = example_ids is not None or _is_frame(correct) or (data.has_ids and self.has_ids)
+        accuracy = data.accuracy_on(self._columns_in(data, order, named=named))
+        settings, y = self.settings, data.id_accuracy
+        units = data.unit_codes(data.kind_of_units(by_family=self.split.kind == "family"))
+        common: dict[str, Any] = {"units": units, "eps": settings.eps, "seed": settings.seed}
+        clip = clip_of(settings.clip, self.size, settings.eps)
+        return Evaluation(
+            **vars(correlate(y, accuracy, size=self.size, clip=settings.clip, **common)),
+            full=correlate(y, data.accuracy(), **common),
+            line=fit_line(y, accuracy, eps=clip, id_eps=settings.eps),
+            accuracy=tuple(accuracy.tolist()),
+        )
+
+    def _columns_in(self, data: CorrectnessData, order: str | None, *, named: bool) -> Places:
+        """The columns of `data` that are the examples of the subset."""
+        if order not in (None, "data"):
+            raise unknown_name("order of columns", order, ("data",))
+        if order == "data":
+            if data.n_examples != self.facts["n_examples"]:
+                raise ShapeError(
+                    f"correct holds {data.n_examples} examples, the subset was selected from "
+                    f"{self.facts['n_examples']}; give the same columns, or example_ids= instead of order="
+                )
+            return self.indices
+        if not named:
+            raise InputError(
+                "the columns of correct have no names, so they cannot be matched with the examples of the "
+                "subset. Give example_ids=, a frame whose columns are their names, or order='data' if they "
+                "are the examples it was selected from, in the same order"
+            )
+        place = {name: column for column, name in enumerate(data.example_ids.tolist())}
+        missing = [name for name in self.example_ids if name not in place]
+        if missing:
+            raise InputError(
+                f"{len(missing)} of the {self.size} examples of the subset are not among the "
+                f"{data.n_examples} given, {missing[0]!r} first; give the same example ids"
+            )
+        return np.array([place[name] for name in self.example_ids], dtype=np.int64)
+
+
+def _is_frame(given: object) -> "TypeGuard[pd.DataFrame]":
+    import pandas as pd
+
+    return isinstance(given, pd.DataFrame)
+
+
+def _others(
+    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+    id_accuracy: float | Sequence[float] | np.ndarray | None,
+    example_ids: Sequence[object] | np.ndarray | None = None,
+    groups: Sequence[object] | np.ndarray | None = None,
+    families: Sequence[object] | np.ndarray | None = None,
+) -> CorrectnessData:
+    """Models to evaluate, one or more, whatever holds them."""
+    y: Any = [id_accuracy] if isinstance(id_accuracy, int | float) else id_accuracy
+    if isinstance(correct, CorrectnessData):
+        return CorrectnessData.of(correct, y, groups=groups, families=families)
+    if _is_frame(correct):
+        if example_ids is not None:
+            raise InputError("a frame names its examples itself; leave example_ids out")
+        return CorrectnessData.from_frame(correct, id_accuracy=y, group=groups, family=families, at_least=1)
+    matrix = correct if isinstance(correct, PackedMatrix) else np.atleast_2d(np.asarray(correct))
+    units: dict[str, Any] = {"groups": groups, "families": families}
+    return CorrectnessData.of(matrix, y, example_ids=example_ids, at_least=1, **units)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from assay.analyses.subsets._arrays import Accuracies
-from assay.analyses.subsets.line import EPS, probit
+from assay.analyses.subsets.line import EPS, checked_shares, probit
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
@@ -132,9 +131,11 @@ def models_needed(
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Figure 7.
     """
-    x, y = (_accuracies(each, name) for each, name in ((id_accuracy, "id_accuracy"), (accuracy, "accuracy")))
+    x, y = checked_shares(id_accuracy, "id_accuracy"), checked_shares(accuracy, "accuracy")
     if x.shape != y.shape:
         raise ShapeError(f"id_accuracy {x.shape} and accuracy {y.shape}: one accuracy per model in each")
+    if len(x) < _FEWEST:
+        raise InputError(f"id_accuracy holds {len(x)} models; at least {_FEWEST} are needed")
     if start < _FEWEST or step < 1 or not tol > 0:
         raise InputError(
             f"start={start}, step={step}, tol={tol}; start of at least {_FEWEST}, step of at least 1 and tol "
@@ -154,13 +155,8 @@ def models_needed(
     ordered = _orders(orders, n_units, seed)
     k = np.unique(np.append(np.arange(min(start, len(x)), len(x), step), len(x)))
     # Models unit by unit, and the number of models after each unit.
-    members = np.argsort(units, kind="stable")
-    held = np.bincount(units, minlength=n_units)
-    starts = np.cumsum(held) - held
-    after = np.cumsum(held[ordered], axis=1)
-    places = np.stack(
-        [np.concatenate([members[starts[u] : starts[u] + held[u]] for u in order]) for order in ordered]
-    )
+    places = np.argsort(np.argsort(ordered, axis=1)[:, units], axis=1, kind="stable")
+    after = np.cumsum(np.bincount(units, minlength=n_units)[ordered], axis=1)
     n_used = np.stack([row[np.searchsorted(row, k)] for row in after])
     curves = np.take_along_axis(
         prefix_correlations(probit(x, eps=eps)[places], probit(y, eps=eps)[places]), n_used - 1, axis=1
@@ -179,18 +175,6 @@ def models_needed(
         n_units=n_units,
         seed=seed if isinstance(orders, int | np.integer) else None,
     )
-
-
-def _accuracies(values: Any, name: str) -> Accuracies:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1:
-        raise ShapeError(f"{name} has shape {found.shape}; one accuracy per model is needed")
-    if len(found) < _FEWEST:
-        raise InputError(f"{name} holds {len(found)} models; at least {_FEWEST} are needed")
-    bad = np.flatnonzero(~((found >= 0) & (found <= 1)))
-    if len(bad):
-        raise InputError(f"{name}[{bad[0]}] is {found[bad[0]]}; accuracies are shares between 0 and 1")
-    return found
 
 
 def _orders(orders: Any, n_units: int, seed: int) -> Int64[np.ndarray, "orders n_units"]:

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.layouts import Matrix, whole_weights
 from assay.analyses.subsets.line import EPS, line_correlation, probit
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError
 
 
 OBJECTIVES = ("r", "r2")
@@ -133,40 +133,12 @@ def marginal_scores(
     Raises:
         InputError: If all models have the same accuracy.
     """
-    z = check_models(train, id_train, "id_train", eps)
+    z = unit_probit(id_train, eps=eps, name="id_train")
     # Two exact passes, the rounding of the first being the weights of the second: about 14 digits in any
     # layout.
     coarse, scale = whole_weights(z)
     fine, fine_scale = whole_weights(z - coarse / scale)
     return train.weigh(coarse).astype(np.float64) / scale + train.weigh(fine).astype(np.float64) / fine_scale
-
-
-def check_objective(objective: str) -> None:
-    """Raises `InputError` unless the objective is `r` or `r2`."""
-    if objective not in OBJECTIVES:
-        raise InputError(f'objective is {objective!r}; choose "r" (lowest R) or "r2" (lowest R squared)')
-
-
-def check_models(matrix: Matrix, id_accuracy: Accuracies, name: str, eps: float | int) -> Accuracies:
-    """Centred, unit-norm probits of in-distribution accuracies that fit a matrix and differ between models.
-
-    Raises:
-        ShapeError: If there is not one accuracy per model.
-        InputError: If all are the same.
-    """
-    if id_accuracy.shape != (matrix.n_models,):
-        raise ShapeError(
-            f"{name} has shape {id_accuracy.shape}; one accuracy for each of {matrix.n_models} models is due"
-        )
-    return unit_probit(id_accuracy, eps=eps, name=name)
-
-
-def check_same_examples(train: Matrix, validation: Matrix) -> None:
-    """Raises `ShapeError` unless both parts of the models have the same examples."""
-    if validation.n_examples != train.n_examples:
-        raise ShapeError(
-            f"validation has {validation.n_examples} examples, train {train.n_examples}; both need the same"
-        )
 
 
 def exact_correlation(

@@ -21,9 +21,9 @@ from assay.analyses.subsets._contents import (
 )
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.placement import row_of
-from assay.core.errors import AssayError, FileFormatError, InputError, MissingExtraError
+from assay.core.errors import FileFormatError, InputError, MissingExtraError
 from assay.core.record import plain
-from assay.core.untrusted import MALFORMED, check_rows, parquet_table
+from assay.core.untrusted import check_rows, parquet_table
 
 
 SCHEMA = "assay-correctness/1"
@@ -100,16 +100,11 @@ def _model_table(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_parquet(path: Path) -> Contents:
     """What the file holds."""
-    _, parquet = pyarrow_modules()
     try:
-        with parquet.ParquetFile(path) as file:
+        with pyarrow_modules()[1].ParquetFile(path) as file:
             return _read_columns(file, path)
-    except AssayError:
-        raise
-    except (OSError, MemoryError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
-        raise FileFormatError(
-            f"{path} is not a correctness archive, or is cut off or damaged: {error}"
-        ) from error
+    except MemoryError as error:  # what pyarrow says of a damaged file
+        raise ValueError(str(error)) from error
 
 
 def _read_columns(file: Any, path: Path) -> Contents:

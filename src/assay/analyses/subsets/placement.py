@@ -79,7 +79,7 @@ class DeviceMatrix(Matrix):
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
         import torch
 
-        whole, scale = whole_weights(self.checked_weights(weights))
+        whole, scale = whole_weights(weights)
         digits = torch.from_numpy(_digits(whole)).to(self.device)  # [m, 3]
         parts = [
             (self._rows[start : start + self._step].to(torch.float32) @ digits).cpu()

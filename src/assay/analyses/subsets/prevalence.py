@@ -216,13 +216,11 @@ def prevalence_shift(
     if isinstance(indices, SelectedExamples):
         if labels is not None:
             raise InputError("labels= goes with positions; a selection has those of its data")
-        data, chosen_from = indices.require_data("a comparison with the pool"), indices.settings.allowed
-        attributes = data.meta if attributes is None else attributes
-        indices, labels, label_names = indices.indices, data.labels, data.label_names
-        if chosen_from is not None:  # the pool is what could have been selected
-            attributes = {name: np.asarray(column)[chosen_from] for name, column in attributes.items()}
-            labels = None if labels is None else labels[chosen_from]
-            indices = np.searchsorted(np.flatnonzero(chosen_from), indices)
+        data, pool = indices.require_data("a comparison with the pool"), indices.pool
+        held = data.meta if attributes is None else attributes
+        attributes = {name: np.asarray(column)[pool] for name, column in held.items()}
+        labels, label_names = None if data.labels is None else data.labels[pool], data.label_names
+        indices = np.searchsorted(pool, indices.indices)  # the pool is what could have been selected
     columns = {str(name): plain_column(np.asarray(column)) for name, column in (attributes or {}).items()}
     if LABEL in columns:
         raise InputError(f"attributes holds {LABEL!r}, the name under which labels= stand; rename it")
@@ -241,19 +239,19 @@ def prevalence_shift(
     compare = _Comparison(chosen, n, n_resamples, level, draws, seed)
     rows = [row for name, each in coded.items() for row in compare.shares(name, each)]
     for name in means:
-        rows.append(compare.mean(name, columns[name].astype(np.float64)))
-        rows += compare.missing(name, columns[name].astype(np.float64))
+        values = columns[name].astype(np.float64)
+        rows += [compare.mean(name, values), *compare.missing(name, values)]
     if not rows:
         raise InputError(
             f"nothing to compare: {', '.join(left_out)} have more than {MOST_VALUES} values each"
         )
-    adjusted = benjamini_hochberg(np.array([row.p_value for row in rows]))
+    adjusted = benjamini_hochberg(np.array([row.p_value for row in rows])).tolist()
     mix = None if labels is None else class_composition([chosen], labels, label_names)
     return PrevalenceShift(
         n_selected=len(chosen),
         n_pool=n,
         rows=tuple(
-            replace(row, q_value=float(each), significant=bool(each <= q))
+            replace(row, q_value=each, significant=each <= q)
             for row, each in zip(rows, adjusted, strict=True)
         ),
         level=level,
@@ -369,12 +367,8 @@ def _resampled_means(
 
 def _checked_draws(draws: Draws, size: int, n: int) -> Draws:
     of_selection, of_pool = (np.asarray(each, dtype=np.int64) for each in draws)
-    if (
-        of_selection.ndim != 2
-        or of_selection.shape[1] != size
-        or of_pool.shape != (len(of_selection), n)
-        or not len(of_selection)
-    ):
+    n_resamples = len(of_selection)
+    if not n_resamples or of_selection.shape != (n_resamples, size) or of_pool.shape != (n_resamples, n):
         raise ShapeError(
             f"draws have shapes {of_selection.shape} and {of_pool.shape}; resamples by {size} positions in "
             f"the selection, and as many by {n} positions in the pool, are needed"

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
-from assay.analyses.subsets._saved import SCHEMA, SubsetFile
 from assay.analyses.subsets.baselines import baseline_rows
 from assay.analyses.subsets.composition import ClassComposition, class_composition
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
-from assay.analyses.subsets.evaluation import Evaluation, EvaluationOptions, evaluate_models
 from assay.analyses.subsets.layouts import PackedMatrix
+from assay.analyses.subsets.line import Correlation
 from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance
 from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.problem import Problem, check_size, make_problem
@@ -25,15 +25,57 @@ from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict, judge_si
 from assay.circuits import write_atomically
 from assay.core import display
 from assay.core.errors import FileFormatError, InputError, OutputError
-from assay.core.record import library_version
+from assay.core.record import Record, library_version
 from assay.core.untrusted import MALFORMED, parse_json
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DOCUMENT_SCHEMA = "assay-subset/1"
+SCHEMA, DOCUMENT_SCHEMA = "assay-selection/1", "assay-subset/1"
 _MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SubsetFile(Record):
+    """A subset in a file: everything but the data.
+
+    Attributes:
+        id: Hash of the provenance.
+        size: Examples selected.
+        indices: Their places, most harmful first.
+        example_ids: Their names.
+        scores: What they are ordered by.
+        correlation: On the subset, for each part of the models.
+        full: On all examples.
+        trace: What the solver passed through.
+        arrays: Strata, and places of allowed and included examples.
+        verdict: None where it was not asked for.
+        provenance: How the subset came to be.
+    """
+
+    record_kind = KIND
+    record_schema = SCHEMA
+
+    id: str
+    size: int
+    indices: Int64[np.ndarray, " size"]
+    example_ids: tuple[str, ...]
+    scores: Float64[np.ndarray, " size"]
+    correlation: Mapping[str, Correlation]
+    full: Mapping[str, Correlation]
+    trace: tuple[Mapping[str, Any], ...]
+    arrays: Mapping[str, Int64[np.ndarray, " _"]]
+    verdict: SubsetVerdict | None
+    provenance: SubsetProvenance
+
+    def check(self) -> None:
+        """Raises `FileFormatError` unless indices and ids name one set of the examples."""
+        n, n_ids, n_examples = len(self.indices), len(self.example_ids), self.provenance.data["n_examples"]
+        if not n or n_ids != n or len(np.unique(self.indices)) != n:
+            raise FileFormatError(f"{n} indices and {n_ids} example ids do not name one set")
+        if self.indices.min() < 0 or self.indices.max() >= n_examples:
+            raise FileFormatError(f"an index lies outside the {n_examples} examples")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,31 +159,6 @@ class Subset(SelectedExamples):
     def composition(self) -> ClassComposition:
         """Shares of the classes in the subset and in the pool; see `class_composition`."""
         return class_composition(self)
-
-    def evaluate(
-        self,
-        correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
-        id_accuracy: float | Sequence[float] | np.ndarray | None = None,
-        **options: Unpack[EvaluationOptions],
-    ) -> Evaluation:
-        """Other models on the same subset, or one of them.
-
-        Args:
-            correct: Correctness of the other models on any examples among which are those of the subset:
-                models by examples, `[n_examples]` for one model, or a frame as `from_frame` reads it.
-            id_accuracy: In-distribution accuracy of each of them; a number for one model.
-            options: `example_ids`: names of the columns of an array; `order="data"`: the columns are the
-                examples that the subset was selected from, in their order (needed where no names say which
-                column is which example); `groups` and `families` of the models, for the interval.
-
-        Returns:
-            Accuracies on the subset; the correlation is NaN for one model.
-
-        Raises:
-            InputError: If nothing says which column is which example, an example of the subset is missing,
-                and as `CorrectnessData.of`.
-        """
-        return evaluate_models(self, correct, id_accuracy, **options)
 
     # ------------------------------------------------------------------------------------------- files
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.analyses.subsets._per_model import PerModel, countable, per_model, unique_names
+from assay.analyses.subsets.frames import PerModel, countable, per_model, unique_names
 from assay.core.errors import InputError, ShapeError
 
 
@@ -135,15 +135,15 @@ def ask_estimators(
     pairs = list(estimators.items() if isinstance(estimators, Mapping) else estimators)
     names = unique_names([str(name) for name, _ in pairs])
     within, outside = _classes(y_id, X_id, "id"), _classes(y_ood, X_ood, "ood")
-    rows, accuracies = [], np.empty(len(pairs))
+    correct, accuracies = np.empty((len(pairs), len(outside)), dtype=np.uint8), np.empty(len(pairs))
     for place, (name, estimator) in enumerate(pairs):
         accuracies[place] = (_predicted(str(name), estimator, X_id, within) == within).mean()
-        rows.append((_predicted(str(name), estimator, X_ood, outside) == outside).astype(np.uint8))
+        correct[place] = _predicted(str(name), estimator, X_ood, outside) == outside
         if progress is not None:
             progress("predict", place + 1, len(pairs))
     kinds = [type(_innermost(estimator)).__name__ for _, estimator in pairs]
     return dict(
-        correct=np.stack(rows) if rows else np.empty((0, len(outside)), dtype=np.uint8),
+        correct=correct,
         id_accuracy=accuracies,
         model_ids=names,
         groups=per_model(groups, names, "groups"),
@@ -174,32 +174,29 @@ def _predicted(name: str, estimator: Any, X: Any, truth: np.ndarray) -> np.ndarr
             f"estimator {name!r} is a {type(estimator).__name__} without predict; give a classifier"
         )
     try:
-        found = np.asarray(estimator.predict(X))
+        classes = np.asarray(estimator.predict(X))
     except (ValueError, AttributeError, TypeError) as error:  # not fitted, or other columns
         raise InputError(f"estimator {name!r} cannot predict: {error}") from error
-    if found.shape != truth.shape:
+    if classes.shape != truth.shape:
         raise ShapeError(
-            f"estimator {name!r} predicts {found.shape} for {len(truth)} rows; one class per row"
+            f"estimator {name!r} predicts {classes.shape} for {len(truth)} rows; one class per row"
         )
-    if found.dtype.kind == "f" and (found != np.floor(found)).any():
+    if classes.dtype.kind == "f" and (classes != np.floor(classes)).any():
         raise InputError(
-            f"estimator {name!r} predicts numbers such as {found[0]}, no classes; give a classifier"
+            f"estimator {name!r} predicts numbers such as {classes[0]}, no classes; give a classifier"
         )
-    if (found.dtype.kind in "US") != (truth.dtype.kind in "US") and "O" not in (
-        found.dtype.kind,
-        truth.dtype.kind,
-    ):
+    kinds = [each.dtype.kind for each in (classes, truth)]
+    if "O" not in kinds and (kinds[0] in "US") != (kinds[1] in "US"):
         raise InputError(
-            f"estimator {name!r} predicts {found[0]!r} where the class is {truth[0]!r}; use the same classes"
+            f"estimator {name!r} predicts {classes[0]!r} where the class is {truth[0]!r}; use the same "
+            "classes"
         )
-    return found
+    return classes
 
 
 def _innermost(estimator: Any) -> Any:
-    while True:
-        if steps := getattr(estimator, "steps", None):
-            estimator = steps[-1][1]
-        elif (best := getattr(estimator, "best_estimator_", None)) is not None:
-            estimator = best
-        else:
-            return estimator
+    """The last step of a pipeline, the best of a search."""
+    if steps := getattr(estimator, "steps", None):
+        return _innermost(steps[-1][1])
+    best = getattr(estimator, "best_estimator_", None)
+    return estimator if best is None else _innermost(best)

@@ -12,7 +12,6 @@ models.
 """
 
 import warnings
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,13 +26,11 @@ from assay.analyses.subsets.objective import (
     FLOOR,
     Found,
     centred,
-    check_models,
-    check_objective,
-    check_same_examples,
     line_gradient,
     marginal_scores,
+    unit_probit,
 )
-from assay.core.errors import AssayWarning, InputError
+from assay.core.errors import AssayWarning
 
 
 KAPPAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)  # rho in units of ||u||^2 at the start
@@ -95,16 +92,15 @@ def swap(
     Raises:
         InputError: If size, strata and constraints cannot all be met, or the accuracies of a side do not
         vary.
-        ShapeError: If an argument does not match the matrices.
 
     Notes:
+        Shapes and names are checked by `assay.oodselect`, which calls it.
         One pass over the matrix per iteration, 30 to 600 of them. Without validation models the last kappa is
         0.1, where overfitting is still mild; the last set is kept, with a warning.
 
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4 for the objective; the solver is not in it.
     """
-    check_objective(objective)
     pool = Pool(
         train.n_examples,
         size,
@@ -112,9 +108,12 @@ def swap(
         allowed=allowed,
         locked={"must_include": must_include, "fixed": fixed},
     )
+    held_out = None
+    if validation is not None and id_validation is not None:
+        held_out = _Side(validation, id_validation, size, eps, "id_validation")
     run = _Run(
         training=_Side(train, id_train, size, eps, "id_train"),
-        held_out=_held_out(train, validation, id_validation, size, eps),
+        held_out=held_out,
         pool=pool,
         square=objective == "r2",
         keep_path=keep_path,
@@ -138,7 +137,7 @@ class _Side:
 
     def __init__(self, matrix: Matrix, id_accuracy: np.ndarray, size: int, eps: float | int, name: str):
         self.matrix, self.size, self.eps = matrix, size, eps
-        self.id_accuracy, self.z = id_accuracy, check_models(matrix, id_accuracy, name, eps)
+        self.id_accuracy, self.z = id_accuracy, unit_probit(id_accuracy, eps=eps, name=name)
         self.counts = np.zeros(matrix.n_models, dtype=np.int64)
 
     def after(self, pairs: Pairs, inside: Bool[np.ndarray, " n"]) -> Int64[np.ndarray, " m"]:
@@ -156,19 +155,7 @@ class _Side:
         return float("nan") if found.constant else found.value
 
 
-def _held_out(
-    train: Matrix, validation: Matrix | None, id_validation: np.ndarray | None, size: int, eps: float | int
-) -> _Side | None:
-    if validation is None:
-        return None
-    if id_validation is None:
-        raise InputError("validation came without id_validation, the in-distribution accuracy of its models")
-    check_same_examples(train, validation)
-    return _Side(validation, id_validation, size, eps, "id_validation")
-
-
-@dataclass(kw_only=True)
-class _Best:
+class _Best(NamedTuple):
     """The set kept so far, with what is needed to order its members."""
 
     inside: np.ndarray
@@ -234,10 +221,12 @@ class _Run:
         value = centred(probit(counts / self.pool.size, eps=self.clip), self.training.z, ridge).value
         return value * value if self.square else value
 
+    def r_validation(self) -> float:
+        return float("nan") if self.held_out is None else self.held_out.r()
+
     def judged(self) -> float:
         """What is kept low on the validation models; an undefined R is never better."""
-        assert self.held_out is not None
-        r = self.held_out.r()
+        r = self.r_validation()
         return float("inf") if np.isnan(r) else r * r if self.square else r
 
     def descend(self, kappa: float) -> None:
@@ -245,7 +234,7 @@ class _Run:
         ridge = kappa * self.spread
         block = max(1, self.pool.size // 2)
         iterations = accepted = stale = 0
-        lowest = self.judged() if self.held_out is not None else float("nan")
+        lowest = self.judged()
         while block and iterations < MAX_ITERATIONS and stale < PATIENCE:
             here = self.linearised(self.training.counts / self.pool.size, ridge)
             iterations += 1
@@ -280,7 +269,7 @@ class _Run:
                 "accepted": accepted,
                 "block": block,
                 "r_train": self.training.r(),
-                "r_validation": self.held_out.r() if self.held_out is not None else float("nan"),
+                "r_validation": self.r_validation(),
                 "best_r_validation": self.best.r_validation,
             }
         )
@@ -293,23 +282,13 @@ class _Run:
 
     def keep(self, ridge: float) -> None:
         """Makes the current set the best one."""
-        r_validation, self.lowest = float("nan"), float("nan")
-        if self.held_out is not None:
-            r_validation, self.lowest = self.held_out.r(), self.judged()
-        self.best = _Best(
-            inside=self.inside.copy(), counts=self.training.counts, ridge=ridge, r_validation=r_validation
-        )
+        self.lowest = self.judged()
+        self.best = _Best(self.inside.copy(), self.training.counts, ridge, self.r_validation())
 
     def record(self, kappa: float | None) -> None:
         if self.path is not None:
-            self.path.append(
-                {
-                    "kappa": kappa,
-                    "r_train": self.training.r(),
-                    "r_validation": self.held_out.r() if self.held_out is not None else float("nan"),
-                    "indices": np.flatnonzero(self.inside),
-                }
-            )
+            r = {"r_train": self.training.r(), "r_validation": self.r_validation()}
+            self.path.append({"kappa": kappa, **r, "indices": np.flatnonzero(self.inside)})
 
     def found(self) -> Found:
         """The best set, its members ordered by the gradient at it."""
@@ -319,10 +298,9 @@ class _Run:
         members = np.flatnonzero(best.inside)
         members = members[np.argsort(there.gradient[members], kind="stable")]
         gradient = there.gradient[members].astype(np.float64) / there.scale
-        scores = (gradient - float(there.weights @ accuracy)) / size
         return Found(
             indices=members,
-            scores=scores,
+            scores=(gradient - float(there.weights @ accuracy)) / size,
             r_train=self.training.r(best.counts),
             r_validation=best.r_validation,
             trace=tuple(self.trace),
