@@ -77,13 +77,13 @@ class BaselineRow(Record):
         cls, size: int, r: Float64[np.ndarray, " draws"], spearman: Float64[np.ndarray, " draws"]
     ) -> "BaselineRow":
         """The row of random subsets: mean and percentiles over the draws in which each is defined."""
-        numbers = (*_summary(r), *_summary(spearman))
+        numbers: dict[str, Any] = dict(zip(_SHARED, (*_summary(r), *_summary(spearman)), strict=True))
         return cls(
             kind="random",
             size=size,
             n_draws=len(r),
             n_degenerate=int(np.isnan(r).sum()),
-            **dict(zip(_SHARED, numbers, strict=True)),
+            **numbers,
         )
 
 

@@ -83,7 +83,7 @@ def combine(
         >>> combine(np.array([[-0.5], [-0.1]]), np.array([23, 13])).round(4).tolist()
         [-0.3796]
     """
-    return np.tanh(_combined(correlations, n_models))
+    return np.asarray(np.tanh(_combined(correlations, n_models)))
 
 
 def _combined(

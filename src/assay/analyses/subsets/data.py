@@ -301,8 +301,8 @@ class CorrectnessData:
         for each in (self.id_accuracy, self.groups, self.families, self.example_ids.tolist()):
             digest.update(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode())
         # Always the packed bits, so that one matrix has one hash in either storage.
-        packed = isinstance(self.correct, PackedMatrix)
-        bits = self.correct.bits if packed else PackedMatrix.pack(self.correct).bits
+        x = self.correct
+        bits = (x if isinstance(x, PackedMatrix) else PackedMatrix.pack(x)).bits
         wide = max(1, _BLOCK // len(bits))
         for start in range(0, self.n_examples, wide):
             digest.update(np.ascontiguousarray(bits[:, start : start + wide].T).tobytes())
@@ -321,8 +321,10 @@ class CorrectnessData:
         if len(examples) == 0:
             raise InputError("no example is selected: an accuracy on none is not defined")
         x, examples = self.correct, np.asarray(examples, dtype=np.int64)
-        packed = isinstance(x, PackedMatrix)
-        counts = x.count(examples) if packed else x[:, examples].sum(axis=1, dtype=np.int64)
+        if isinstance(x, PackedMatrix):
+            counts = x.count(examples)
+        else:
+            counts = x[:, examples].sum(axis=1, dtype=np.int64)
         return np.asarray((counts if models is None else counts[models]) / len(examples))
 
     def accuracy(self, models: Places | None = None) -> Accuracies:
@@ -332,9 +334,9 @@ class CorrectnessData:
     @functools.cached_property
     def _accuracy(self) -> Accuracies:
         x = self.correct
-        packed = isinstance(x, PackedMatrix)
-        counts = x.count(np.arange(self.n_examples)) if packed else x.sum(axis=1, dtype=np.int64)
-        return np.asarray(counts / self.n_examples)
+        if isinstance(x, PackedMatrix):
+            return np.asarray(x.count(np.arange(self.n_examples)) / self.n_examples)
+        return np.asarray(x.sum(axis=1, dtype=np.int64) / self.n_examples)
 
     def example_accuracy(self, models: Places | None = None) -> Float64[np.ndarray, " n"]:
         """Share of some models that gets each example right."""
@@ -351,7 +353,7 @@ class CorrectnessData:
 
     def take_models(self, models: Places) -> "CorrectnessData":
         """The data of some models."""
-        names = {
+        names: dict[str, Any] = {
             name: None if (each := getattr(self, name)) is None else tuple(each[place] for place in models)
             for name in ("model_ids", "groups", "families")
         }
@@ -366,14 +368,16 @@ class CorrectnessData:
     def take_examples(self, examples: Places) -> "CorrectnessData":
         """The data of some examples."""
         x = self.correct
-        packed = isinstance(x, PackedMatrix)
-        known = {
+        known: dict[str, Any] = {
             name: None if (each := getattr(self, name)) is None else each[examples]
             for name in ("example_ids", "labels", "embedding", "images")
         }
+        taken = (
+            PackedMatrix(x.bits[:, examples], x.n_models) if isinstance(x, PackedMatrix) else x[:, examples]
+        )
         return replace(
             self,
-            correct=PackedMatrix(x.bits[:, examples], x.n_models) if packed else x[:, examples],
+            correct=taken,
             meta={name: column[examples] for name, column in self.meta.items()},
             **known,
         )
@@ -381,7 +385,9 @@ class CorrectnessData:
     def quality(self) -> Quality:
         """What the matrix is made of; see `Quality`."""
         right, accuracy = self.example_accuracy(), self.accuracy()
-        rows = {hashlib.sha256(row_of(self.correct, place)).digest() for place in range(self.n_models)}
+        rows = {
+            hashlib.sha256(row_of(self.correct, place).tobytes()).digest() for place in range(self.n_models)
+        }
 
         def ends(values: Float64[np.ndarray, " n"]) -> tuple[float, float]:
             return float(values.min()), float(values.max())

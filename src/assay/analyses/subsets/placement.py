@@ -184,7 +184,7 @@ def columns_of(correct: Any, examples: Int64[np.ndarray, " k"]) -> UInt8[np.ndar
 def row_of(correct: Any, model: int) -> UInt8[np.ndarray, " n"]:
     """The answers of one model, as 0 and 1."""
     if isinstance(correct, PackedMatrix):
-        return (correct.bits[model // 8] >> (model % 8)) & 1
+        return np.asarray((correct.bits[model // 8] >> (model % 8)) & 1)
     return np.asarray(correct[model])
 
 

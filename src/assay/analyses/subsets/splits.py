@@ -142,7 +142,9 @@ def _listed(split: Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSpl
         if len(split) != len(PARTS):
             raise InputError(f"split holds {len(split)} parts; give train, validation and test")
         split = dict(zip(PARTS, split, strict=True))
-    named = {"validation" if name == "val" else str(name): np.asarray(part) for name, part in split.items()}
+    named: dict[str, Any] = {
+        "validation" if name == "val" else str(name): np.asarray(part) for name, part in split.items()
+    }
     if sorted(named) != sorted(PARTS):
         raise InputError(f"split has the parts {', '.join(sorted(named))}; give {', '.join(PARTS)}")
     for name, part in named.items():
@@ -193,7 +195,7 @@ def _by_units(units: Units, seed: int, *, kind: str) -> ModelSplit:
             f"split={kind!r} leaves too few {word} in a part ({got} of {len(names)}; at least {MIN_UNITS} "
             "are needed in each); give more of them, or another split"
         )
-    places = {name: np.flatnonzero(np.isin(units, part)) for name, part in parts.items()}
+    places: dict[str, Any] = {name: np.flatnonzero(np.isin(units, part)) for name, part in parts.items()}
     return _checked(ModelSplit(**places, kind=kind, seed=seed))
 
 
@@ -231,7 +233,7 @@ def folds(units: Units, k: int = 5) -> list[ModelSplit]:
     for fold in range(k):
         test, validation = of_model == fold, of_model == (fold + 1) % k
         masks = {"train": ~(test | validation), "validation": validation, "test": test}
-        parts = {name: np.flatnonzero(mask) for name, mask in masks.items()}
+        parts: dict[str, Any] = {name: np.flatnonzero(mask) for name, mask in masks.items()}
         splits.append(_checked(ModelSplit(**parts, kind="fold")))
     return splits
 

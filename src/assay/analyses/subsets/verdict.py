@@ -239,7 +239,8 @@ def untested(
 ) -> SubsetVerdict:
     """The verdict where no cross-fit is possible or none was asked for."""
     undefined = ("r", "low", "high", "p_value", "p_unadjusted", "spread", "mean_consistency")
-    empty: dict[str, Any] = dict.fromkeys(("fold_correlations", "fold_sizes", "null"), ())
+    empty: dict[str, Any] = dict.fromkeys(undefined, math.nan)
+    empty |= dict.fromkeys(("fold_correlations", "fold_sizes", "null"), ())
     return SubsetVerdict(
         status="inconclusive",
         aotil=False,
@@ -252,7 +253,6 @@ def untested(
         n_units=plan.n_units,
         reasons=reasons,
         notes=plan.notes,
-        **dict.fromkeys(undefined, math.nan),
         **empty,
     )
 
@@ -356,8 +356,10 @@ def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> I
             "cross-fit is below: look at the folds"
         )
     data = selection.data
-    nested = data is not None and data.families is not None and data.groups is not None
-    if nested and (across := selection.split.straddling(data.units)):
+    across = 0
+    if data is not None and data.families is not None and data.groups is not None:
+        across = selection.split.straddling(data.units)
+    if across:
         yield (
             f"{across} families have models in more than one part of the split of this subset, so that "
             "its own test R may be an accident of a family; the cross-fit keeps families whole, and "
