@@ -37,17 +37,16 @@ def test_every_image_has_one_role_and_is_named_by_its_place() -> None:
     from sklearn.datasets import load_digits
 
     made = digits._draw(0)
-    places = [part.places for part in (made.train, made.within, made.outside)]
+    places = [made.train, made.within, made.outside]
     assert np.sort(np.concatenate(places)).tolist() == list(range(1797))
     assert [len(part) for part in places] == [500, 500, 797]
-    for part in (made.train, made.within, made.outside):
-        assert np.array_equal(part.digits, load_digits().target[part.places])
+    assert np.array_equal(made.digits, load_digits().target)
 
 
 def test_marks_agree_in_distribution_and_mislead_on_a_part_of_four_digits(data: CorrectnessData) -> None:
     made = digits._draw(0)
     for part in (made.train, made.within):
-        assert 0.95 < (part.marks == part.digits).mean() < 1
+        assert 0.95 < (made.marks[part] == made.digits[part]).mean() < 1
     cue, mark, labels = data.meta["cue"], data.meta["mark"], data.labels
     assert labels is not None
     assert set(cue) == {"agrees", "absent", "misleads"}
@@ -101,7 +100,7 @@ def test_reading_the_mark_helps_in_distribution(data: CorrectnessData) -> None:
 
 def test_ids_images_and_counts_come_along(data: CorrectnessData) -> None:
     made = digits._draw(0)
-    assert data.example_ids[0] == f"digit-{made.outside.places[0]:04d}"
+    assert data.example_ids[0] == f"digit-{made.outside[0]:04d}"
     assert data.images is not None
     assert data.images.shape == (797, 10, 10)
     assert data.embedding is not None
@@ -119,7 +118,7 @@ def test_neither_workers_nor_repetition_change_the_matrix(data: CorrectnessData)
 
 def test_another_seed_gives_other_images_and_runs() -> None:
     assert digits_recipes(N_MODELS, seed=1) != digits_recipes(N_MODELS)
-    assert not np.array_equal(digits._draw(0).outside.places, digits._draw(1).outside.places)
+    assert not np.array_equal(digits._draw(0).outside, digits._draw(1).outside)
 
 
 def test_the_erased_share_goes_evenly_from_0_to_1_in_every_family() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from assay.analyses.subsets._arrays import Units
 from assay.analyses.subsets.layouts import PackedMatrix

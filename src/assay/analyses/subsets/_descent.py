@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64
@@ -180,8 +180,8 @@ class Descent:
         """Take up an epoch; whether its score is the lowest so far."""
         better = not self.validation or score < self.validation[self.best_epoch]
         self.best_epoch = self.epochs if better else self.best_epoch
-        self.train.append(float(r))
-        self.validation.append(float(score))
+        self.train.append(r)
+        self.validation.append(score)
         return better
 
 
@@ -268,7 +268,7 @@ def descend(
         members = now
         going = np.ones(len(alive), dtype=bool)
         for at, row in enumerate(alive.tolist()):
-            better = rows[row].note(r[at], scores[at])
+            better = rows[row].note(float(r[at]), float(scores[at]))
             going[at] = epoch - rows[row].best_epoch < patience and epoch + 1 < epochs
             if better if keep == "best" else not going[at]:
                 rows[row].logits = w[at].clone().numpy()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 
 from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets._exchange import Pool

@@ -302,7 +302,7 @@ class CorrectnessData:
             digest.update(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode())
         # Always the packed bits, so that one matrix has one hash in either storage.
         x = self.correct
-        bits = x.bits if isinstance(x, PackedMatrix) else PackedMatrix.pack(x).bits
+        bits = (x if isinstance(x, PackedMatrix) else PackedMatrix.pack(x)).bits
         wide = max(1, _BLOCK // len(bits))
         for start in range(0, self.n_examples, wide):
             digest.update(np.ascontiguousarray(bits[:, start : start + wide].T).tobytes())
@@ -335,10 +335,8 @@ class CorrectnessData:
     def _accuracy(self) -> Accuracies:
         x = self.correct
         if isinstance(x, PackedMatrix):
-            counts = x.count(np.arange(self.n_examples))
-        else:
-            counts = x.sum(axis=1, dtype=np.int64)
-        return np.asarray(counts / self.n_examples)
+            return np.asarray(x.count(np.arange(self.n_examples)) / self.n_examples)
+        return np.asarray(x.sum(axis=1, dtype=np.int64) / self.n_examples)
 
     def example_accuracy(self, models: Places | None = None) -> Float64[np.ndarray, " n"]:
         """Share of some models that gets each example right."""
@@ -374,11 +372,12 @@ class CorrectnessData:
             name: None if (each := getattr(self, name)) is None else each[examples]
             for name in ("example_ids", "labels", "embedding", "images")
         }
+        taken = (
+            PackedMatrix(x.bits[:, examples], x.n_models) if isinstance(x, PackedMatrix) else x[:, examples]
+        )
         return replace(
             self,
-            correct=PackedMatrix(x.bits[:, examples], x.n_models)
-            if isinstance(x, PackedMatrix)
-            else x[:, examples],
+            correct=taken,
             meta={name: column[examples] for name, column in self.meta.items()},
             **known,
         )

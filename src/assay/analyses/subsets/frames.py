@@ -1,19 +1,24 @@
 """The arguments of `CorrectnessData.of` from a pandas frame, long or wide."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
-from assay.analyses.subsets._per_model import PerModel, countable, per_model, unique_names
 from assay.core.errors import InputError, unknown_name
 
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+PerModel = Any  # name of a column, mapping or series from the model, or a sequence in the order of the models
+
+
 def read_frame(
-    frame: pd.DataFrame,
+    frame: "pd.DataFrame",
     *,
     id_accuracy: PerModel | None = None,
     model: str = "model",
@@ -26,7 +31,7 @@ def read_frame(
     family: PerModel | None = None,
     n_id: PerModel | None = None,
     meta: Sequence[str] = (),
-    examples: pd.DataFrame | None = None,
+    examples: "pd.DataFrame | None" = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """Read a pandas frame: long (a row per model and example) or wide (a row per model, a column per
@@ -107,9 +112,11 @@ class _Columns(NamedTuple):
 
 
 def _long(
-    frame: pd.DataFrame, columns: _Columns, meta: tuple[str, ...], *, rated: bool
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+    frame: "pd.DataFrame", columns: _Columns, meta: tuple[str, ...], *, rated: bool
+) -> "tuple[pd.DataFrame, dict[str, Any]]":
     """The frame by model, and what it holds; in-distribution accuracies unless they are `rated` elsewhere."""
+    import pandas as pd
+
     model, example, label, domain = columns.model, columns.example, columns.label, columns.domain
     for name in (model, example, *meta):
         _require_column(frame, name)
@@ -146,7 +153,7 @@ def _long(
     return frame.assign(**{model: frame[model].astype(str)}).set_index(model), held
 
 
-def _right(frame: pd.DataFrame, columns: _Columns) -> Float64[np.ndarray, " rows"]:
+def _right(frame: "pd.DataFrame", columns: _Columns) -> Float64[np.ndarray, " rows"]:
     """1 where the answer of a row is right, else 0."""
     correct, prediction, label = columns.correct, columns.prediction, columns.label
     if correct in frame.columns:
@@ -170,11 +177,15 @@ def _right(frame: pd.DataFrame, columns: _Columns) -> Float64[np.ndarray, " rows
 
 def _numbers(column: "pd.Series[Any]") -> np.ndarray:
     """A column as numbers; NaN for what is none."""
+    import pandas as pd
+
     return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _bad_cell(model: object, example: object, cell: Any, n: int) -> InputError:
     """The error about an answer that is neither 0 nor 1."""
+    import pandas as pd
+
     what = "is missing" if pd.isna(cell) else f"is {cell.item() if hasattr(cell, 'item') else cell!r}"
     return InputError(
         f"the answer of model {str(model)!r} on example {str(example)!r} {what}; every cell must be known, "
@@ -214,8 +225,10 @@ def _pivot(
     return correct
 
 
-def _wide(frame: pd.DataFrame, model: str, units: list[Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _wide(frame: "pd.DataFrame", model: str, units: list[Any]) -> "tuple[pd.DataFrame, dict[str, Any]]":
     """The frame by model, and what it holds; columns named in `units` say something of the models."""
+    import pandas as pd
+
     named = {each for each in units if isinstance(each, str)} | {"group", "family"}
     cells = frame[[name for name in frame.columns if name not in named]]
     names = unique_names([str(name) for name in frame.index])
@@ -241,7 +254,7 @@ def _wide(frame: pd.DataFrame, model: str, units: list[Any]) -> tuple[pd.DataFra
 
 
 def _known(
-    examples: pd.DataFrame, ids: np.ndarray, label: str, meta: Mapping[str, np.ndarray]
+    examples: "pd.DataFrame", ids: np.ndarray, label: str, meta: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """Columns of a frame of examples, in the order of the matrix, beside those that are known."""
     table = examples.set_axis(examples.index.astype(str), axis=0)
@@ -256,7 +269,7 @@ def _known(
     return labels | {"meta": {**meta, **columns}}
 
 
-def _require_column(frame: pd.DataFrame, name: str) -> None:
+def _require_column(frame: "pd.DataFrame", name: str) -> None:
     if name not in frame.columns:
         raise unknown_name("column of the frame", name, map(str, frame.columns))
 
@@ -265,17 +278,21 @@ def _constant(
     column: "pd.Series[Any]", codes: Int64[np.ndarray, " rows"], names: Any, message: str
 ) -> np.ndarray:
     """What a column says of each of some things, which must be the same in all rows of one."""
+    import pandas as pd
+
     values, known = pd.factorize(column)
     first = np.full(len(names), -2)
     first[codes[::-1]] = values[::-1]  # the first row of each is written last
     if len(different := np.flatnonzero(first[codes] != values)):
         raise InputError(message.format(repr(str(names[int(codes[different[0]])]))) + "; they must agree")
-    values_and_none = np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))
-    return np.asarray(values_and_none[first])
+    held: np.ndarray = np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))
+    return np.asarray(held[first])
 
 
-def _column_of_models(table: pd.DataFrame, name: str, names: Sequence[str], argument: str) -> np.ndarray:
+def _column_of_models(table: "pd.DataFrame", name: str, names: Sequence[str], argument: str) -> np.ndarray:
     """A column that says something of each model: of all its rows the same."""
+    import pandas as pd
+
     _require_column(table, name)
     codes = pd.Index(list(names)).get_indexer(table.index)
     found = _constant(table[name], codes, names, f"model {{}} has two values of {name!r}")
@@ -286,6 +303,8 @@ def _column_of_models(table: pd.DataFrame, name: str, names: Sequence[str], argu
 
 def _plain(column: np.ndarray) -> np.ndarray:
     """A column as numbers (NaN where missing) or text (empty where missing)."""
+    import pandas as pd
+
     if column.dtype.kind in "biuf":
         return column
     missing = pd.isna(column)
@@ -297,3 +316,37 @@ def _plain(column: np.ndarray) -> np.ndarray:
     if kind in ("integer", "floating", "mixed-integer-float", "empty"):
         return np.where(missing, np.nan, column).astype(np.float64)
     return np.where(missing, "", column).astype(str)
+
+
+# ------------------------------------------------------------------------ what is given of each model
+
+
+def countable(labels: np.ndarray) -> np.ndarray:
+    """Classes as counts from 0 where they are, else as names."""
+    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
+        labels = labels.astype(np.int64)
+    return labels if labels.dtype.kind in "iub" and labels.min() >= 0 else labels.astype(str)
+
+
+def unique_names(names: list[str]) -> tuple[str, ...]:
+    """The names; an error if one is repeated."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"two models are named {name!r}; names must be unique")
+        seen.add(name)
+    return tuple(names)
+
+
+def per_model(given: PerModel | None, names: Sequence[str], argument: str) -> list[Any] | None:
+    """What is given, in the order of the models."""
+    if given is None:
+        return None
+    if hasattr(given, "to_dict") and hasattr(given, "index"):  # a pandas series
+        given = given.to_dict()
+    if isinstance(given, Mapping):
+        by_name = {str(name): value for name, value in given.items()}
+        if missing := [name for name in names if name not in by_name]:
+            raise InputError(f"{argument} says nothing of model {missing[0]!r} ({len(missing)} are missing)")
+        return [by_name[name] for name in names]
+    return list(given)

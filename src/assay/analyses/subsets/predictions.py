@@ -9,14 +9,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64, Int64, UInt8
 
 from assay.analyses.subsets._contents import gather_rows, must_pack
 from assay.core.errors import AlignmentError, FileFormatError, InputError
+
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 Progress = Callable[[str, int, int], None]
@@ -216,6 +219,8 @@ def _id_environments(file: Path, outside: tuple[int, ...], inside: Sequence[int]
 
 
 def _read(file: Path, outside: tuple[int, ...], inside: tuple[int, ...]) -> _Answers:
+    import pandas as pd
+
     table = _table(file)
     environments, listed = table["environment"], ", ".join(sorted(table["domain"].unique()))
     within = environments.isin(inside) & (table["part"] == "out")
@@ -242,8 +247,10 @@ def _read(file: Path, outside: tuple[int, ...], inside: tuple[int, ...]) -> _Ans
     )
 
 
-def _table(file: Path) -> pd.DataFrame:
+def _table(file: Path) -> "pd.DataFrame":
     """One file: domain, environment and part (`in` or `out`), label, and whether the answer is right."""
+    import pandas as pd
+
     try:
         header = pd.read_csv(file, nrows=0, index_col=False).columns.tolist()
         classes = _classes(file, header)
@@ -294,6 +301,8 @@ def _classes(file: Path, header: list[str]) -> list[str]:
 
 def _numbers(file: Path, column: "pd.Series[Any]") -> Float64[np.ndarray, " rows"]:
     """A column as numbers; row 1 is the first below the header."""
+    import pandas as pd
+
     numbers: np.ndarray = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     bad = np.flatnonzero(np.isnan(numbers))
     if len(bad):

@@ -142,7 +142,9 @@ def _listed(split: Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSpl
         if len(split) != len(PARTS):
             raise InputError(f"split holds {len(split)} parts; give train, validation and test")
         split = dict(zip(PARTS, split, strict=True))
-    named = {"validation" if name == "val" else str(name): np.asarray(part) for name, part in split.items()}
+    named: dict[str, Any] = {
+        "validation" if name == "val" else str(name): np.asarray(part) for name, part in split.items()
+    }
     if sorted(named) != sorted(PARTS):
         raise InputError(f"split has the parts {', '.join(sorted(named))}; give {', '.join(PARTS)}")
     for name, part in named.items():

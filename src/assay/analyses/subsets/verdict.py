@@ -239,8 +239,8 @@ def untested(
 ) -> SubsetVerdict:
     """The verdict where no cross-fit is possible or none was asked for."""
     undefined = ("r", "low", "high", "p_value", "p_unadjusted", "spread", "mean_consistency")
-    empty: dict[str, Any] = dict.fromkeys(("fold_correlations", "fold_sizes", "null"), ())
-    empty |= dict.fromkeys(undefined, math.nan)
+    empty: dict[str, Any] = dict.fromkeys(undefined, math.nan)
+    empty |= dict.fromkeys(("fold_correlations", "fold_sizes", "null"), ())
     return SubsetVerdict(
         status="inconclusive",
         aotil=False,
@@ -356,8 +356,10 @@ def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> I
             "cross-fit is below: look at the folds"
         )
     data = selection.data
-    nested = data is not None and data.families is not None and data.groups is not None
-    if data is not None and nested and (across := selection.split.straddling(data.units)):
+    across = 0
+    if data is not None and data.families is not None and data.groups is not None:
+        across = selection.split.straddling(data.units)
+    if across:
         yield (
             f"{across} families have models in more than one part of the split of this subset, so that "
             "its own test R may be an accident of a family; the cross-fit keeps families whole, and "
