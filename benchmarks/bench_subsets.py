@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from assay.analyses.subsets.layouts import DenseMatrix, Matrix, PackedMatrix
+from assay.analyses.subsets.layouts import AnswerTable, DenseMatrix, PackedMatrix
 from assay.analyses.subsets.line import line_correlation
 from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.placement import as_matrix
@@ -160,7 +160,7 @@ def kernels_part() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for n_models, n_examples in ((288, 8000), (600, 20_000), (1080, 71_433)):
         bits = generator.integers(0, 256, (n_models // 8, n_examples), dtype=np.uint8)
-        matrices: dict[str, Matrix] = {"packed": PackedMatrix(bits, n_models)}
+        matrices: dict[str, AnswerTable] = {"packed": PackedMatrix(bits, n_models)}
         matrices["dense"] = DenseMatrix(matrices["packed"].dense())
         weights = np.rint(1000 * generator.standard_normal(n_models))
         examples = np.sort(generator.choice(n_examples, n_examples // 4, replace=False))

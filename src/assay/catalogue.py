@@ -51,7 +51,7 @@ class Entry:
         return {"key": self.key, "summary": self.summary, **self.facts}
 
 
-class Listing(tuple[Entry, ...]):
+class Catalogue(tuple[Entry, ...]):
     """Entries in order of registration; prints as a table."""
 
     __slots__ = ()
@@ -68,7 +68,7 @@ class Listing(tuple[Entry, ...]):
     __str__ = __repr__
 
 
-def list_entries(kind: str) -> Listing:
+def list_entries(kind: str) -> Catalogue:
     """Everything registered of one kind; `assay.list`.
 
     Args:
@@ -85,7 +85,7 @@ def list_entries(kind: str) -> Listing:
         'logit_diff'
     """
     if kind == CIRCUITS:
-        return Listing(_published())
+        return Catalogue(_published())
     if kind not in KINDS:
         raise unknown_name("kind", kind, [*KINDS, CIRCUITS])
     module, attribute = KINDS[kind]
@@ -96,7 +96,7 @@ def list_entries(kind: str) -> Listing:
     ]
     if kind == "models":
         entries = [*_embedded(), *entries]
-    return Listing(entries)
+    return Catalogue(entries)
 
 
 def _published() -> list[Entry]:

@@ -15,7 +15,7 @@ from assay.circuits import EdgeScores
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, UnknownNameError
 from assay.discovery.edges import METHODS, discover
 from assay.discovery.edges.masked_runs import MaskedRuns, agreement
-from assay.discovery.edges.method import Settings
+from assay.discovery.edges.method import Choices
 from assay.discovery.edges.pruning import EdgePruning
 from assay.discovery.edges.ugs import Ugs, _sample, reweighted
 from assay.execution import ABLATIONS
@@ -34,8 +34,8 @@ def learned(model: Model, task: PairTask, method: str, **options: object) -> Edg
         return discover(model, task, method, **QUICK[method] | options)
 
 
-def settings_of(objective: str, ablation: str) -> Settings:
-    return Settings(
+def settings_of(objective: str, ablation: str) -> Choices:
+    return Choices(
         objective=OBJECTIVES[objective],
         ablation=ABLATIONS[ablation],
         steps=5,

@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from assay.core.errors import InputError, NonFiniteError
-from assay.discovery.edges import Settings, discover
+from assay.discovery.edges import Choices, discover
 from assay.discovery.edges.attribution import EapIgInputs
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.discovery.edges.spsa import _Estimator, spsa_coefficients, spsa_sweep
@@ -21,8 +21,8 @@ from assay.objectives import get_objective
 from assay.tasks import PairTask, Task
 
 
-def settings(**changed: Any) -> Settings:
-    chosen = Settings(
+def settings(**changed: Any) -> Choices:
+    chosen = Choices(
         objective=get_objective("logit_diff"),
         ablation=get_ablation("resample"),
         steps=2,
@@ -138,7 +138,7 @@ def _scores_at(model: Model, task: PairTask, alpha: float) -> Tensor:
     """Gradient scores of each example at one point of the path."""
 
     class AtOnePoint(EapIgInputs):
-        def nodes(self, settings: Settings) -> tuple[Node, ...]:
+        def nodes(self, settings: Choices) -> tuple[Node, ...]:
             return (Node(alpha=alpha, weight=1.0),)
 
     found = AtOnePoint().sweep(model, task, settings(), task.n).per_example

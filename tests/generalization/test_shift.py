@@ -14,7 +14,7 @@ from scipy import linalg
 
 from assay.analyses.generalization import (
     DISTANCES,
-    CircuitView,
+    WeightedCircuit,
     circuit_shift,
     circuit_shifts,
     dependency_matrix,
@@ -235,7 +235,10 @@ def test_one_round_of_pruning_leaves_edges_that_dangle() -> None:
     for edge, score in chosen.items():
         values[graph.edge_index(edge)] = score
     a = EdgeScores(graph, values)
-    views = [CircuitView(scores=a, top_k=4, prune=True), CircuitView(scores=a, top_k=4, reference=True)]
+    views = [
+        WeightedCircuit(scores=a, top_k=4, prune=True),
+        WeightedCircuit(scores=a, top_k=4, reference=True),
+    ]
     # no path from input to logits; the one round drops a0.h0 (nothing behind) and m0 (nothing before)
     left = [{graph.edge_name(*cell) for cell in view.selected.nonzero().tolist()} for view in views]
     assert left == [set(), {"a1.h0->m1", "m1->logits"}]

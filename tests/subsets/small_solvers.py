@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Integer
 
 from assay.analyses.subsets._exchange import Pool
-from assay.analyses.subsets.layouts import Matrix
+from assay.analyses.subsets.layouts import AnswerTable
 from assay.analyses.subsets.line import EPS, line_correlations, probit
 from assay.analyses.subsets.objective import (
     FLOOR,
@@ -31,11 +31,11 @@ _ROUNDING = 1e-13  # of a sum over models: what cancellation leaves of a constan
 
 
 def greedy(
-    train: Matrix,
+    train: AnswerTable,
     id_train: Float64[np.ndarray, " m"],
     size: int,
     *,
-    validation: Matrix | None = None,
+    validation: AnswerTable | None = None,
     id_validation: Float64[np.ndarray, " v"] | None = None,
     strata: Integer[np.ndarray, " strata"] | None = None,
     allowed: Bool[np.ndarray, " mask"] | None = None,
@@ -141,11 +141,11 @@ def _extended(
 
 
 def exhaustive(
-    train: Matrix,
+    train: AnswerTable,
     id_train: Float64[np.ndarray, " m"],
     size: int,
     *,
-    validation: Matrix | None = None,
+    validation: AnswerTable | None = None,
     id_validation: Float64[np.ndarray, " v"] | None = None,
     strata: Integer[np.ndarray, " strata"] | None = None,
     allowed: Bool[np.ndarray, " mask"] | None = None,
@@ -221,9 +221,9 @@ def _subsets(choices: list[Iterator[tuple[int, ...]]]) -> Iterator[tuple[int, ..
 
 def _found(
     members: Int64[np.ndarray, " size"],
-    train: Matrix,
+    train: AnswerTable,
     id_train: Float64[np.ndarray, " m"],
-    validation: Matrix | None,
+    validation: AnswerTable | None,
     id_validation: Float64[np.ndarray, " v"] | None,
     objective: str,
     eps: float | int,

@@ -4,7 +4,7 @@ from assay.execution.ablation import ABLATIONS, Ablation, get_ablation
 from assay.execution.baseline import Baseline, BaselineShelf, Prepared
 from assay.execution.forward import run_circuit, run_model
 from assay.execution.pairs import PairRunner
-from assay.execution.plan import Plan, compile_plan
+from assay.execution.plan import CompiledMask, compile_plan
 from assay.execution.prepared import PreparedInputs
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
@@ -19,8 +19,8 @@ __all__ = [
     "BaselineShelf",
     "CircuitRunner",
     "CircuitRuns",
+    "CompiledMask",
     "PairRunner",
-    "Plan",
     "Prepared",
     "PreparedInputs",
     "SoftPairs",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.execution.attend import channel_column
-from assay.execution.plan import AttentionStep, Inlet, Plan
+from assay.execution.plan import AttentionStep, CompiledMask, Inlet
 from assay.models import Block, Model
 
 
@@ -90,7 +90,7 @@ class PairLayout:
         return feeds if self.logits.kept else [*feeds, self.logits]
 
 
-def lay_out(plan: Plan) -> PairLayout:
+def lay_out(plan: CompiledMask) -> PairLayout:
     """The feeds of a plan."""
     graph = plan.graph
     mixed = plan.somewhere & ~plan.clean
@@ -111,7 +111,9 @@ def lay_out(plan: Plan) -> PairLayout:
     return layout
 
 
-def _feed(plan: Plan, mixed: Sequence[bool], inlet: Inlet, key: tuple[str, int, int], upstream: int) -> Feed:
+def _feed(
+    plan: CompiledMask, mixed: Sequence[bool], inlet: Inlet, key: tuple[str, int, int], upstream: int
+) -> Feed:
     live = (plan.everywhere if inlet.everywhere else plan.somewhere).tolist()
     before = [row for row in range(upstream) if live[row]]
     kept = [row for row in before if (row in inlet.terms) is not inlet.from_total]

@@ -31,7 +31,7 @@ from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.execution.attend import PlacedAttention, channel_column, rotary_tables
 from assay.execution.feeds import Feed, Projection, bind, lay_out
-from assay.execution.plan import Plan, compile_plan
+from assay.execution.plan import CompiledMask, compile_plan
 from assay.execution.prepared import PreparedInputs
 from assay.execution.written import Wanted, Written
 from assay.models import Model, Trace
@@ -53,7 +53,7 @@ class PairRunner:
         model.check_text("running a table of pairs")
         self.model = model
         self.dtype = model.result_dtype
-        self.plan: Plan = compile_plan(model.graph, circuit.mask, resample=True)
+        self.plan: CompiledMask = compile_plan(model.graph, circuit.mask, resample=True)
         self.prefix = torch.zeros(0, dtype=torch.long) if prefix is None else prefix
         self._layout = lay_out(self.plan)
         self._attention = [

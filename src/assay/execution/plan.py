@@ -102,7 +102,7 @@ class MlpStep:
 
 
 @dataclass(kw_only=True)
-class Plan:
+class CompiledMask:
     """Everything that depends on the mask alone. Build it with `compile_plan`.
 
     Attributes:
@@ -173,7 +173,7 @@ def source_types(
 
 def compile_plan(
     graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, resample: bool, pools: bool = False
-) -> Plan:
+) -> CompiledMask:
     """Work out what an ablated run of `mask` has to compute.
 
     Args:
@@ -190,7 +190,7 @@ def compile_plan(
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools)
     kept = kept & somewhere[:, None]
     upstream_clean = (~graph.valid | (mask & clean[:, None])).all(0)
-    plan = Plan(
+    plan = CompiledMask(
         graph=graph,
         everything=bool(upstream_clean[-1]),
         clean=clean,

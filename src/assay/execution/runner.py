@@ -11,7 +11,7 @@ from assay.circuits import Circuit
 from assay.execution.attend import PlacedAttention, channel_column, rotary_tables
 from assay.execution.baseline import Baseline
 from assay.execution.feeds import projection_weights
-from assay.execution.plan import AttentionStep, Inlet, Plan, compile_plan
+from assay.execution.plan import AttentionStep, CompiledMask, Inlet, compile_plan
 from assay.execution.written import Wanted, Written
 from assay.models import Block, Model, Trace
 
@@ -37,7 +37,9 @@ class CircuitRunner:
 
     def __init__(self, model: Model, circuit: Circuit, *, resample: bool) -> None:
         self.model = model
-        self.plan: Plan = compile_plan(model.graph, circuit.mask, resample=resample, pools=model.pools)
+        self.plan: CompiledMask = compile_plan(
+            model.graph, circuit.mask, resample=resample, pools=model.pools
+        )
         self.dtype = model.result_dtype
         self._wanted = Wanted.by(self.plan.inlets)
         self._projections = [_bind(model, step) for step in self.plan.attention]

@@ -28,7 +28,7 @@ def heads_alone(circuit: Circuit) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Draws:
+class Replacements:
     """What some draws of one intervention gave.
 
     Attributes:
@@ -75,7 +75,7 @@ class Complement:
             return "no_edge_ablation"
         return None
 
-    def draw(self, method: str, *, draws: int | None = None, kl: bool = False) -> Draws:
+    def draw(self, method: str, *, draws: int | None = None, kl: bool = False) -> Replacements:
         """Runs with the circuit kept, one per draw where something is drawn; default: the method's own count.
 
         Raises:
@@ -94,7 +94,7 @@ class Complement:
                 one = np.full(len(finite), np.nan)
                 one[known] = divergences(full[known].numpy(), logits[known].numpy())["kl"]
                 divergence.append(one)
-        return Draws(
+        return Replacements(
             margins=np.stack(margins),
             kl=np.stack(divergence) if kl else None,
             served=chosen.served(self.setting),

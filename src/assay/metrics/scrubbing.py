@@ -10,7 +10,7 @@ from assay.core.errors import InputError
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record, task_warnings
-from assay.metrics.replaced import Complement, Draws
+from assay.metrics.replaced import Complement, Replacements
 from assay.stats import RatioOfSums, mean_of, ratio_of
 
 
@@ -19,8 +19,8 @@ METHODS = ("resample-donor", "resample-donor-same-class")
 
 def _scrubbed(
     runs: CircuitRuns, draws: int, same_answer: bool, *, kl: bool
-) -> tuple[Draws, Bool[np.ndarray, " n"]]:
-    """Draws, and the examples that may count."""
+) -> tuple[Replacements, Bool[np.ndarray, " n"]]:
+    """The replacements, and the examples that may count."""
     if draws < 1:
         raise InputError(f"draws is {draws}; give at least 1, 5 by default")
     found = Complement(runs=runs).draw(METHODS[same_answer], draws=draws, kl=kl)
@@ -29,7 +29,7 @@ def _scrubbed(
 
 
 def _facts(
-    found: Draws,
+    found: Replacements,
     used: Bool[np.ndarray, " n"],
     statistic: RatioOfSums,
     values: Float64[np.ndarray, "draws n"],

@@ -55,7 +55,7 @@ def check_conformance(model: Model) -> None:
         logits: Tensor = output if isinstance(output, Tensor) else output.logits
         with model.tracing(until=0) as entering:
             model.forward(inputs)
-        _Comparison(model, trace, seen).run(entering.input, logits)
+        _PartCheck(model, trace, seen).run(entering.input, logits)
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def _parts(model: Model) -> list[nn.Module]:
     return list(dict.fromkeys(found))
 
 
-class _Comparison:
+class _PartCheck:
     """The parts of one pass beside their closed forms."""
 
     def __init__(self, model: Model, trace: Trace, seen: Seen) -> None:

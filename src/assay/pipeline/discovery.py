@@ -5,7 +5,7 @@ from typing import Any
 
 from assay.circuits import EdgeScores
 from assay.discovery.edges import EdgeMethod, discover, get_method
-from assay.discovery.edges.method import Settings, provenance_of
+from assay.discovery.edges.method import Choices, provenance_of
 from assay.execution import Ablation, get_ablation
 from assay.models import Model
 from assay.objectives import Objective, get_objective
@@ -19,7 +19,7 @@ REFINED_STEPS = (3, 6)  # nodes of the two sweeps that steps="auto" makes, at mo
 
 
 def discovery_stage(
-    model: Model, task: Task, method: EdgeMethod, settings: Settings, *, batch_size: int | None = None
+    model: Model, task: Task, method: EdgeMethod, settings: Choices, *, batch_size: int | None = None
 ) -> Stage[EdgeScores]:
     """Scores of all edges by a method."""
 
@@ -64,9 +64,9 @@ def discovery_settings(
     steps: int | str = 5,
     quadrature: str = "midpoint",
     seed: int = 0,
-) -> Settings:
-    """Settings of a discovery; objective and ablation are by default those of the method and the task."""
-    return Settings(
+) -> Choices:
+    """Choices of a discovery; objective and ablation default to those of the method and the task."""
+    return Choices(
         objective=get_objective(objective or method.objective or task.objective),
         ablation=get_ablation(ablation or task.ablation),
         steps=steps,

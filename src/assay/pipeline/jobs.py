@@ -19,7 +19,7 @@ from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, record_id
 from assay.core.registry import Registry
 from assay.discovery.edges import EdgeMethod, get_method
-from assay.discovery.edges.method import Asked, Settings, join_parts, resolve
+from assay.discovery.edges.method import Asked, Choices, join_parts, resolve
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
 from assay.pipeline.circuits import keep_circuit, stored_circuit
@@ -203,7 +203,7 @@ class Scoring:
         return resolve(self.model, self.task, method, **vars(settings), batch_size=self.record["batch_size"])
 
     @property
-    def _chosen(self) -> tuple[EdgeMethod, Settings]:
+    def _chosen(self) -> tuple[EdgeMethod, Choices]:
         how = self.record["method"]
         method = get_method(how["key"], **how["options"])
         chosen = {key: self.record[key] for key in ("objective", "ablation", "seed")}

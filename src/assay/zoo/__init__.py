@@ -7,7 +7,7 @@ from assay.zoo.folders import save_model
 from assay.zoo.grid import PRESETS, Grid, Initialisation
 from assay.zoo.initial import Initial, initial_module
 from assay.zoo.recipe import Recipe
-from assay.zoo.records import Correctness, Predictions, correctness, edge_scores, predict
+from assay.zoo.records import Correctness, Predictions, edge_scores, predict
 from assay.zoo.selection import Selection, select_configurations
 from assay.zoo.training import LossTerm, TrainingRun, train
 
@@ -36,3 +36,5 @@ __all__ = [
     "train",
     "train_zoo",
 ]
+
+correctness = Zoo.correctness

@@ -5,17 +5,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
+
+import numpy as np
 
 from assay.circuits import write_atomically
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.untrusted import MALFORMED, parse_json
 from assay.models import Model, load_model
 from assay.tasks import ImageSet
+from assay.zoo.records import Correctness, predict
+from assay.zoo.training import Progress
 
-
-if TYPE_CHECKING:
-    from assay.zoo.records import Correctness
 
 SCHEMA = "assay-zoo/1"
 STATES = ("pending", "done", "failed")
@@ -161,6 +162,11 @@ class Zoo:
         return cls.open(EMBEDDED)
 
     @property
+    def keeps_records(self) -> bool:
+        """Whether what its models say is kept below it; not below the embedded zoo."""
+        return self.path != EMBEDDED
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """Names of the models that are done."""
         return tuple(entry.key for entry in self.entries if entry.status == "done")
@@ -211,11 +217,60 @@ class Zoo:
             raise InputError(f"model {key!r} of the zoo {self.name!r} reads text; remove it from the zoo")
         return model
 
-    def correctness(self, images: ImageSet, **options: Any) -> "Correctness":
-        """Which model gets which image right; see `assay.zoo.correctness` for the options."""
-        from assay.zoo.records import correctness
+    def correctness(
+        self,
+        images: ImageSet,
+        *,
+        id_images: ImageSet | None = None,
+        batch_size: int | None = None,
+        device: str | None = None,
+        keep: bool | None = None,
+        progress: Progress | None = None,
+    ) -> Correctness:
+        """Which model gets which image right, of those that are done, in their order.
 
-        return correctness(self, images, **options)
+        Args:
+            images: Labelled images, in or out of distribution.
+            id_images: Labelled in-distribution images to measure `id_accuracy` on. Default: what the zoo
+                knows from the validation of its training.
+            batch_size: Images per pass. Default: by free memory.
+            device: Where to run. Default: the CPU.
+            keep: Read and write the zoo's records. Default: unless it is the embedded one.
+            progress: Called with the stage, the models done and all models.
+
+        Raises:
+            InputError: If labels are missing, the zoo has no model that is done, or classes differ.
+            AssayError: As `predict`, with the name of the model in front.
+        """
+        if not self.keys:
+            raise InputError(f"the zoo {self.name!r} has no trained model yet; train one first")
+        for given in (images, id_images):
+            if given is not None and given.labels is None:
+                raise InputError(f"the images of {given.domain!r} have no labels; correctness needs them")
+        rows, within = [], []
+        for number, key in enumerate(self.keys):
+            if progress is not None:
+                progress("predict", number, len(self.keys))
+            options: dict[str, Any] = {"batch_size": batch_size, "device": device, "keep": keep}
+            rows.append(predict(self, key, images, **options).correct)
+            if id_images is not None:
+                within.append(predict(self, key, id_images, **options).accuracy)
+            else:
+                known = self.entry(key).id_accuracy
+                within.append(np.nan if known is None else known)
+        if progress is not None:
+            progress("predict", len(self.keys), len(self.keys))
+        assert images.labels is not None
+        return Correctness(
+            correct=np.stack(rows),
+            id_accuracy=np.array(within, dtype=np.float64),
+            keys=self.keys,
+            families=tuple(str(self.entry(key).recipe.get("init", key)) for key in self.keys),
+            ids=images.ids,
+            labels=images.labels,
+            domain=images.domain,
+            n_id=id_images.n if id_images is not None else int(self.data.get("n_validation", 0)),
+        )
 
     def save(self) -> Path:
         """Write `zoo.json`; an older one is replaced once the new one is complete."""

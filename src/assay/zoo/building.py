@@ -96,16 +96,7 @@ def train_zoo(
         raise InputError(f"the images of {images.domain!r} name no classes; give classes= when reading them")
     if validation is None:
         images, validation = split(images, holdout, seed=split_seed)
-    data = {
-        "name": images.name,
-        "config": dict(images.config),
-        "n_train": images.n,
-        "n_validation": validation.n,
-        "train_hash": images_hash(images),
-        "validation_hash": images_hash(validation),
-        "image_size": list(images.pixels.shape[1:3]),
-    }
-    zoo = _opened(folder, grid, images, data)
+    zoo = _opened(folder, grid, images, _facts(images, validation))
     recipes = {recipe: _pending(recipe, grid) for recipe in grid.recipes()}
     for entry in recipes.values():
         zoo = _enrolled(zoo, entry)
@@ -116,15 +107,12 @@ def train_zoo(
     for recipe, entry in recipes.items():
         if zoo.entry(entry.key).status == "done" and (folder / entry.path / "training.json").exists():
             continue
+        size = (images.pixels.shape[1], images.pixels.shape[2])
+        origin = grid.initialisations[recipe.init]
         start = initial_module(
-            grid.initialisations[recipe.init].source,
-            classes,
-            architecture=grid.initialisations[recipe.init].architecture,
-            image_size=(images.pixels.shape[1], images.pixels.shape[2]),
-            seed=recipe.seed,
+            origin.source, classes, architecture=origin.architecture, image_size=size, seed=recipe.seed
         )
         # The images have their size already: a checkpoint's arithmetic holds, its geometry was never applied.
-        size = (images.pixels.shape[1], images.pixels.shape[2])
         stored = start.transform or EvalTransform()
         normalise = transform or replace(stored, resize=size, crop=None, fit="squash")
         try:
@@ -156,6 +144,19 @@ def train_zoo(
         zoo = zoo.with_entry(done)
         zoo.save()
     return zoo
+
+
+def _facts(images: ImageSet, validation: ImageSet) -> dict[str, Any]:
+    """What `zoo.json` says of the training images."""
+    return {
+        "name": images.name,
+        "config": dict(images.config),
+        "n_train": images.n,
+        "n_validation": validation.n,
+        "train_hash": images_hash(images),
+        "validation_hash": images_hash(validation),
+        "image_size": list(images.pixels.shape[1:3]),
+    }
 
 
 def _pending(recipe: Recipe, grid: Grid) -> ZooEntry:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt8
@@ -24,8 +24,7 @@ from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
-from assay.zoo.archive import EMBEDDED, Zoo
-from assay.zoo.training import Progress, images_hash
+from assay.zoo.training import images_hash
 
 
 @final
@@ -169,8 +168,31 @@ class Correctness:
         return found
 
 
+class ModelFolder(Protocol):
+    """A zoo, as far as the records below it need one.
+
+    Attributes:
+        name: What it is called.
+        path: Its directory.
+        keeps_records: Whether anything is written there unless the caller says so.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def keeps_records(self) -> bool: ...
+
+    def load(self, key: str, *, step: int | None = None, device: str | None = None) -> Model:
+        """A model of the zoo."""
+        ...
+
+
 def predict(
-    zoo: Zoo,
+    zoo: ModelFolder,
     key: str,
     images: ImageSet,
     *,
@@ -194,7 +216,7 @@ def predict(
         NonFiniteError: If a logit is NaN or infinite.
         OutputError: If the record cannot be written.
     """
-    keep = zoo.path != EMBEDDED if keep is None else keep
+    keep = zoo.keeps_records if keep is None else keep
     with _named(zoo, key):
         model = zoo.load(key, device=device)
         task = task_for(model, images)
@@ -223,65 +245,8 @@ def _predictions(key: str, arrays: Mapping[str, np.ndarray], hashes: Mapping[str
     )
 
 
-def correctness(
-    zoo: Zoo,
-    images: ImageSet,
-    *,
-    id_images: ImageSet | None = None,
-    batch_size: int | None = None,
-    device: str | None = None,
-    keep: bool | None = None,
-    progress: Progress | None = None,
-) -> Correctness:
-    """Which model of a zoo gets which image right.
-
-    Args:
-        zoo: The zoo; its models that are done are asked, in their order.
-        images: Labelled images, in or out of distribution.
-        id_images: Labelled in-distribution images to measure `id_accuracy` on. Default: what the zoo knows
-            from the validation of its training.
-        batch_size: Images per pass. Default: by free memory.
-        device: Where to run. Default: the CPU.
-        keep: Read and write the zoo's records. Default: unless it is the embedded one.
-        progress: Called with the stage, the models done and all models.
-
-    Raises:
-        InputError: If labels are missing, the zoo has no model that is done, or classes differ.
-        AssayError: As `predict`, with the name of the model in front.
-    """
-    if not zoo.keys:
-        raise InputError(f"the zoo {zoo.name!r} has no trained model yet; train one first")
-    for given in (images, id_images):
-        if given is not None and given.labels is None:
-            raise InputError(f"the images of {given.domain!r} have no labels; correctness needs them")
-    rows, within = [], []
-    for number, key in enumerate(zoo.keys):
-        if progress is not None:
-            progress("predict", number, len(zoo.keys))
-        options: dict[str, Any] = {"batch_size": batch_size, "device": device, "keep": keep}
-        rows.append(predict(zoo, key, images, **options).correct)
-        if id_images is not None:
-            within.append(predict(zoo, key, id_images, **options).accuracy)
-        else:
-            known = zoo.entry(key).id_accuracy
-            within.append(np.nan if known is None else known)
-    if progress is not None:
-        progress("predict", len(zoo.keys), len(zoo.keys))
-    assert images.labels is not None
-    return Correctness(
-        correct=np.stack(rows),
-        id_accuracy=np.array(within, dtype=np.float64),
-        keys=zoo.keys,
-        families=tuple(str(zoo.entry(key).recipe.get("init", key)) for key in zoo.keys),
-        ids=images.ids,
-        labels=images.labels,
-        domain=images.domain,
-        n_id=id_images.n if id_images is not None else int(zoo.data.get("n_validation", 0)),
-    )
-
-
 def edge_scores(
-    zoo: Zoo,
+    zoo: ModelFolder,
     key: str,
     images: ImageSet,
     *,
@@ -322,7 +287,7 @@ def edge_scores(
         "seed": seed,
     }
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:6]
-    keep = zoo.path != EMBEDDED if keep is None else keep
+    keep = zoo.keeps_records if keep is None else keep
     place = zoo.path / "circuits" / f"{data_key(images)}-{digest}" / f"{key}.safetensors"
     with _named(zoo, key):
         model = zoo.load(key, device=device)
@@ -397,7 +362,7 @@ def _make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _named(zoo: Zoo, key: str) -> Iterator[None]:
+def _named(zoo: ModelFolder, key: str) -> Iterator[None]:
     """Errors about one model say which it is."""
     try:
         yield

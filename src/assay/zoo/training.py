@@ -174,7 +174,9 @@ def train(
     transform = transform or EvalTransform(resize=train_set.pixels.shape[1:3])
     sets = {"training": train_set, "validation": validation_set, **(watch or {})}
     _check(module, sets, recipe, checkpoints, save_every)
-    run = _Run(module, sets, recipe, folder, transform, loss_term, tuple(sorted(set(checkpoints))), device)
+    run = _TrainingState(
+        module, sets, recipe, folder, transform, loss_term, tuple(sorted(set(checkpoints))), device
+    )
     identity = run.identity(module)
     if (finished := _finished(folder, identity)) is not None:
         return _as_run(finished, module, recipe, folder)
@@ -368,7 +370,7 @@ def _image_size(module: nn.Module) -> tuple[int, int] | None:
 # --------------------------------------------------------------------------------------------------- a run
 
 
-class _Run:
+class _TrainingState:
     """The changing part of a run: weights, optimiser, history, and the number of steps done."""
 
     def __init__(

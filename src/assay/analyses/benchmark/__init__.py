@@ -2,7 +2,7 @@
 
 from assay.analyses.benchmark.cost import Cost, measured, plain_seconds
 from assay.analyses.benchmark.discovery import benchmark_discovery
-from assay.analyses.benchmark.entries import Entry, choose_entries
+from assay.analyses.benchmark.entries import Contender, choose_entries
 from assay.analyses.benchmark.order import PUBLISHED_ORDER, OrderLink, examine_order
 from assay.analyses.benchmark.planted import planted_task
 from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
@@ -22,11 +22,11 @@ __all__ = [
     "PUBLISHED_ORDER",
     "BenchmarkRow",
     "Bounded",
+    "Contender",
     "Cost",
     "Detected",
     "Difference",
     "DiscoveryBenchmark",
-    "Entry",
     "MethodTruth",
     "ModelTruth",
     "OrderLink",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.analyses.benchmark.cost import Cost, measured
-from assay.analyses.benchmark.entries import Entry
+from assay.analyses.benchmark.entries import Contender
 from assay.circuits import EdgeScores
 from assay.core.errors import AssayError, AssayWarning, InputError
 from assay.core.record import plain
@@ -37,7 +37,7 @@ class Turn:
 
 
 def take_turn(
-    entry: Entry,
+    entry: Contender,
     model: Model,
     task: Task,
     *,

@@ -11,7 +11,7 @@ import torch
 
 from assay.analyses.benchmark.competing import take_turn
 from assay.analyses.benchmark.cost import clock_of, plain_seconds
-from assay.analyses.benchmark.entries import Entry, choose_entries
+from assay.analyses.benchmark.entries import Contender, choose_entries
 from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
 from assay.analyses.benchmark.truth import detect
 from assay.circuits import Circuit, EdgeScores
@@ -149,24 +149,11 @@ def benchmark_discovery(
         scores[name] = imported
     if progress is not None:
         progress("done", total, total)
-    settings = {
-        "library": library_version(),
-        "objective": runs.objective,
-        "ablation": runs.ablation,
-        "fractions": list(FRACTIONS if fractions is None else fractions),
-        "evaluate": evaluate,
-        "seed": seed,
-        "clock": clock_of(model),
-        "threads": torch.get_num_threads(),
-        "device": model.device.type,
-        "n_edges": model.graph.n_edges,
-        "n_true": None if truth is None else len(set(truth)),
-    }
     return DiscoveryBenchmark(
         model=model.describe(),
         discovered_on=seen.describe(),
         evaluated_on=unseen.describe(),
-        settings=settings,
+        settings=judge.settings(evaluate),
         rows=tuple(rows),
         differences=judge.differences(),
         scores=scores,
@@ -175,7 +162,7 @@ def benchmark_discovery(
 
 def _check(
     model: Model,
-    entries: Sequence[Entry],
+    entries: Sequence[Contender],
     imports: Mapping[str, EdgeScores],
     *,
     evaluate: str,
@@ -230,7 +217,7 @@ def _warm_up(model: Model, task: Task, runs: CircuitRuns, batch_size: int | None
 
 
 def _compete(
-    entry: Entry,
+    entry: Contender,
     model: Model,
     task: Task,
     judge: "_Judge",
@@ -279,6 +266,23 @@ class _Judge:
     ) -> None:
         self.runs, self.fractions, self.truth = runs, fractions, truth
         self.areas: dict[str, Measurement] = {}
+
+    def settings(self, evaluate: str) -> dict[str, Any]:
+        """What all rows have in common."""
+        model = self.runs.model
+        return {
+            "library": library_version(),
+            "objective": self.runs.objective,
+            "ablation": self.runs.ablation,
+            "fractions": list(FRACTIONS if self.fractions is None else self.fractions),
+            "evaluate": evaluate,
+            "seed": self.runs.seed,
+            "clock": clock_of(model),
+            "threads": torch.get_num_threads(),
+            "device": model.device.type,
+            "n_edges": model.graph.n_edges,
+            "n_true": None if self.truth is None else len(set(self.truth)),
+        }
 
     def judged(self, row: BenchmarkRow, scores: EdgeScores) -> BenchmarkRow:
         """The row with its circuits judged."""

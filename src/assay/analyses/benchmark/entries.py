@@ -13,7 +13,7 @@ SHARED_OPTIONS = ("steps", "quadrature", "objective", "batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Contender:
     """One competitor.
 
     Attributes:
@@ -30,7 +30,7 @@ class Entry:
 
 def choose_entries(
     methods: Sequence[str] | None = None, options: Mapping[str, Mapping[str, Any]] | None = None
-) -> tuple[Entry, ...]:
+) -> tuple[Contender, ...]:
     """The competitors that names and options describe, checked before any work is done.
 
     Args:
@@ -66,7 +66,7 @@ def choose_entries(
         chosen = dict(given.pop(name, {}))
         METHODS[key]
         get_method(key, **{each: value for each, value in chosen.items() if each not in SHARED_OPTIONS})
-        entries.append(Entry(name=name, key=key, options=chosen))
+        entries.append(Contender(name=name, key=key, options=chosen))
     if given:
         raise unknown_name("method with options among those judged", next(iter(given)), names)
     return tuple(entries)

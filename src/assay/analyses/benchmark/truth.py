@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.analyses.benchmark.competing import take_turn
-from assay.analyses.benchmark.entries import Entry, choose_entries
+from assay.analyses.benchmark.entries import Contender, choose_entries
 from assay.analyses.benchmark.files import number, read_json, write_json
 from assay.analyses.benchmark.planted import ABLATION, planted_task
 from assay.circuits import Circuit, EdgeScores
@@ -428,7 +428,7 @@ def measure_truth(
 
 
 def _measure(
-    entry: Entry, planted: Planted, task: Any, objective: str, *, batch_size: int | None, seed: int
+    entry: Contender, planted: Planted, task: Any, objective: str, *, batch_size: int | None, seed: int
 ) -> TruthCell:
     turn = take_turn(
         entry, planted.model, task, objective=objective, ablation=None, batch_size=batch_size, seed=seed

@@ -208,14 +208,7 @@ def run_claim(
     own = tables[claim.task]
     before = registration is not None and _before(registration, make.began, samples, model)
     if registration is not None:
-        for name, table in tables.items():
-            registration = note_measured(
-                registration,
-                table=table.hash,
-                prompts=samples[name].main.data_hash,
-                weights=model.weight_hash,
-            )
-
+        registration = _noted(registration, tables, samples, model)
     progress("predictions", 0, 1)
     rng = stream(claim.seed, "claim/sign-flips")
     drawn = {**sets, **_of_magnitude(claim, own)}
@@ -226,12 +219,8 @@ def run_claim(
     ]
     outcomes, multiplicity = settle(tests)
     progress("predictions", 1, 1)
-    gates = claim_gates(
-        claim,
-        own,
-        {name: table for name, table in tables.items() if name != claim.task},
-        progress=progress,
-    )
+    others = {name: table for name, table in tables.items() if name != claim.task}
+    gates = claim_gates(claim, own, others, progress=progress)
     progress("replication", 0, 1)
     replication, fresh = _replicate(claim, make, samples, outcomes, rng)
     progress("replication", 1, 1)
@@ -252,14 +241,40 @@ def run_claim(
         tables={name: table.hash for name, table in tables.items()},
         passes=make.passes,
         seconds=time.monotonic() - began,
-        facts={
-            "model": model.describe(),
-            "tasks": {name: sample.main.describe() for name, sample in samples.items()},
-            "sets": {
-                name: [[head_name(head) for head in heads] for heads in each] for name, each in drawn.items()
-            },
-        },
+        facts=_facts(model, samples, drawn),
     )
+
+
+def _noted(
+    registration: Registration,
+    tables: Mapping[str, MeasurementTable],
+    samples: Mapping[str, "_Sample"],
+    model: Model,
+) -> Registration:
+    """The registration, with what was measured under it."""
+    for name, table in tables.items():
+        registration = note_measured(
+            registration,
+            table=table.hash,
+            prompts=samples[name].main.data_hash,
+            weights=model.weight_hash,
+        )
+    return registration
+
+
+def _facts(
+    model: Model,
+    samples: Mapping[str, "_Sample"],
+    drawn: Mapping[str, Sequence[Sequence[tuple[int, int]]]],
+) -> dict[str, Any]:
+    """What was measured on what, for the record."""
+    return {
+        "model": model.describe(),
+        "tasks": {name: sample.main.describe() for name, sample in samples.items()},
+        "sets": {
+            name: [[head_name(head) for head in heads] for heads in each] for name, each in drawn.items()
+        },
+    }
 
 
 # ----------------------------------------------------------------------------------------------- prompts

@@ -9,7 +9,7 @@ from assay.analyses.generalization.alarms import (
     conformal_p_value,
 )
 from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings
-from assay.analyses.generalization.circuit_view import CircuitView
+from assay.analyses.generalization.circuit_view import WeightedCircuit
 from assay.analyses.generalization.dependency import (
     LayerSets,
     dependency_depth_bias,
@@ -64,7 +64,6 @@ __all__ = [
     "Calibration",
     "CircuitLoss",
     "CircuitSettings",
-    "CircuitView",
     "ConformalAlarm",
     "CorrelationSummary",
     "DepthVerdict",
@@ -83,6 +82,7 @@ __all__ = [
     "SequentialTest",
     "TaskCorrelation",
     "Threshold",
+    "WeightedCircuit",
     "alarm_counts",
     "alarm_curve",
     "baselines",

@@ -17,7 +17,7 @@ TOP_K = 200  # edges of the selected graphs, as in the authors' code
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CircuitView:
+class WeightedCircuit:
     """What a distance reads off the scores of one circuit.
 
     Attributes:

@@ -243,7 +243,7 @@ def _tau_b(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Column:
+class RankedMetric:
     """One metric over all models.
 
     Attributes:
@@ -311,12 +311,12 @@ def metric_facts(metric: Predictor) -> dict[str, Any]:
 def column_of(
     metric: Predictor,
     found: Sequence[MetricEstimate],
-    truth: Column | None,
+    truth: RankedMetric | None,
     *,
     level: float,
     seed: int,
     elsewhere: Sequence[float] = (),
-) -> Column:
+) -> RankedMetric:
     """A metric over all models, put together from its estimates.
 
     Args:
@@ -343,7 +343,7 @@ def column_of(
             # A metric that cannot be resampled picks the same model in every resample.
             picks = np.tile(oriented, (len(truth.draws), 1)) if oriented_draws is None else oriented_draws
             regret = regret_of_picking(oriented, picks, truth.values, truth.draws, level=level)
-    return Column(
+    return RankedMetric(
         metric=metric,
         values=values,
         intervals=tuple(
@@ -362,7 +362,7 @@ def column_of(
 def _correlation(
     values: Float64[np.ndarray, " models"],
     draws: Float64[np.ndarray, "draws models"] | None,
-    truth: Column,
+    truth: RankedMetric,
     *,
     level: float,
     seed: int,

@@ -20,7 +20,7 @@ from assay.analyses.generalization.inspection import (
     check_comparable_inspections,
     inspect_model,
 )
-from assay.analyses.generalization.picking import Column, column_of
+from assay.analyses.generalization.picking import RankedMetric, column_of
 from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
 from assay.analyses.generalization.predictors import DEFAULT_METRICS, ORDER
 from assay.analyses.generalization.ranking_table import Ranking
@@ -363,7 +363,7 @@ class _Builder:
     def ranking(self) -> Ranking:
         """The table of the models so far."""
         truth = self._performance()
-        columns: dict[str, Column] = {}
+        columns: dict[str, RankedMetric] = {}
         absent = {key: self.gaps[key] for key in self.chosen if key in self.gaps}
         for key in (key for key in self.chosen if key not in self.gaps):
             metric = PREDICTORS[key]
@@ -397,7 +397,7 @@ class _Builder:
             ),
         )
 
-    def _performance(self) -> Column | None:
+    def _performance(self) -> RankedMetric | None:
         labels = self.shown[0].target.labels
         if labels is None:
             return None

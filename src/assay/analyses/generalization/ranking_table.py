@@ -13,7 +13,7 @@ from assay.analyses.generalization.dependency import TARGETS, dependency_depth_b
 from assay.analyses.generalization.evaluation import RATIOS, TaskCorrelation, correlate
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.motifs import Motif, motif
-from assay.analyses.generalization.picking import Column
+from assay.analyses.generalization.picking import RankedMetric
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import library_version, plain, record_id
@@ -49,9 +49,9 @@ class Ranking:
     """
 
     names: tuple[str, ...]
-    columns: Mapping[str, Column]
+    columns: Mapping[str, RankedMetric]
     absent: Mapping[str, str]
-    performance: Column | None
+    performance: RankedMetric | None
     measure: str
     inspections: tuple[Inspection, ...]
     target: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Ranking:
             f"{self.target['domain']!r}, n={self.target['n']})"
         )
 
-    def column(self, metric: str) -> Column:
+    def column(self, metric: str) -> RankedMetric:
         """One metric.
 
         Raises:

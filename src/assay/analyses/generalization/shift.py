@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64
 from scipy import stats as scipy_stats
 from torch import Tensor
 
-from assay.analyses.generalization.circuit_view import CircuitView
+from assay.analyses.generalization.circuit_view import WeightedCircuit
 from assay.analyses.generalization.dependency import sum_by_layers
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, unknown_name
@@ -45,7 +45,7 @@ class Distance:
     summary: str
     published: str
     bounds: tuple[float, float]
-    compare: Callable[[CircuitView, CircuitView], float]
+    compare: Callable[[WeightedCircuit, WeightedCircuit], float]
 
 
 DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
@@ -53,10 +53,12 @@ DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
 
 def _distance(
     key: str, *, summary: str, published: str, bounds: tuple[float, float]
-) -> Callable[[Callable[[CircuitView, CircuitView], float]], Callable[[CircuitView, CircuitView], float]]:
+) -> Callable[
+    [Callable[[WeightedCircuit, WeightedCircuit], float]], Callable[[WeightedCircuit, WeightedCircuit], float]
+]:
     def register(
-        compare: Callable[[CircuitView, CircuitView], float],
-    ) -> Callable[[CircuitView, CircuitView], float]:
+        compare: Callable[[WeightedCircuit, WeightedCircuit], float],
+    ) -> Callable[[WeightedCircuit, WeightedCircuit], float]:
         DISTANCES.add(
             key, Distance(key=key, summary=summary, published=published, bounds=bounds, compare=compare)
         )
@@ -66,12 +68,12 @@ def _distance(
 
 
 @_distance("spearman", summary="1 - rank correlation", published="CSS_v,SRCC", bounds=(0.0, 2.0))
-def _spearman(a: CircuitView, b: CircuitView) -> float:
+def _spearman(a: WeightedCircuit, b: WeightedCircuit) -> float:
     return 1 - spearman(a.weights, b.weights)
 
 
 @_distance("cosine", summary="1 - cosine of the weights", published="CSS_v,cos", bounds=(0.0, 2.0))
-def _cosine(a: CircuitView, b: CircuitView) -> float:
+def _cosine(a: WeightedCircuit, b: WeightedCircuit) -> float:
     units = []
     for name, view in (("reference", a), ("shifted", b)):
         largest = np.abs(view.weights).max()
@@ -83,14 +85,14 @@ def _cosine(a: CircuitView, b: CircuitView) -> float:
 
 
 @_distance("l2", summary="Euclidean distance of the weights", published="CSS_v,l2", bounds=(0.0, math.inf))
-def _l2(a: CircuitView, b: CircuitView) -> float:
+def _l2(a: WeightedCircuit, b: WeightedCircuit) -> float:
     return float(np.linalg.norm(a.weights - b.weights))
 
 
 @_distance(
     "laplacian", summary="distance of the Laplacian spectra", published="CSS_g", bounds=(0.0, math.inf)
 )
-def _laplacian(a: CircuitView, b: CircuitView) -> float:
+def _laplacian(a: WeightedCircuit, b: WeightedCircuit) -> float:
     if a.reference:
         return _distance_of_smallest(a, b, REFERENCE_EIGENVALUES)
     spectra = [
@@ -104,7 +106,7 @@ def _laplacian(a: CircuitView, b: CircuitView) -> float:
     return float(np.linalg.norm(spectra[0] - spectra[1]))
 
 
-def _distance_of_smallest(a: CircuitView, b: CircuitView, n: int) -> float:
+def _distance_of_smallest(a: WeightedCircuit, b: WeightedCircuit, n: int) -> float:
     """Euclidean distance of the n smallest eigenvalues of the selected graphs; 0 replaces missing ones."""
     padded = np.zeros((2, n))
     for row, view in zip(padded, (a, b), strict=True):
@@ -114,7 +116,7 @@ def _distance_of_smallest(a: CircuitView, b: CircuitView, n: int) -> float:
 
 
 @_distance("netlsd", summary="distance of the heat signatures", published="CSS_g", bounds=(0.0, math.inf))
-def _netlsd(a: CircuitView, b: CircuitView) -> float:
+def _netlsd(a: WeightedCircuit, b: WeightedCircuit) -> float:
     spectra = [view.selected_spectrum for view in (a, b)]
     if not all(map(len, spectra)):
         warnings.warn(
@@ -128,7 +130,7 @@ def _netlsd(a: CircuitView, b: CircuitView) -> float:
 
 
 @_distance("jaccard", summary="1 - overlap of the strongest edges", published="CSS_g", bounds=(0.0, 1.0))
-def _jaccard(a: CircuitView, b: CircuitView) -> float:
+def _jaccard(a: WeightedCircuit, b: WeightedCircuit) -> float:
     union = int((a.selected | b.selected).sum())
     return 1 - int((a.selected & b.selected).sum()) / union if union else 0.0
 
@@ -264,7 +266,7 @@ def circuit_shifts(
     return shifts | _agreements(a, b) if extra else shifts
 
 
-def _agreements(a: CircuitView, b: CircuitView) -> dict[str, float]:
+def _agreements(a: WeightedCircuit, b: WeightedCircuit) -> dict[str, float]:
     magnitudes = [np.abs(view.weights) for view in (a, b)]
     if a.reference:
         magnitudes = [
@@ -369,7 +371,7 @@ def _views(
     prune: bool = False,
     normalized: bool = True,
     compat: str | None = None,
-) -> tuple[CircuitView, CircuitView]:
+) -> tuple[WeightedCircuit, WeightedCircuit]:
     check_comparable(reference, shifted)
     if compat not in (None, "reference"):
         raise unknown_name("compat", compat, ("reference",))
@@ -384,7 +386,7 @@ def _views(
             f"top_k is {top_k}; this graph has {reference.graph.n_edges} edges, choose from 1 to that"
         )
     views = [
-        CircuitView(
+        WeightedCircuit(
             scores=each,
             signed=weights == "signed",
             top_k=top_k,

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float64
 from scipy import stats as scipy_stats
 
-from assay.analyses.generalization.circuit_view import CircuitView
+from assay.analyses.generalization.circuit_view import WeightedCircuit
 from assay.analyses.generalization.jackknife import jackknife_interval
 from assay.analyses.generalization.shift import DISTANCES, check_comparable
 from assay.circuits import EdgeScores
@@ -67,7 +67,7 @@ def shift_interval(
     n = len(shifted_scores.per_example)
     if n < 2:
         return undefined_interval(level, "jackknife", "too_few")
-    shift = entry.compare(CircuitView(scores=reference_scores), CircuitView(scores=shifted_scores))
+    shift = entry.compare(WeightedCircuit(scores=reference_scores), WeightedCircuit(scores=shifted_scores))
     left_out = leave_one_out_shifts(reference_scores, shifted_scores, distance)
     return jackknife_interval(shift, left_out, level=level, bounds=entry.bounds)
 
@@ -89,13 +89,13 @@ def leave_one_out_shifts(
     each = apart.detach().cpu()[:, graph.valid].double().numpy()
     rest = (each.sum(0) - each) / (len(each) - 1)
     if distance in _ROWS:
-        return _ROWS[distance](CircuitView(scores=reference_scores).weights, np.abs(rest))
-    compare, known = DISTANCES[distance].compare, CircuitView(scores=reference_scores)
+        return _ROWS[distance](WeightedCircuit(scores=reference_scores).weights, np.abs(rest))
+    compare, known = DISTANCES[distance].compare, WeightedCircuit(scores=reference_scores)
     found = np.empty(len(rest))
     for place, row in enumerate(rest):
         values = torch.zeros(graph.valid.shape, dtype=torch.float64)
         values[graph.valid] = torch.from_numpy(row)
-        found[place] = compare(known, CircuitView(scores=EdgeScores(graph, values)))
+        found[place] = compare(known, WeightedCircuit(scores=EdgeScores(graph, values)))
     return found
 
 

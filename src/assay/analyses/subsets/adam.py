@@ -24,7 +24,7 @@ from assay.analyses.subsets._descent import (
     draw_parameters,
 )
 from assay.analyses.subsets._exchange import Pool
-from assay.analyses.subsets.layouts import Matrix
+from assay.analyses.subsets.layouts import AnswerTable
 from assay.analyses.subsets.line import EPS
 from assay.analyses.subsets.objective import Found, exact_correlation, unit_probit
 from assay.core.errors import InputError, unknown_name
@@ -36,11 +36,11 @@ _LARGEST_BLOCK = 2**22  # logits descended side by side: restarts times examples
 
 
 def adam(
-    train: Matrix,
+    train: AnswerTable,
     id_train: Accuracies,
     size: int,
     *,
-    validation: Matrix,
+    validation: AnswerTable,
     id_validation: Float64[np.ndarray, " v"],
     trials: int = 20,
     epochs: int = 3000,
@@ -177,7 +177,7 @@ def _start(
     return replace(drawn, **given), generator.standard_normal(n_examples)
 
 
-def _check_size(train: Matrix, validation: Matrix, n_examples: int, itemsize: int) -> None:
+def _check_size(train: AnswerTable, validation: AnswerTable, n_examples: int, itemsize: int) -> None:
     n_models = train.n_models + validation.n_models
     needed = n_models * n_examples * itemsize
     if needed > _LARGEST_BYTES:

@@ -26,7 +26,7 @@ from assay.analyses.subsets._checks import (
     checked_rows,
 )
 from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
-from assay.analyses.subsets.layouts import Matrix, PackedMatrix
+from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import MIN_MODELS, probit
 from assay.analyses.subsets.placement import as_matrix, columns_of, row_of, rows_of, shape_of
 from assay.analyses.subsets.quality import Quality
@@ -312,7 +312,7 @@ class CorrectnessData:
 
     def matrix(
         self, models: Places | None = None, *, layout: str = "auto", device: str | None = None
-    ) -> Matrix:
+    ) -> AnswerTable:
         """The rows of some models in a layout to compute with."""
         return as_matrix(self.correct, models, layout=layout, device=device)
 

@@ -147,8 +147,8 @@ def describe_subset(
     prompt = caption_prompt(fixed_class)
     chosen = _sample(len(images_comparison), n_images, domains, seed)
     sides = (
-        _Side(_taken(images_selected, np.arange(min(n_images, len(images_selected))))),
-        _Side(_taken(images_comparison, chosen)),
+        _CaptionedImages(_taken(images_selected, np.arange(min(n_images, len(images_selected))))),
+        _CaptionedImages(_taken(images_comparison, chosen)),
     )
     found = list(phrases or ())
     if captioner is not None:
@@ -218,7 +218,7 @@ def describe_selection(
 # ------------------------------------------------------------------------------------------- the parts
 
 
-class _Side:
+class _CaptionedImages:
     """The images of one side, and which of them have a caption or failed to get one."""
 
     def __init__(self, images: Images) -> None:

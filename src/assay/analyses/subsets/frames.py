@@ -69,7 +69,7 @@ def read_frame(
     if not len(frame):
         raise InputError("frame has no row")
     if model in frame.columns:
-        columns = _Columns(model, example, correct, prediction, label, domain)
+        columns = _Header(model, example, correct, prediction, label, domain)
         table, held = _long(frame, columns, tuple(meta), rated=id_accuracy is not None)
     elif meta:
         raise InputError("meta names columns of a long frame, and this one is wide; give examples instead")
@@ -100,7 +100,7 @@ def read_frame(
     return {"source": {"kind": "frame"}, **held, **facts}
 
 
-class _Columns(NamedTuple):
+class _Header(NamedTuple):
     """Names of the columns of a long frame."""
 
     model: str
@@ -112,7 +112,7 @@ class _Columns(NamedTuple):
 
 
 def _long(
-    frame: "pd.DataFrame", columns: _Columns, meta: tuple[str, ...], *, rated: bool
+    frame: "pd.DataFrame", columns: _Header, meta: tuple[str, ...], *, rated: bool
 ) -> "tuple[pd.DataFrame, dict[str, Any]]":
     """The frame by model, and what it holds; in-distribution accuracies unless they are `rated` elsewhere."""
     import pandas as pd
@@ -153,7 +153,7 @@ def _long(
     return frame.assign(**{model: frame[model].astype(str)}).set_index(model), held
 
 
-def _right(frame: "pd.DataFrame", columns: _Columns) -> Float64[np.ndarray, " rows"]:
+def _right(frame: "pd.DataFrame", columns: _Header) -> Float64[np.ndarray, " rows"]:
     """1 where the answer of a row is right, else 0."""
     correct, prediction, label = columns.correct, columns.prediction, columns.label
     if correct in frame.columns:

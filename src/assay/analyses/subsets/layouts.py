@@ -28,7 +28,7 @@ _PAIR_EXAMPLES = 16_000  # from here on a table of 65,536 sums costs less to fil
 CHUNK = 4096  # examples unpacked at a time; a multiple of 64
 
 
-class Matrix(ABC):
+class AnswerTable(ABC):
     """Correctness of models on examples: X[i, j] = 1 iff model i answers example j correctly.
 
     Attributes:
@@ -135,7 +135,7 @@ def checked_correct(correct: np.ndarray) -> np.ndarray:
     return correct
 
 
-class DenseMatrix(Matrix):
+class DenseMatrix(AnswerTable):
     """Float32, for BLAS: the fastest for small matrices and the largest.
 
     Args:
@@ -168,7 +168,7 @@ class DenseMatrix(Matrix):
 _BITS_OF_BYTE = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.float64)  # [byte, bit], LSB first
 
 
-class PackedMatrix(Matrix):
+class PackedMatrix(AnswerTable):
     """Bit-packed along models: bit b of `bits[r, j]` is X[8 r + b, j], the least significant bit first.
 
     A product adds, for each row of bytes and each example, one of the 256 partial sums of the row's eight

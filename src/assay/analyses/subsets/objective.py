@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Accuracies, Places
-from assay.analyses.subsets.layouts import Matrix, whole_weights
+from assay.analyses.subsets.layouts import AnswerTable, whole_weights
 from assay.analyses.subsets.line import EPS, line_correlation, probit
 from assay.core.errors import InputError
 
@@ -118,7 +118,7 @@ def unit_probit(id_accuracy: Accuracies, *, eps: float | int = EPS, name: str = 
 
 
 def marginal_scores(
-    train: Matrix, id_train: Accuracies, *, eps: float | int = EPS
+    train: AnswerTable, id_train: Accuracies, *, eps: float | int = EPS
 ) -> Float64[np.ndarray, " n"]:
     """Covariance over models of each example's correctness with in-distribution accuracy: sum_i z_i X_ij.
 
@@ -142,7 +142,7 @@ def marginal_scores(
 
 
 def exact_correlation(
-    matrix: Matrix | None, id_accuracy: Accuracies | None, members: Places, eps: float | int
+    matrix: AnswerTable | None, id_accuracy: Accuracies | None, members: Places, eps: float | int
 ) -> float:
     """R of the models of a matrix on a set of examples, without ridge; NaN without models."""
     if matrix is None or id_accuracy is None:

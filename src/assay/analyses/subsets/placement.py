@@ -7,8 +7,8 @@ from jaxtyping import Float, Float64, Int64, Integer, UInt8
 
 from assay.analyses.subsets.layouts import (
     CHUNK,
+    AnswerTable,
     DenseMatrix,
-    Matrix,
     PackedMatrix,
     checked_correct,
     checked_places,
@@ -28,7 +28,7 @@ _DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
 _DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
 
 
-class DeviceMatrix(Matrix):
+class DeviceMatrix(AnswerTable):
     """Int8 on a torch device, multiplied in chunks of examples.
 
     Weights are rounded to whole numbers on a grid of 2**-24 of the sum of their absolute values and cut into
@@ -128,7 +128,7 @@ def as_matrix(
     *,
     layout: str = "auto",
     device: "str | torch.device | None" = None,
-) -> Matrix:
+) -> AnswerTable:
     """The rows of some models in the layout that suits their size.
 
     Args:

@@ -236,7 +236,7 @@ def prevalence_shift(
     coded = {name: each for name, each in coded.items() if name not in left_out}
     for names in crossed:
         coded[" x ".join(names)] = crossed_column(names, coded)
-    compare = _Comparison(chosen, n, n_resamples, level, draws, seed)
+    compare = _PoolContrast(chosen, n, n_resamples, level, draws, seed)
     rows = [row for name, each in coded.items() for row in compare.shares(name, each)]
     for name in means:
         values = columns[name].astype(np.float64)
@@ -265,7 +265,7 @@ def prevalence_shift(
 
 
 @dataclass(frozen=True, eq=False)
-class _Comparison:
+class _PoolContrast:
     """A selection and its pool, ready to be compared in one attribute after the other."""
 
     chosen: Int64[np.ndarray, " s"]

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.layouts import Matrix, PackedMatrix
+from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import Correlation, clip_of, correlate, line_correlation, probit
 from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.settings import SOLVERS, SelectionOptions, Settings, make_settings
@@ -41,21 +41,21 @@ class Problem:
     settings: Settings
 
     @functools.cached_property
-    def train(self) -> Matrix:
+    def train(self) -> AnswerTable:
         """Rows of the training models."""
         return self._rows(self.split.train)
 
     @functools.cached_property
-    def validation(self) -> Matrix:
+    def validation(self) -> AnswerTable:
         """Rows of the validation models."""
         return self._rows(self.split.validation)
 
     @functools.cached_property
-    def test(self) -> Matrix:
+    def test(self) -> AnswerTable:
         """Rows of the test models, which no solver reads."""
         return self._rows(self.split.test)
 
-    def _rows(self, models: Places) -> Matrix:
+    def _rows(self, models: Places) -> AnswerTable:
         return self.data.matrix(models, layout=self.settings.layout, device=self.settings.device)
 
     @property
@@ -65,7 +65,7 @@ class Problem:
 
     def accuracy(self, examples: Places, part: str = "test") -> Float64[np.ndarray, " n"]:
         """Accuracy of the models of a part on examples."""
-        matrix: Matrix = getattr(self, part)
+        matrix: AnswerTable = getattr(self, part)
         return np.asarray(matrix.count(examples), dtype=np.float64) / len(examples)
 
     def correlation(self, examples: Places, id_accuracy: Accuracies, part: str = "test") -> float:

@@ -9,7 +9,7 @@ from scipy import special
 
 from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets.consistency import consistency_within
-from assay.analyses.subsets.layouts import Matrix
+from assay.analyses.subsets.layouts import AnswerTable
 from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.permutation import Exchange, Kind, n_workers, run_permutations
@@ -118,7 +118,7 @@ def replicate_examples(selection: SelectedExamples, *, level: float = LEVEL) -> 
 
 
 def example_correlations(
-    matrix: Matrix, id_accuracy: Accuracies, *, eps: float | int = 1e-6
+    matrix: AnswerTable, id_accuracy: Accuracies, *, eps: float | int = 1e-6
 ) -> Float64[np.ndarray, " n"]:
     """Pearson correlation over models of being right on an example with probit(y), for every example.
 

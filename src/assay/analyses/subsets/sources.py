@@ -47,7 +47,7 @@ def ask_zoo(
             id.
         AssayError: Of `assay.zoo.correctness`.
     """
-    from assay.zoo.records import correctness
+    from assay.zoo import correctness
 
     found = correctness(
         zoo,

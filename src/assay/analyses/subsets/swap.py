@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Integer
 
 from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets._exchange import Pairs, Pool
-from assay.analyses.subsets.layouts import Matrix, whole_weights
+from assay.analyses.subsets.layouts import AnswerTable, whole_weights
 from assay.analyses.subsets.line import EPS, probit
 from assay.analyses.subsets.objective import (
     DEGENERATE,
@@ -42,11 +42,11 @@ _FEW = 1 / 64  # share of the examples up to which two counts of the exchanged b
 
 
 def swap(
-    train: Matrix,
+    train: AnswerTable,
     id_train: Accuracies,
     size: int,
     *,
-    validation: Matrix | None = None,
+    validation: AnswerTable | None = None,
     id_validation: Float64[np.ndarray, " v"] | None = None,
     strata: Integer[np.ndarray, " strata"] | None = None,
     allowed: Bool[np.ndarray, " mask"] | None = None,
@@ -110,9 +110,9 @@ def swap(
     )
     held_out = None
     if validation is not None and id_validation is not None:
-        held_out = _Side(validation, id_validation, size, eps, "id_validation")
-    run = _Run(
-        training=_Side(train, id_train, size, eps, "id_train"),
+        held_out = _ModelPart(validation, id_validation, size, eps, "id_validation")
+    run = _Trajectory(
+        training=_ModelPart(train, id_train, size, eps, "id_train"),
         held_out=held_out,
         pool=pool,
         square=objective == "r2",
@@ -132,10 +132,10 @@ def swap(
     return run.found()
 
 
-class _Side:
+class _ModelPart:
     """One part of the models, with its counts on the current set."""
 
-    def __init__(self, matrix: Matrix, id_accuracy: np.ndarray, size: int, eps: float | int, name: str):
+    def __init__(self, matrix: AnswerTable, id_accuracy: np.ndarray, size: int, eps: float | int, name: str):
         self.matrix, self.size, self.eps = matrix, size, eps
         self.id_accuracy, self.z = id_accuracy, unit_probit(id_accuracy, eps=eps, name=name)
         self.counts = np.zeros(matrix.n_models, dtype=np.int64)
@@ -176,10 +176,12 @@ class _Linearised(NamedTuple):
     weights: Float64[np.ndarray, " m"]
 
 
-class _Run:
+class _Trajectory:
     """State of one solve: the set, the counts of both sides, the best set and the trace."""
 
-    def __init__(self, *, training: _Side, held_out: _Side | None, pool: Pool, square: bool, keep_path: bool):
+    def __init__(
+        self, *, training: _ModelPart, held_out: _ModelPart | None, pool: Pool, square: bool, keep_path: bool
+    ):
         self.training, self.held_out, self.pool, self.square = training, held_out, pool, square
         self.clip = max(training.eps, FLOOR / pool.size)
         self.trace: list[dict[str, Any]] = []

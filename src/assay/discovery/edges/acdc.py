@@ -11,7 +11,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, unknown_name
-from assay.discovery.edges.method import METHODS, EdgeMethod, Settings, Sweep
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep
 from assay.execution import SuffixRunner
 from assay.execution.forward import check_finite, free_memory
 from assay.models import Model
@@ -75,11 +75,11 @@ class Acdc(EdgeMethod):
     def most_passes(self, model: Model, nodes: int) -> int:
         return 2 * model.graph.n_edges + 3  # what is evaluated in vain never exceeds the number of edges
 
-    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         held = _bytes_clean(model, length) + _bytes_live(model, length, model.graph.n_targets)
         return held + _bytes_per_hypothesis(model, length)
 
-    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+    def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         return _Search(self, model, task, settings, size).run()
 
 
@@ -114,7 +114,7 @@ def _hypotheses(guess: Sequence[bool]) -> Bool[Tensor, "edges edges"]:
 class _Search:
     """One search: the runner, the data, what was decided so far."""
 
-    def __init__(self, method: Acdc, model: Model, task: Task, settings: Settings, size: int) -> None:
+    def __init__(self, method: Acdc, model: Model, task: Task, settings: Choices, size: int) -> None:
         self.method, self.model, self.task, self.settings = method, model, task, settings
         self.graph = model.graph
         self.memory = free_memory(model.device) * 6 // 10

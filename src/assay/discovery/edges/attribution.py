@@ -14,7 +14,7 @@ from assay.discovery.edges.method import (
     METHODS,
     BatchMethod,
     BatchScores,
-    Settings,
+    Choices,
     Sweep,
     check_differentiable,
     check_steps,
@@ -39,7 +39,7 @@ class Passes:
     """
 
     def __init__(
-        self, model: Model, batch: Batch, prepared: Prepared, settings: Settings, alphas: set[float]
+        self, model: Model, batch: Batch, prepared: Prepared, settings: Choices, alphas: set[float]
     ) -> None:
         self.model, self.batch, self.settings = model, batch, settings
         self.forward, self.backward = 0.0, 0
@@ -127,10 +127,10 @@ class _PathGradient(BatchMethod):
     needs_gradients = True
 
     @abc.abstractmethod
-    def nodes(self, settings: Settings) -> Sequence[Node]:
+    def nodes(self, settings: Choices) -> Sequence[Node]:
         """Where gradients are taken, and their weights."""
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Choices) -> None:
         if self.integrates:
             check_steps(settings.steps, settings.quadrature)
         if settings.objective.stationary and all(node.alpha == 1 for node in self.nodes(settings)):
@@ -140,7 +140,7 @@ class _PathGradient(BatchMethod):
                 "objective='logit_diff' or 'ce', or method='eap-ig-inputs' with more steps"
             )
 
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         nodes = self.nodes(settings)
         middle = [node for node in nodes if node.alpha == 0.5] if settings.steps == "auto" else []
         sums, centre = GradientSums(model), GradientSums(model)
@@ -168,7 +168,7 @@ class _PathGradient(BatchMethod):
         # clean, ablated, the measuring pass of means, the completeness run; forward and backward per node
         return 4 + 2 * (nodes if self.integrates else 2)
 
-    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         per_step = 2 * model.n_layers
         steps = len(self.nodes(settings))
         floats = (30 * model.n_layers + per_step * steps) * model.d_model * length
@@ -182,7 +182,7 @@ class Eap(_PathGradient):
     key = "eap"
     source = "Syed et al. 2023, arXiv:2310.10348"
 
-    def nodes(self, settings: Settings) -> Sequence[Node]:
+    def nodes(self, settings: Choices) -> Sequence[Node]:
         return (Node(alpha=1.0, weight=1.0),)
 
 
@@ -192,7 +192,7 @@ class CleanCorrupted(_PathGradient):
     key = "clean-corrupted"
     source = "Hanna et al. 2024, arXiv:2403.17806"
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Choices) -> None:
         if not settings.ablation.paired:
             raise InputError(
                 "clean-corrupted needs the run on the corrupted input, but ablation is "
@@ -200,7 +200,7 @@ class CleanCorrupted(_PathGradient):
                 "ablation='resample', or method='eap-ig-inputs', which serves every ablation"
             )
 
-    def nodes(self, settings: Settings) -> Sequence[Node]:
+    def nodes(self, settings: Choices) -> Sequence[Node]:
         return (Node(alpha=1.0, weight=0.5), Node(alpha=0.0, weight=0.5))
 
 
@@ -224,7 +224,7 @@ class EapIgInputs(_PathGradient):
     draws: int = 400
     epsilon: float = 1e-3
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Choices) -> None:
         super().check(settings)
         if self.estimator not in ESTIMATORS:
             raise unknown_name("estimator", self.estimator, ESTIMATORS)
@@ -236,7 +236,7 @@ class EapIgInputs(_PathGradient):
                     "estimator='gradient'"
                 )
 
-    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+    def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         if self.estimator == "spsa":
             return spsa_sweep(model, task, settings, size, self.draws, self.epsilon)
         return super().sweep(model, task, settings, size)
@@ -247,7 +247,7 @@ class EapIgInputs(_PathGradient):
     def most_passes(self, model: Model, nodes: int) -> int:
         return 3 + 2 * self.draws if self.estimator == "spsa" else super().most_passes(model, nodes)
 
-    def nodes(self, settings: Settings) -> Sequence[Node]:
+    def nodes(self, settings: Choices) -> Sequence[Node]:
         if settings.steps == "auto":
             return quadrature_nodes(3)
         if settings.steps == "auto, refined":
@@ -271,7 +271,7 @@ class EapIgActivations(BatchMethod):
     integrates = True
     source = "Marks et al. 2024, arXiv:2403.19647"
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Choices) -> None:
         if settings.steps == "auto":
             raise InputError(
                 "steps='auto' watches the completeness gap of eap-ig-inputs; give eap-ig-activations "
@@ -282,7 +282,7 @@ class EapIgActivations(BatchMethod):
     def most_passes(self, model: Model, nodes: int) -> int:
         return 3 + 2 * nodes * (2 * model.n_layers + 1)
 
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         graph = model.graph
         with model.frozen():
             passes = Passes(model, batch, prepared, settings, set())

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Settings, Sweep
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, Sweep
 from assay.execution import ABLATIONS, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
@@ -61,7 +61,7 @@ class Ifr(BatchMethod):
     def most_passes(self, model: Model, nodes: int) -> int:
         return 1
 
-    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         floats = (8 * model.n_layers + 2) * model.d_model * length
         table = model.graph.n_sources * (2 * model.n_layers + 1 + model.graph.n_targets)
         return _item_size(model) * (floats + (table if settings.per_example else 0))
@@ -70,14 +70,14 @@ class Ifr(BatchMethod):
         """Grown from `logits`, as published: importances are shares within each target."""
         return scores.greedy(min(k, scores.graph.n_edges))
 
-    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+    def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         # No edge is cut, so nothing has to be measured for it: zeros cost no pass.
         sweep = super().sweep(model, task, replace(settings, ablation=ABLATIONS["zero"]), size)
         sweep.details["ignores"] = ["objective", "ablation"]
         return sweep
 
     @torch.no_grad()
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         with model.tracing(streams=True) as trace:
             hidden = model.forward(batch.clean)
         logits = model.read(hidden, batch.positions).to(model.result_dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError
 from assay.core.random import torch_stream
-from assay.discovery.edges.method import EdgeMethod, Settings, check_differentiable, get_method
+from assay.discovery.edges.method import Choices, EdgeMethod, check_differentiable, get_method
 from assay.execution.forward import free_memory
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
@@ -31,7 +31,7 @@ class Drawn:
     runner: SoftRunner
     batch: Batch
     pairs: SoftPairs
-    settings: Settings
+    settings: Choices
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -63,7 +63,7 @@ class MaskedRuns:
         examples: Examples of a step; at most all of them.
     """
 
-    def __init__(self, model: Model, task: Task, settings: Settings, size: int, *, examples: int) -> None:
+    def __init__(self, model: Model, task: Task, settings: Choices, size: int, *, examples: int) -> None:
         self.runner = SoftRunner(model)
         self.task, self.settings = task, settings
         self.examples = min(examples, task.n)
@@ -111,7 +111,7 @@ class MaskedRuns:
 
 
 def start_scores(
-    warm_start: str | EdgeMethod | EdgeScores | None, model: Model, task: Task, settings: Settings, size: int
+    warm_start: str | EdgeMethod | EdgeScores | None, model: Model, task: Task, settings: Choices, size: int
 ) -> tuple[EdgeScores | None, dict[str, float]]:
     """Scores to start a mask from, and the passes that they cost here.
 
@@ -135,7 +135,7 @@ def start_scores(
     return EdgeScores(model.graph, (sweep.total / task.n).float()), sweep.passes
 
 
-def check_warm_start(warm_start: str | EdgeMethod | EdgeScores | None, settings: Settings) -> None:
+def check_warm_start(warm_start: str | EdgeMethod | EdgeScores | None, settings: Choices) -> None:
     """Refuse a method to start from that cannot serve the settings, before anything is run."""
     if isinstance(warm_start, str | EdgeMethod):
         get_method(warm_start).check(settings)

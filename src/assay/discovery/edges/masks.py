@@ -189,7 +189,7 @@ def learn_mask(
     began = time.perf_counter()
     device = runner.model.device
     valid = graph.valid.to(device)
-    gates, training = settings.gates, _Training(settings, valid, n_edges)
+    gates, training = settings.gates, _SizeGoal(settings, valid, n_edges)
     openness = training.begin(start).to(device, torch.float32).requires_grad_()
     optimizer = torch.optim.Adam([openness], lr=settings.rate, betas=(0.9, 0.98))
     generator = torch_stream(seed, "mask-gates")
@@ -228,7 +228,7 @@ def learn_mask(
     )
 
 
-class _Training:
+class _SizeGoal:
     """Size goal, price and average of one training."""
 
     def __init__(

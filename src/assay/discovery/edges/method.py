@@ -31,7 +31,7 @@ from assay.tasks.seen import describe_discovery
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Settings:
+class Choices:
     """What the caller of `discover` chose.
 
     Attributes:
@@ -178,12 +178,12 @@ class EdgeMethod(abc.ABC):
             if value is not usual[name] and value != usual[name]
         }
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Choices) -> None:
         """Refuse settings the method cannot serve, naming those that it can."""
         return
 
     @abc.abstractmethod
-    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+    def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         """Damage of ablating each edge, over all examples; `size` of them fit into a pass."""
 
     def divisible(self) -> bool:
@@ -194,7 +194,7 @@ class EdgeMethod(abc.ABC):
         """Forward and backward passes per example, at most, with `nodes` quadrature nodes."""
         return 2
 
-    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         """Memory of one example beyond a plain pass."""
         return 24 * model.n_layers * model.d_model * length * 4
 
@@ -217,14 +217,14 @@ class BatchMethod(EdgeMethod):
     """Abstract: a method that scores each batch by itself; the sum over batches is its result."""
 
     @abc.abstractmethod
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         """Damage of ablating each edge, for the examples of one batch."""
 
     def parts(
         self,
         model: Model,
         task: Task,
-        settings: Settings,
+        settings: Choices,
         size: int,
         numbers: Collection[int] | None = None,
     ) -> Iterator[BatchPart]:
@@ -255,14 +255,14 @@ class BatchMethod(EdgeMethod):
                 input_effect=result.input_effect,
             )
 
-    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+    def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         return join_parts(model, settings, self.parts(model, task, settings, size))
 
     def divisible(self) -> bool:
         return type(self).sweep is BatchMethod.sweep
 
 
-def join_parts(model: Model, settings: Settings, parts: Iterable[BatchPart]) -> Sweep:
+def join_parts(model: Model, settings: Choices, parts: Iterable[BatchPart]) -> Sweep:
     """The sweep over all batches, from what each gave, in their order: the sums are those of one run."""
     shape = (model.graph.n_sources, model.graph.n_targets)
     # float64 sums: the mean must not depend on how examples fall into batches.
@@ -381,7 +381,7 @@ class Asked:
     model: Model
     task: Task
     method: EdgeMethod
-    settings: Settings
+    settings: Choices
     size: int
 
     def scores(self, sweep: Sweep, details: dict[str, Any]) -> EdgeScores:
@@ -418,7 +418,7 @@ def resolve(
     seed: int = 0,
 ) -> Asked:
     """What `discover` runs, given its arguments; raises what it raises."""
-    settings = Settings(
+    settings = Choices(
         objective=get_objective(objective or method.objective or task.objective),
         ablation=get_ablation(ablation or task.ablation),
         steps=steps,
@@ -439,7 +439,7 @@ def resolve(
     return Asked(model=model, task=task, method=method, settings=settings, size=size)
 
 
-def _drift(method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int) -> float:
+def _drift(method: EdgeMethod, model: Model, task: Task, settings: Choices, size: int) -> float:
     """Relative L2 distance of half-precision scores from those of a float32 copy, on a few examples."""
     few = task.subset(torch.arange(min(task.n, size, 8)))
     wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
@@ -457,7 +457,7 @@ def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect:
 
 
 def _sweeps(
-    method: EdgeMethod, model: Model, task: Task, settings: Settings, size: int
+    method: EdgeMethod, model: Model, task: Task, settings: Choices, size: int
 ) -> tuple[Sweep, dict[str, Any]]:
     """One sweep over the data, or the nested ones of steps="auto".
 
@@ -508,7 +508,7 @@ def _moved(model: Model, before: Tensor, after: Tensor) -> float:
     return 1 - int((first & second).sum()) / k
 
 
-def _prepared(model: Model, task: Task, settings: Settings, size: int) -> Prepared:
+def _prepared(model: Model, task: Task, settings: Choices, size: int) -> Prepared:
     """The ablation, with the clean passes that measured its means where these can be used again."""
     ablation = settings.ablation
     if isinstance(ablation, Mean):
@@ -517,9 +517,7 @@ def _prepared(model: Model, task: Task, settings: Settings, size: int) -> Prepar
     return ablation.prepare(model, task, batch_size=size, seed=settings.seed)
 
 
-def _first_bad(
-    method: BatchMethod, model: Model, batch: Batch, prepared: Prepared, settings: Settings
-) -> int:
+def _first_bad(method: BatchMethod, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> int:
     """Row of the first example whose own scores are not finite."""
     for row in range(len(batch.indices)):
         here = slice(row, row + 1)
@@ -530,7 +528,7 @@ def _first_bad(
     return int(batch.indices[row])
 
 
-def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Settings) -> dict[str, Any]:
+def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Choices) -> dict[str, Any]:
     """How scores come to be, JSON-able; equal records mean equal numbers."""
     record = {
         "library": library_version(),
@@ -547,7 +545,7 @@ def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Settin
     return record | ({"options": method.options()} if method.options() else {})
 
 
-def check_differentiable(loss: Tensor, settings: Settings) -> Tensor:
+def check_differentiable(loss: Tensor, settings: Choices) -> Tensor:
     """The loss itself, after checking that a gradient can be taken of it.
 
     Raises:

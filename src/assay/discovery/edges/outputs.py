@@ -17,7 +17,7 @@ from torch import Tensor
 from assay.circuits.given import takes_text
 from assay.core.errors import InputError, NonFiniteError
 from assay.discovery.edges.attribution import EapIgInputs
-from assay.discovery.edges.method import Settings, provenance_of
+from assay.discovery.edges.method import Choices, provenance_of
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.execution import Ablation, Baseline, get_ablation
 from assay.execution.forward import check_finite, choose_batch_size
@@ -84,7 +84,7 @@ def output_scores(
     if isinstance(steps, bool):
         raise InputError(f"steps is {steps!r}; give a positive integer")
     method = EapIgInputs()
-    settings = Settings(
+    settings = Choices(
         objective=get_objective(objective or task.objective),
         ablation=get_ablation(ablation or task.ablation),
         steps=steps,
@@ -127,7 +127,7 @@ def output_scores(
 
 
 def _batch(
-    model: Model, batch: Batch, baseline: Baseline, settings: Settings, nodes: Sequence[Node]
+    model: Model, batch: Batch, baseline: Baseline, settings: Choices, nodes: Sequence[Node]
 ) -> Float[Tensor, "batch n_sources"]:
     """Scores of one batch, example by example."""
     with torch.no_grad(), model.tracing() as clean:

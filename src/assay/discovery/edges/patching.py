@@ -4,7 +4,7 @@ import torch
 
 from assay.circuits import Circuit
 from assay.core.random import torch_stream
-from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Settings
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices
 from assay.execution import CircuitRunner, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model
@@ -22,7 +22,7 @@ class Exact(BatchMethod):
         return model.graph.n_edges + 3
 
     @torch.no_grad()
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         graph = model.graph
         with model.tracing() as clean:
             hidden = model.forward(batch.clean)
@@ -52,7 +52,7 @@ class Random(BatchMethod):
     def most_passes(self, model: Model, nodes: int) -> int:
         return 1  # the pass that measures the means, where the ablation has some
 
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         graph = model.graph
         draw = (
             torch.rand(

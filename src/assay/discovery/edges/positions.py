@@ -24,8 +24,8 @@ from assay.discovery.edges.attribution import Passes, _PathGradient
 from assay.discovery.edges.gradients import CHUNK_BYTES, ActivationDifferences, GradientSums
 from assay.discovery.edges.method import (
     METHODS,
+    Choices,
     EdgeMethod,
-    Settings,
     completeness_gap,
     get_method,
     provenance_of,
@@ -89,7 +89,7 @@ def discover_positions(
         Haklay et al. (2025), arXiv:2502.04577.
     """
     chosen = _path_gradient(get_method(method), steps)
-    settings = Settings(
+    settings = Choices(
         objective=get_objective(objective or task.objective),
         ablation=get_ablation(ablation or task.ablation),
         steps=steps,
@@ -150,7 +150,7 @@ class _Sweep:
         model: Model,
         task: Task,
         method: _PathGradient,
-        settings: Settings,
+        settings: Choices,
         labels: Int64[Tensor, "n pos"],
         n_spans: int,
     ) -> None:

@@ -20,7 +20,7 @@ from assay.discovery.edges.masked_runs import (
     warm_start_passes,
 )
 from assay.discovery.edges.masks import BOUND, MaskSettings, learn_mask
-from assay.discovery.edges.method import METHODS, EdgeMethod, Settings, Sweep, check_differentiable
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep, check_differentiable
 from assay.execution.soft import SoftPairs
 from assay.models import Model
 from assay.tasks import Task
@@ -57,7 +57,7 @@ class EdgePruning(EdgeMethod):
     rate: float = 0.15
     warm_start: str | EdgeMethod | EdgeScores | None = None
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Choices) -> None:
         if not 0 < self.share <= 1:
             raise InputError(f"share of edge-pruning is {self.share}; give a share of all edges in (0, 1]")
         if self.n_edges is not None and (type(self.n_edges) is not int or self.n_edges < 1):
@@ -94,7 +94,7 @@ class EdgePruning(EdgeMethod):
         # Per example of a task of at least one step's examples: clean, ablated, masked forward and backward.
         return 5 * self.updates + warm_start_passes(self.warm_start, model, nodes)
 
-    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+    def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         n_edges = self.goal(model)
         start, spent = start_scores(self.warm_start, model, task, settings, size)
         runs = MaskedRuns(model, task, settings, size, examples=min(self.examples, task.n))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from assay.core.errors import InputError, UnsupportedModelError, unknown_name
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
-from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Settings, check_differentiable
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, check_differentiable
 from assay.execution import Prepared
 from assay.execution.forward import check_finite
 from assay.models import Block, Model, Norm, Trace
@@ -70,7 +70,7 @@ class Relp(BatchMethod):
     needs_gradients = True
     source = "Rezaei Jafari et al. 2025, arXiv:2508.21258"
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Choices) -> None:
         _check_attention(self.attention)
         if settings.objective.stationary:
             raise InputError(
@@ -82,13 +82,13 @@ class Relp(BatchMethod):
     def most_passes(self, model: Model, nodes: int) -> int:
         return 4  # clean forward and backward, ablated, and the pass that measures means
 
-    def bytes_per_example(self, model: Model, length: int, settings: Settings) -> int:
+    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         # As eap, plus what the identity rule keeps: one coefficient per hidden unit of each MLP.
         floats = (32 + 4) * model.n_layers * model.d_model * length
         scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
         return 4 * (floats + scores)
 
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Settings) -> BatchScores:
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         trace = self._propagate(model, batch, settings)
         sums = GradientSums(model, constant_scale=True)
         sums.add(trace, batch.positions, 1.0)
@@ -100,7 +100,7 @@ class Relp(BatchMethod):
             backward=1,
         )
 
-    def _propagate(self, model: Model, batch: Batch, settings: Settings) -> Trace:
+    def _propagate(self, model: Model, batch: Batch, settings: Choices) -> Trace:
         """The clean run and its backward pass under the rules."""
         # The rules come before the trace, so that its hooks see what they made of a value or gradient.
         rules = relevance_rules(model, attention=self.attention)

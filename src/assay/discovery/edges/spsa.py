@@ -21,7 +21,7 @@ from torch import Tensor
 from assay.core.errors import InputError, NonFiniteError
 from assay.core.random import stream
 from assay.discovery.edges.gradients import ActivationDifferences
-from assay.discovery.edges.method import Settings, Sweep
+from assay.discovery.edges.method import Choices, Sweep
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
@@ -35,7 +35,7 @@ CHUNK_BYTES = 256 * 2**20  # of one pass over several draws
 
 
 def spsa_sweep(
-    model: Model, task: Task, settings: Settings, size: int, draws: int, epsilon: float | int
+    model: Model, task: Task, settings: Choices, size: int, draws: int, epsilon: float | int
 ) -> Sweep:
     """Estimates of the scores of `eap-ig-inputs`, from forward passes alone.
 
@@ -90,7 +90,7 @@ def spsa_sweep(
     )
 
 
-def check_spsa(settings: Settings, draws: int, epsilon: float | int) -> tuple[Node, ...]:
+def check_spsa(settings: Choices, draws: int, epsilon: float | int) -> tuple[Node, ...]:
     """The nodes of the path, once draws and epsilon are known to fit.
 
     Raises:
@@ -123,7 +123,7 @@ class _Estimator:
     """The draws of one batch."""
 
     def __init__(
-        self, runner: SoftRunner, batch: Batch, prepared: Prepared, settings: Settings, epsilon: float | int
+        self, runner: SoftRunner, batch: Batch, prepared: Prepared, settings: Choices, epsilon: float | int
     ) -> None:
         self.runner, self.batch, self.settings, self.epsilon = runner, batch, settings, float(epsilon)
         model = runner.model

@@ -30,7 +30,7 @@ from assay.discovery.edges.masked_runs import (
     uses_steps,
     warm_start_passes,
 )
-from assay.discovery.edges.method import METHODS, EdgeMethod, Settings, Sweep
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep
 from assay.graph import Graph
 from assay.models import Model
 from assay.tasks import Task
@@ -77,7 +77,7 @@ class Ugs(EdgeMethod):
     def uses_steps(self) -> bool:
         return uses_steps(self.warm_start)
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Choices) -> None:
         if not 0 < self.price < math.inf:
             raise InputError(f"price of ugs is {self.price}; give a finite number above 0, such as 1e-3")
         for name in ("updates", "examples", "samples"):
@@ -99,11 +99,13 @@ class Ugs(EdgeMethod):
         # pass of every mask drawn.
         return (2 + 2 * self.samples) * self.updates + warm_start_passes(self.warm_start, model, nodes)
 
-    def sweep(self, model: Model, task: Task, settings: Settings, size: int) -> Sweep:
+    def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         began = time.perf_counter()
         start, spent = start_scores(self.warm_start, model, task, settings, size)
         runs = MaskedRuns(model, task, settings, size, examples=self.examples)
-        training = _Training(self, model.graph, model.device, paired=settings.ablation.paired, start=start)
+        training = _EdgeProbabilities(
+            self, model.graph, model.device, paired=settings.ablation.paired, start=start
+        )
         history = [training.step(runs, number, settings.seed) for number in range(self.updates)]
         overlap = training.settled()
         probability = training.probability().detach().cpu().double()
@@ -143,7 +145,7 @@ class _Window:
     inside: Bool[Tensor, "rows n_sources n_targets"]
 
 
-class _Training:
+class _EdgeProbabilities:
     """The probabilities and their optimiser."""
 
     def __init__(

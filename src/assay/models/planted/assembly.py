@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.core.random import torch_stream
-from assay.models.planted.program import ONE, OUT, POSITION, TOKEN, Head, Mlp, Offset, Program, Reading
+from assay.models.planted.program import ONE, OUT, POSITION, TOKEN, Head, Mlp, Offset, Program, Readout
 
 
 CONSTANT = 16.0  # both constants of the stream, +C and -C
@@ -73,7 +73,7 @@ class Registers:
         """The entries of a register."""
         return slice(self.start[name], self.start[name] + self.size[name])
 
-    def reads(self, reading: Reading) -> Float[Tensor, "d_model rank"]:
+    def reads(self, reading: Readout) -> Float[Tensor, "d_model rank"]:
         """The reading as a map from the stream."""
         matrix = torch.zeros(self.width, reading.map.shape[1], dtype=torch.float64)
         if reading.register == ONE:
@@ -366,8 +366,8 @@ class Assembler:
         wanted = torch.zeros(length, length, dtype=torch.float64)
         for at, sought in pairs:
             wanted[at, sought] = 1
-        query = self.registers.reads(Reading(register=POSITION, map=wanted))
-        key = self.registers.reads(Reading(register=POSITION, map=torch.eye(length, dtype=torch.float64)))
+        query = self.registers.reads(Readout(register=POSITION, map=wanted))
+        key = self.registers.reads(Readout(register=POSITION, map=torch.eye(length, dtype=torch.float64)))
         self._score(block, group, head, entries, offset.gap, query, key)
 
     def _rotary_offset(self, block: Attention, group: int, head: int, offset: Offset) -> None:
@@ -378,10 +378,10 @@ class Assembler:
         short = sum(share * (1 - math.cos(f)) for share, f in zip(SHARES, frequency, strict=True))
         one = torch.ones(1, 1, dtype=torch.float64)
         asked = [
-            (self.registers.reads(Reading(register=TOKEN, map=_unit(len(self.program.tokens), token))), back)
+            (self.registers.reads(Readout(register=TOKEN, map=_unit(len(self.program.tokens), token))), back)
             for token, _, back in offset.slots
-        ] or [(self.registers.reads(Reading(register=ONE, map=one)), offset.back)]
-        key = self.registers.reads(Reading(register=ONE, map=one))
+        ] or [(self.registers.reads(Readout(register=ONE, map=one)), offset.back)]
+        key = self.registers.reads(Readout(register=ONE, map=one))
         for pair, (share, f) in enumerate(zip(SHARES, frequency, strict=True)):
             root = math.sqrt(share * offset.gap / short * math.sqrt(self.d_head))
             block.k[group, :, pair] += root * key[:, 0]
@@ -390,7 +390,7 @@ class Assembler:
                 block.q[head, :, pair + half] -= root * math.sin(f * back) * query[:, 0]
 
     def _units(self, part: Mlp) -> Feedforward:
-        one = self.registers.reads(Reading(register=ONE, map=part.bias[None]))
+        one = self.registers.reads(Readout(register=ONE, map=part.bias[None]))
         return Feedforward(
             into=self.registers.reads(part.reads) + one, out=self.registers.writes(part.writes, part.output)
         )
@@ -459,7 +459,7 @@ class Assembler:
             mlps=tuple(Feedforward(into=read(each.into), out=write(each.out)) for each in mlps),
             unembed=read(self._unembedding().T).T,
             gain=math.sqrt((2 * CONSTANT**2 + TYPICAL) / self.d_model),
-            one=self.registers.reads(Reading(register=ONE, map=torch.ones(1, 1, dtype=torch.float64)))[:, 0],
+            one=self.registers.reads(Readout(register=ONE, map=torch.ones(1, 1, dtype=torch.float64)))[:, 0],
         )
 
     def _embedding(self) -> Float[Tensor, "vocab d_model"]:

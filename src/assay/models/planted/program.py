@@ -18,7 +18,7 @@ TOKEN, POSITION, ONE, OUT = "token", "position", "one", "out"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Reading:
+class Readout:
     """A linear reading of one register.
 
     Attributes:
@@ -37,8 +37,8 @@ class Reading:
 class Match:
     """A term of an attention score: strength * <query reading, key reading>, in nats."""
 
-    query: Reading
-    key: Reading
+    query: Readout
+    key: Readout
     strength: float
 
 
@@ -72,14 +72,14 @@ class Head:
 
     name: str
     role: str
-    value: Reading
+    value: Readout
     writes: str
     output: Float[Tensor, "rank size"]
     matches: tuple[Match, ...] = ()
     offsets: tuple[Offset, ...] = ()
 
     @property
-    def ports(self) -> Mapping[str, tuple[Reading, ...]]:
+    def ports(self) -> Mapping[str, tuple[Readout, ...]]:
         """What each channel reads (positions left out: they never vary)."""
         return {
             "q": tuple(match.query for match in self.matches),
@@ -103,13 +103,13 @@ class Mlp:
 
     name: str
     role: str
-    reads: Reading
+    reads: Readout
     bias: Float[Tensor, " units"]
     writes: str
     output: Float[Tensor, "units size"]
 
     @property
-    def ports(self) -> Mapping[str, tuple[Reading, ...]]:
+    def ports(self) -> Mapping[str, tuple[Readout, ...]]:
         """What it reads."""
         return {"": (self.reads,)}
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from assay.core.random import stream
 from assay.models.planted.planted import PlantedExamples
-from assay.models.planted.program import ONE, OUT, TOKEN, Head, Match, Mlp, Offset, Part, Program, Reading
+from assay.models.planted.program import ONE, OUT, TOKEN, Head, Match, Mlp, Offset, Part, Program, Readout
 
 
 START = "<s>"
@@ -37,12 +37,12 @@ def _whole(size: int) -> Tensor:
     return torch.eye(size, dtype=torch.float64)
 
 
-_CONSTANT = Reading(register=ONE, map=torch.ones(1, 1, dtype=torch.float64), varies=False)
+_CONSTANT = Readout(register=ONE, map=torch.ones(1, 1, dtype=torch.float64), varies=False)
 
 
 def _key_bias(size: int, ids: list[int], strength: float) -> Match:
     """Raises the score of keys of a kind of token whose places the two inputs of a pair share."""
-    key = Reading(register=TOKEN, map=_any(size, ids), varies=False)
+    key = Readout(register=TOKEN, map=_any(size, ids), varies=False)
     return Match(query=_CONSTANT, key=key, strength=strength)
 
 
@@ -51,7 +51,7 @@ def _copier(name: str, role: str, size: int, letters: list[int], writes: str, **
     return Head(
         name=name,
         role=role,
-        value=Reading(register=TOKEN, map=_select(size, letters)),
+        value=Readout(register=TOKEN, map=_select(size, letters)),
         writes=writes,
         output=_whole(len(letters)),
         **attention,  # type: ignore[arg-type]  # fields of `Head`, which it checks itself
@@ -74,7 +74,7 @@ def _soft_step(name: str, role: str, register: str, threshold: float, slope: flo
     return Mlp(
         name=name,
         role=f"{role}: raises the first answer above it, the second below",
-        reads=Reading(register=register, map=up[None]),
+        reads=Readout(register=register, map=up[None]),
         bias=-threshold * up + torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64),
         writes=OUT,
         output=torch.tensor([[0.5, 0], [-0.5, 0], [0, 0.5], [0, -0.5]], dtype=torch.float64),
@@ -141,8 +141,8 @@ def induction(sharpness: float = 1.0) -> Program:
             OUT,
             matches=(
                 Match(
-                    query=Reading(register=TOKEN, map=_select(size, letters)),
-                    key=Reading(register="previous", map=_whole(12)),
+                    query=Readout(register=TOKEN, map=_select(size, letters)),
+                    key=Readout(register="previous", map=_whole(12)),
                     strength=MATCH * sharpness,
                 ),
                 _key_bias(size, [0], SINK * sharpness),
@@ -235,7 +235,7 @@ def fraction(sharpness: float = 1.0) -> Program:
         Head(
             name="count",
             role="uniform attention: the fraction of tokens equal to x, in register 'fraction'",
-            value=Reading(register=TOKEN, map=_any(size, [1])),
+            value=Readout(register=TOKEN, map=_any(size, [1])),
             writes="fraction",
             output=torch.full((1, 1), length / count, dtype=torch.float64),
         ),
@@ -308,13 +308,13 @@ def _finder(name: str, role: str, writes: str, output: Tensor, sharpness: float)
     return Head(
         name=name,
         role=role,
-        value=Reading(register=TOKEN, map=_any(_DUPLICATE_SIZE, _LETTERS), varies=False),
+        value=Readout(register=TOKEN, map=_any(_DUPLICATE_SIZE, _LETTERS), varies=False),
         writes=writes,
         output=output,
         matches=(
             Match(
-                query=Reading(register=TOKEN, map=_select(_DUPLICATE_SIZE, _LETTERS)),
-                key=Reading(register="previous", map=_whole(len(_LETTERS))),
+                query=Readout(register=TOKEN, map=_select(_DUPLICATE_SIZE, _LETTERS)),
+                key=Readout(register="previous", map=_whole(len(_LETTERS))),
                 strength=MATCH * sharpness,
             ),
             _key_bias(_DUPLICATE_SIZE, [0], SINK * sharpness),
@@ -395,7 +395,7 @@ def greater_than(sharpness: float = 1.0) -> Program:
             matches=(
                 Match(
                     query=_CONSTANT,
-                    key=Reading(register=TOKEN, map=_any(size, digits)),
+                    key=Readout(register=TOKEN, map=_any(size, digits)),
                     strength=MATCH * sharpness,
                 ),
             ),
@@ -403,7 +403,7 @@ def greater_than(sharpness: float = 1.0) -> Program:
         Mlp(
             name="greater",
             role="one unit per digit: raises it where the copied digit is smaller",
-            reads=Reading(register="digit", map=2 * slope * below),
+            reads=Readout(register="digit", map=2 * slope * below),
             bias=torch.full((10,), -slope, dtype=torch.float64),
             writes=OUT,
             output=_whole(10) / slope,
@@ -445,8 +445,8 @@ def two_hop(sharpness: float = 1.0) -> Program:
         facts: dict[str, object] = {"query": tokens[chain[0]], "bridge": tokens[chain[1]]}
         return (clean, corrupted, chain[2], other[2], length - 1), facts
 
-    def look_up(name: str, role: str, query: Reading, writes: str, *more: Match) -> Head:
-        key = Reading(register="previous", map=_whole(12))
+    def look_up(name: str, role: str, query: Readout, writes: str, *more: Match) -> Head:
+        key = Readout(register="previous", map=_whole(12))
         matches = (
             Match(query=query, key=key, strength=MATCH * sharpness),
             _key_bias(size, [0], SINK * sharpness),
@@ -459,13 +459,13 @@ def two_hop(sharpness: float = 1.0) -> Program:
         look_up(
             "first",
             "first look-up: finds what follows the query A, writes B into register 'bridge'",
-            Reading(register=TOKEN, map=_select(size, letters)),
+            Readout(register=TOKEN, map=_select(size, letters)),
             "bridge",
         ),
         look_up(
             "second",
             "second look-up: finds what follows B at the head of a fact, copies C",
-            Reading(register="bridge", map=_whole(12)),
+            Readout(register="bridge", map=_whole(12)),
             OUT,
             _key_bias(size, [end], -MATCH * sharpness),  # behind `A B` stands the end of the fact
         ),

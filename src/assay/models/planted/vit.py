@@ -447,7 +447,7 @@ def draw_patches(n: int, seed: int = 0) -> PlantedExamples:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Scene:
+class _LitPatches:
     """One image: the marked and the fitting patch, and of every patch the lit quadrant and the colour."""
 
     marked: int
@@ -456,7 +456,7 @@ class _Scene:
     colours: np.ndarray
 
 
-def _scene(label: int, rng: np.random.Generator) -> _Scene:
+def _scene(label: int, rng: np.random.Generator) -> _LitPatches:
     n = GRID * GRID
     marked, fitting = (int(place) for place in rng.choice(n, 2, replace=False))
     quadrant = int(rng.integers(4))
@@ -464,10 +464,10 @@ def _scene(label: int, rng: np.random.Generator) -> _Scene:
     quadrants[[marked, fitting]] = quadrant
     colours = rng.integers(2, size=n)
     colours[fitting] = label
-    return _Scene(marked=marked, fitting=fitting, quadrants=quadrants, colours=colours)
+    return _LitPatches(marked=marked, fitting=fitting, quadrants=quadrants, colours=colours)
 
 
-def _paint(scene: _Scene) -> Float[Tensor, "3 h w"]:
+def _paint(scene: _LitPatches) -> Float[Tensor, "3 h w"]:
     image = -torch.ones(3, SIDE, SIDE)
     half = PATCH // 2
     for place in range(GRID * GRID):
