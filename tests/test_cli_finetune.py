@@ -13,7 +13,7 @@ from PIL import Image
 import assay
 from assay.tasks import SHAPE_CLASSES, EvalTransform, draw_shapes, read_source
 from assay.zoo import save_model, split
-from assay.zoo.training import images_hash
+from assay.zoo.scoring import images_hash
 
 
 Run = Callable[..., Any]

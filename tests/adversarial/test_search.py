@@ -18,7 +18,7 @@ from assay.core.errors import InputError, NonFiniteError
 from assay.execution import run_circuit
 from assay.models import Model, load_model
 from assay.tasks import PairTask, Prompt, Tokens, load_task
-from assay.tasks.text import IndirectObject
+from assay.tasks.indirect_object import IndirectObject
 
 
 NAMES = ("Mary", "John", "Lisa", "Mark", "Paul")

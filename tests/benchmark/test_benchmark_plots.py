@@ -23,7 +23,6 @@ from assay.analyses.benchmark import (
 )
 from assay.analyses.benchmark.plots import (
     TruthMapData,
-    place_labels,
     plot_quality_cost,
     plot_truth_map,
     quality_cost_data,
@@ -31,6 +30,7 @@ from assay.analyses.benchmark.plots import (
     truth_map_data,
     write_picture,
 )
+from assay.page.labels import place_labels
 from assay.page.markdown import markdown_table
 from assay.pipeline.benchmark import truth_markdown
 

@@ -9,7 +9,7 @@ import torch
 from assay.models import load_model
 from assay.tasks import EvalTransform, ImageSet, draw_shapes
 from assay.zoo import Recipe, TrainingRun, Zoo, initial_module, train
-from assay.zoo.training import weights_hash
+from assay.zoo.scoring import weights_hash
 
 
 TRANSFORM = EvalTransform(

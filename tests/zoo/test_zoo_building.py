@@ -15,7 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from assay.core.errors import FileFormatError, InputError, UnknownNameError, UnsupportedModelError
 from assay.tasks import EvalTransform, draw_shapes
 from assay.zoo import Grid, Zoo, initial_module, save_model, select_configurations, split, train_zoo
-from assay.zoo.training import weights_hash
+from assay.zoo.scoring import weights_hash
 
 
 SMALL = {

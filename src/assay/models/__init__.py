@@ -1,6 +1,8 @@
 """Native transformers behind one interface."""
 
-from assay.models.adapter import FAMILIES, Block, Family, Fused, Model, Norm, Separate, Sizes, Vision
+from assay.models.adapter import FAMILIES, Model
+from assay.models.block import Block, Norm
+from assay.models.family import Family, Fused, Separate, Sizes, Vision
 from assay.models.loading import family_of, load_model
 from assay.models.tracing import Trace
 from assay.models.transformer_lens import convert_attention_only

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.core.errors import UnsupportedModelError
-from assay.models.adapter import Block, Model, Norm
+from assay.models.adapter import Model
+from assay.models.block import Block, Norm
 from assay.models.tracing import Trace
 
 

@@ -1,6 +1,7 @@
 """Decoder families: language models of Hugging Face transformers."""
 
-from assay.models.adapter import FAMILIES, Family, Fused, Separate
+from assay.models.adapter import FAMILIES
+from assay.models.family import Family, Fused, Separate
 
 
 FAMILIES.add(

@@ -1,10 +1,8 @@
 """Loading models by hub id, directory, live module, timm name, or name of an embedded or planted model."""
 
-import math
 import pickle
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,21 @@ from assay.core.errors import (
     UnsafeFileError,
     UnsupportedModelError,
 )
-from assay.core.untrusted import MALFORMED, malformed, parse_json, printable, refuse_pickle
+from assay.core.untrusted import MALFORMED, malformed, printable, refuse_pickle
 from assay.models import decoders, vits  # noqa: F401 - decoders registers the families of text
-from assay.models.adapter import FAMILIES, Config, Family, Model
+from assay.models.adapter import FAMILIES, Model
 from assay.models.conformance import check_conformance
+from assay.models.family import Config, Family
 from assay.models.timm_import import timm_create_model
+from assay.models.weight_files import (
+    INDEX,
+    WEIGHTS,
+    check_shapes,
+    check_sizes,
+    find_checkpoint,
+    read_json,
+    weight_files,
+)
 
 
 # Layouts that are not additive pre-norm streams: the module that shows it, and why it matters.
@@ -47,11 +55,6 @@ MINI = Path(__file__).parent / "mini"
 EMBEDDED = {"mini": MINI, "colour-digits": Path(__file__).parent / "colour_digits"}
 _PLANTED = "planted:"
 _TIMM_DIRECTORY = "timm:local-dir:"
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-# Whole numbers of a configuration that are not dimensions: ids, limits of positions and texts, and the like.
-_NO_DIMENSION = re.compile(
-    r"(token|words)_ids?$|tokens$|_id$|^max_|_max_|theta|rope|rotary|length|window|label2id"
-)
 _NAMED = f"{', '.join(map(repr, EMBEDDED))}, 'planted:NAME'"
 
 
@@ -186,18 +189,8 @@ def _short(source: str) -> str:
 
 def _is_timm_directory(path: Path) -> bool:
     """Whether `config.json` is timm's: it names an architecture and no model type."""
-    config = _json(path / "config.json")
+    config = read_json(path / "config.json")
     return "architecture" in config and "model_type" not in config
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise FileFormatError(f"{path} holds {type(content).__name__}; expected a JSON object")
-    return content
 
 
 def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
@@ -205,15 +198,15 @@ def _from_timm(location: str, *, allow_pickle: bool) -> nn.Module:
     if location.startswith("timm:"):
         _check_checkpoint(location, allow_pickle=allow_pickle)
     else:
-        files = _weight_files(location, timm=True, allow_pickle=allow_pickle)
-        shapes = _check_sizes(config, files, timm=True)
+        files = weight_files(location, timm=True, allow_pickle=allow_pickle)
+        shapes = check_sizes(config, files, timm=True)
     create_model = timm_create_model(location)
     name, _, checkpoint = location.removeprefix("timm:").partition("@")
     try:
         if not location.startswith("timm:"):
             source = f"local-dir:{location}"
             if shapes is not None:
-                _check_shapes(lambda: create_model(source, pretrained=False), shapes, config)
+                check_shapes(lambda: create_model(source, pretrained=False), shapes, config)
             module = create_model(source, pretrained=True)
         elif checkpoint:
             module = _timm_checkpoint(name, Path(checkpoint))
@@ -291,181 +284,8 @@ def without_progress_bars() -> Iterator[None]:
 
 def _image_processor(location: str) -> dict[str, Any] | None:
     """The stored `preprocessor_config.json`; None if there is none."""
-    found = _find(location, "preprocessor_config.json")
-    return None if found is None else _json(found)
-
-
-def _find(location: str, name: str) -> Path | None:
-    """A file of a directory, or of a hub repository, downloaded if need be; None if there is none."""
-    if Path(location).is_dir():
-        path = Path(location, name)
-        return path if path.is_file() else None
-    from transformers.utils.hub import cached_file
-
-    found = cached_file(
-        location,
-        name,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if found is None else Path(found)
-
-
-def _weight_files(location: str, *, timm: bool, allow_pickle: bool) -> list[Path]:
-    """The files that weights are read from: `model.safetensors`, or what its index names.
-
-    Of other files in the directory none is read, so none of them counts. Empty where there are only others;
-    of a hub repository transformers then reports it.
-
-    Raises:
-        UnsafeFileError: If there are only pickles, or the index names one, or a file elsewhere, and
-            `allow_pickle` is false; a file elsewhere is always refused.
-        FileFormatError: If there are no weights.
-    """
-    single = _find(location, _WEIGHTS)
-    if single is not None:
-        found = [single]
-    elif not timm and (index := _find(location, _INDEX)) is not None:
-        found = [_shard(location, name, index, allow_pickle=allow_pickle) for name in _shards(index)]
-    else:
-        found = _pickles(location, allow_pickle=allow_pickle)
-    for each in found:
-        if each.suffix == ".safetensors":
-            refuse_pickle(each)
-    return found
-
-
-def _shards(index: Path) -> list[str]:
-    """Names of the files of an index, each once."""
-    named = _json(index).get("weight_map")
-    if not isinstance(named, dict) or not named or not all(isinstance(each, str) for each in named.values()):
-        raise FileFormatError(f"{index} has no table 'weight_map' from weights to names of files")
-    return sorted(set(named.values()))
-
-
-def _shard(location: str, name: str, index: Path, *, allow_pickle: bool) -> Path:
-    plain = Path(name).name == name and not set(name) & set("/\\\0")
-    if not plain or not (allow_pickle or name.endswith(".safetensors")):
-        raise UnsafeFileError(
-            f"{index} names {name[:200]!r}; plain names of safetensors files beside it are read"
-            + ("" if allow_pickle or not plain else ", or pass allow_pickle=True if you trust their origin")
-        )
-    found = _find(location, name)
-    if found is None:
-        raise FileFormatError(f"{index} names {name!r}, and there is no such file beside it")
-    return found
-
-
-def _pickles(location: str, *, allow_pickle: bool) -> list[Path]:
-    """Weights of a directory without safetensors, if they are allowed."""
-    path = Path(location)
-    if not path.is_dir():
-        return []
-    found = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
-    if not found:
-        raise FileFormatError(f"{path} holds no weights; expected {_WEIGHTS} beside config.json")
-    if not allow_pickle:
-        raise UnsafeFileError(
-            f"{path} holds only pickled weights ({', '.join(each.name for each in found)}), no {_WEIGHTS}. "
-            "Opening a pickle can run any code; convert them to safetensors, or pass allow_pickle=True "
-            "if you trust their origin"
-        )
-    return found
-
-
-def _check_sizes(config: Path, files: Sequence[Path], *, timm: bool = False) -> list[tuple[int, ...]] | None:
-    """Refuse a configuration of a far larger model than the weights are, before anything is built.
-
-    Every parameter is in the checkpoint, or tied to one that is, so no dimension of one is larger than all
-    of them together. What is not a dimension, such as an id of a token, is left out by its name.
-
-    Returns:
-        Shapes of the weights; None where they are pickles, which are not looked into.
-    """
-    from safetensors import safe_open
-
-    shapes: list[tuple[int, ...]] = []
-    pickled = any(each.suffix != ".safetensors" for each in files)
-    for each in () if pickled else files:
-        try:
-            with safe_open(each, framework="pt") as file:
-                shapes += [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 - not a dict
-        except (SafetensorError, OSError, *MALFORMED) as error:
-            if not timm:
-                return None  # transformers reads the configuration first, and says what is wrong with them
-            raise FileFormatError(f"cannot read {each}: {error}") from error
-    # No number of a pickle takes less than a byte, and no tensor less than that.
-    size = sum(each.stat().st_size for each in files)
-    tensors = size if pickled else len(shapes)
-    elements = size if pickled else sum(map(math.prod, shapes))
-    content = _json(config)
-    arguments = content.get("model_args")
-    for name, least in _least_sizes(content | (arguments if isinstance(arguments, dict) else {})):
-        if least > (tensors if name == "layers" else elements):
-            raise _too_large(config, f"at least {least:,} {name}", tensors, elements)
-    for key, value in _whole_numbers(content):
-        if value > elements:
-            raise _too_large(config, f"{key} = {printable(str(value)[:40])}", tensors, elements)
-    return None if pickled else shapes
-
-
-def _too_large(config: Path, what: str, tensors: int, elements: int) -> FileFormatError:
-    return FileFormatError(
-        f"{config} describes {what}, and the weights are {tensors:,} tensors of {elements:,} numbers "
-        "together; the two do not belong together"
-    )
-
-
-def _whole_numbers(content: object, key: str = "") -> Iterator[tuple[str, int]]:
-    """Whole numbers of a configuration that may be dimensions or counts, with their names."""
-    if isinstance(content, dict):
-        for name, each in content.items():
-            if not _NO_DIMENSION.search(name):
-                yield from _whole_numbers(each, name)
-    elif isinstance(content, list):
-        for each in content:
-            yield from _whole_numbers(each, key)
-    elif type(content) is int:
-        yield key, content
-
-
-def _least_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """What any model of a configuration has at least: layers, and numbers in one kind of weight."""
-
-    def size(*names: str, default: int = 1) -> int:
-        return next((config[name] for name in names if type(config.get(name)) is int), default)
-
-    layers = size("num_hidden_layers", "n_layer", "depth")
-    width = size("hidden_size", "n_embd", "embed_dim")
-    patch = max(1, size("patch_size"))
-    yield "layers", layers
-    yield "numbers in its layers", layers * width * max(width, size("intermediate_size", "n_inner"))
-    yield "numbers in its embedding", width * size("vocab_size")
-    yield (
-        "numbers in its positions",
-        width * size("n_positions", default=(size("image_size", "img_size") // patch) ** 2),
-    )
-    yield "numbers in its patches", width * patch**2 * size("num_channels")
-    yield "numbers in its head", width * size("num_labels", "num_classes")
-
-
-def _check_shapes(build: Callable[[], nn.Module], shapes: Sequence[tuple[int, ...]], config: Path) -> None:
-    """Refuse a configuration whose parameters the weights do not have, if those are larger than the weights.
-
-    Whoever loads the weights names smaller ones that are missing or of another shape. The model is built
-    without memory for its numbers (PyTorch's device `meta`).
-    """
-    with torch.device("meta"):
-        module = build()
-    held = set(shapes)
-    named = module.named_parameters()
-    absent = [(each.numel(), name) for name, each in named if tuple(each.shape) not in held]
-    if sum(size for size, _ in absent) > (elements := sum(map(math.prod, shapes))):
-        raise FileFormatError(
-            f"{config} describes {max(absent)[1]} of {max(absent)[0]:,} numbers, and the weights are "
-            f"{len(shapes):,} tensors of {elements:,} numbers together, none of that shape; the two do not "
-            "belong together"
-        )
+    found = find_checkpoint(location, "preprocessor_config.json")
+    return None if found is None else read_json(found)
 
 
 def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -> nn.Module:
@@ -477,12 +297,12 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
     attention_only.register()
     what = "a causal language model or image classifier"
     try:
-        described = _find(location, "config.json")
+        described = find_checkpoint(location, "config.json")
         shapes = None
         if described is not None:
             _refuse_elsewhere(described)
-            files = _weight_files(location, timm=False, allow_pickle=allow_pickle)
-            shapes = _check_sizes(described, files) if files else None
+            files = weight_files(location, timm=False, allow_pickle=allow_pickle)
+            shapes = check_sizes(described, files) if files else None
         config = AutoConfig.from_pretrained(location, trust_remote_code=False)
         _refuse_early(config, location)
         # How attention is computed is ours to say: a name of a repository here would load a kernel from it.
@@ -493,7 +313,7 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
         auto = AutoModelForImageClassification if sees else AutoModelForCausalLM
         if described is not None and shapes is not None:
             build: Callable[..., nn.Module] = auto.from_config
-            _check_shapes(lambda: build(config, trust_remote_code=False), shapes, described)
+            check_shapes(lambda: build(config, trust_remote_code=False), shapes, described)
         with without_progress_bars():
             loaded: Any = auto.from_pretrained(
                 location,
@@ -532,10 +352,10 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
 
 def _refuse_elsewhere(config: Path) -> None:
     """Refuse a configuration that names its weights itself."""
-    if (named := _json(config).get("transformers_weights")) is not None:
+    if (named := read_json(config).get("transformers_weights")) is not None:
         raise UnsafeFileError(
             f"{config} names its weights itself ({printable(repr(named))[:200]}); they are read from "
-            f"{_WEIGHTS} or {_INDEX}: remove transformers_weights"
+            f"{WEIGHTS} or {INDEX}: remove transformers_weights"
         )
 
 

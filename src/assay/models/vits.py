@@ -6,7 +6,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
-from assay.models.adapter import FAMILIES, Config, Family, Fused, Separate, Sizes, Vision, config_facts
+from assay.models.adapter import FAMILIES
+from assay.models.family import Config, Family, Fused, Separate, Sizes, Vision, config_facts
 
 
 # ------------------------------------------------------------------------------- Hugging Face transformers

@@ -19,7 +19,8 @@ from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, record_id
 from assay.core.registry import Registry
 from assay.discovery.edges import EdgeMethod, get_method
-from assay.discovery.edges.method import Asked, Choices, join_parts, resolve
+from assay.discovery.edges.method import Choices, join_parts
+from assay.discovery.edges.running import Asked, resolve
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
 from assay.pipeline.circuits import keep_circuit, stored_circuit

@@ -24,7 +24,7 @@ from assay.pipeline.image_stream import known_images
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
-from assay.zoo.training import images_hash
+from assay.zoo.scoring import images_hash
 
 
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"

@@ -13,7 +13,8 @@ from assay.analyses.worst_case.attack import block_record
 from assay.analyses.worst_case.evaluation import PairValues
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import record_id
-from assay.discovery.edges.method import Asked, BatchMethod, BatchPart
+from assay.discovery.edges.method import BatchMethod, BatchPart
+from assay.discovery.edges.running import Asked
 from assay.store import Store
 
 

@@ -9,6 +9,12 @@ from assay.stats.agreement import (
     kendall_w,
     top_members,
 )
+from assay.stats.all_pairs_bounds import (
+    all_pairs_failure,
+    all_pairs_order_failure,
+    best_all_pairs_order,
+    maximum_exceedance,
+)
 from assay.stats.anova import GroupDifferences, group_differences
 from assay.stats.association import (
     fagin_tau_rows,
@@ -48,11 +54,7 @@ from assay.stats.multiplicity import (
 from assay.stats.percentile_bounds import (
     OrderStatistic,
     SampleSize,
-    all_pairs_failure,
-    all_pairs_order_failure,
-    best_all_pairs_order,
     best_order_statistic,
-    maximum_exceedance,
     percentile_confidence,
     percentile_failure,
     percentile_sample_size,

@@ -22,10 +22,9 @@ from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
 from assay.core.record import Record
 from assay.stats._checks import finite
+from assay.stats.all_pairs_bounds import all_pairs_failure, best_all_pairs_order
 from assay.stats.percentile_bounds import (
     OrderStatistic,
-    all_pairs_failure,
-    best_all_pairs_order,
     best_order_statistic,
     order_of,
     percentile_failure,

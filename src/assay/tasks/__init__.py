@@ -13,25 +13,26 @@ from assay.tasks.digits import (
 from assay.tasks.docstring import Docstring
 from assay.tasks.encoding import EncodedPrompts, encode_prompts, pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt, task_data
+from assay.tasks.image_batch import ImageBatch
 from assay.tasks.image_files import (
-    WILDS_LAYOUTS,
     ReadOptions,
-    TableLayout,
     read_domains,
     read_image_folder,
     read_imagenet_c,
     read_npz,
     read_parquet,
-    read_table,
 )
+from assay.tasks.image_set import ImageSet
 from assay.tasks.image_source import DomainSource, find_domains, is_shapes, one_domain, read_source
+from assay.tasks.image_tables import WILDS_LAYOUTS, TableLayout, read_table
 from assay.tasks.image_transform import EvalTransform
-from assay.tasks.images import ImageBatch, ImageSet, ImageTask
+from assay.tasks.images import ImageTask
+from assay.tasks.indirect_object import IndirectObject
 from assay.tasks.induction import Induction
 from assay.tasks.load import draw_task, load_images, load_task, read_pairs
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
 from assay.tasks.task import PairBatch, PairTask, Split, map_tensors
-from assay.tasks.text import GenderedPronoun, GreaterThan, IndirectObject, SubjectVerbAgreement
+from assay.tasks.text import GenderedPronoun, GreaterThan, SubjectVerbAgreement
 from assay.tasks.tokens import Tokens
 
 

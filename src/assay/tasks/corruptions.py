@@ -21,8 +21,8 @@ from scipy import ndimage, signal
 from assay.core.errors import FileFormatError, InputError, ShapeError
 from assay.core.random import stream
 from assay.core.registry import Registry
+from assay.tasks.image_set import ImageSet
 from assay.tasks.image_transform import BROKEN, read_rgb
-from assay.tasks.images import ImageSet
 
 
 MIN_SIDE = 32  # the blur kernels reach 12 pixels, and reflect at the border

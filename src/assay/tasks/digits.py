@@ -22,8 +22,9 @@ from PIL import Image
 
 from assay.core.errors import InputError, unknown_name
 from assay.core.random import stream
+from assay.tasks.image_set import ImageSet
 from assay.tasks.image_transform import EvalTransform
-from assay.tasks.images import ImageSet, ImageTask
+from assay.tasks.images import ImageTask
 
 
 DIGIT_CLASSES = ("low", "high")

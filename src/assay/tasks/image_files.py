@@ -4,9 +4,8 @@ Every reader samples before it decodes, keeps the place of an image in the full 
 the file that cannot be read; with `skip_bad` such files are left out and counted instead.
 """
 
-import csv
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +23,8 @@ from assay.core.errors import (
     unknown_name,
 )
 from assay.core.untrusted import MALFORMED, check_rows, load_npz, malformed, parquet_table, parse_json
+from assay.tasks.image_set import ImageSet, draw_rows
 from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
-from assay.tasks.images import ImageSet, draw_rows
 
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
@@ -71,7 +70,7 @@ def read_image_folder(
         InputError: If there is no image, or a folder is none of the `classes`.
         ShapeError: If images differ in size and no transform makes them equal.
     """
-    folder = _folder(folder)
+    folder = checked_folder(folder)
     found = _subfolders(folder)
     names = tuple(found if classes is None else classes)
     if not found:
@@ -86,8 +85,8 @@ def read_image_folder(
         files = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES)
         paths += files
         labels += [names.index(name)] * len(files)
-    return _image_set(
-        [_Source(str(path.relative_to(folder)), path) for path in paths],
+    return decoded_set(
+        [RawImage(str(path.relative_to(folder)), path) for path in paths],
         labels=np.array(labels, dtype=np.int64),
         fields={"path": [str(path.relative_to(folder)) for path in paths]},
         classes=names,
@@ -119,7 +118,7 @@ def read_domains(
         FileFormatError: If the root does not exist, or an image cannot be read and is not skipped.
         InputError: If a domain has no image, or a folder is none of the `classes`.
     """
-    root = _folder(root)
+    root = checked_folder(root)
     present = _subfolders(root)
     for name in domains or ():
         if name not in present:
@@ -158,13 +157,13 @@ def read_imagenet_c(
         FileFormatError: If a folder does not exist, or an image cannot be read and is not skipped.
         InputError: If there is no corruption, a domain has no image, or a folder is none of the `classes`.
     """
-    root = _folder(root)
+    root = checked_folder(root)
     present = _subfolders(root)
     for name in corruptions or ():
         if name not in present:
             raise unknown_name(f"corruption of {root}", name, present)
     folders = {
-        f"{name}/{severity}": _folder(root / name / str(severity))
+        f"{name}/{severity}": checked_folder(root / name / str(severity))
         for name in corruptions or present
         for severity in severities
     }
@@ -193,8 +192,8 @@ def read_images(
         InputError: If there is none, or none can be read.
         ShapeError: If images differ in size and no transform makes them equal.
     """
-    return _image_set(
-        [_Source(str(path), Path(path)) for path in paths],
+    return decoded_set(
+        [RawImage(str(path), Path(path)) for path in paths],
         labels=None,
         fields={"path": [str(path) for path in paths]},
         classes=None,
@@ -205,162 +204,6 @@ def read_images(
 
 
 # ------------------------------------------------------------------------------------- tables of metadata
-
-Row = dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableLayout:
-    """How a CSV file describes images beside it.
-
-    Attributes:
-        table: The CSV file below the root.
-        path: Where an image lies below the root, with columns in braces; `{row}` is the number of the row.
-        label: Column of the class.
-        classes: Values of that column in the order of labels; None: those present in the table, sorted.
-        class_names: What to call them, if not by their values.
-        derive: Adds columns: from the rows and the root to new rows, None for a row to leave out.
-    """
-
-    table: str = "metadata.csv"
-    path: str
-    label: str
-    classes: tuple[str, ...] | None = None
-    class_names: tuple[str, ...] | None = None
-    derive: Callable[[list[Row], Path], list[Row | None]] | None = None
-
-
-def _camelyon17(rows: list[Row], root: Path) -> list[Row | None]:
-    """Official split of WILDS: hospital 1 validates out of distribution, hospital 2 tests."""
-    splits = {"0": "train", "1": "id_val"}
-    held_out = {"1": "val", "2": "test"}
-    return [
-        {**row, "wilds_split": held_out.get(row["center"], splits.get(row["split"], row["split"]))}
-        for row in rows
-    ]
-
-
-def _fmow(rows: list[Row], root: Path) -> list[Row | None]:
-    """Official split of WILDS by time and region; sequestered images are left out."""
-    regions = {row["alpha-3"]: row["region"] for row in _table(root / "country_code_mapping.csv")}
-    derived: list[Row | None] = []
-    for row in rows:
-        year = int(row["timestamp"][:4])
-        if year < 2013:
-            split = {"val": "id_val", "test": "id_test"}.get(row["split"], row["split"])
-        else:
-            period = "val" if year < 2016 else "test"
-            split = period if row["split"] == period else ""
-        known = {**row, "wilds_split": split, "region": regions.get(row["country_code"], "Other")}
-        derived.append(None if row["split"] == "seq" else known)
-    return derived
-
-
-WILDS_LAYOUTS: Mapping[str, TableLayout] = {
-    "camelyon17": TableLayout(
-        path="patches/patient_{patient}_node_{node}/"
-        "patch_patient_{patient}_node_{node}_x_{x_coord}_y_{y_coord}.png",
-        label="tumor",
-        classes=("0", "1"),
-        class_names=("normal", "tumor"),
-        derive=_camelyon17,
-    ),
-    "fmow": TableLayout(
-        table="rgb_metadata.csv", path="images/rgb_img_{row}.png", label="category", derive=_fmow
-    ),
-}
-
-
-def read_table(
-    root: str | Path,
-    layout: TableLayout | str,
-    *,
-    where: Mapping[str, str | Sequence[str]] | None = None,
-    domain: str | None = None,
-    options: ReadOptions = DEFAULTS,
-) -> ImageSet:
-    """Images that a table of metadata describes; every column becomes a field.
-
-    `ImageSet.by_field` then makes domains of a column (hospital, slide, region).
-
-    Args:
-        root: Folder that the table and the paths are relative to.
-        layout: A description, or `camelyon17` or `fmow` for those of WILDS, which get the columns
-            `wilds_split` (train, id_val, id_test, val, test) and, for FMoW, `region`.
-        where: Column to the value or values to keep, e.g. `{"center": "1"}`.
-        domain: Name of the domain. Default: the values kept, or the folder's name.
-        options: Transform, sample (after `where`), bad files.
-
-    Raises:
-        FileFormatError: If the table or an image is missing or cannot be read.
-        UnknownNameError: If there is no such layout or column.
-        InputError: If no row is kept, or a label is none of the classes.
-
-    References:
-        Koh et al. 2021, WILDS, arXiv:2012.07421.
-    """
-    root = _folder(root)
-    if isinstance(layout, str):
-        if layout not in WILDS_LAYOUTS:
-            raise unknown_name("layout", layout, WILDS_LAYOUTS)
-        layout = WILDS_LAYOUTS[layout]
-    rows: list[Row | None] = [
-        {**row, "row": str(number)} for number, row in enumerate(_table(root / layout.table))
-    ]
-    try:
-        if layout.derive is not None:
-            rows = layout.derive([row for row in rows if row is not None], root)
-        kept = {number: row for number, row in enumerate(rows) if row is not None}
-        names = layout.classes or tuple(sorted({row[layout.label] for row in kept.values()}))
-        for column, values in (where or {}).items():
-            allowed = {values} if isinstance(values, str) else set(values)
-            kept = {number: row for number, row in kept.items() if row[column] in allowed}
-        sources = [_below(root, layout.path.format(**row)) for row in kept.values()]
-        held = {row[layout.label] for row in kept.values()}
-    except KeyError as error:
-        columns = {name for row in rows if row is not None for name in row}
-        raise unknown_name(f"column of {root / layout.table}", error.args[0], columns) from error
-    chosen = "+".join(f"{c}={v if isinstance(v, str) else ','.join(v)}" for c, v in (where or {}).items())
-    if not kept:
-        raise InputError(f"no row of {root / layout.table} has {chosen or 'an image'}; look at its values")
-    strange = sorted(held - set(names))
-    if strange:
-        raise InputError(
-            f"column {layout.label!r} of {root / layout.table} holds {strange}, not among {names}"
-        )
-    named = [name for name in next(iter(kept.values())) if name]
-    return _image_set(
-        sources,
-        labels=np.array([names.index(row[layout.label]) for row in kept.values()], dtype=np.int64),
-        ids=np.array(list(kept), dtype=np.int64),
-        fields={name: [row.get(name, "") for row in kept.values()] for name in named},
-        classes=layout.class_names or names,
-        domain=domain or chosen or root.name,
-        config={"layout": "table", "source": root.name, "where": chosen},
-        options=options,
-    )
-
-
-def _below(root: Path, path: str) -> "_Source":
-    """The image of a row, which a table cannot send elsewhere."""
-    if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
-        raise FileFormatError(
-            f"a row of the table in {root} names the image {path!r}; it must lie below {root}"
-        )
-    return _Source(path, root / path)
-
-
-def _table(path: Path) -> list[Row]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FileFormatError(f"the table {path} cannot be read: {error}") from error
-    short = [number for number, row in enumerate(rows) if None in row or None in row.values()]
-    if not rows or short:
-        fact = f"row {short[0]} has another number of columns than the head" if short else "it has no row"
-        raise FileFormatError(f"the table {path} cannot be used: {fact}")
-    return rows
 
 
 # ------------------------------------------------------------------------------------------------ archives
@@ -396,7 +239,7 @@ def _archived(
         raise FileFormatError(f"labels of {path} are {labels.dtype} {labels.shape}; expected {n} integers")
     if names is not None and names.ndim != 1:
         raise FileFormatError(f"class_names of {path} have shape {names.shape}; expected a list of names")
-    return _image_set(
+    return decoded_set(
         sources,
         labels=None if labels is None else labels.astype(np.int64),
         fields={name: values.tolist() for name, values in arrays.items() if values.shape == (n,)},
@@ -407,7 +250,7 @@ def _archived(
     )
 
 
-def _array_sources(path: Path, arrays: dict[str, np.ndarray]) -> list["_Source"]:
+def _array_sources(path: Path, arrays: dict[str, np.ndarray]) -> list["RawImage"]:
     """Takes the images out of `arrays`."""
     if "images" in arrays:
         images = arrays.pop("images")
@@ -418,7 +261,7 @@ def _array_sources(path: Path, arrays: dict[str, np.ndarray]) -> list["_Source"]
                 f"images of {path} are {images.dtype} {images.shape}; expected uint8 [N, H, W, 3] or "
                 "[N, H, W]"
             )
-        return [_Source(f"{path.name}, image {i}", image) for i, image in enumerate(images)]
+        return [RawImage(f"{path.name}, image {i}", image) for i, image in enumerate(images)]
     if {"blob", "offsets"} <= arrays.keys():
         blob, offsets = arrays.pop("blob"), arrays.pop("offsets")
         ordered = blob.dtype == np.uint8 and blob.ndim == 1 and offsets.ndim == 1 and len(offsets) > 1
@@ -431,7 +274,7 @@ def _array_sources(path: Path, arrays: dict[str, np.ndarray]) -> list["_Source"]
         ):
             raise FileFormatError(f"offsets of {path} do not cut its blob of {len(blob)} bytes into images")
         return [
-            _Source(f"{path.name}, image {i}", blob[start:stop].tobytes())
+            RawImage(f"{path.name}, image {i}", blob[start:stop].tobytes())
             for i, (start, stop) in enumerate(pairwise(offsets))
         ]
     raise FileFormatError(f"{path} holds {sorted(arrays)}; expected images, or blob and offsets")
@@ -478,8 +321,8 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
         described = parse_json((table.schema.metadata or {}).get(b"huggingface", b"{}"))
         names = described.get("info", {}).get("features", {}).get("label", {}).get("names")
         names = None if names is None else tuple(map(str, names))
-    return _image_set(
-        [_Source(f"{path.name}, image {i}", file) for i, file in enumerate(files)],
+    return decoded_set(
+        [RawImage(f"{path.name}, image {i}", file) for i, file in enumerate(files)],
         labels=None if labels is None else np.array(labels, dtype=np.int64),
         fields={
             name: values
@@ -497,7 +340,7 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
 
 
 @dataclass(frozen=True)
-class _Source:
+class RawImage:
     """An image that is not decoded yet, and how to call it in a message."""
 
     name: str
@@ -524,8 +367,8 @@ class _Source:
             raise InputError(f"{self.name}: {error}") from error
 
 
-def _image_set(
-    sources: list[_Source],
+def decoded_set(
+    sources: list[RawImage],
     *,
     labels: Int64[np.ndarray, " n"] | None,
     fields: Mapping[str, Sequence[Any]],
@@ -535,6 +378,7 @@ def _image_set(
     options: ReadOptions,
     ids: Int64[np.ndarray, " n"] | None = None,
 ) -> ImageSet:
+    """The images, decoded and checked, as one set."""
     if not sources:
         raise InputError(f"domain {domain!r} has no image; files that end in {sorted(SUFFIXES)} are read")
     pixels: UInt8[np.ndarray, "_ _ _ 3"] | None = None
@@ -578,7 +422,8 @@ def _image_set(
     )
 
 
-def _folder(path: str | Path) -> Path:
+def checked_folder(path: str | Path) -> Path:
+    """The path, if it is a directory."""
     path = Path(path)
     if not path.is_dir():
         raise FileFormatError(f"{path} is not a folder; give one that holds the images")

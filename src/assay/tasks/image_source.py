@@ -16,8 +16,8 @@ from assay.tasks.image_files import (
     read_npz,
     read_parquet,
 )
+from assay.tasks.image_set import ImageSet
 from assay.tasks.image_transform import EvalTransform
-from assay.tasks.images import ImageSet
 from assay.tasks.shapes import SHAPE_DOMAINS, draw_shapes
 
 

@@ -1,4 +1,4 @@
-"""Images as data: `ImageSet`, 8-bit pixels that can be corrupted, and `ImageTask`, what a model is given."""
+"""`ImageTask`: images as a model is given them, with corrupted counterparts, labels and facts about each."""
 
 import copy
 import hashlib
@@ -9,91 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64, UInt8
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name
-from assay.core.random import stream
-from assay.objectives import ObjectiveBatch
-from assay.tasks.image_transform import EvalTransform
-from assay.tasks.task import map_tensors
-
-
-_NO_LABELS = (
-    "the images have no labels, which this objective or metric compares with; give ImageTask(labels=...), or "
-    "use objective='kl', 'js' or 'pseudo_margin', which need none"
-)
-
-
-# Inherits the protocol, since a runtime check by attributes would ask images without labels for `answers`.
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ImageBatch(ObjectiveBatch):
-    """Some rows of an image task, as a model pass takes them.
-
-    Attributes:
-        images: Normalised images `[batch, 3, height, width]`.
-        counterparts: Their counterparts, same shape; None if the task has none.
-        labels: Class of each image `[batch]`; None if unknown.
-        foils: Classes to compare with `[batch, n_foils]`; None if the task has none.
-        indices: Row numbers in the task.
-        lengths: Positions a model makes of each image `[batch]`; 0 before the task is bound to one.
-    """
-
-    images: Float[Tensor, "batch 3 h w"]
-    counterparts: Float[Tensor, "batch 3 h w"] | None
-    labels: Int[Tensor, " batch"] | None
-    foils: Int[Tensor, "batch n_foils"] | None
-    indices: Int[Tensor, " batch"]
-    lengths: Int[Tensor, " batch"]
-
-    @property
-    def clean(self) -> Float[Tensor, "batch 3 h w"]:
-        """What a clean pass reads: the images."""
-        return self.images
-
-    @property
-    def corrupted(self) -> Float[Tensor, "batch 3 h w"]:
-        """What a corrupted pass reads: the counterparts.
-
-        Raises:
-            InputError: If the images have none.
-        """
-        if self.counterparts is None:
-            raise InputError(
-                "the images have no counterparts to take ablated activations from; give "
-                "ImageTask(corrupted=...), or use ablation='mean-positional', which needs none"
-            )
-        return self.counterparts
-
-    @property
-    def answers(self) -> Int[Tensor, "batch 1"]:
-        """The right class of each image.
-
-        Raises:
-            InputError: If the labels are unknown.
-        """
-        if self.labels is None:
-            raise InputError(_NO_LABELS)
-        return self.labels[:, None]
-
-    @property
-    def wrong(self) -> Int[Tensor, "batch n_foils"] | None:
-        """The classes the right one is compared with."""
-        return self.foils
-
-    @property
-    def width(self) -> int:
-        """Positions a model makes of an image."""
-        return int(self.lengths[0])
-
-    @property
-    def positions(self) -> Int[Tensor, " batch"]:
-        """The position whose stream is read: the first, where models keep their CLS token."""
-        return torch.zeros_like(self.lengths)
-
-    def to(self, device: torch.device | str) -> "ImageBatch":
-        """The same batch with every tensor on `device`."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
+from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.tasks.image_batch import NO_LABELS, ImageBatch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -151,9 +71,9 @@ class ImageTask:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _integers(name, value))
         _check_images(self)
-        _fill(self, ids=torch.arange(self.n))
+        fill(self, ids=torch.arange(self.n))
         object.__setattr__(self, "fields", dict(self.fields or {}))
-        _check_per_image(self.n, self.labels, self.ids, self.fields, self.classes)
+        check_per_image(self.n, self.labels, self.ids, self.fields, self.classes)
         _check_foils(self)
         _check_finite(self)
 
@@ -203,7 +123,7 @@ class ImageTask:
             InputError: If the labels are unknown.
         """
         if self.labels is None:
-            raise InputError(_NO_LABELS)
+            raise InputError(NO_LABELS)
         return self.labels[:, None]
 
     @property
@@ -268,7 +188,7 @@ class ImageTask:
         Raises:
             InputError: If there is none, or one is out of range.
         """
-        rows = torch.from_numpy(_rows(torch.as_tensor(indices).numpy(), self.n))
+        rows = torch.from_numpy(checked_rows(torch.as_tensor(indices).numpy(), self.n))
         changed: dict[str, Any] = {
             name: None if (value := getattr(self, name)) is None else value[rows]
             for name in ("images", "corrupted", "labels", "foils", "ids")
@@ -367,161 +287,7 @@ def _check_foils(task: ImageTask) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageSet:
-    """Images of one domain in 8 bits, before normalisation: what is corrupted, sampled and split.
-
-    Args:
-        pixels: RGB images `[N, H, W, 3]`, uint8.
-        labels: Class of each image `[N]`, 0 or more; None if unknown.
-        ids: Number of each image in its data set `[N]`; random corruptions follow it. Default: 0 .. N - 1.
-        domain: Where the images come from.
-        fields: Facts about each image, name to list of N (paths, metadata).
-        classes: Names of the classes, label 0 first; None if unknown.
-        name: Name of the data set in results.
-        config: How the images were made (JSON values).
-        skipped: Files left out because they could not be read.
-
-    Raises:
-        InputError: If there is no image, a label has no class, an id is negative.
-        ShapeError: If shapes or number types do not fit together.
-    """
-
-    pixels: UInt8[np.ndarray, "n h w 3"]
-    labels: Int64[np.ndarray, " n"] | None = None
-    # Left out, these two are filled in by `__post_init__`, so that readers never meet None.
-    ids: Int64[np.ndarray, " n"] = None  # type: ignore[assignment]
-    domain: str = ""
-    fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
-    classes: tuple[str, ...] | None = None
-    name: str = "custom"
-    config: Mapping[str, Any] = field(default_factory=dict)
-    skipped: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.pixels.dtype != np.uint8 or self.pixels.ndim != 4 or self.pixels.shape[3] != 3:
-            raise ShapeError(
-                f"pixels are {self.pixels.dtype} of shape {self.pixels.shape}; expected uint8 [N, H, W, 3]"
-            )
-        if self.pixels.size == 0:
-            raise InputError(f"domain {self.domain!r} has no image (pixels of shape {self.pixels.shape})")
-        _fill(self, ids=np.arange(self.n))
-        object.__setattr__(self, "fields", dict(self.fields or {}))
-        labels = None if self.labels is None else torch.from_numpy(self.labels)
-        _check_per_image(self.n, labels, torch.from_numpy(self.ids), self.fields, self.classes)
-
-    def __repr__(self) -> str:
-        size = "x".join(map(str, self.pixels.shape[1:3]))
-        return f"ImageSet({self.name!r}, domain={self.domain!r}, n={self.n}, size={size})"
-
-    @property
-    def n(self) -> int:
-        """Number of images."""
-        return len(self.pixels)
-
-    def subset(self, indices: Int64[np.ndarray, " k"] | Sequence[int]) -> "ImageSet":
-        """The images in these rows, in this order; they keep their ids.
-
-        Raises:
-            InputError: If there is none, or one is out of range.
-        """
-        rows = _rows(np.asarray(indices), self.n)
-        return replace(
-            self,
-            pixels=self.pixels[rows],
-            labels=None if self.labels is None else self.labels[rows],
-            ids=self.ids[rows],
-            fields={name: [values[i] for i in rows] for name, values in self.fields.items()},
-        )
-
-    def sample(self, n: int, *, seed: int = 0) -> "ImageSet":
-        """`n` images drawn without replacement (all if there are fewer), in their order.
-
-        Args:
-            n: At least 1.
-            seed: Seed of the stream `images/sample`.
-        """
-        return self.subset(draw_rows(self.n, n, seed=seed))
-
-    def parts(self, k: int, *, seed: int = 0) -> tuple["ImageSet", ...]:
-        """`k` disjoint random parts that differ by at most one image in size, named `domain/1` to `domain/k`.
-
-        Args:
-            k: Number of parts, 1 .. n.
-            seed: Seed of the stream `images/parts`.
-        """
-        if not 1 <= k <= self.n:
-            raise InputError(f"{k} parts of {self.n} images; ask for 1 to {self.n}")
-        shuffled = stream(seed, "images/parts").permutation(self.n)
-        config = {**self.config, "parts": {"k": k, "seed": seed}}
-        return tuple(
-            replace(self.subset(np.sort(rows)), domain=f"{self.domain}/{number}", config=config)
-            for number, rows in enumerate(np.array_split(shuffled, k), start=1)
-        )
-
-    def by_field(self, name: str) -> dict[str, "ImageSet"]:
-        """One set per value of a field (hospital, region, location), sorted; the value is its domain.
-
-        Raises:
-            UnknownNameError: If the images have no such field.
-        """
-        if name not in self.fields:
-            raise unknown_name("field", name, self.fields)
-        values = np.array([str(value) for value in self.fields[name]])
-        return {
-            str(value): replace(self.subset(np.flatnonzero(values == value)), domain=str(value))
-            for value in np.unique(values)
-        }
-
-    def task(
-        self, transform: EvalTransform | None = None, *, corrupted: "ImageSet | None" = None
-    ) -> ImageTask:
-        """The images normalised for a model.
-
-        Args:
-            transform: Its normalisation is applied; its geometry was applied when the images were read.
-                Default: `EvalTransform()`, i.e. pixels to [-1, 1].
-            corrupted: The counterparts, e.g. of `corrupt`: as many images with the same ids.
-
-        Raises:
-            InputError: If the counterparts have other ids.
-        """
-        transform = transform or EvalTransform()
-        if corrupted is not None and not np.array_equal(corrupted.ids, self.ids):
-            raise InputError(
-                f"the counterparts ({corrupted.n} images of {corrupted.domain!r}) do not have the ids of "
-                f"these {self.n} images; take the same subset of both"
-            )
-        rule = {name: transform.to_dict()[name] for name in ("rescale", "mean", "std")}
-        config = {**self.config, "normalise": rule, "skipped": len(self.skipped)}
-        if corrupted is not None:
-            config["counterparts"] = dict(corrupted.config) | {"domain": corrupted.domain}
-        return ImageTask(
-            images=transform.normalised(self.pixels),
-            corrupted=None if corrupted is None else transform.normalised(corrupted.pixels),
-            labels=None if self.labels is None else torch.from_numpy(self.labels),
-            ids=torch.from_numpy(self.ids),
-            domain=self.domain,
-            fields=self.fields,
-            classes=self.classes,
-            name=self.name,
-            config=config,
-        )
-
-
-def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> Int64[np.ndarray, " k"]:
-    """`n` of `total` row numbers without replacement, ascending; all of them if `n` is None or not smaller.
-
-    The stream is `images/sample` of the seed, or that of another `what`.
-    """
-    if n is not None and n < 1:
-        raise InputError(f"n is {n}; take at least 1 of the {what}")
-    if n is None or n >= total:
-        return np.arange(total)
-    return np.sort(stream(seed, f"{what}/sample").choice(total, n, replace=False))
-
-
-def _fill(value: Any, **defaults: Any) -> None:
+def fill(value: Any, **defaults: Any) -> None:
     """Set what was left out, in a frozen value under construction."""
     for name, default in defaults.items():
         if getattr(value, name) is None:
@@ -567,13 +333,14 @@ def _check_images(task: ImageTask) -> None:
         object.__setattr__(task, "corrupted", task.corrupted.to(task.images.dtype))
 
 
-def _check_per_image(
+def check_per_image(
     n: int,
     labels: Tensor | None,
     ids: Tensor,
     fields: Mapping[str, Sequence[Any]],
     classes: tuple[str, ...] | None,
 ) -> None:
+    """Refuse columns that do not have one value per image."""
     for name, value in (("labels", labels), ("ids", ids)):
         if value is None:
             continue
@@ -607,7 +374,7 @@ def _check_finite(task: ImageTask) -> None:
             )
 
 
-def _rows(rows: np.ndarray, n: int) -> Int64[np.ndarray, " k"]:
+def checked_rows(rows: np.ndarray, n: int) -> Int64[np.ndarray, " k"]:
     """Row numbers that exist, as int64."""
     if rows.ndim != 1 or len(rows) == 0 or not np.issubdtype(rows.dtype, np.integer):
         raise InputError(f"subset takes a list of at least one row number; got {rows.shape} of {rows.dtype}")

@@ -24,9 +24,10 @@ from assay.tasks.digits import digits_source, digits_task
 from assay.tasks.encoding import pair_task
 from assay.tasks.grammar import TASKS, Grammar, Prompt
 from assay.tasks.image_files import ReadOptions
+from assay.tasks.image_set import draw_rows
 from assay.tasks.image_source import FIRST_FREE, one_domain, read_source
 from assay.tasks.image_transform import EvalTransform
-from assay.tasks.images import ImageTask, draw_rows
+from assay.tasks.images import ImageTask
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
 

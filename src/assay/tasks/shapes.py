@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from assay.core.errors import InputError, unknown_name
 from assay.core.random import stream
-from assay.tasks.images import ImageSet
+from assay.tasks.image_set import ImageSet
 
 
 SHAPE_CLASSES = ("circle", "cross", "moon", "square", "star", "triangle")

@@ -8,8 +8,9 @@ from assay.zoo.grid import PRESETS, Grid, Initialisation
 from assay.zoo.initial import Initial, initial_module
 from assay.zoo.recipe import Recipe
 from assay.zoo.records import Correctness, Predictions, edge_scores, predict
+from assay.zoo.run_folder import TrainingRun
 from assay.zoo.selection import Selection, select_configurations
-from assay.zoo.training import LossTerm, TrainingRun, train
+from assay.zoo.training import LossTerm, train
 
 
 __all__ = [

@@ -15,8 +15,9 @@ from assay.zoo.archive import Zoo, ZooEntry
 from assay.zoo.grid import Grid
 from assay.zoo.initial import initial_module
 from assay.zoo.recipe import Recipe
+from assay.zoo.scoring import images_hash, score_of
 from assay.zoo.selection import Selection
-from assay.zoo.training import Progress, images_hash, score_of, train
+from assay.zoo.training import Progress, train
 
 
 def split(images: ImageSet, share: float, *, seed: int = 0) -> tuple[ImageSet, ImageSet]:

@@ -13,7 +13,7 @@ from assay.core.random import stream
 from assay.models import load_model
 from assay.models.timm_import import timm_create_model
 from assay.tasks import EvalTransform
-from assay.zoo.training import head_names
+from assay.zoo.scoring import head_names
 
 
 Factory = Callable[[int, int], nn.Module]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt8
@@ -24,7 +24,7 @@ from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
-from assay.zoo.training import images_hash
+from assay.zoo.scoring import images_hash
 
 
 @final
@@ -168,6 +168,7 @@ class Correctness:
         return found
 
 
+@runtime_checkable
 class ModelFolder(Protocol):
     """A zoo, as far as the records below it need one.
 

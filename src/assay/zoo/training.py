@@ -5,16 +5,14 @@ the augmentation, dropout. A state file therefore holds only tensors and the his
 """
 
 import copy
-import hashlib
 import json
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,18 +23,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 
 from assay.circuits import write_atomically
-from assay.core.errors import FileFormatError, InputError, NonFiniteError, ShapeError, UnsupportedModelError
+from assay.core.errors import FileFormatError, NonFiniteError
 from assay.core.random import stream
 from assay.core.untrusted import parse_json
 from assay.tasks import EvalTransform, ImageSet
-from assay.zoo.folders import load_weights, save_model
+from assay.zoo.folders import save_model
 from assay.zoo.recipe import Recipe
+from assay.zoo.run_folder import TrainingRun, check_same, finished, finished_run, state_file
+from assay.zoo.scoring import check_training, head_names, images_hash, module_logits, score_of, weights_hash
 
 
 SCHEMA = "assay-training/1"
-EVALUATION_BATCH = 256
-# Where the two libraries keep what turns features into logits.
-_HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head", "head_dist")
 
 Progress = Callable[[str, int, int], None]
 
@@ -73,36 +70,6 @@ class LossTerm(ABC):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` handed over."""
         del state
-
-
-@final
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingRun:
-    """A finished run.
-
-    Attributes:
-        module: The model at its best step, on the CPU, in evaluation mode.
-        folder: Where it lies, as `load_model` reads it.
-        recipe: How it was trained.
-        best_step: Number of steps after which the validation score was best (the first of equals).
-        best_score: That score, 0 .. 1.
-        curve: A row per validation: `step`, `score`, `loss` (mean cross entropy, nats), and the score of each
-            watched set under `watch`.
-        history: A value per step of `loss` (cross entropy of the batch, nats) and, with a loss term, of
-            `term` and each of its readings.
-        checkpoints: Step to directory of the models kept on the way.
-        record: The content of `training.json`.
-    """
-
-    module: nn.Module
-    folder: Path
-    recipe: Recipe
-    best_step: int
-    best_score: float
-    curve: tuple[Mapping[str, Any], ...]
-    history: Mapping[str, tuple[float, ...]]
-    checkpoints: Mapping[int, Path]
-    record: Mapping[str, Any]
 
 
 def train(
@@ -173,13 +140,13 @@ def train(
     folder = Path(folder)
     transform = transform or EvalTransform(resize=train_set.pixels.shape[1:3])
     sets = {"training": train_set, "validation": validation_set, **(watch or {})}
-    _check(module, sets, recipe, checkpoints, save_every)
+    check_training(module, sets, recipe, checkpoints, save_every)
     run = _TrainingState(
         module, sets, recipe, folder, transform, loss_term, tuple(sorted(set(checkpoints))), device
     )
     identity = run.identity(module)
-    if (finished := _finished(folder, identity)) is not None:
-        return _as_run(finished, module, recipe, folder)
+    if (earlier := finished(folder, identity)) is not None:
+        return finished_run(earlier, module, recipe, folder)
     run.resume(identity)
     while run.step < recipe.steps:
         if run.step in run.checkpoints:
@@ -193,178 +160,10 @@ def train(
             progress("train", run.step, recipe.steps)
     if recipe.steps in run.checkpoints:
         run.keep_checkpoint()
-    return _as_run(run.finish(identity), module, recipe, folder)
-
-
-def score_of(
-    module: nn.Module,
-    images: ImageSet,
-    transform: EvalTransform,
-    *,
-    score: str = "accuracy",
-    device: str | None = None,
-) -> tuple[float, float]:
-    """Score and mean cross entropy (nats) of a classifier on labelled images.
-
-    Args:
-        module: In evaluation mode.
-        images: Labelled, of the size that the model reads.
-        transform: Normalisation of the images.
-        score: `accuracy`, or `macro-f1`: the mean F1 over the classes that occur, as in WILDS.
-        device: Where the module is. Default: the CPU.
-    """
-    from sklearn.metrics import f1_score
-
-    if images.labels is None:
-        raise InputError(f"the images of {images.domain!r} have no labels; a score needs them")
-    logits = logits_of(module, images, transform, device=device)
-    labels = torch.from_numpy(images.labels)
-    loss = float(cross_entropy(logits.double(), labels))
-    if not np.isfinite(loss):
-        raise NonFiniteError(f"logits on {images.domain!r} are NaN or infinite; the model has diverged")
-    predicted = logits.argmax(dim=1).numpy()
-    if score == "accuracy":
-        return float((predicted == images.labels).mean()), loss
-    present = np.unique(images.labels)
-    return float(f1_score(images.labels, predicted, labels=present, average="macro", zero_division=0)), loss
-
-
-def logits_of(
-    module: nn.Module, images: ImageSet, transform: EvalTransform, *, device: str | None = None
-) -> Float[Tensor, "n n_classes"]:
-    """Logits of every image, float32 on the CPU, from a native module in evaluation mode."""
-    batches = []
-    with torch.inference_mode():
-        for start in range(0, images.n, EVALUATION_BATCH):
-            batch = transform.normalised(images.pixels[start : start + EVALUATION_BATCH])
-            batches.append(_logits(module, batch.to(device or "cpu")).float().cpu())
-    return torch.cat(batches)
-
-
-def head_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the submodules that turn features into logits.
-
-    Raises:
-        UnsupportedModelError: If there is none under a name that transformers or timm use.
-    """
-    found = tuple(
-        name
-        for name, child in module.named_children()
-        if name in _HEADS and any(True for _ in child.parameters())
-    )
-    if not found:
-        raise UnsupportedModelError(
-            f"{type(module).__name__} has no head among {', '.join(_HEADS)}; build it with as many outputs "
-            "as there are classes"
-        )
-    return found
-
-
-def weights_hash(module: nn.Module) -> str:
-    """SHA-256 over names, types and bytes of all parameters and buffers, 16 hex digits."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
-
-
-def images_hash(images: ImageSet) -> str:
-    """SHA-256 over pixels, labels and ids of a set, 16 hex digits."""
-    digest = hashlib.sha256()
-    for array in (images.pixels, images.labels, images.ids):
-        if array is not None:
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]
-
-
-def _logits(module: nn.Module, images: Tensor) -> Tensor:
-    output = module(images)
-    return output if isinstance(output, Tensor) else output.logits
+    return finished_run(run.finish(identity), module, recipe, folder)
 
 
 # ------------------------------------------------------------------------------------------------ checks
-
-
-def _check(
-    module: nn.Module,
-    sets: Mapping[str, ImageSet],
-    recipe: Recipe,
-    checkpoints: Sequence[int],
-    save_every: int | None,
-) -> None:
-    training = sets["training"]
-    for name, images in sets.items():
-        if images.labels is None:
-            raise InputError(f"the {name} images ({images.domain!r}) have no labels; training needs them")
-        if images.classes != training.classes:
-            raise InputError(
-                f"the {name} images have the classes {images.classes} and the training images "
-                f"{training.classes}; read both with the same classes="
-            )
-        if images.pixels.shape[1:] != training.pixels.shape[1:]:
-            raise InputError(
-                f"the {name} images are {images.pixels.shape[1:3]} and the training images "
-                f"{training.pixels.shape[1:3]} pixels large; read both with one transform"
-            )
-    validation = sets["validation"]
-    # Two files may hold the same picture; the same number and picture is the same image.
-    _, mine, theirs = np.intersect1d(training.ids, validation.ids, return_indices=True)
-    shared = [
-        int(validation.ids[j])
-        for i, j in zip(mine, theirs, strict=True)
-        if np.array_equal(training.pixels[i], validation.pixels[j])
-    ]
-    if shared:
-        raise InputError(
-            f"{len(shared)} validation images are in the training set too, e.g. number {shared[0]}; "
-            "give disjoint sets"
-        )
-    size = _image_size(module)
-    if size is not None and size != training.pixels.shape[1:3]:
-        raise ShapeError(
-            f"the model reads images of {size[0]} x {size[1]} and these are {training.pixels.shape[1]} x "
-            f"{training.pixels.shape[2]}; read them with an EvalTransform of that size"
-        )
-    for step in checkpoints:
-        if not 0 <= step <= recipe.steps:
-            raise InputError(f"a checkpoint after step {step} of {recipe.steps} does not exist")
-    if save_every is not None and save_every < 1:
-        raise InputError(f"save_every is {save_every}; give at least 1")
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise NonFiniteError(f"{name} holds NaN or infinite values before the first step")
-    n_outputs = _n_outputs(module)
-    n_classes = (
-        int(max(images.labels.max() for images in sets.values() if images.labels is not None)) + 1
-        if training.classes is None
-        else len(training.classes)
-    )
-    if n_outputs < n_classes or (training.classes is not None and n_outputs != n_classes):
-        raise InputError(
-            f"the model has {n_outputs} outputs and the data {n_classes} classes; make its head anew with "
-            "`initial_module`"
-        )
-
-
-def _n_outputs(module: nn.Module) -> int:
-    head = module.get_submodule(head_names(module)[0])
-    layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
-    if not layers:
-        raise UnsupportedModelError(f"the head of {type(module).__name__} is not a linear layer")
-    return layers[-1].out_features
-
-
-def _image_size(module: nn.Module) -> tuple[int, int] | None:
-    """Height and width that a model is built for, where it declares them."""
-    for name in ("config.image_size", "patch_embed.img_size"):
-        size: Any = module
-        for part in name.split("."):
-            size = getattr(size, part, None)
-        if size is not None:
-            return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    return None
 
 
 # --------------------------------------------------------------------------------------------------- a run
@@ -431,7 +230,7 @@ class _TrainingState:
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.learning_rate(self.step)
         with self._training_mode():
-            logits = _logits(self.module, images)
+            logits = module_logits(self.module, images)
             loss = cross_entropy(logits, labels)
             added = None if self.term is None else self.term(self.module, images, labels, logits)
             total = loss if added is None else loss + added
@@ -528,11 +327,11 @@ class _TrainingState:
             "seconds": self.seconds,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(_state_file(self.folder), save(arrays, {"training": json.dumps(facts)}))
+        write_atomically(state_file(self.folder), save(arrays, {"training": json.dumps(facts)}))
 
     def resume(self, identity: Mapping[str, Any]) -> None:
         """Take the state of an interrupted run of the same identity, if there is one."""
-        path = _state_file(self.folder)
+        path = state_file(self.folder)
         if not path.exists():
             return
         try:
@@ -543,7 +342,7 @@ class _TrainingState:
             raise FileFormatError(
                 f"{path} is not a state of a training run ({error}); remove it to start over"
             ) from error
-        _check_same(self.folder, facts["identity"], identity)
+        check_same(self.folder, facts["identity"], identity)
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimiser": {}, "term": {}}
         for name, tensor in arrays.items():
             group, _, rest = name.partition("/")
@@ -583,7 +382,7 @@ class _TrainingState:
         }
         content = json.dumps(record, indent=1, allow_nan=False)
         write_atomically(self.folder / "training.json", content.encode())
-        _state_file(self.folder).unlink(missing_ok=True)
+        state_file(self.folder).unlink(missing_ok=True)
         return record
 
 
@@ -619,56 +418,6 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 # ----------------------------------------------------------------------------------------- what was there
-
-
-def _state_file(folder: Path) -> Path:
-    return folder / "state.safetensors"
-
-
-def _finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The record of a finished run in this folder, None if there is none."""
-    path = folder / "training.json"
-    if not path.exists():
-        return None
-    try:
-        record: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} cannot be read ({error}); remove the folder to train again") from error
-    _check_same(folder, {name: record.get(name) for name in identity}, identity)
-    return record
-
-
-def _check_same(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for name, value in json.loads(json.dumps(wanted)).items():
-        if there.get(name) != value:
-            old, new = there.get(name), value
-            if isinstance(old, dict) and isinstance(new, dict):
-                changed = next(key for key in {**old, **new} if old.get(key) != new.get(key))
-                name, old, new = f"{name}.{changed}", old.get(changed), new.get(changed)
-            raise InputError(
-                f"{folder} holds another training run: {name} is {old} there and {new} here; give another "
-                "folder"
-            )
-
-
-def _as_run(record: Mapping[str, Any], module: nn.Module, recipe: Recipe, folder: Path) -> TrainingRun:
-    best = load_weights(module, folder)
-    if weights_hash(best) != record["weights"]:
-        raise FileFormatError(
-            f"the weights in {folder} are not those that {folder / 'training.json'} describes; remove the "
-            "folder to train again"
-        )
-    return TrainingRun(
-        module=best.eval(),
-        folder=folder,
-        recipe=recipe,
-        best_step=record["best_step"],
-        best_score=record["best_score"],
-        curve=tuple(record["curve"]),
-        history={name: tuple(values) for name, values in record["history"].items()},
-        checkpoints={step: folder / "checkpoints" / str(step) for step in record["checkpoints"]},
-        record=record,
-    )
 
 
 __all__ = ["LossTerm", "TrainingRun", "train"]

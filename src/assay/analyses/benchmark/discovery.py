@@ -11,9 +11,9 @@ import torch
 
 from assay.analyses.benchmark.competing import take_turn
 from assay.analyses.benchmark.cost import clock_of, plain_seconds
+from assay.analyses.benchmark.detection import detect
 from assay.analyses.benchmark.entries import Contender, choose_entries
 from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
-from assay.analyses.benchmark.truth import detect
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.given import takes_text
 from assay.core.errors import AssayError, GraphMismatchError, InputError

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.analyses.benchmark.detection import Detected
 from assay.analyses.benchmark.files import number, read_json, write_json
-from assay.analyses.benchmark.truth import Detected
 from assay.circuits import EdgeScores
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import plain

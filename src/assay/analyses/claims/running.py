@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +39,20 @@ from assay.analyses.claims.outcomes import (
     rivalled,
     settle,
 )
+from assay.analyses.claims.prompts import ClaimPrompts, ClaimTables, claim_prompts
 from assay.analyses.claims.reading import held_against, load_claim
 from assay.analyses.claims.registration import Registration, note_measured, now, register, registered
 from assay.analyses.claims.sets import head_sets, shape_of
 from assay.circuits import Circuit
 from assay.circuits.heads import Head
-from assay.core.errors import InputError
 from assay.core.measurement import Verdict
 from assay.core.random import stream
 from assay.core.record import library_version, plain
-from assay.discovery.heads.shelf import RECORD
 from assay.discovery.heads.table import MeasurementTable
 from assay.models import Model, load_model
-from assay.tasks import PairTask, load_task
 
 
 RESULT_SCHEMA = "assay-claim-result/1"
-POOL = 120  # fewest prompts from which C30 draws its samples
 
 Progress = Callable[[str, int, int], None]
 
@@ -199,11 +195,11 @@ def run_claim(
     model = load_model(claim.model, device=device) if model is None else model
     sets = head_sets(claim, shape_of(model))
     circuit = Circuit.from_heads(model.graph, claim.heads)
-    samples = {name: _sample(claim, name, model) for name in claim.tasks}
+    samples = {name: claim_prompts(claim, name, model) for name in claim.tasks}
     if path is not None:  # what cannot be measured can still be corrected, so it is not registered
         registration = register(claim, path, anew=register_anew)
     options = {"batch_size": batch_size, "max_passes": max_passes}
-    make = _Tables(claim, model, circuit, None if folder is None else Path(folder), options)
+    make = ClaimTables(claim, model, circuit, None if folder is None else Path(folder), options)
     tables = {name: make(sample.main, more=sample.more) for name, sample in samples.items()}
     own = tables[claim.task]
     before = registration is not None and _before(registration, make.began, samples, model)
@@ -248,7 +244,7 @@ def run_claim(
 def _noted(
     registration: Registration,
     tables: Mapping[str, MeasurementTable],
-    samples: Mapping[str, "_Sample"],
+    samples: Mapping[str, "ClaimPrompts"],
     model: Model,
 ) -> Registration:
     """The registration, with what was measured under it."""
@@ -264,7 +260,7 @@ def _noted(
 
 def _facts(
     model: Model,
-    samples: Mapping[str, "_Sample"],
+    samples: Mapping[str, "ClaimPrompts"],
     drawn: Mapping[str, Sequence[Sequence[tuple[int, int]]]],
 ) -> dict[str, Any]:
     """What was measured on what, for the record."""
@@ -280,104 +276,8 @@ def _facts(
 # ----------------------------------------------------------------------------------------------- prompts
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Sample:
-    """Prompts of one task, in the order of one draw.
-
-    Attributes:
-        main: What the claim is judged on.
-        more: Further ones; with `main` the pool of C30.
-        fresh: For the replication: no prompt of `main` is among them. None if too few are left.
-    """
-
-    main: PairTask
-    more: PairTask | None
-    fresh: PairTask | None
-
-
-def _sample(claim: Claim, name: str, model: Model) -> _Sample:
-    """The claim's own task has a pool as well; a longer draw begins with the shorter one."""
-    source = claim.folder / name if name in claim.files else name
-    n_more = max(2 * claim.n, POOL - claim.n) if name == claim.task else 0
-    if name in claim.files:
-        # Lines of a file may come in an order that means something.
-        drawn = load_task(source, model)
-        order = stream(claim.seed, f"claim/{name}").permutation(drawn.n)
-        drawn = drawn.subset(order[: 2 * claim.n + n_more].tolist())
-    else:
-        drawn = load_task(source, model, n=2 * claim.n + n_more, seed=claim.seed)
-    if drawn.n < claim.n:
-        raise InputError(
-            f"{name} has {drawn.n} prompts and the claim speaks of n = {claim.n}; lower n, or give it more "
-            "lines"
-        )
-    main = drawn.subset(range(claim.n))
-    # The fresh prompts come first in what a short file has left: the pool is worth less than they are.
-    seen = {tuple(row) for row in main.clean.tolist()}
-    fresh = [
-        row
-        for row in range(claim.n, min(drawn.n, 2 * claim.n))
-        if tuple(drawn.clean[row].tolist()) not in seen
-    ]
-    rest = range(2 * claim.n, drawn.n)
-    return _Sample(
-        main=main,
-        more=drawn.subset(rest) if len(rest) else None,
-        fresh=drawn.subset(fresh) if 2 * len(fresh) >= claim.n else None,
-    )
-
-
-class _Tables:
-    """Makes the tables of a claim's heads, and knows when their folders were begun."""
-
-    def __init__(
-        self,
-        claim: Claim,
-        model: Model,
-        circuit: Circuit,
-        folder: Path | None,
-        options: Mapping[str, Any],
-    ) -> None:
-        self.claim, self.model, self.circuit = claim, model, circuit
-        self.folder, self.options = folder, options
-        self.began: list[str] = []  # of tables that were there already
-        self._made: list[MeasurementTable] = []
-
-    def __call__(self, task: PairTask, *, more: PairTask | None = None) -> MeasurementTable:
-        def table(folder: Path | None) -> MeasurementTable:
-            return MeasurementTable(
-                self.model,
-                task,
-                self.circuit,
-                more=more,
-                ablation=self.claim.ablation,
-                folder=folder,
-                seed=self.claim.seed,
-                **self.options,
-            )
-
-        made = table(None)
-        if self.folder is not None:
-            place = self.folder / made.hash
-            if (place / RECORD).exists():
-                start = datetime.fromtimestamp((place / RECORD).stat().st_mtime, UTC)
-                self.began.append(start.isoformat(timespec="microseconds"))
-            made = table(place)
-        self._made.append(made)
-        return made
-
-    @property
-    def passes(self) -> dict[str, float]:
-        """Passes of all of them."""
-        total: dict[str, float] = {}
-        for table in self._made:
-            for name, count in table.passes.items():
-                total[name] = total.get(name, 0.0) + count
-        return total
-
-
 def _before(
-    registration: Registration, began: Sequence[str], samples: Mapping[str, _Sample], model: Model
+    registration: Registration, began: Sequence[str], samples: Mapping[str, ClaimPrompts], model: Model
 ) -> bool:
     """Whether a registration is older than every known measurement of the claim's prompts."""
     looks = [registration.first_look(sample.main.data_hash, model.weight_hash) for sample in samples.values()]
@@ -497,8 +397,8 @@ def _rivals(
 
 def _replicate(
     claim: Claim,
-    make: _Tables,
-    samples: Mapping[str, _Sample],
+    make: ClaimTables,
+    samples: Mapping[str, ClaimPrompts],
     outcomes: Sequence[Outcome],
     rng: np.random.Generator,
 ) -> tuple[tuple[Outcome, ...], Evidence]:

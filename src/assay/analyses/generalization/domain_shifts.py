@@ -31,7 +31,7 @@ from assay.core.record import Record, plain
 from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
-from assay.zoo.training import images_hash
+from assay.zoo.scoring import images_hash
 
 
 SCHEMA = "assay-domain-shifts/1"

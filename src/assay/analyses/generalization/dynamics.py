@@ -13,7 +13,7 @@ from assay.core.record import Record
 from assay.core.untrusted import parse_json
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageSet
-from assay.zoo.training import score_of
+from assay.zoo.scoring import score_of
 
 
 SCHEMA = "assay-dynamics/1"

@@ -37,7 +37,7 @@ from assay.core.errors import InputError, ShapeError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from assay.tasks.images import ImageSet
+    from assay.tasks.image_set import ImageSet
     from assay.zoo import Zoo
 
 _BLOCK = 1 << 26  # bytes hashed at a time

@@ -10,7 +10,7 @@ from assay.core.errors import InputError, ShapeError
 
 
 if TYPE_CHECKING:
-    from assay.tasks.images import ImageSet
+    from assay.tasks.image_set import ImageSet
     from assay.zoo import Zoo
 
 Progress = Callable[[str, int, int], None]

@@ -12,8 +12,6 @@ from assay.discovery.edges.method import (
     Choices,
     EdgeMethod,
     Sweep,
-    completeness_gap,
-    discover,
     get_method,
 )
 from assay.discovery.edges.outputs import OutputScores, output_scores
@@ -22,6 +20,7 @@ from assay.discovery.edges.positions import discover_positions
 from assay.discovery.edges.pruning import EdgePruning
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.discovery.edges.relp import Relp
+from assay.discovery.edges.running import completeness_gap, discover
 from assay.discovery.edges.ugs import Ugs
 
 

@@ -3,10 +3,7 @@
 import abc
 import dataclasses
 import hashlib
-import time
-import warnings
 from collections.abc import Collection, Iterable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -15,17 +12,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
-from assay.circuits.given import takes_text
-from assay.core.errors import AssayWarning, InputError, NonFiniteError, UnknownNameError, unknown_name
+from assay.core.errors import InputError, NonFiniteError, UnknownNameError, unknown_name
 from assay.core.record import library_version
 from assay.core.registry import Registry
 from assay.discovery.edges.quadrature import quadrature_nodes
-from assay.execution import Ablation, Prepared, get_ablation
+from assay.execution import Ablation, Prepared
 from assay.execution.ablation import Mean
 from assay.execution.baseline import KeptRuns
-from assay.execution.forward import choose_batch_size, free_memory
+from assay.execution.forward import free_memory
 from assay.models import Model
-from assay.objectives import Loss, Objective, get_objective
+from assay.objectives import Objective
 from assay.tasks import Batch, Task, map_tensors
 from assay.tasks.seen import describe_discovery
 
@@ -288,8 +284,6 @@ METHODS: Registry[EdgeMethod] = Registry("method", holds=EdgeMethod)
 
 KEPT_BYTES = 2**30  # of clean passes that measuring the means made
 
-TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
-
 
 def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:
     """The method behind a key, or the one given, with some of its options changed.
@@ -299,213 +293,6 @@ def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:
     """
     chosen = METHODS[method] if isinstance(method, str) else method
     return chosen.configured(**options) if options else chosen
-
-
-@takes_text()
-def discover(
-    model: Model,
-    task: Task,
-    method: str | EdgeMethod = "eap-ig-inputs",
-    *,
-    objective: str | Objective | Loss | None = None,
-    ablation: str | Ablation | None = None,
-    steps: int | str = 5,
-    quadrature: str = "midpoint",
-    batch_size: int | None = None,
-    memory: int | None = None,
-    per_example: bool = False,
-    seed: int = 0,
-    **options: Any,
-) -> EdgeScores:
-    """Score every edge by the damage that ablating it would do.
-
-    score(u, v) = E_x [ sum_t (a~_u,t - a_u,t) . g_v,t ], with a~ the ablated activation and g_v what the
-    method takes for the gradient of the loss at the input of v; `exact` measures the damage instead.
-
-    Args:
-        model: The model.
-        task: The examples.
-        method: Key of a registered method (see `assay.list("methods")`), or a method with its options set.
-        objective: Loss to attribute; default: the method's own (`kl` for `acdc` and the learned masks), else
-            the task's.
-        ablation: What a cut edge carries; default: the task's own.
-        steps: Quadrature nodes of the integrated-gradient methods, or "auto": 3 nodes, refined to 9 while
-            the completeness gap exceeds 2 % or the 200 strongest edges move by more than 2 %.
-        quadrature: `midpoint` (default), `left` (the published rule), `right` or `gauss-legendre`.
-        batch_size: Examples per pass; default: by free memory. Results do not depend on it.
-        memory: Bytes that a pass may take; default: 60 % of what is free.
-        per_example: Also keep the scores of each example (same passes).
-        seed: Root seed.
-        **options: Options of the method, such as `threshold` of `acdc`.
-
-    Returns:
-        Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
-        `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a half-precision
-        model `drift`, the relative L2 distance of the scores of some examples from float32 scores.
-
-    Raises:
-        UnknownNameError: For an unknown method, option, objective or ablation; near matches are named.
-        InputError: For settings that the method cannot serve.
-        NonFiniteError: If a logit, gradient or score is NaN or infinite.
-    """
-    asked = resolve(
-        model,
-        task,
-        get_method(method, **options),
-        objective=objective,
-        ablation=ablation,
-        steps=steps,
-        quadrature=quadrature,
-        batch_size=batch_size,
-        memory=memory,
-        per_example=per_example,
-        seed=seed,
-    )
-    started = time.perf_counter()
-    sweep, details = _sweeps(asked.method, model, asked.task, asked.settings, asked.size)
-    return asked.scores(sweep, details | {"seconds": time.perf_counter() - started})
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
-    """A call of `discover`, checked and with its defaults filled in.
-
-    Attributes:
-        model: The model.
-        task: The examples, bound to the model.
-        method: The method with its options.
-        settings: What else was chosen.
-        size: Examples per pass.
-    """
-
-    model: Model
-    task: Task
-    method: EdgeMethod
-    settings: Choices
-    size: int
-
-    def scores(self, sweep: Sweep, details: dict[str, Any]) -> EdgeScores:
-        """Mean scores, provenance and details of a sweep over all examples."""
-        passes = {name: round(count, 3) for name, count in sweep.passes.items()}
-        details = details | sweep.details | {"passes": passes, "batch_size": self.size}
-        values = (sweep.total / self.task.n).to(self.model.result_dtype)
-        if sweep.input_effect is not None:
-            details["completeness_gap"] = completeness_gap(values, sweep.input_effect / self.task.n)
-        half = self.model.dtype in (torch.bfloat16, torch.float16)
-        if half and self.method.needs_gradients and isinstance(self.method, BatchMethod):
-            details["drift"] = _drift(self.method, self.model, self.task, self.settings, self.size)
-        return EdgeScores(
-            self.model.graph,
-            values,
-            per_example=sweep.per_example,
-            provenance=provenance_of(self.model, self.task, self.method, self.settings),
-            details=details,
-        )
-
-
-def resolve(
-    model: Model,
-    task: Task,
-    method: EdgeMethod,
-    *,
-    objective: str | Objective | Loss | None = None,
-    ablation: str | Ablation | None = None,
-    steps: int | str = 5,
-    quadrature: str = "midpoint",
-    batch_size: int | None = None,
-    memory: int | None = None,
-    per_example: bool = False,
-    seed: int = 0,
-) -> Asked:
-    """What `discover` runs, given its arguments; raises what it raises."""
-    settings = Choices(
-        objective=get_objective(objective or method.objective or task.objective),
-        ablation=get_ablation(ablation or task.ablation),
-        steps=steps,
-        quadrature=quadrature,
-        per_example=per_example,
-        seed=seed,
-    )
-    if per_example and not method.keeps_examples:
-        able = ", ".join(key for key, known in METHODS.items() if known.keeps_examples)
-        raise InputError(
-            f"{method.key} decides on all examples together and has no scores of single ones; leave out "
-            f"per_example, or use one of {able}"
-        )
-    method.check(settings)
-    task = model.bind(task)
-    extra = method.bytes_per_example(model, task.length, settings)
-    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
-    return Asked(model=model, task=task, method=method, settings=settings, size=size)
-
-
-def _drift(method: EdgeMethod, model: Model, task: Task, settings: Choices, size: int) -> float:
-    """Relative L2 distance of half-precision scores from those of a float32 copy, on a few examples."""
-    few = task.subset(torch.arange(min(task.n, size, 8)))
-    wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
-    low, high = (method.sweep(each, few, settings, few.n).total for each in (model, wide))
-    return float((low - high).norm() / high.norm())
-
-
-def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect: float) -> float:
-    """|sum of the scores out of `input` - effect of ablating it| / |effect|; NaN where the effect is 0."""
-    return (
-        abs(float(values[0].double().sum()) - input_effect) / abs(input_effect)
-        if input_effect
-        else float("nan")
-    )
-
-
-def _sweeps(
-    method: EdgeMethod, model: Model, task: Task, settings: Choices, size: int
-) -> tuple[Sweep, dict[str, Any]]:
-    """One sweep over the data, or the nested ones of steps="auto".
-
-    The midpoint rules of 1, 3 and 9 nodes are nested. The first sweep visits 3 nodes, and its middle one
-    is the coarser rule to compare with; a second sweep brings the 6 nodes that make 9.
-    """
-    if settings.steps != "auto" or not method.integrates:
-        return method.sweep(model, task, settings, size), {}
-    sweep = method.sweep(model, task, settings, size)
-    assert sweep.coarse is not None
-    moved = _moved(model, sweep.coarse, sweep.total)
-    if _gap(sweep) <= TOLERANCE and moved <= TOLERANCE:
-        return sweep, {"steps": 3, "top_moved": moved}
-    finer = _merge(sweep, method.sweep(model, task, replace(settings, steps="auto, refined"), size))
-    moved = _moved(model, sweep.total, finer.total)
-    if _gap(finer) > TOLERANCE:
-        warnings.warn(
-            f"9 steps leave a completeness gap of {_gap(finer):.1%}; give more steps, e.g. steps=27",
-            AssayWarning,
-            stacklevel=4,
-        )
-    return finer, {"steps": 9, "top_moved": moved}
-
-
-def _gap(sweep: Sweep) -> float:
-    """Completeness gap of a sweep; 0 where the method measures none."""
-    return 0.0 if sweep.input_effect is None else completeness_gap(sweep.total, sweep.input_effect)
-
-
-def _merge(coarse: Sweep, new: Sweep) -> Sweep:
-    """Join a midpoint rule with the nodes that triple it: a third of the old mean, two thirds of the new."""
-    apart = None
-    if coarse.per_example is not None and new.per_example is not None:
-        apart = (coarse.per_example + 2 * new.per_example) / 3
-    passes = {name: coarse.passes[name] + new.passes[name] for name in coarse.passes}
-    return Sweep(
-        total=(coarse.total + 2 * new.total) / 3,
-        per_example=apart,
-        passes=passes,
-        input_effect=coarse.input_effect,
-    )
-
-
-def _moved(model: Model, before: Tensor, after: Tensor) -> float:
-    """Share of the strongest edges (at most 200) that changed."""
-    k = min(200, model.graph.n_edges)
-    first, second = (EdgeScores(model.graph, values.float()).top(k).mask for values in (before, after))
-    return 1 - int((first & second).sum()) / k
 
 
 def _prepared(model: Model, task: Task, settings: Choices, size: int) -> Prepared:

@@ -21,7 +21,7 @@ from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choi
 from assay.execution import Prepared
 from assay.execution.forward import check_finite
 from assay.models import Block, Model, Norm, Trace
-from assay.models.adapter import submodule
+from assay.models.family import submodule
 from assay.tasks import Batch
 
 

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from assay.models.planted.assembly import DECAY, TURNING, Layout, Weights
+from assay.models.planted.assembly import DECAY, TURNING
+from assay.models.planted.registers import Layout, Weights
 
 
 LAYOUTS = {

@@ -6,102 +6,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.core.random import stream
-from assay.models.planted.planted import PlantedExamples
-from assay.models.planted.program import ONE, OUT, TOKEN, Head, Match, Mlp, Offset, Part, Program, Readout
+from assay.models.planted.parts import (
+    CONSTANT_ONE,
+    Pair,
+    any_of,
+    choose_tokens,
+    copier,
+    drawn_pairs,
+    key_bias,
+    previous_token,
+    select_tokens,
+    soft_step,
+    whole_register,
+)
+from assay.models.planted.program import OUT, TOKEN, Head, Match, Mlp, Offset, Part, Program, Readout
 
 
 START = "<s>"
 MATCH = 8.0  # nats by which a matching position beats one that does not match
 SINK = 4.0  # nats of the first position, where heads rest that find no match
-NEIGHBOUR = 7.0  # nats by which the wanted distance beats any other
 
 _LETTERS = list(range(1, 13))
 _DUPLICATE_SIZE = 15  # tokens of the duplicate program
-
-Pair = tuple[list[int], list[int], int, int, int]  # clean, corrupted, answer, wrong answer, read position
-Sampler = Callable[[np.random.Generator], tuple[Pair, dict[str, object]]]
-
-
-def _select(size: int, ids: list[int]) -> Tensor:
-    """`[size, len(ids)]`: one column for each of these entries."""
-    return torch.eye(size, dtype=torch.float64)[:, ids]
-
-
-def _any(size: int, ids: list[int]) -> Tensor:
-    """`[size, 1]`: 1 at these entries."""
-    return _select(size, ids).sum(1, keepdim=True)
-
-
-def _whole(size: int) -> Tensor:
-    return torch.eye(size, dtype=torch.float64)
-
-
-_CONSTANT = Readout(register=ONE, map=torch.ones(1, 1, dtype=torch.float64), varies=False)
-
-
-def _key_bias(size: int, ids: list[int], strength: float) -> Match:
-    """Raises the score of keys of a kind of token whose places the two inputs of a pair share."""
-    key = Readout(register=TOKEN, map=_any(size, ids), varies=False)
-    return Match(query=_CONSTANT, key=key, strength=strength)
-
-
-def _copier(name: str, role: str, size: int, letters: list[int], writes: str, **attention: object) -> Head:
-    """A head that moves the letters it attends to into a register of one entry per letter."""
-    return Head(
-        name=name,
-        role=role,
-        value=Readout(register=TOKEN, map=_select(size, letters)),
-        writes=writes,
-        output=_whole(len(letters)),
-        **attention,  # type: ignore[arg-type]  # fields of `Head`, which it checks itself
-    )
-
-
-def _previous(size: int, letters: list[int], sharpness: float) -> Head:
-    role = "previous-token head: writes at each position the letter before it into register 'previous'"
-    return _copier(
-        "previous", role, size, letters, "previous", offsets=(Offset(gap=NEIGHBOUR * sharpness, back=1),)
-    )
-
-
-def _soft_step(name: str, role: str, register: str, threshold: float, slope: float) -> Mlp:
-    """Raises the first of two outputs where a register of one entry is above a threshold, else the second.
-
-    With u = slope (x - threshold), (act(u + 1) - act(u - 1)) / 2 rises from 0 to 1 between about -1 and 1.
-    """
-    up = torch.tensor([slope, slope, -slope, -slope], dtype=torch.float64)
-    return Mlp(
-        name=name,
-        role=f"{role}: raises the first answer above it, the second below",
-        reads=Readout(register=register, map=up[None]),
-        bias=-threshold * up + torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64),
-        writes=OUT,
-        output=torch.tensor([[0.5, 0], [-0.5, 0], [0, 0.5], [0, -0.5]], dtype=torch.float64),
-    )
-
-
-def _drawn(program: str, sample: Sampler) -> Callable[[int, int], PlantedExamples]:
-    """Examples one after another from one stream, so that the first k do not depend on n."""
-
-    def draw(n: int, seed: int) -> PlantedExamples:
-        generator = stream(seed, f"planted examples {program}")
-        rows, facts = zip(*(sample(generator) for _ in range(n)), strict=True)
-        clean, corrupted, answers, wrong, positions = zip(*rows, strict=True)
-        return PlantedExamples(
-            clean=torch.tensor(clean),
-            corrupted=torch.tensor(corrupted),
-            answers=torch.tensor(answers)[:, None],
-            wrong=torch.tensor(wrong)[:, None],
-            positions=torch.tensor(positions),
-            fields={key: [fact[key] for fact in facts] for key in facts[0]},
-        )
-
-    return draw
-
-
-def _choose(generator: np.random.Generator, ids: list[int], *but: int) -> int:
-    return int(generator.choice([each for each in ids if each not in but]))
 
 
 # ------------------------------------------------------------------------------------------------ induction
@@ -120,9 +46,9 @@ def induction(sharpness: float = 1.0) -> Program:
         generator: np.random.Generator, repeated: int, follower: int | None, avoid: int
     ) -> tuple[list[int], int, int]:
         place = int(generator.integers(1, length - 2))
-        ids = [0, *(_choose(generator, letters, repeated) for _ in range(length - 2)), repeated]
+        ids = [0, *(choose_tokens(generator, letters, repeated) for _ in range(length - 2)), repeated]
         ids[place] = repeated
-        ids[place + 1] = _choose(generator, letters, repeated, avoid) if follower is None else follower
+        ids[place + 1] = choose_tokens(generator, letters, repeated, avoid) if follower is None else follower
         return ids, ids[place + 1], place
 
     def sample(generator: np.random.Generator) -> tuple[Pair, dict[str, object]]:
@@ -132,8 +58,8 @@ def induction(sharpness: float = 1.0) -> Program:
         return (clean, corrupted, answer, wrong, length - 1), {"letter": tokens[one], "place": place}
 
     parts = (
-        _previous(size, letters, sharpness),
-        _copier(
+        previous_token(size, letters, sharpness),
+        copier(
             "induction",
             "induction head: attends to where the letter before is the current one, copies what stands there",
             size,
@@ -141,11 +67,11 @@ def induction(sharpness: float = 1.0) -> Program:
             OUT,
             matches=(
                 Match(
-                    query=Readout(register=TOKEN, map=_select(size, letters)),
-                    key=Readout(register="previous", map=_whole(12)),
+                    query=Readout(register=TOKEN, map=select_tokens(size, letters)),
+                    key=Readout(register="previous", map=whole_register(12)),
                     strength=MATCH * sharpness,
                 ),
-                _key_bias(size, [0], SINK * sharpness),
+                key_bias(size, [0], SINK * sharpness),
             ),
         ),
     )
@@ -156,7 +82,7 @@ def induction(sharpness: float = 1.0) -> Program:
         registers={"previous": 12, OUT: 12},
         outputs=tuple(letters),
         parts=parts,
-        draw=_drawn("induction", sample),
+        draw=drawn_pairs("induction", sample),
     )
 
 
@@ -175,20 +101,20 @@ def reverse(sharpness: float = 1.0) -> Program:
 
     def head(name: str, slots: range) -> Head:
         where = tuple((11 + slot, count + 1 + slot, 2 * slot) for slot in slots)
-        return _copier(
+        return copier(
             name,
             f"slots {slots[0]} to {slots[-1]}: attends to the mirrored position and copies its letter",
             size,
             letters,
             OUT,
-            matches=(_key_bias(size, [0], SINK * sharpness),),
+            matches=(key_bias(size, [0], SINK * sharpness),),
             offsets=(Offset(gap=2 * SINK * sharpness, slots=where),),
         )
 
     def sample(generator: np.random.Generator) -> tuple[Pair, dict[str, object]]:
         slot = int(generator.integers(1, count + 1))
         clean = [int(each) for each in generator.choice(letters, count)]
-        corrupted = [_choose(generator, letters, each) for each in clean]
+        corrupted = [choose_tokens(generator, letters, each) for each in clean]
         frame = [11, *range(12, 12 + count)]
         pair = ([0, *clean, *frame], [0, *corrupted, *frame], clean[count - slot], corrupted[count - slot])
         return (*pair, count + 1 + slot), {"slot": slot}
@@ -200,7 +126,7 @@ def reverse(sharpness: float = 1.0) -> Program:
         registers={OUT: 10},
         outputs=tuple(letters),
         parts=(head("first", range(1, 4)), head("second", range(4, 7))),
-        draw=_drawn("reverse", sample),
+        draw=drawn_pairs("reverse", sample),
         notes=(
             "Each head serves half of the slots, so its edges are silent on the other half of the pairs.",
         ),
@@ -221,7 +147,7 @@ def fraction(sharpness: float = 1.0) -> Program:
     size, length = len(tokens), count + 2
 
     def row(generator: np.random.Generator, hits: int) -> list[int]:
-        ids = [1] * hits + [_choose(generator, [2, 3, 4]) for _ in range(count - hits)]
+        ids = [1] * hits + [choose_tokens(generator, [2, 3, 4]) for _ in range(count - hits)]
         return [0, *(int(each) for each in generator.permutation(ids)), 5]
 
     def sample(generator: np.random.Generator) -> tuple[Pair, dict[str, object]]:
@@ -235,12 +161,12 @@ def fraction(sharpness: float = 1.0) -> Program:
         Head(
             name="count",
             role="uniform attention: the fraction of tokens equal to x, in register 'fraction'",
-            value=Readout(register=TOKEN, map=_any(size, [1])),
+            value=Readout(register=TOKEN, map=any_of(size, [1])),
             writes="fraction",
             output=torch.full((1, 1), length / count, dtype=torch.float64),
         ),
         # 4 and 5 of 9 lie at -1 and +1 of the step's input.
-        _soft_step("threshold", "soft step at one half", "fraction", 0.5, 18.0 * sharpness),
+        soft_step("threshold", "soft step at one half", "fraction", 0.5, 18.0 * sharpness),
     )
     return Program(
         name="fraction",
@@ -249,7 +175,7 @@ def fraction(sharpness: float = 1.0) -> Program:
         registers={"fraction": 1, OUT: 2},
         outputs=(6, 7),
         parts=parts,
-        draw=_drawn("fraction", sample),
+        draw=drawn_pairs("fraction", sample),
         notes=("The step is flat away from one half, so a gradient there says little.",),
     )
 
@@ -292,7 +218,7 @@ def duplicate_by_vote(sharpness: float = 1.0) -> Program:
         )
         for voter in range(voters)
     ]
-    majority = _soft_step("majority", "soft step at half of the votes", "votes", voters / 2, 16.0 * sharpness)
+    majority = soft_step("majority", "soft step at half of the votes", "votes", voters / 2, 16.0 * sharpness)
     return _duplicate(
         (*heads, majority),
         {"votes": 1},
@@ -308,16 +234,16 @@ def _finder(name: str, role: str, writes: str, output: Tensor, sharpness: float)
     return Head(
         name=name,
         role=role,
-        value=Readout(register=TOKEN, map=_any(_DUPLICATE_SIZE, _LETTERS), varies=False),
+        value=Readout(register=TOKEN, map=any_of(_DUPLICATE_SIZE, _LETTERS), varies=False),
         writes=writes,
         output=output,
         matches=(
             Match(
-                query=Readout(register=TOKEN, map=_select(_DUPLICATE_SIZE, _LETTERS)),
-                key=Readout(register="previous", map=_whole(len(_LETTERS))),
+                query=Readout(register=TOKEN, map=select_tokens(_DUPLICATE_SIZE, _LETTERS)),
+                key=Readout(register="previous", map=whole_register(len(_LETTERS))),
                 strength=MATCH * sharpness,
             ),
-            _key_bias(_DUPLICATE_SIZE, [0], SINK * sharpness),
+            key_bias(_DUPLICATE_SIZE, [0], SINK * sharpness),
         ),
     )
 
@@ -334,8 +260,8 @@ def _duplicate(
     length, yes, no = 9, 13, 14
 
     def row(generator: np.random.Generator, *, occurred: bool) -> list[int]:
-        last = _choose(generator, _LETTERS)
-        ids = [0, *(_choose(generator, _LETTERS, last) for _ in range(length - 2)), last]
+        last = choose_tokens(generator, _LETTERS)
+        ids = [0, *(choose_tokens(generator, _LETTERS, last) for _ in range(length - 2)), last]
         if occurred:
             ids[int(generator.integers(1, length - 2))] = last
         return ids
@@ -352,8 +278,8 @@ def _duplicate(
         length=length,
         registers={"previous": 12, **registers, OUT: 2},
         outputs=(yes, no),
-        parts=(_previous(_DUPLICATE_SIZE, _LETTERS, sharpness), *parts),
-        draw=_drawn("duplicate", sample),
+        parts=(previous_token(_DUPLICATE_SIZE, _LETTERS, sharpness), *parts),
+        draw=drawn_pairs("duplicate", sample),
         start=start,
         notes=(note,),
     )
@@ -371,7 +297,7 @@ def greater_than(sharpness: float = 1.0) -> Program:
     size, digits, fillers, length = len(tokens), list(range(1, 11)), list(range(11, 15)), 8
 
     def row(generator: np.random.Generator, digit: int) -> list[int]:
-        ids = [0, *(_choose(generator, fillers) for _ in range(length - 2)), 15]
+        ids = [0, *(choose_tokens(generator, fillers) for _ in range(length - 2)), 15]
         ids[int(generator.integers(1, length - 1))] = 1 + digit
         return ids
 
@@ -386,7 +312,7 @@ def greater_than(sharpness: float = 1.0) -> Program:
     slope = 4.0 * sharpness
     below = torch.ones(10, 10, dtype=torch.float64).triu(1)  # digit i speaks for unit j > i
     parts: tuple[Part, ...] = (
-        _copier(
+        copier(
             "find",
             "attends to the digit and copies it to the end, into register 'digit'",
             size,
@@ -394,8 +320,8 @@ def greater_than(sharpness: float = 1.0) -> Program:
             "digit",
             matches=(
                 Match(
-                    query=_CONSTANT,
-                    key=Readout(register=TOKEN, map=_any(size, digits)),
+                    query=CONSTANT_ONE,
+                    key=Readout(register=TOKEN, map=any_of(size, digits)),
                     strength=MATCH * sharpness,
                 ),
             ),
@@ -406,7 +332,7 @@ def greater_than(sharpness: float = 1.0) -> Program:
             reads=Readout(register="digit", map=2 * slope * below),
             bias=torch.full((10,), -slope, dtype=torch.float64),
             writes=OUT,
-            output=_whole(10) / slope,
+            output=whole_register(10) / slope,
         ),
     )
     return Program(
@@ -416,7 +342,7 @@ def greater_than(sharpness: float = 1.0) -> Program:
         registers={"digit": 10, OUT: 10},
         outputs=tuple(digits),
         parts=parts,
-        draw=_drawn("greater-than", sample),
+        draw=drawn_pairs("greater-than", sample),
     )
 
 
@@ -446,28 +372,28 @@ def two_hop(sharpness: float = 1.0) -> Program:
         return (clean, corrupted, chain[2], other[2], length - 1), facts
 
     def look_up(name: str, role: str, query: Readout, writes: str, *more: Match) -> Head:
-        key = Readout(register="previous", map=_whole(12))
+        key = Readout(register="previous", map=whole_register(12))
         matches = (
             Match(query=query, key=key, strength=MATCH * sharpness),
-            _key_bias(size, [0], SINK * sharpness),
+            key_bias(size, [0], SINK * sharpness),
             *more,
         )
-        return _copier(name, role, size, letters, writes, matches=matches)
+        return copier(name, role, size, letters, writes, matches=matches)
 
     parts = (
-        _previous(size, letters, sharpness),
+        previous_token(size, letters, sharpness),
         look_up(
             "first",
             "first look-up: finds what follows the query A, writes B into register 'bridge'",
-            Readout(register=TOKEN, map=_select(size, letters)),
+            Readout(register=TOKEN, map=select_tokens(size, letters)),
             "bridge",
         ),
         look_up(
             "second",
             "second look-up: finds what follows B at the head of a fact, copies C",
-            Readout(register="bridge", map=_whole(12)),
+            Readout(register="bridge", map=whole_register(12)),
             OUT,
-            _key_bias(size, [end], -MATCH * sharpness),  # behind `A B` stands the end of the fact
+            key_bias(size, [end], -MATCH * sharpness),  # behind `A B` stands the end of the fact
         ),
     )
     return Program(
@@ -477,7 +403,7 @@ def two_hop(sharpness: float = 1.0) -> Program:
         registers={"previous": 12, "bridge": 12, OUT: 12},
         outputs=tuple(letters),
         parts=parts,
-        draw=_drawn("two-hop", sample),
+        draw=drawn_pairs("two-hop", sample),
     )
 
 

@@ -1,0 +1,152 @@
+"""One block of a model, with the matrices that attribution reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from assay.core.errors import UnsupportedModelError
+from assay.models.family import Family, Fused
+
+
+def _matrix(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
+    """Weight of a linear map as `[d_in, d_out]`, whichever way the module stores it."""
+    weight = projection.weight
+    assert isinstance(weight, Tensor)
+    return weight.T if isinstance(projection, nn.Linear) else weight
+
+
+def _gamma(scale: nn.Module) -> Float[Tensor, " d_model"]:
+    """The factors of a LayerScale module."""
+    gamma = scale.gamma
+    assert isinstance(gamma, Tensor)
+    return gamma.detach()
+
+
+def _bias(projection: nn.Module) -> Tensor | None:
+    bias = getattr(projection, "bias", None)
+    return bias if isinstance(bias, Tensor) else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Norm:
+    """A LayerNorm or RMSNorm module and its numbers."""
+
+    module: nn.Module
+    kind: Literal["layer", "rms"]
+
+    @property
+    def gain(self) -> Float[Tensor, " d_model"]:
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight.detach()
+
+    @property
+    def eps(self) -> float:
+        for name in ("eps", "variance_epsilon"):
+            value = getattr(self.module, name, None)
+            if isinstance(value, float):
+                return value
+        raise UnsupportedModelError(
+            f"norm {type(self.module).__name__} states neither eps nor variance_epsilon"
+        )
+
+    def standardise(
+        self, x: Float[Tensor, "*batch d_model"]
+    ) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch 1"]]:
+        """Input without gain and shift, and the scale it was divided by, in at least float32."""
+        x = x if x.dtype == torch.float64 else x.float()
+        if self.kind == "layer":
+            variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
+            inverse = torch.rsqrt(variance + self.eps)
+            return (x - mean) * inverse, inverse
+        inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        return x * inverse, inverse
+
+    def centre(self, y: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """The mean-free part for LayerNorm, the input itself for RMSNorm."""
+        return y - y.mean(-1, keepdim=True) if self.kind == "layer" else y
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """One block of a model: its modules and their weights in one layout.
+
+    Channels are ordered q heads, k heads, v heads; `n_channels = n_heads + 2 n_kv_heads`.
+    """
+
+    module: nn.Module
+    family: Family
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    attention_norm: Norm
+    mlp_norm: Norm
+    qkv: tuple[nn.Module, ...]
+    out: nn.Module
+    mlp: nn.Module
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    attention_scale: nn.Module | None
+    mlp_scale: nn.Module | None
+    scaling: float
+    window: int | None
+
+    @property
+    def n_channels(self) -> int:
+        return self.n_heads + 2 * self.n_kv_heads
+
+    def channels(self, outputs: Sequence[Tensor]) -> Float[Tensor, "*batch n_channels d_head"]:
+        """Outputs (or gradients) of the q/k/v projection modules in the common channel layout."""
+        if len(outputs) == 3:
+            return torch.cat([part.unflatten(-1, (-1, self.d_head)) for part in outputs], -2)
+        fused: Tensor = outputs[0]
+        if isinstance(self.family.qkv, Fused) and self.family.qkv.per_head:
+            by_head: Tensor = fused.unflatten(-1, (self.n_heads, 3, self.d_head))
+            return by_head.transpose(-3, -2).flatten(-3, -2)
+        split: Tensor = fused.unflatten(-1, (-1, self.d_head))
+        return split
+
+    def qkv_weight(self) -> Float[Tensor, "d_model n_channels d_head"]:
+        """Projection weights in the common channel layout."""
+        return self.channels([_matrix(part).detach() for part in self.qkv])
+
+    def qkv_bias(self) -> Float[Tensor, "n_channels d_head"] | None:
+        """Projection biases in the common channel layout."""
+        biases = [_bias(part) for part in self.qkv]
+        if all(bias is None for bias in biases):
+            return None
+        filled = [
+            _matrix(part).new_zeros(_matrix(part).shape[1]) if bias is None else bias.detach()
+            for part, bias in zip(self.qkv, biases, strict=True)
+        ]
+        return self.channels(filled)
+
+    def out_weight(self) -> Float[Tensor, "n_heads d_head d_model"]:
+        """Output projection per head, the scale of the branch included."""
+        weight: Tensor = _matrix(self.out).detach().unflatten(0, (self.n_heads, self.d_head))
+        return weight if self.attention_scale is None else weight * _gamma(self.attention_scale)
+
+    def out_bias(self) -> Float[Tensor, " d_model"] | None:
+        """Output projection bias (scaled as the branch is): part of the stream, of no source."""
+        bias = _bias(self.out)
+        if bias is None:
+            return None
+        return bias.detach() if self.attention_scale is None else bias.detach() * _gamma(self.attention_scale)
+
+    @property
+    def mlp_out(self) -> nn.Module:
+        """The module whose output the MLP adds to the stream."""
+        return self.mlp if self.mlp_scale is None else self.mlp_scale
+
+    def run_mlp(self, stream: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """What the MLP adds to the stream it reads: norm, MLP, scale."""
+        output: Tensor = self.mlp(self.mlp_norm.module(stream))
+        return output if self.mlp_scale is None else self.mlp_scale(output)
+
+    def kv_head(self, head: int) -> int:
+        """The key/value head that serves a query head."""
+        return head * self.n_kv_heads // self.n_heads

@@ -1,0 +1,210 @@
+"""What is checked of the files of a checkpoint before a model is made of them."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from assay.core.errors import (
+    FileFormatError,
+    UnsafeFileError,
+)
+from assay.core.untrusted import MALFORMED, parse_json, printable, refuse_pickle
+from assay.models import decoders, vits  # noqa: F401 - decoders registers the families of text
+
+
+# Whole numbers of a configuration that are not dimensions: ids, limits of positions and texts, and the like.
+_NO_DIMENSION = re.compile(
+    r"(token|words)_ids?$|tokens$|_id$|^max_|_max_|theta|rope|rotary|length|window|label2id"
+)
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object of a file."""
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{path} holds {type(content).__name__}; expected a JSON object")
+    return content
+
+
+def find_checkpoint(location: str, name: str) -> Path | None:
+    """A file of a directory, or of a hub repository, downloaded if need be; None if there is none."""
+    if Path(location).is_dir():
+        path = Path(location, name)
+        return path if path.is_file() else None
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        location,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+def weight_files(location: str, *, timm: bool, allow_pickle: bool) -> list[Path]:
+    """The files that weights are read from: `model.safetensors`, or what its index names.
+
+    Of other files in the directory none is read, so none of them counts. Empty where there are only others;
+    of a hub repository transformers then reports it.
+
+    Raises:
+        UnsafeFileError: If there are only pickles, or the index names one, or a file elsewhere, and
+            `allow_pickle` is false; a file elsewhere is always refused.
+        FileFormatError: If there are no weights.
+    """
+    single = find_checkpoint(location, WEIGHTS)
+    if single is not None:
+        found = [single]
+    elif not timm and (index := find_checkpoint(location, INDEX)) is not None:
+        found = [_shard(location, name, index, allow_pickle=allow_pickle) for name in _shards(index)]
+    else:
+        found = _pickles(location, allow_pickle=allow_pickle)
+    for each in found:
+        if each.suffix == ".safetensors":
+            refuse_pickle(each)
+    return found
+
+
+def _shards(index: Path) -> list[str]:
+    """Names of the files of an index, each once."""
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(each, str) for each in named.values()):
+        raise FileFormatError(f"{index} has no table 'weight_map' from weights to names of files")
+    return sorted(set(named.values()))
+
+
+def _shard(location: str, name: str, index: Path, *, allow_pickle: bool) -> Path:
+    plain = Path(name).name == name and not set(name) & set("/\\\0")
+    if not plain or not (allow_pickle or name.endswith(".safetensors")):
+        raise UnsafeFileError(
+            f"{index} names {name[:200]!r}; plain names of safetensors files beside it are read"
+            + ("" if allow_pickle or not plain else ", or pass allow_pickle=True if you trust their origin")
+        )
+    found = find_checkpoint(location, name)
+    if found is None:
+        raise FileFormatError(f"{index} names {name!r}, and there is no such file beside it")
+    return found
+
+
+def _pickles(location: str, *, allow_pickle: bool) -> list[Path]:
+    """Weights of a directory without safetensors, if they are allowed."""
+    path = Path(location)
+    if not path.is_dir():
+        return []
+    found = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
+    if not found:
+        raise FileFormatError(f"{path} holds no weights; expected {WEIGHTS} beside config.json")
+    if not allow_pickle:
+        raise UnsafeFileError(
+            f"{path} holds only pickled weights ({', '.join(each.name for each in found)}), no {WEIGHTS}. "
+            "Opening a pickle can run any code; convert them to safetensors, or pass allow_pickle=True "
+            "if you trust their origin"
+        )
+    return found
+
+
+def check_sizes(config: Path, files: Sequence[Path], *, timm: bool = False) -> list[tuple[int, ...]] | None:
+    """Refuse a configuration of a far larger model than the weights are, before anything is built.
+
+    Every parameter is in the checkpoint, or tied to one that is, so no dimension of one is larger than all
+    of them together. What is not a dimension, such as an id of a token, is left out by its name.
+
+    Returns:
+        Shapes of the weights; None where they are pickles, which are not looked into.
+    """
+    from safetensors import safe_open
+
+    shapes: list[tuple[int, ...]] = []
+    pickled = any(each.suffix != ".safetensors" for each in files)
+    for each in () if pickled else files:
+        try:
+            with safe_open(each, framework="pt") as file:
+                shapes += [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 - not a dict
+        except (SafetensorError, OSError, *MALFORMED) as error:
+            if not timm:
+                return None  # transformers reads the configuration first, and says what is wrong with them
+            raise FileFormatError(f"cannot read {each}: {error}") from error
+    # No number of a pickle takes less than a byte, and no tensor less than that.
+    size = sum(each.stat().st_size for each in files)
+    tensors = size if pickled else len(shapes)
+    elements = size if pickled else sum(map(math.prod, shapes))
+    content = read_json(config)
+    arguments = content.get("model_args")
+    for name, least in _least_sizes(content | (arguments if isinstance(arguments, dict) else {})):
+        if least > (tensors if name == "layers" else elements):
+            raise _too_large(config, f"at least {least:,} {name}", tensors, elements)
+    for key, value in _whole_numbers(content):
+        if value > elements:
+            raise _too_large(config, f"{key} = {printable(str(value)[:40])}", tensors, elements)
+    return None if pickled else shapes
+
+
+def _too_large(config: Path, what: str, tensors: int, elements: int) -> FileFormatError:
+    return FileFormatError(
+        f"{config} describes {what}, and the weights are {tensors:,} tensors of {elements:,} numbers "
+        "together; the two do not belong together"
+    )
+
+
+def _whole_numbers(content: object, key: str = "") -> Iterator[tuple[str, int]]:
+    """Whole numbers of a configuration that may be dimensions or counts, with their names."""
+    if isinstance(content, dict):
+        for name, each in content.items():
+            if not _NO_DIMENSION.search(name):
+                yield from _whole_numbers(each, name)
+    elif isinstance(content, list):
+        for each in content:
+            yield from _whole_numbers(each, key)
+    elif type(content) is int:
+        yield key, content
+
+
+def _least_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """What any model of a configuration has at least: layers, and numbers in one kind of weight."""
+
+    def size(*names: str, default: int = 1) -> int:
+        return next((config[name] for name in names if type(config.get(name)) is int), default)
+
+    layers = size("num_hidden_layers", "n_layer", "depth")
+    width = size("hidden_size", "n_embd", "embed_dim")
+    patch = max(1, size("patch_size"))
+    yield "layers", layers
+    yield "numbers in its layers", layers * width * max(width, size("intermediate_size", "n_inner"))
+    yield "numbers in its embedding", width * size("vocab_size")
+    yield (
+        "numbers in its positions",
+        width * size("n_positions", default=(size("image_size", "img_size") // patch) ** 2),
+    )
+    yield "numbers in its patches", width * patch**2 * size("num_channels")
+    yield "numbers in its head", width * size("num_labels", "num_classes")
+
+
+def check_shapes(build: Callable[[], nn.Module], shapes: Sequence[tuple[int, ...]], config: Path) -> None:
+    """Refuse a configuration whose parameters the weights do not have, if those are larger than the weights.
+
+    Whoever loads the weights names smaller ones that are missing or of another shape. The model is built
+    without memory for its numbers (PyTorch's device `meta`).
+    """
+    with torch.device("meta"):
+        module = build()
+    held = set(shapes)
+    named = module.named_parameters()
+    absent = [(each.numel(), name) for name, each in named if tuple(each.shape) not in held]
+    if sum(size for size, _ in absent) > (elements := sum(map(math.prod, shapes))):
+        raise FileFormatError(
+            f"{config} describes {max(absent)[1]} of {max(absent)[0]:,} numbers, and the weights are "
+            f"{len(shapes):,} tensors of {elements:,} numbers together, none of that shape; the two do not "
+            "belong together"
+        )

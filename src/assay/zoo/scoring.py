@@ -1,0 +1,192 @@
+"""What a trained module says of images, and what training checks before it starts."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from assay.core.errors import InputError, NonFiniteError, ShapeError, UnsupportedModelError
+from assay.tasks import EvalTransform, ImageSet
+from assay.zoo.recipe import Recipe
+
+
+EVALUATION_BATCH = 256
+
+
+# Where the two libraries keep what turns features into logits.
+_HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head", "head_dist")
+
+
+def score_of(
+    module: nn.Module,
+    images: ImageSet,
+    transform: EvalTransform,
+    *,
+    score: str = "accuracy",
+    device: str | None = None,
+) -> tuple[float, float]:
+    """Score and mean cross entropy (nats) of a classifier on labelled images.
+
+    Args:
+        module: In evaluation mode.
+        images: Labelled, of the size that the model reads.
+        transform: Normalisation of the images.
+        score: `accuracy`, or `macro-f1`: the mean F1 over the classes that occur, as in WILDS.
+        device: Where the module is. Default: the CPU.
+    """
+    from sklearn.metrics import f1_score
+
+    if images.labels is None:
+        raise InputError(f"the images of {images.domain!r} have no labels; a score needs them")
+    logits = logits_of(module, images, transform, device=device)
+    labels = torch.from_numpy(images.labels)
+    loss = float(cross_entropy(logits.double(), labels))
+    if not np.isfinite(loss):
+        raise NonFiniteError(f"logits on {images.domain!r} are NaN or infinite; the model has diverged")
+    predicted = logits.argmax(dim=1).numpy()
+    if score == "accuracy":
+        return float((predicted == images.labels).mean()), loss
+    present = np.unique(images.labels)
+    return float(f1_score(images.labels, predicted, labels=present, average="macro", zero_division=0)), loss
+
+
+def logits_of(
+    module: nn.Module, images: ImageSet, transform: EvalTransform, *, device: str | None = None
+) -> Float[Tensor, "n n_classes"]:
+    """Logits of every image, float32 on the CPU, from a native module in evaluation mode."""
+    batches = []
+    with torch.inference_mode():
+        for start in range(0, images.n, EVALUATION_BATCH):
+            batch = transform.normalised(images.pixels[start : start + EVALUATION_BATCH])
+            batches.append(module_logits(module, batch.to(device or "cpu")).float().cpu())
+    return torch.cat(batches)
+
+
+def head_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the submodules that turn features into logits.
+
+    Raises:
+        UnsupportedModelError: If there is none under a name that transformers or timm use.
+    """
+    found = tuple(
+        name
+        for name, child in module.named_children()
+        if name in _HEADS and any(True for _ in child.parameters())
+    )
+    if not found:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} has no head among {', '.join(_HEADS)}; build it with as many outputs "
+            "as there are classes"
+        )
+    return found
+
+
+def weights_hash(module: nn.Module) -> str:
+    """SHA-256 over names, types and bytes of all parameters and buffers, 16 hex digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def images_hash(images: ImageSet) -> str:
+    """SHA-256 over pixels, labels and ids of a set, 16 hex digits."""
+    digest = hashlib.sha256()
+    for array in (images.pixels, images.labels, images.ids):
+        if array is not None:
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
+
+
+def module_logits(module: nn.Module, images: Tensor) -> Tensor:
+    """Logits of a module, whatever it wraps them in."""
+    output = module(images)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def check_training(
+    module: nn.Module,
+    sets: Mapping[str, ImageSet],
+    recipe: Recipe,
+    checkpoints: Sequence[int],
+    save_every: int | None,
+) -> None:
+    """Refuse modules, images and recipes that cannot be trained together."""
+    training = sets["training"]
+    for name, images in sets.items():
+        if images.labels is None:
+            raise InputError(f"the {name} images ({images.domain!r}) have no labels; training needs them")
+        if images.classes != training.classes:
+            raise InputError(
+                f"the {name} images have the classes {images.classes} and the training images "
+                f"{training.classes}; read both with the same classes="
+            )
+        if images.pixels.shape[1:] != training.pixels.shape[1:]:
+            raise InputError(
+                f"the {name} images are {images.pixels.shape[1:3]} and the training images "
+                f"{training.pixels.shape[1:3]} pixels large; read both with one transform"
+            )
+    validation = sets["validation"]
+    # Two files may hold the same picture; the same number and picture is the same image.
+    _, mine, theirs = np.intersect1d(training.ids, validation.ids, return_indices=True)
+    shared = [
+        int(validation.ids[j])
+        for i, j in zip(mine, theirs, strict=True)
+        if np.array_equal(training.pixels[i], validation.pixels[j])
+    ]
+    if shared:
+        raise InputError(
+            f"{len(shared)} validation images are in the training set too, e.g. number {shared[0]}; "
+            "give disjoint sets"
+        )
+    size = _image_size(module)
+    if size is not None and size != training.pixels.shape[1:3]:
+        raise ShapeError(
+            f"the model reads images of {size[0]} x {size[1]} and these are {training.pixels.shape[1]} x "
+            f"{training.pixels.shape[2]}; read them with an EvalTransform of that size"
+        )
+    for step in checkpoints:
+        if not 0 <= step <= recipe.steps:
+            raise InputError(f"a checkpoint after step {step} of {recipe.steps} does not exist")
+    if save_every is not None and save_every < 1:
+        raise InputError(f"save_every is {save_every}; give at least 1")
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise NonFiniteError(f"{name} holds NaN or infinite values before the first step")
+    n_outputs = _n_outputs(module)
+    n_classes = (
+        int(max(images.labels.max() for images in sets.values() if images.labels is not None)) + 1
+        if training.classes is None
+        else len(training.classes)
+    )
+    if n_outputs < n_classes or (training.classes is not None and n_outputs != n_classes):
+        raise InputError(
+            f"the model has {n_outputs} outputs and the data {n_classes} classes; make its head anew with "
+            "`initial_module`"
+        )
+
+
+def _n_outputs(module: nn.Module) -> int:
+    head = module.get_submodule(head_names(module)[0])
+    layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UnsupportedModelError(f"the head of {type(module).__name__} is not a linear layer")
+    return layers[-1].out_features
+
+
+def _image_size(module: nn.Module) -> tuple[int, int] | None:
+    """Height and width that a model is built for, where it declares them."""
+    for name in ("config.image_size", "patch_embed.img_size"):
+        size: Any = module
+        for part in name.split("."):
+            size = getattr(size, part, None)
+        if size is not None:
+            return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    return None
