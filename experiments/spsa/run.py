@@ -27,7 +27,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import roc_auc_score
 
 import assay
-from assay.discovery.edges import Settings, discover
+from assay.discovery.edges import Choices, discover
 from assay.discovery.edges.spsa import spsa_sweep
 from assay.execution import get_ablation
 from assay.models import Model
@@ -77,7 +77,7 @@ def estimate(
     model: Model, task: Task, objective: str, draws: int, seed: int
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Estimated scores of the edges and what was reported beside."""
-    settings = Settings(
+    settings = Choices(
         objective=get_objective(objective),
         ablation=get_ablation("resample"),
         steps=5,
