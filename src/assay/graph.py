@@ -160,15 +160,15 @@ class Graph:
     @cached_property
     def stages(self) -> tuple[tuple[slice, slice], ...]:
         """Each attention and each MLP in forward order: columns that it reads at, rows that it writes."""
-        found = []
+        stages = []
         for layer in range(self.n_layers):
             first, last = self.channel_target(layer, "q"), self.mlp_target(layer)
             row = self.head_source(layer)
-            found.append((slice(first, last), slice(row, row + self.n_heads)))
+            stages.append((slice(first, last), slice(row, row + self.n_heads)))
             if self.mlps:
                 row = self.mlp_source(layer)
-                found.append((slice(last, last + 1), slice(row, row + 1)))
-        return tuple(found)
+                stages.append((slice(last, last + 1), slice(row, row + 1)))
+        return tuple(stages)
 
     @cached_property
     def fingerprint(self) -> str:

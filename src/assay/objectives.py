@@ -65,9 +65,9 @@ class Objective:
             )
         loss: object = self.loss(logits, clean_logits, batch)
         if not isinstance(loss, Tensor) or loss.shape != logits.shape[:1] or not loss.is_floating_point():
-            found = f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            came = f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ShapeError(
-                f"objective {self.key!r} returned {found}; expected one floating-point loss per example, "
+                f"objective {self.key!r} returned {came}; expected one floating-point loss per example, "
                 f"shape ({len(logits)},); do not average over the batch"
             )
         return loss

@@ -10,8 +10,8 @@ from assay.circuits import Circuit
 from assay.core.errors import InputError, UnknownNameError
 from assay.execution import run_circuit
 from assay.models.planted import Planted, planted_model
-from assay.models.planted.truth import read_truth, truth_document, truth_path
 from assay.models.planted.patches import GRID, PATCH
+from assay.models.planted.truth import read_truth, truth_document, truth_path
 from assay.tasks import ImageTask
 
 

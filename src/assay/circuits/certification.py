@@ -121,12 +121,12 @@ def certify(
     check_resamples(resamples, level)
     check_n_edges(scores.graph, k)
     table = edge_table(scores.graph, scores.per_example, "certified discovery", at_least=1)
-    drawn = resample_weights(how, table.shape[0], resamples, deletion, seed)
+    weights = resample_weights(how, table.shape[0], resamples, deletion, seed)
     if selection == "top":
-        counts = top_counts(table, torch.from_numpy(drawn).to(table.dtype), k, absolute=absolute)
+        counts = top_counts(table, torch.from_numpy(weights).to(table.dtype), k, absolute=absolute)
     else:
         chooser = selection if callable(selection) else _greedy(absolute)
-        counts = _chosen_counts(scores, drawn, k, chooser)
+        counts = _chosen_counts(scores, weights, k, chooser)
     rate = deletion if how == "deletion" else None
     table_of = _decisions(
         counts.numpy(), resamples, level=level, correction=correction, deletion=rate, radius=radius

@@ -136,17 +136,17 @@ class Circuit:
             roles = {name: role.heads for name, role in heads.roles.items()}
             provenance = {"published": heads.id, "task": heads.task}
             heads = heads.heads
-        kept = check_heads(heads, graph.n_layers, graph.n_heads)
+        head_set = check_heads(heads, graph.n_layers, graph.n_heads)
         rows = torch.zeros(graph.n_sources, dtype=torch.bool)
         rows[0] = True
-        for layer, head in kept:
+        for layer, head in head_set:
             rows[graph.head_source(layer, head)] = True
         if mlps and graph.mlps:
             rows[[graph.mlp_source(layer) for layer in range(graph.n_layers)]] = True
         columns = (graph.feeds & rows).any(1)
         columns[-1] = True
         mask = graph.valid & rows[:, None] & columns
-        return cls(graph=graph, mask=mask, heads=kept, roles=roles, provenance=provenance)
+        return cls(graph=graph, mask=mask, heads=head_set, roles=roles, provenance=provenance)
 
     @classmethod
     def random(cls, graph: Graph, n_edges: int, *, seed: int = 0) -> "Circuit":
@@ -307,8 +307,8 @@ class Circuit:
             mask = operation(self.mask, other.mask) & self.mask.logical_or(other.mask)
             return Circuit(graph=self.graph, mask=mask, provenance=provenance, spans=self.spans)
         heads = sorted(operation(set(self.heads), set(other.heads)))
-        made = Circuit.from_heads(self.graph, heads, mlps=self.keeps_mlps or other.keeps_mlps)
-        return replace(made, provenance=provenance)
+        circuit = Circuit.from_heads(self.graph, heads, mlps=self.keeps_mlps or other.keeps_mlps)
+        return replace(circuit, provenance=provenance)
 
     @property
     def keeps_mlps(self) -> bool:
@@ -392,15 +392,15 @@ class Circuit:
             warn: Warn where none of the edges lies on such a path, so that nothing is left.
         """
         reach = None if self.spans is None else self.spans.reach
-        found = replace(self, mask=prune(self.graph, self.mask, reach))
-        if warn and self.n_edges and not found.n_edges:
+        circuit = replace(self, mask=prune(self.graph, self.mask, reach))
+        if warn and self.n_edges and not circuit.n_edges:
             warnings.warn(
                 f"none of the {self.n_edges} edges lies on a path from input to logits, so the connected "
                 "circuit is empty. Keep more edges",
                 AssayWarning,
                 stacklevel=2,
             )
-        return found
+        return circuit
 
     # ---- files ----------------------------------------------------------------------------------
 

@@ -119,14 +119,14 @@ def _read_json(path: Path) -> GraphFileContent:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
                 raise ValueError(f"{shorten(name)!r} stands twice in one object")
             seen.add(name)
-    return found
+    return content
 
 
 def _edge_values(name: str, value: Any, path: Path) -> tuple[float | None, bool | None]:
@@ -185,9 +185,9 @@ def _read_torch(path: Path) -> GraphFileContent:
             "again"
         ) from error
     if not isinstance(document, dict) or any(key not in document for key in _TORCH_KEYS):
-        found = list(document)[:8] if isinstance(document, dict) else type(document).__name__
+        came = list(document)[:8] if isinstance(document, dict) else type(document).__name__
         raise FileFormatError(
-            f"{path} is not an EAP-IG graph file: needs {', '.join(_TORCH_KEYS)}; found {found}"
+            f"{path} is not an EAP-IG graph file: needs {', '.join(_TORCH_KEYS)}; found {came}"
         )
     if "neurons_in_graph" in document or "neurons_scores" in document:
         raise FileFormatError(

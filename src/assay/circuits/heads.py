@@ -253,7 +253,7 @@ class HeadCircuit:
                 f"index_base {content.get('index_base')!r})"
             )
         try:
-            made = cls(
+            circuit = cls(
                 id=content["id"],
                 n_layers=content["model"]["n_layers"],
                 n_heads=content["model"]["n_heads"],
@@ -280,8 +280,8 @@ class HeadCircuit:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FileFormatError(f"{origin} is not a complete {SCHEMA} file: {error!r}") from error
-        _check_stated(made, content, origin)
-        return made
+        _check_stated(circuit, content, origin)
+        return circuit
 
 
 def load_head_circuit(source: str | Path) -> HeadCircuit:
@@ -338,8 +338,8 @@ def heads_of(text: str) -> tuple[Head, ...] | None:
         >>> heads_of("a2.h3, a3.h0")
         ((2, 3), (3, 0))
     """
-    found = [_NAMED.fullmatch(part.strip()) for part in text.split(",")]
-    return None if None in found else tuple((int(each[1]), int(each[2])) for each in found if each)
+    matches = [_NAMED.fullmatch(part.strip()) for part in text.split(",")]
+    return None if None in matches else tuple((int(each[1]), int(each[2])) for each in matches if each)
 
 
 def check_heads(heads: Iterable[Sequence[int] | str], n_layers: int, n_heads: int) -> tuple[Head, ...]:

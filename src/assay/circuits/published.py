@@ -37,7 +37,7 @@ def published_circuit(name: str) -> Circuit:
     stored: dict[str, Any] = json.loads(text)
     model = stored["model"]
     graph = build_graph(model["n_layers"], model["n_heads"], mlps=model["has_mlp"])
-    found = Circuit.from_edges(graph, stored["edges"])
+    circuit = Circuit.from_edges(graph, stored["edges"])
     return Circuit(
-        graph=graph, mask=found.mask, provenance={"published": name, "references": stored["references"]}
+        graph=graph, mask=circuit.mask, provenance={"published": name, "references": stored["references"]}
     )

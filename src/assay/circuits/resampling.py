@@ -143,14 +143,14 @@ def _ranks(weights: Tensor, table: Tensor, absolute: bool) -> Tensor:
 def _top_masks(values: Float[Tensor, "B E"], k: int) -> Float[Tensor, "B E"]:
     """1 for the k largest of each row, ties by index, else 0."""
     cut = values.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
-    chosen = (values >= cut).to(values.dtype)
-    tied = chosen.sum(1) > k
+    members = (values >= cut).to(values.dtype)
+    tied = members.sum(1) > k
     if bool(tied.any()):
         some, at = values[tied], cut[tied]
         equal = some == at
         room = k - (some > at).sum(1, keepdim=True)
-        chosen[tied] = ((some > at) | (equal & (equal.cumsum(1) <= room))).to(values.dtype)
-    return chosen
+        members[tied] = ((some > at) | (equal & (equal.cumsum(1) <= room))).to(values.dtype)
+    return members
 
 
 def _can_be_selected(

@@ -208,12 +208,12 @@ class EdgeScores:
         mask = self.top(min(8, self.n_slots)).mask
         names = slot_names(self.graph, self.spans, mask.nonzero())
         rows = sorted(zip(names, self.values[mask].tolist(), strict=True), key=lambda each: -abs(each[1]))
-        known = self.provenance
+        provenance = self.provenance
         return display.table(
             f"edge scores: {self.graph.n_edges} edges, strongest first",
             ("edge", "score"),
             rows,
-            id=record_id("scores", known) if known else None,
+            id=record_id("scores", provenance) if provenance else None,
         )
 
     def to_frame(self) -> "pd.DataFrame":

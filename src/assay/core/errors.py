@@ -102,8 +102,8 @@ def near_matches(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
         return text.lower().replace("_", "-")
 
     by_plain = {plain(candidate): candidate for candidate in known}
-    found = difflib.get_close_matches(plain(name), by_plain, n=limit, cutoff=0.5)
-    return [by_plain[match] for match in found]
+    matches = difflib.get_close_matches(plain(name), by_plain, n=limit, cutoff=0.5)
+    return [by_plain[match] for match in matches]
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:

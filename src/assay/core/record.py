@@ -55,8 +55,8 @@ class Record:
             if use != "hidden" and not (use == "brief" and _empty(value)):
                 record[field.name] = value
         record |= {name: getattr(self, name) for name in self.derived}
-        found: dict[str, Any] = plain(record)
-        return found
+        document: dict[str, Any] = plain(record)
+        return document
 
     @classmethod
     def from_dict(cls: type[R], document: object) -> R:
@@ -68,13 +68,13 @@ class Record:
         import cattrs
 
         try:
-            found: R = _converter().structure(document, cls)
+            record: R = _converter().structure(document, cls)
         except (cattrs.BaseValidationError, TypeError, ValueError) as error:
             grouped = isinstance(error, cattrs.BaseValidationError)
             places = cattrs.transform_error(error, format_exception=_problem) if grouped else [str(error)]
             name = f"{cls.record_kind or cls.__name__} document"
             raise FileFormatError(f"this {name} cannot be read: {'; '.join(places[:4])}") from error
-        return found
+        return record
 
 
 def _empty(value: object) -> bool:
@@ -97,8 +97,8 @@ def _problem(error: BaseException, expected: type | None) -> str:
     from cattrs.v import format_exception
 
     if isinstance(error, ForbiddenExtraKeysError):
-        known = [field.name for field in dataclasses.fields(error.cl)]
-        return "; ".join(str(unknown_name("field", name, known)) for name in sorted(error.extra_fields))
+        names = [field.name for field in dataclasses.fields(error.cl)]
+        return "; ".join(str(unknown_name("field", name, names)) for name in sorted(error.extra_fields))
 
     return format_exception(error, expected)
 
@@ -146,15 +146,15 @@ def _array(value: object, kind: Any) -> Any:
     dtypes = getattr(kind, "dtypes", ("float64",))
     dtype = dtypes[0] if len(dtypes) == 1 else "float64"
     try:
-        made = np.array(value, dtype=np.float64 if dtype.startswith("float") else None)
+        array = np.array(value, dtype=np.float64 if dtype.startswith("float") else None)
     except (TypeError, ValueError):
         raise TypeError("not an array of numbers") from None
-    n_axes = len(getattr(kind, "dims", made.shape))
-    if made.size == 0 and made.ndim < n_axes:
-        made = made.reshape(made.shape + (0,) * (n_axes - made.ndim))
-    if dtype == "bool" and made.size and made.dtype != np.bool_:
+    n_axes = len(getattr(kind, "dims", array.shape))
+    if array.size == 0 and array.ndim < n_axes:
+        array = array.reshape(array.shape + (0,) * (n_axes - array.ndim))
+    if dtype == "bool" and array.size and array.dtype != np.bool_:
         raise TypeError("not an array of true and false")
-    return made.astype(dtype)
+    return array.astype(dtype)
 
 
 def _is_record(kind: Any) -> bool:

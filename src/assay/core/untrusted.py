@@ -65,12 +65,12 @@ def parse_json(text: str | bytes, *, pairs: Callable[[list[tuple[str, Any]]], An
     """
     try:
         content = text if isinstance(text, str) else text.decode("utf-8-sig")
-        found = json.loads(content, object_pairs_hook=pairs)
+        document = json.loads(content, object_pairs_hook=pairs)
         if _LONE_SURROGATE.search(content):
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(document, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    return found
+    return document
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -330,9 +330,9 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> "n
         shape, _, dtype = read(stream)
         check_declared(shape, dtype, member.file_size, key=key, path=path)
     with archive.open(member) as stream:
-        found: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+        array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
         stream.read()  # at its end the checksum is compared
-    return found
+    return array
 
 
 def printable(text: str, *, lines: bool = True) -> str:

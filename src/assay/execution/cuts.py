@@ -32,8 +32,8 @@ class StageRun:
 
     @property
     def nbytes(self) -> int:
-        held = [*self.streams, *self.channels, *self.z, *([] if self.mlp is None else [self.mlp])]
-        return _nbytes(held)
+        tensors = [*self.streams, *self.channels, *self.z, *([] if self.mlp is None else [self.mlp])]
+        return _nbytes(tensors)
 
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:
@@ -189,9 +189,9 @@ class CutPass:
                 (self.mlp if number % 2 else self.heads)(number, live.opened[number])
         stage, state = live.opened[live.last], self.examples.states[live.last]
         # A live target reaches `logits`, so its input has changed.
-        found = self.changed(stage.groups[0], state.streams[0])
-        assert found is not None
-        stream = found[1][0].flatten(0, 1)
+        change = self.changed(stage.groups[0], state.streams[0])
+        assert change is not None
+        stream = change[1][0].flatten(0, 1)
         logits = self.examples.wide(self.model.finish(stream if self.model.pools else stream[:, 0]))
         self.rows, self.stores = {}, {}
         by_hypothesis: Tensor = logits.unflatten(0, (self.k, -1))
@@ -231,10 +231,10 @@ class CutPass:
         state, examples = self.examples.states[number], self.examples
         fresh: dict[int, Tensor] = {}
         for group, streams, channels in zip(stage.groups, state.streams, state.channels, strict=True):
-            found = self.changed(group, streams)
-            if found is None:
+            change = self.changed(group, streams)
+            if change is None:
                 continue
-            places, new = found
+            places, new = change
             assert group.weight is not None
             bias = None if group.bias is None else group.bias[places]
             block = self.model.blocks[stage.layer]
@@ -272,12 +272,12 @@ class CutPass:
     def mlp(self, number: int, stage: LiveStage) -> None:
         """The MLP of a block, if what it reads has changed."""
         state, group = self.examples.states[number], stage.groups[0]
-        found = self.changed(group, state.streams[0])
-        if found is None:
+        change = self.changed(group, state.streams[0])
+        if change is None:
             return
         assert state.mlp is not None
         block = self.model.blocks[stage.layer]
-        output = self.examples.wide(block.run_mlp(found[1].to(self.model.dtype)))
+        output = self.examples.wide(block.run_mlp(change[1].to(self.model.dtype)))
         self.updates.append((state.mlp, [0], output))
         row = self.model.graph.mlp_source(stage.layer)
         self.deposit([row], output - state.mlp[:, None], everywhere=group.everywhere)

@@ -212,7 +212,7 @@ def run_circuit(
     References:
         Conmy et al. 2023, arXiv:2304.14997; uit de Bos and Garriga-Alonso 2024, equation 1.
     """
-    chosen = get_ablation(ablation or task.ablation)
+    replacement = get_ablation(ablation or task.ablation)
     check_circuit(model, circuit)
     task = model.bind(task)
     if circuit.spans is not None:
@@ -220,20 +220,20 @@ def run_circuit(
             raise InputError("pairs= runs ordinary circuits; give circuit.anywhere(), or task.paired(pairs)")
         where = circuit.spans.label(task, labels)
         return _run_spans(
-            model, task, circuit, where, chosen, asked=batch_size, memory=memory, seed=seed, check=check
+            model, task, circuit, where, replacement, asked=batch_size, memory=memory, seed=seed, check=check
         )
     if pairs is not None:
-        _check_pairs(task, chosen, pairs)
+        _check_pairs(task, replacement, pairs)
         if isinstance(task, PairTask):
             return _run_pairs(model, task, circuit, pairs, batch_size, memory)
         task = task.paired(pairs)
-    runner = CircuitRunner(model, circuit, resample=chosen.paired)
+    runner = CircuitRunner(model, circuit, resample=replacement.paired)
     extra = runner.bytes_per_pair(task.length)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     if runner.plan.everything:
         return run_model(model, task, batch_size=size, check=check)
     shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf
-    prepared = shelf.prepared(lambda: chosen.prepare(model, task, batch_size=size, seed=seed))
+    prepared = shelf.prepared(lambda: replacement.prepare(model, task, batch_size=size, seed=seed))
     results = []
     for batch in task.batches(size):
         batch = batch.to(model.device)

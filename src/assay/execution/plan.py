@@ -126,11 +126,11 @@ class CompiledMask:
     @cached_property
     def inlets(self) -> list[Inlet]:
         """All distinct inputs, in forward order."""
-        found = []
+        inlets = []
         for attention, mlp in zip(self.attention, self.mlp, strict=True):
-            found += attention.inlets if attention else []
-            found += [mlp.inlet] if mlp else []
-        return [*found, self.logits]
+            inlets += attention.inlets if attention else []
+            inlets += [mlp.inlet] if mlp else []
+        return [*inlets, self.logits]
 
     @cached_property
     def clean_depth(self) -> int:
@@ -274,13 +274,13 @@ def _attention_step(
     full = [head for head in live if everywhere[first + head]]
     last = [head for head in live if not everywhere[first + head]]
     step = AttentionStep(layer=layer, heads=(*full, *last), n_everywhere=len(full))
-    known: dict[Inlet, int] = {}
+    places: dict[Inlet, int] = {}
     reads: dict[str, dict[int, int]] = defaultdict(dict)
 
     def note(channel: str, head: int, needed: bool) -> None:
         column = graph.channel_target(layer, channel, head)
         inlet = _inlet(graph, kept, everywhere if needed else somewhere, column, everywhere=needed)
-        index = known.setdefault(inlet, len(known))
+        index = places.setdefault(inlet, len(places))
         if index == len(step.inlets):
             step.inlets.append(inlet)
         reads[channel][head] = index

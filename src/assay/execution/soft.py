@@ -182,8 +182,8 @@ class SoftRunner:
         graph = self.model.graph
         shape = (graph.n_sources, graph.n_targets)
         rows, length = pairs.embedded.shape[:2]
-        known = [shape, (rows, *shape), (rows, length, *shape), (1, length, *shape)]
-        if tuple(mask.shape) not in known:
+        shapes = [shape, (rows, *shape), (rows, length, *shape), (1, length, *shape)]
+        if tuple(mask.shape) not in shapes:
             raise ShapeError(
                 f"mask has shape {tuple(mask.shape)}; expected {shape}, {(rows, *shape)} for one mask per "
                 f"pair, or {(rows, length, *shape)} (or 1 row) for one per position"

@@ -81,8 +81,8 @@ def _sigma_ablation(
     for method in asked:
         if method in left_out:
             continue
-        drawn = complement.draw(method, draws=draws)
-        keep[method], served[method] = drawn.margins.mean(axis=0), drawn.served
+        replaced = complement.draw(method, draws=draws)
+        keep[method], served[method] = replaced.margins.mean(axis=0), replaced.served
         used &= np.isfinite(keep[method])
     parts = {method: _part(spec, method, keep[method], full, used & served[method]) for method in keep}
     left_out |= {method: str(part.reason) for method, part in parts.items() if math.isnan(part.value)}
@@ -95,8 +95,8 @@ def _sigma_ablation(
     warnings = task_warnings(runs, used)
     if len(defined) < 2:
         reason = "too_few_methods" if used.any() else "no_valid_prompt"
-        found = undefined(spec, n=int(used.sum()), reason=reason, warnings=warnings)
-        return replace(found, n_excluded=int((~used).sum()), details=details, parts=parts)
+        measurement = undefined(spec, n=int(used.sum()), reason=reason, warnings=warnings)
+        return replace(measurement, n_excluded=int((~used).sum()), details=details, parts=parts)
     components = {}
     for method in defined:
         # A prompt that a method cannot serve adds nothing to either sum of that method.

@@ -85,8 +85,8 @@ def _output_variants(runs: CircuitRuns, spec: MetricSpec, *, include_logprob: bo
     warnings = task_warnings(runs, used)
     if len(defined) < 2:
         reason = "too_few_outputs" if used.any() else "no_valid_prompt"
-        found = undefined(spec, n=int(used.sum()), reason=reason, warnings=warnings)
-        return replace(found, n_excluded=int((~used).sum()), details=details, parts=parts)
+        measurement = undefined(spec, n=int(used.sum()), reason=reason, warnings=warnings)
+        return replace(measurement, n_excluded=int((~used).sum()), details=details, parts=parts)
     spread = FunctionOfSums(
         function="spread-of-ratios",
         components=tuple(f"{each}/{side}" for each in defined for side in ("keep", "full")),
@@ -156,7 +156,7 @@ def _dprime(runs: CircuitRuns, spec: MetricSpec, *, correction: str = "loglinear
             corrected_rate(np.array(rates) * used.sum(), int(used.sum()), correction=correction)
         )
         details |= {"hit_rate": rates[0], "false_alarm_rate": rates[1], "criterion": -float(quantiles.mean())}
-    found = record(
+    measurement = record(
         spec,
         components,
         statistic,
@@ -165,7 +165,7 @@ def _dprime(runs: CircuitRuns, spec: MetricSpec, *, correction: str = "loglinear
         details=details,
         parts={"auc": auc},
     )
-    return replace(found, judged=_both_pass(found, auc))
+    return replace(measurement, judged=_both_pass(measurement, auc))
 
 
 def _auc(

@@ -54,9 +54,9 @@ def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str =
     """
     check_choice("divergence", divergence, DIVERGENCES)
     used = finite_examples(runs, "full", "keep")
-    found = divergences(run_logits(runs, "full"), run_logits(runs, "keep"), kinds=(divergence,))
+    values = divergences(run_logits(runs, "full"), run_logits(runs, "keep"), kinds=(divergence,))
     details = {"divergence": divergence}
-    return record(spec, found, mean_of(divergence), used=used, details=details, unit=UNITS[divergence])
+    return record(spec, values, mean_of(divergence), used=used, details=details, unit=UNITS[divergence])
 
 
 @metric(
@@ -88,18 +88,18 @@ def _kl(
     if restricted_to is not None:
         ids = _answer_set(runs, restricted_to, full.shape)
         full, keep, id_ = restrict(full, ids), restrict(keep, ids), f"{spec.id}_restricted"
-    found = divergences(full, keep, kinds=DIVERGENCES)
+    values = divergences(full, keep, kinds=DIVERGENCES)
     parts = {
-        kind: record(spec, found, mean_of(kind), used=used, id=f"D03.{kind}", unit=UNITS[kind], rule=None)
+        kind: record(spec, values, mean_of(kind), used=used, id=f"D03.{kind}", unit=UNITS[kind], rule=None)
         for kind in DIVERGENCES[1:]
     }
     return record(
         spec,
-        found,
+        values,
         mean_of("kl"),
         used=used,
         reading=kl_reading,
-        details=_spread(found["kl"], found["js"], used),
+        details=_spread(values["kl"], values["js"], used),
         parts=parts,
         id=id_,
     )

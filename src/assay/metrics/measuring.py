@@ -112,18 +112,18 @@ def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **
         _check_whole(spec, random_circuits)
     if random_circuits < 0:
         raise InputError(f"random_circuits is {random_circuits}; a count from 0 is needed")
-    found = compute(runs, spec, **options)
+    measurement = compute(runs, spec, **options)
     if "full" in spec.runs:  # whatever is judged beside a model that fails at the task is marked
         new = [
             code
             for code in task_warnings(runs, np.ones(runs.task.n, dtype=bool))
-            if code not in found.warnings
+            if code not in measurement.warnings
         ]
-        found = replace(found, warnings=(*found.warnings, *new))
+        measurement = replace(measurement, warnings=(*measurement.warnings, *new))
     if random_circuits:
-        found = replace(found, baseline=_baseline(runs, spec, random_circuits, options))
+        measurement = replace(measurement, baseline=_baseline(runs, spec, random_circuits, options))
     provenance = measurement_provenance(runs, metric, random_circuits=random_circuits, **options)
-    return _stamped(replace(found, meaning=found.meaning or spec.meaning), provenance, runs.seed)
+    return _stamped(replace(measurement, meaning=measurement.meaning or spec.meaning), provenance, runs.seed)
 
 
 def measurement_provenance(
@@ -187,8 +187,8 @@ def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
     if circuit.heads is None:
         return Circuit.random(circuit.graph, circuit.n_edges, seed=int(rng.integers(2**31)))
     n_heads = circuit.graph.n_heads
-    drawn = rng.choice(circuit.graph.n_layers * n_heads, size=len(circuit.heads), replace=False)
-    heads = [divmod(int(flat), n_heads) for flat in drawn]
+    places = rng.choice(circuit.graph.n_layers * n_heads, size=len(circuit.heads), replace=False)
+    heads = [divmod(int(flat), n_heads) for flat in places]
     return Circuit.from_heads(circuit.graph, heads, mlps=circuit.keeps_mlps)
 
 

@@ -66,10 +66,10 @@ class Complement:
 
     def refusal(self, method: str) -> str | None:
         """Why this circuit and task cannot be run under a method, as a code; None if they can."""
-        chosen = INTERVENTIONS[method]
-        if isinstance(chosen, Donor):
+        intervention = INTERVENTIONS[method]
+        if isinstance(intervention, Donor):
             _, counts = self.runs.task.lengths.unique(return_counts=True)
-            served = int(counts.max()) > 1 and chosen.served(self.setting).any()
+            served = int(counts.max()) > 1 and intervention.served(self.setting).any()
             return None if served else "no_donor"
         if not heads_alone(self.runs.circuit) and method not in ABLATIONS:
             return "no_edge_ablation"
@@ -81,11 +81,11 @@ class Complement:
         Raises:
             InputError: For prompts that the method cannot serve.
         """
-        chosen = INTERVENTIONS[method]
+        intervention = INTERVENTIONS[method]
         margins, divergence = [], []
-        for number in range(chosen.draws if draws is None or chosen.draws == 1 else draws):
+        for number in range(intervention.draws if draws is None or intervention.draws == 1 else draws):
             self.setting.draw = number
-            logits = self._logits(chosen)
+            logits = self._logits(intervention)
             finite = logits.isfinite().all(1).numpy()
             margins.append(np.where(finite, self.runs.margins_from(logits), np.nan))
             if kl:
@@ -97,7 +97,7 @@ class Complement:
         return Replacements(
             margins=np.stack(margins),
             kl=np.stack(divergence) if kl else None,
-            served=chosen.served(self.setting),
+            served=intervention.served(self.setting),
         )
 
     def with_all_heads(self, replacement: Replacement) -> Float[Tensor, "n d_vocab"]:

@@ -38,14 +38,14 @@ def _corrupt_restore(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """
     if runs.ablation not in INTERVENTIONS:
         raise unknown_name("ablation of heads", runs.ablation, INTERVENTIONS)
-    chosen = INTERVENTIONS[runs.ablation]
+    intervention = INTERVENTIONS[runs.ablation]
     complement = Complement(runs=runs)
     heads = runs.circuit.kept_heads()
     margins: dict[str, list[np.ndarray]] = {"restored": [], "ablated": []}
     used = finite_examples(runs, "full")
-    for draw in range(chosen.draws):
+    for draw in range(intervention.draws):
         complement.setting.draw = draw
-        ablated = chosen.prepare_heads(complement.setting)
+        ablated = intervention.prepare_heads(complement.setting)
         restored = _restored(ablated, heads, complement.setting)
         for name, replacement in (("ablated", ablated), ("restored", restored)):
             logits = complement.with_all_heads(replacement)

@@ -23,9 +23,9 @@ def _scrubbed(
     """The replacements, and the examples that may count."""
     if draws < 1:
         raise InputError(f"draws is {draws}; give at least 1, 5 by default")
-    found = Complement(runs=runs).draw(METHODS[same_answer], draws=draws, kl=kl)
-    used = finite_examples(runs, "full") & found.served & np.isfinite(found.margins).all(axis=0)
-    return found, used
+    replaced = Complement(runs=runs).draw(METHODS[same_answer], draws=draws, kl=kl)
+    used = finite_examples(runs, "full") & replaced.served & np.isfinite(replaced.margins).all(axis=0)
+    return replaced, used
 
 
 def _facts(
@@ -73,15 +73,15 @@ def _scrub_recovery(
 
     Undefined (`zero_denominator`) where |sum y_full| < 1e-8 n. The detail `value_by_draw` has each draw.
     """
-    found, used = _scrubbed(runs, draws, same_answer, kl=False)
+    replaced, used = _scrubbed(runs, draws, same_answer, kl=False)
     full, statistic = runs.margins("full"), ratio_of("scrub", "full")
     return record(
         spec,
-        {"scrub": found.margins.mean(axis=0), "full": full},
+        {"scrub": replaced.margins.mean(axis=0), "full": full},
         statistic,
         used=used,
         warnings=task_warnings(runs, used),
-        details=_facts(found, used, statistic, found.margins, full),
+        details=_facts(replaced, used, statistic, replaced.margins, full),
     )
 
 
@@ -109,8 +109,8 @@ def _scrub_kl(
         draws: Draws of donors that are averaged.
         same_answer: Only donors with the same right answers; prompts without one are left out.
     """
-    found, used = _scrubbed(runs, draws, same_answer, kl=True)
-    assert found.kl is not None
+    replaced, used = _scrubbed(runs, draws, same_answer, kl=True)
+    assert replaced.kl is not None
     statistic = mean_of("kl")
-    details = _facts(found, used, statistic, found.kl)
-    return record(spec, {"kl": found.kl.mean(axis=0)}, statistic, used=used, details=details)
+    details = _facts(replaced, used, statistic, replaced.kl)
+    return record(spec, {"kl": replaced.kl.mean(axis=0)}, statistic, used=used, details=details)

@@ -98,14 +98,14 @@ def _watched(model: Model) -> Iterator[Seen]:
 
 
 def _parts(model: Model) -> list[nn.Module]:
-    found = [model.final_norm.module]
+    parts = [model.final_norm.module]
     if model.vision is None:
-        found.append(model.unembed_module)
+        parts.append(model.unembed_module)
     for block in model.blocks:
-        found += [block.attention_norm.module, *block.qkv, block.out]
-        found += [] if block.attention_scale is None else [block.attention_scale]
-        found += [block.mlp_norm.module, block.mlp] if model.graph.mlps else []
-    return list(dict.fromkeys(found))
+        parts += [block.attention_norm.module, *block.qkv, block.out]
+        parts += [] if block.attention_scale is None else [block.attention_scale]
+        parts += [block.mlp_norm.module, block.mlp] if model.graph.mlps else []
+    return list(dict.fromkeys(parts))
 
 
 class _PartCheck:
@@ -172,27 +172,27 @@ class _PartCheck:
 
     def norm(self, norm: Norm, stream: Tensor) -> Tensor:
         """Output of a norm, after comparing it; the native one."""
-        given, output = self.seen[norm.module]
-        self.same(norm.module, "the stream it reads", stream, given)
+        entering, output = self.seen[norm.module]
+        self.same(norm.module, "the stream it reads", stream, entering)
         if isinstance(norm.module, nn.Identity):  # a classifier that pools first may normalise behind it
             return output
-        closed = norm.standardise(given)[0] * norm.gain
+        closed = norm.standardise(entering)[0] * norm.gain
         shift = getattr(norm.module, "bias", None)
         self.same(norm.module, "its output", closed if shift is None else closed + shift, output)
         return output
 
     def linear(self, module: nn.Module) -> None:
         """Compare a projection with what its weight and bias give."""
-        given, output = self.seen[module]
+        entering, output = self.seen[module]
         weight: Any = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or not weight.is_floating_point():
             kind = weight.dtype if isinstance(weight, Tensor) else "no tensor"
             self.refuse(module, f"its weight is {kind}")
         weight = weight.T if isinstance(module, nn.Linear) else weight
-        if weight.shape != (given.shape[-1], output.shape[-1]):
-            wanted = (given.shape[-1], output.shape[-1])
+        if weight.shape != (entering.shape[-1], output.shape[-1]):
+            wanted = (entering.shape[-1], output.shape[-1])
             self.refuse(module, f"its weight has shape {tuple(weight.shape)}, where it maps {wanted}")
-        closed = given.to(self.wide) @ weight.to(self.wide)
+        closed = entering.to(self.wide) @ weight.to(self.wide)
         bias = getattr(module, "bias", None)
         self.same(module, "its output", closed if bias is None else closed + bias.to(self.wide), output)
 

@@ -73,9 +73,9 @@ def family_of(module: nn.Module) -> Family:
             return family
     if model_type in _REFUSED:
         suffix, why = _REFUSED[model_type]
-        found = next((name for name, _ in module.named_modules() if name.endswith(suffix)), suffix)
+        name_found = next((name for name, _ in module.named_modules() if name.endswith(suffix)), suffix)
         raise UnsupportedModelError(
-            f"{type(module).__name__}: module {found!r} {why}, so the residual stream is not a sum of "
+            f"{type(module).__name__}: module {name_found!r} {why}, so the residual stream is not a sum of "
             "node outputs; "
             "only pre-norm models are supported"
         )
@@ -284,8 +284,8 @@ def without_progress_bars() -> Iterator[None]:
 
 def _image_processor(location: str) -> dict[str, Any] | None:
     """The stored `preprocessor_config.json`; None if there is none."""
-    found = find_checkpoint(location, "preprocessor_config.json")
-    return None if found is None else read_json(found)
+    path = find_checkpoint(location, "preprocessor_config.json")
+    return None if path is None else read_json(path)
 
 
 def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -> nn.Module:

@@ -103,10 +103,10 @@ class _Given:
                 "TransformerLens names them"
             )
         self.left.discard(name)
-        found = self.weights[name].float()
-        if shape and tuple(found.shape) != shape:
-            raise ShapeError(f"{name!r} has shape {tuple(found.shape)}; {shape} fits the other parameters")
-        return found
+        weight = self.weights[name].float()
+        if shape and tuple(weight.shape) != shape:
+            raise ShapeError(f"{name!r} has shape {tuple(weight.shape)}; {shape} fits the other parameters")
+        return weight
 
     def or_else(self, name: str, value: float, *shape: int) -> Tensor:
         """A parameter that may be left out; then all its entries are `value`."""

@@ -44,13 +44,13 @@ def find_checkpoint(location: str, name: str) -> Path | None:
         return path if path.is_file() else None
     from transformers.utils.hub import cached_file
 
-    found = cached_file(
+    path_found = cached_file(
         location,
         name,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return None if found is None else Path(found)
+    return None if path_found is None else Path(path_found)
 
 
 def weight_files(location: str, *, timm: bool, allow_pickle: bool) -> list[Path]:
@@ -66,15 +66,15 @@ def weight_files(location: str, *, timm: bool, allow_pickle: bool) -> list[Path]
     """
     single = find_checkpoint(location, WEIGHTS)
     if single is not None:
-        found = [single]
+        files = [single]
     elif not timm and (index := find_checkpoint(location, INDEX)) is not None:
-        found = [_shard(location, name, index, allow_pickle=allow_pickle) for name in _shards(index)]
+        files = [_shard(location, name, index, allow_pickle=allow_pickle) for name in _shards(index)]
     else:
-        found = _pickles(location, allow_pickle=allow_pickle)
-    for each in found:
+        files = _pickles(location, allow_pickle=allow_pickle)
+    for each in files:
         if each.suffix == ".safetensors":
             refuse_pickle(each)
-    return found
+    return files
 
 
 def _shards(index: Path) -> list[str]:
@@ -103,16 +103,16 @@ def _pickles(location: str, *, allow_pickle: bool) -> list[Path]:
     path = Path(location)
     if not path.is_dir():
         return []
-    found = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
-    if not found:
+    pickles = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
+    if not pickles:
         raise FileFormatError(f"{path} holds no weights; expected {WEIGHTS} beside config.json")
     if not allow_pickle:
         raise UnsafeFileError(
-            f"{path} holds only pickled weights ({', '.join(each.name for each in found)}), no {WEIGHTS}. "
+            f"{path} holds only pickled weights ({', '.join(each.name for each in pickles)}), no {WEIGHTS}. "
             "Opening a pickle can run any code; convert them to safetensors, or pass allow_pickle=True "
             "if you trust their origin"
         )
-    return found
+    return pickles
 
 
 def check_sizes(config: Path, files: Sequence[Path], *, timm: bool = False) -> list[tuple[int, ...]] | None:

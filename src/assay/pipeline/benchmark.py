@@ -205,8 +205,8 @@ def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict
     }
     if not data.objectives:  # nothing was served, so there is nothing to draw
         return written
-    drawn = plots.plot_truth_map(data)
-    return written | plots.write_picture(folder, name, drawn, label=data.label)
+    figure = plots.plot_truth_map(data)
+    return written | plots.write_picture(folder, name, figure, label=data.label)
 
 
 def truth_markdown(table: TruthTable) -> str:
@@ -242,7 +242,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         >>> parse_options(["ugs.updates=300", "ugs@warm.warm_start=eap-ig-inputs"])
         {'ugs': {'updates': 300}, 'ugs@warm': {'warm_start': 'eap-ig-inputs'}}
     """
-    found: dict[str, dict[str, Any]] = {}
+    options: dict[str, dict[str, Any]] = {}
     for text in texts:
         place, equals, value = text.partition("=")
         method, dot, name = place.partition(".")
@@ -251,12 +251,12 @@ def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
                 f"option {text!r} is not of the form METHOD.NAME=VALUE, e.g. ugs.updates=300; `assay list "
                 "methods` names the methods"
             )
-        own = found.setdefault(method.strip(), {})
+        own = options.setdefault(method.strip(), {})
         key = name.strip().replace("-", "_")
         if key in own:
             raise InputError(f"option {method}.{key} is given twice; give it once")
         own[key] = _value(value.strip())
-    return found
+    return options
 
 
 def _value(text: str) -> Any:

@@ -99,17 +99,17 @@ def discover_stored(
         store: Where scores are taken from and kept.
         settings: `objective`, `ablation`, `steps`, `quadrature` and `seed` of `assay.discover`.
     """
-    chosen = get_method(method, **(options or {}))
-    settled = discovery_settings(task, chosen, **settings)
-    return discovery_stage(model, task, chosen, settled, batch_size=batch_size).run(store).value
+    configured = get_method(method, **(options or {}))
+    settled = discovery_settings(task, configured, **settings)
+    return discovery_stage(model, task, configured, settled, batch_size=batch_size).run(store).value
 
 
 def plan_discovery(
     model: Model, *, method: str, n: int, steps: int | str, options: Mapping[str, Any] | None = None
 ) -> Workload:
     """Cost of scoring all edges, at most, as the method states it."""
-    chosen = get_method(method, **(options or {}))
-    usual = REFINED_STEPS if chosen.integrates else (1,)
+    configured = get_method(method, **(options or {}))
+    usual = REFINED_STEPS if configured.integrates else (1,)
     sweeps = usual if isinstance(steps, str) else (steps,)
-    per_prompt = sum(chosen.most_passes(model, nodes) for nodes in sweeps)
+    per_prompt = sum(configured.most_passes(model, nodes) for nodes in sweeps)
     return Workload(name="discover", runs=1, passes=per_prompt * n)

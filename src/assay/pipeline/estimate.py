@@ -121,13 +121,13 @@ def _place(job: Job) -> str:
 
 def _pass_seconds(jobs: Sequence[Job], limits: Limits) -> dict[str, float]:
     """Seconds of a pass over one example, by model and task."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(limits.threads)
     try:
         for job in jobs:
             place = _place(job)
-            if not place or place in found:
+            if not place or place in seconds:
                 continue
             model, task = model_of(job), inputs_of(job).discovery
             batch = task.subset(range(min(task.n, limits.batch_size)))
@@ -136,7 +136,7 @@ def _pass_seconds(jobs: Sequence[Job], limits: Limits) -> dict[str, float]:
                 began = time.perf_counter()
                 run_model(model, batch, batch_size=limits.batch_size)
                 times.append(time.perf_counter() - began)
-            found[place] = min(times[1:]) / batch.n
+            seconds[place] = min(times[1:]) / batch.n
     finally:
         torch.set_num_threads(threads)
-    return found
+    return seconds

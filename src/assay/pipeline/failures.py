@@ -68,12 +68,12 @@ class FailureLog:
         """The lines, oldest first; those that a kill cut off are left out."""
         if not self.path.exists():
             return []
-        found = []
+        failures = []
         for line in self.path.read_bytes().splitlines():
             try:
                 record = parse_json(line)
             except ValueError:  # cut off
                 continue
             if isinstance(record, dict):
-                found.append(record)
-        return found
+                failures.append(record)
+        return failures

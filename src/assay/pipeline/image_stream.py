@@ -86,13 +86,13 @@ def known_images(
         classes: The model's, in the order of its labels; None takes the folders' names.
         options: Seed and bad files; its transform and sample do not count.
     """
-    found = find_domains(source, start=FIRST_KNOWN, drawn=n)
-    if len(found) != 1:
+    domains = find_domains(source, start=FIRST_KNOWN, drawn=n)
+    if len(domains) != 1:
         raise InputError(
-            f"{source} holds {len(found)} domains ({', '.join(each.name for each in found)}); name the "
+            f"{source} holds {len(domains)} domains ({', '.join(each.name for each in domains)}); name the "
             "one that the model was made for"
         )
-    return found[0].read(replace(options, transform=transform, n=None), classes)
+    return domains[0].read(replace(options, transform=transform, n=None), classes)
 
 
 def _rest(seconds: float) -> bool:
@@ -329,26 +329,26 @@ def _no_folder(folder: Path) -> FileFormatError:
 def _files(folder: Path, watch: Watch) -> list[Path]:
     if not folder.is_dir():
         raise _no_folder(folder)
-    found = sorted(
+    files = sorted(
         path
         for path in folder.rglob("*")
         if path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts[-2:])
     )
     if watch.order == "time":
-        changed = {path: stamp[1] for path in found if (stamp := _stamp(path))}
+        changed = {path: stamp[1] for path in files if (stamp := _stamp(path))}
         return sorted(changed, key=lambda path: (changed[path], path))
     if watch.order == "random":
-        return [found[place] for place in stream(watch.seed, "monitor/order").permutation(len(found))]
-    return found
+        return [files[place] for place in stream(watch.seed, "monitor/order").permutation(len(files))]
+    return files
 
 
 def _stamp(path: Path) -> Stamp | None:
     """How a file looks; None if it is gone by now."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _drawn_batches(source: str, watch: Watch, done: frozenset[str]) -> Iterator[Batch]:

@@ -152,13 +152,13 @@ def inputs_of(job: Job) -> Division:
     Raises:
         InputError: If they are not those of the record.
     """
-    found = _inputs(
+    inputs = _inputs(
         job.source["model"], job.source.get("device"), job.source["task"], job.source["n"], job.record["seed"]
     )
     for name in ("discovery", "measured"):
         if name in job.record:
-            _check(job, name, getattr(found, name).describe())
-    return found
+            _check(job, name, getattr(inputs, name).describe())
+    return inputs
 
 
 def _check(job: Job, what: str, found: Mapping[str, Any]) -> None:

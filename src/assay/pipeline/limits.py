@@ -35,8 +35,8 @@ def parse_duration(value: Any) -> float:
     seconds = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value)
-    elif isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())):
-        seconds = float(found[1]) * _SECONDS[found[2]]
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        seconds = float(match[1]) * _SECONDS[match[2]]
     if not (math.isfinite(seconds) and seconds > 0):
         raise InputError(f"{value!r} is not a duration; write seconds, or '45s', '10m', '2h'")
     return seconds
@@ -55,8 +55,8 @@ def parse_size(value: Any) -> int:
     size = None
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
-    elif isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
-        size = round(float(found[1]) * _BYTES[found[2]])
+    elif isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        size = round(float(match[1]) * _BYTES[match[2]])
     if size is None:
         raise InputError(f"{value!r} is not a size; write bytes, or '512 MiB', '4 GiB', '4 GB'")
     if size < LEAST_MEMORY:

@@ -278,9 +278,9 @@ def _reference(
     """The reference circuit, and images in distribution that it does not rest on."""
     pool = None if plan.known is None else _known(plan, plan.known, model, transform)
     if plan.given:
-        found = load_scores(plan.reference, graph=model.graph)
-        _check_settings(plan, found)
-        return found, pool
+        scores = load_scores(plan.reference, graph=model.graph)
+        _check_settings(plan, scores)
+        return scores, pool
     if plan.known is not None and plan.known == plan.reference:
         raise InputError(
             f"known and reference images are both {plan.known}; leave known out, then the images are divided"
@@ -305,15 +305,15 @@ def _reference(
     }
     stored = out / REFERENCE
     if stored.is_file():
-        found = load_scores(stored)
-        record = found.provenance
+        scores = load_scores(stored)
+        record = scores.provenance
         same = {name: record.get(name) for name in settings} == settings
         same &= record.get("steps") in (steps, None) and not record.get("options")
         same &= (record.get("task") or {}).get("data_hash") == task.data_hash
         if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
-            return found, pool
+            return scores, pool
     progress("reference", 0, 1)
-    found = discover(
+    scores = discover(
         model,
         task,
         method,
@@ -325,9 +325,9 @@ def _reference(
     )
     out.mkdir(parents=True, exist_ok=True)
     if not (out / READINGS).exists():
-        found.save(stored)
+        scores.save(stored)
     progress("reference", 1, 1)
-    return found, pool
+    return scores, pool
 
 
 def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
@@ -365,14 +365,14 @@ def _domains(
         "seed": plan.seed,
     }
     if stored.is_file():
-        found = _read_domains(stored)
-        images = found.provenance["images"]
+        calibration = _read_domains(stored)
+        images = calibration.provenance["images"]
         if wanted == {
-            "reference": found.provenance["reference"],
+            "reference": calibration.provenance["reference"],
             **{name: images.get(name) for name in ("domain", "hash", "n", "seed")},
         }:
-            return found
-    found = calibrate_on_corruptions(
+            return calibration
+    calibration = calibrate_on_corruptions(
         model,
         scores,
         pool,
@@ -384,8 +384,8 @@ def _domains(
         seed=plan.seed,
     )
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(stored, json.dumps(found.to_dict(), indent=1, allow_nan=False).encode())
-    return found
+    write_atomically(stored, json.dumps(calibration.to_dict(), indent=1, allow_nan=False).encode())
+    return calibration
 
 
 def _read_domains(path: Path) -> DomainCalibration:

@@ -91,13 +91,13 @@ def _prepared(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(table: Mapping[str, Any], place: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in table.items():
         field = key.replace("-", "_")
-        if field in found:
+        if field in fields:
             raise InputError(f"{place}{key} is given twice, once with '-' and once with '_'; give it once")
-        found[field] = tuple(value) if isinstance(value, list) else value
-    return found
+        fields[field] = tuple(value) if isinstance(value, list) else value
+    return fields
 
 
 def _method(given: Any) -> Any:

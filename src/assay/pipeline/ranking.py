@@ -167,13 +167,13 @@ def lineup(
     """
     opened = Zoo.embedded() if zoo is None else Zoo.open(Path(zoo))
     drawn = [images.removeprefix(f"{SHAPES}:")] if is_shapes(images) else []
-    found = targets([] if drawn else [Path(images)], drawn, n=n, seed=seed)
-    if len(found) != 1:
-        names = ", ".join(each.name for each in found)
-        raise InputError(f"{images} holds {len(found)} domains ({names}); give the folder of one")
+    domains = targets([] if drawn else [Path(images)], drawn, n=n, seed=seed)
+    if len(domains) != 1:
+        names = ", ".join(each.name for each in domains)
+        raise InputError(f"{images} holds {len(domains)} domains ({names}); give the folder of one")
     return Lineup(
         zoo=opened,
-        target=found[0],
+        target=domains[0],
         known=known_target(opened, None if id_images is None else Path(id_images), n=n, seed=seed),
         metrics=tuple(metrics or DEFAULT_METRICS),
         settings=InspectionSettings(steps=steps, seed=seed, batch_size=batch_size),

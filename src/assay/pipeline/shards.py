@@ -74,11 +74,11 @@ class BatchShelf:
         Raises:
             FileFormatError: If one is missing.
         """
-        found = []
+        parts = []
         for number in range(n_batches(self._whole)):
             row = self._row(number)
             names = set(row.arrays.keys())
-            found.append(
+            parts.append(
                 BatchPart(
                     number=number,
                     total=row.arrays["total"],
@@ -88,7 +88,7 @@ class BatchShelf:
                     input_effect=row.payload["input_effect"],
                 )
             )
-        return found
+        return parts
 
     def seconds(self) -> float:
         """Time that all batches took together."""

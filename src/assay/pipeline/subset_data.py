@@ -135,13 +135,13 @@ def _from_folder(
             f"{source} is a folder: of prediction CSVs, give --ood-env, the environment to select from; of a "
             "zoo, give --images"
         )
-    given: dict[str, Any] = {} if id_envs is None else {"id_envs": _numbers("id-envs", id_envs)}
+    options: dict[str, Any] = {} if id_envs is None else {"id_envs": _numbers("id-envs", id_envs)}
     return CorrectnessData.from_predictions(
         source,
         ood_env=_numbers("ood-env", ood_env),
         checkpoints=checkpoints if checkpoints in ("last", "all") else _numbers("checkpoints", checkpoints),
         progress=progress,
-        **given,
+        **options,
     )
 
 
@@ -207,11 +207,11 @@ def _from_table(
 ) -> CorrectnessData:
     """A table with a row per model and example, or with a row per model and a column per example."""
     frame = _table(source, "model", EXAMPLE, groups, families)
-    given: dict[str, Any] = {name: name for name in ("id_accuracy", "n_id") if name in frame.columns}
+    arguments: dict[str, Any] = {name: name for name in ("id_accuracy", "n_id") if name in frame.columns}
     units = {"group": groups, "family": families}
     for name, unit in units.items():
         if unit is not None and unit != EACH_MODEL and unit in frame.columns:
-            given[name], units[name] = unit, None
+            arguments[name], units[name] = unit, None
     if EXAMPLE not in frame.columns:  # wide
         if facts:
             raise InputError(
@@ -221,12 +221,12 @@ def _from_table(
         names = "model" if "model" in frame.columns else frame.columns[0]
         frame = frame.set_index(names)
     elif facts:
-        given["meta"] = list(facts)
+        arguments["meta"] = list(facts)
     if examples is not None:
         known = _table(examples, 0)
-        given["examples"] = known.set_index(known.columns[0])
+        arguments["examples"] = known.set_index(known.columns[0])
     with malformed(source, "a table of answers"):
-        data = CorrectnessData.from_frame(frame, **given)
+        data = CorrectnessData.from_frame(frame, **arguments)
     return _with_units(data, units["group"], units["family"])
 
 
@@ -310,14 +310,14 @@ def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] |
             f"--{option} is {given!r}, which is {kind}; give a CSV file with a line MODEL,UNIT "
             f"per model{also}"
         )
-    found = _units(path)
-    missing = [name for name in data.model_ids if name not in found]
+    names = _units(path)
+    missing = [name for name in data.model_ids if name not in names]
     if missing:
         raise InputError(
             f"{path} does not name {len(missing)} of the {data.n_models} models, {missing[0]!r} first; give "
             "every model a line MODEL,UNIT"
         )
-    return [found[name] for name in data.model_ids]
+    return [names[name] for name in data.model_ids]
 
 
 def _units(path: Path) -> Mapping[str, str]:

@@ -99,7 +99,7 @@ def known_target(
     """
     if path is None and (zoo.id_domain not in SHAPE_DOMAINS or zoo.data.get("name", "shapes") != "shapes"):
         return None
-    found = targets(
+    domains = targets(
         [] if path is None else [path],
         [] if path is not None or zoo.id_domain is None else [zoo.id_domain],
         n=n,
@@ -107,12 +107,12 @@ def known_target(
         skip_bad=skip_bad,
         first=FIRST_KNOWN,
     )
-    if len(found) != 1:
-        names = ", ".join(each.name for each in found)
+    if len(domains) != 1:
+        names = ", ".join(each.name for each in domains)
         raise InputError(
-            f"--id-images holds {len(found)} domains ({names}); give the folder of one, DIR/CLASS/*"
+            f"--id-images holds {len(domains)} domains ({names}); give the folder of one, DIR/CLASS/*"
         )
-    return found[0]
+    return domains[0]
 
 
 class _SharedImages:

@@ -144,9 +144,9 @@ def top_members(scores: Real[np.ndarray, " n"], k: int) -> Bool[np.ndarray, " n"
         warnings.warn(
             f"nan_scores: {missing} scores are NaN and rank last", DegenerateDataWarning, stacklevel=2
         )
-    chosen = np.zeros(len(x), dtype=bool)
-    chosen[np.argsort(-x, kind="stable")[:k]] = True
-    return chosen
+    members = np.zeros(len(x), dtype=bool)
+    members[np.argsort(-x, kind="stable")[:k]] = True
+    return members
 
 
 def cohen_kappa(a: Bool[np.ndarray, " n"], b: Bool[np.ndarray, " n"]) -> Estimate:
@@ -255,8 +255,8 @@ def intraclass_correlation(
         (1.0, 0.6667)
     """
     x = np.asarray(ratings, dtype=np.float64)
-    kept = np.isfinite(x).all(axis=1)
-    x = x[kept]
+    complete = np.isfinite(x).all(axis=1)
+    x = x[complete]
     n, k = x.shape
     squares = _mean_squares(x) if n > 1 and k > 1 else (math.nan, math.nan, math.nan)
     if n < 2 or k < 2 or squares[0] == squares[2] == 0:
@@ -282,7 +282,7 @@ def intraclass_correlation(
         ms_error=squares[2],
         n_targets=n,
         n_raters=k,
-        n_dropped=int((~kept).sum()),
+        n_dropped=int((~complete).sum()),
     )
 
 
@@ -292,12 +292,12 @@ def _mean_squares(x: Float64[np.ndarray, "n k"]) -> tuple[float, float, float]:
     rounding = (EQUAL * float(np.abs(x).max())) ** 2
     x = x - x.mean()
     rows, columns = x.mean(axis=1, keepdims=True), x.mean(axis=0, keepdims=True)
-    found = (
+    squares = (
         k * float((rows**2).sum()) / (n - 1),
         n * float((columns**2).sum()) / (k - 1),
         float(((x - rows - columns) ** 2).sum()) / ((n - 1) * (k - 1)),
     )
-    msr, msc, mse = (square if square > rounding else 0.0 for square in found)
+    msr, msc, mse = (square if square > rounding else 0.0 for square in squares)
     return msr, msc, mse
 
 

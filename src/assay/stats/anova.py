@@ -145,10 +145,10 @@ def _tests(groups: list[Float64[np.ndarray, " _"]]) -> tuple[SignificanceTest, .
 def _classic(groups: list[Float64[np.ndarray, " _"]]) -> SignificanceTest:
     if not any(varies(group) for group in groups):
         return undefined_test("zero_variance")
-    found = scipy_stats.f_oneway(*groups)
+    test = scipy_stats.f_oneway(*groups)
     return SignificanceTest(
-        statistic=float(found.statistic),
-        p_value=float(found.pvalue),
+        statistic=float(test.statistic),
+        p_value=float(test.pvalue),
         degrees_of_freedom=(float(len(groups) - 1), float(sum(map(len, groups)) - len(groups))),
     )
 

@@ -178,8 +178,8 @@ def fagin_tau_rows(
     place = np.arange(k)
     # The union: the k items of a, then those of b, of which the shared ones are skipped. Absent = rank k.
     rank_in_a = np.concatenate([np.broadcast_to(place, a.shape), np.full(b.shape, k)], axis=1)
-    found = np.where(same.any(axis=2), same.argmax(axis=2), k)
-    rank_in_b = np.concatenate([found, np.broadcast_to(place, b.shape)], axis=1)
+    places = np.where(same.any(axis=2), same.argmax(axis=2), k)
+    rank_in_b = np.concatenate([places, np.broadcast_to(place, b.shape)], axis=1)
     listed = np.concatenate([np.ones(a.shape, dtype=bool), ~same.any(axis=1)], axis=1)
     first, second = np.triu_indices(2 * k, k=1)
     order_a, order_b = _pair_signs(rank_in_a), _pair_signs(rank_in_b)

@@ -164,17 +164,17 @@ def cell_tests(
         side = _side(units[row_axis], joint, shape[0] * shape[1], by_axis[row_axis])
         n_inputs = side.inputs_per_label
         if weights is None:
-            found = _test_one_side(exceeds, side, row_axis, permutations, seed)
+            tests = _test_one_side(exceeds, side, row_axis, permutations, seed)
         else:
-            found = _test_weighted_side(exceeds, side, row_axis, by_axis, permutations, seed)
+            tests = _test_weighted_side(exceeds, side, row_axis, by_axis, permutations, seed)
     else:
         first = _side(units[row_axis], row_codes.ravel(), shape[0], by_axis[row_axis])
         second = _side(units[column_axis], column_codes.ravel(), shape[1], by_axis[column_axis])
         n_inputs = np.minimum.outer(first.inputs_per_label, second.inputs_per_label)
         order = slice(None) if row_axis == 0 else slice(None, None, -1)
         turned = exceeds if row_axis == 0 else exceeds.T
-        found = _test_two_sides(turned, first, second, by_axis[order], permutations, seed)
-    n, exceed, p_value, permutations = found
+        tests = _test_two_sides(turned, first, second, by_axis[order], permutations, seed)
+    n, exceed, p_value, permutations = tests
     return CellTests(
         rows=row_labels,
         columns=column_labels,

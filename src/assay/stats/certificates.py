@@ -175,25 +175,25 @@ def certificate(
         rng, m = stream(seed, _STREAM), min(checked.shape)
         checked = checked[rng.permutation(checked.shape[0])[:m], rng.permutation(checked.shape[1])[:m]]
     if epsilon is None:
-        found = _best(checked, percentile, delta, method)
+        best = _best(checked, percentile, delta, method)
     elif method == "asymptotic":
         raise InputError("the asymptotic method finds its own order statistic; leave epsilon out")
     else:
-        found = _fixed(checked, percentile, delta, epsilon, method)
-    bound = None if found.order is None else _smallest(checked, found.order)
-    short = bound is None or found.n_needed > min(checked.shape)
+        best = _fixed(checked, percentile, delta, epsilon, method)
+    bound = None if best.order is None else _smallest(checked, best.order)
+    short = bound is None or best.n_needed > min(checked.shape)
     return Certificate(
         bound=bound,
         percentile=percentile,
-        failure=found.failure,
+        failure=best.failure,
         delta=delta,
         n=min(checked.shape),
         n_values=checked.size,
-        order=found.order,
+        order=best.order,
         method=method,
         rigorous=method not in ("asymptotic", "published"),
         reason=None if not short else "too_few" if bound is None else "below_delta",
-        n_needed=found.n_needed if short else None,
+        n_needed=best.n_needed if short else None,
     )
 
 
@@ -240,13 +240,13 @@ def _checked(values: Real[np.ndarray, "..."], method: str | None) -> tuple[Float
             f"values have shape {checked.shape}; [n] independent draws or the matrix [n_clean, n_corrupted] "
             "of every pair is needed"
         )
-    known = (INDEPENDENT,) if checked.ndim == 1 else OF_PAIRS
-    method = method or known[0]
+    methods = (INDEPENDENT,) if checked.ndim == 1 else OF_PAIRS
+    method = method or methods[0]
     if method not in (INDEPENDENT, *OF_PAIRS):
         raise unknown_name("certificate method", method, (INDEPENDENT, *OF_PAIRS))
-    if method not in known:
+    if method not in methods:
         what = "independent values [n]" if checked.ndim == 1 else "a matrix of pairs that share inputs"
-        raise InputError(f"method {method!r} does not fit {what}; choose {' or '.join(map(repr, known))}")
+        raise InputError(f"method {method!r} does not fit {what}; choose {' or '.join(map(repr, methods))}")
     return checked, method
 
 

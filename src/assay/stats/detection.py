@@ -166,9 +166,9 @@ def average_precision(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, 
         return undefined_estimate(reason)
     order = np.argsort(-finite(scores, "scores"), kind="stable")
     last_of_ties = np.append(np.diff(scores[order]) != 0, True)
-    found = np.cumsum(members[order])[last_of_ties]
+    hits = np.cumsum(members[order])[last_of_ties]
     taken = np.flatnonzero(last_of_ties) + 1
-    return Estimate(value=float((np.diff(found, prepend=0) * found / taken).sum() / found[-1]))
+    return Estimate(value=float((np.diff(hits, prepend=0) * hits / taken).sum() / hits[-1]))
 
 
 def precision_at(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"], k: int) -> Estimate:
@@ -180,5 +180,5 @@ def precision_at(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]
         k: 0 to n; 0 is undefined (`too_few`).
     """
     _sides(scores, members)
-    chosen = top_members(scores, k)
-    return Estimate(value=float(members[chosen].mean())) if k else undefined_estimate("too_few")
+    members_at_k = top_members(scores, k)
+    return Estimate(value=float(members[members_at_k].mean())) if k else undefined_estimate("too_few")

@@ -125,10 +125,10 @@ def certified_inclusion(
     for start in range(0, n_draws, rows):
         kept = rng.random((min(rows, n_draws - start), n)) >= deletion
         positive += np.count_nonzero(kept.astype(np.float64) @ x > slack, axis=0)
-    found = []
+    certificates = []
     for count in positive.tolist():
         lower = clopper_pearson(count, n_draws, level=level).low
-        found.append(
+        certificates.append(
             CertifiedInclusion(
                 share=Estimate(value=count / n_draws),
                 lower=lower,
@@ -136,4 +136,4 @@ def certified_inclusion(
                 largest_radius=largest,
             )
         )
-    return tuple(found)
+    return tuple(certificates)

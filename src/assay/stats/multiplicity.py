@@ -221,8 +221,10 @@ def true_discoveries(
     # All of the i largest beyond the line through alpha: Simes' test does not reject them.
     kept = [i for i in sizes.tolist() if (i * ordered[m - i :] > alpha * sizes[:i]).all()]
     h = max(kept, default=0)
-    chosen = np.sort(p_values[selected])
+    ordered_selected = np.sort(p_values[selected])
     if h == 0:
-        return len(chosen)
-    counts = np.searchsorted(chosen, alpha * np.arange(1, len(chosen) + 1) / h, side="right")
-    return int(max(0, (counts - np.arange(len(chosen))).max(initial=0)))
+        return len(ordered_selected)
+    counts = np.searchsorted(
+        ordered_selected, alpha * np.arange(1, len(ordered_selected) + 1) / h, side="right"
+    )
+    return int(max(0, (counts - np.arange(len(ordered_selected))).max(initial=0)))

@@ -112,9 +112,9 @@ def _t_test(x: Float64[np.ndarray, " n"]) -> SignificanceTest:
         return SignificanceTest(
             statistic=sign * math.inf, p_value=float(sign < 0), degrees_of_freedom=df, reason="degenerate"
         )
-    found = scipy_stats.ttest_1samp(x, 0.0, alternative="greater")
+    test = scipy_stats.ttest_1samp(x, 0.0, alternative="greater")
     return SignificanceTest(
-        statistic=float(found.statistic), p_value=float(found.pvalue), degrees_of_freedom=df
+        statistic=float(test.statistic), p_value=float(test.pvalue), degrees_of_freedom=df
     )
 
 

@@ -60,11 +60,11 @@ class RelativeErrors:
         """
         tail = (1 - level) / 2
         rank = int(tail * (len(self.logs) + 1) + EQUAL)  # of the order statistic that is the bound
-        found = np.full((2, len(self.value)), np.nan)
+        ends = np.full((2, len(self.value)), np.nan)
         known = self._known
-        found[:, self.value == 0] = 0.0
+        ends[:, self.value == 0] = 0.0
         if not known.any():
-            return found
+            return ends
         wide = self._wide(np.full(len(self.value), -float(special.ndtri(tail))))[:, known]
         far = np.full((2, int(known.sum())), np.inf) * np.array([[-1.0], [1.0]])
         percentiles, reach = far, far
@@ -74,8 +74,8 @@ class RelativeErrors:
         low = np.minimum(np.minimum(percentiles[0], reach[0]), wide[0])
         high = np.maximum(np.maximum(percentiles[1], reach[1]), wide[1])
         with np.errstate(over="ignore"):  # a bound beyond every float is infinite
-            found[:, known] = self.value[known] * np.exp([low, high])
-        return found
+            ends[:, known] = self.value[known] * np.exp([low, high])
+        return ends
 
     def p_below(self, limit: float) -> Float64[np.ndarray, " k"]:
         """The p of "theta is `limit` or more", each column: small where theta is proven to be smaller.
@@ -98,11 +98,11 @@ class RelativeErrors:
         return np.asarray(np.array([[-1.0], [1.0]]) * np.hypot(spread, z * self.of_value))
 
     def _p(self, limit: float, *, above: bool) -> Float64[np.ndarray, " k"]:
-        found = np.ones(len(self.value))
-        found[self.value == 0] = float(above)
+        p = np.ones(len(self.value))
+        p[self.value == 0] = float(above)
         known = self._known
         if not known.any():
-            return found
+            return p
         log_limit = np.zeros(len(self.value))
         log_limit[known] = math.log(limit) - np.log(self.value[known])
         beyond = self.logs <= log_limit if above else self.logs >= log_limit
@@ -111,15 +111,15 @@ class RelativeErrors:
         resampled = (1 + np.maximum(beyond.sum(axis=0), further.sum(axis=0))) / (len(self.logs) + 1)
         # The widened bound reaches the limit at some z; its distance grows with z.
         end = 0 if above else 1
-        inside, outside = np.zeros(len(found)), np.full(len(found), min(_FARTHEST, 0.9 * self.n))
+        inside, outside = np.zeros(len(p)), np.full(len(p), min(_FARTHEST, 0.9 * self.n))
         for _ in range(_HALVINGS):
             middle = (inside + outside) / 2
             short = np.abs(self._wide(middle)[end]) < np.abs(log_limit)
             inside, outside = np.where(short, middle, inside), np.where(short, outside, middle)
         right = log_limit < 0 if above else log_limit > 0
         wide = np.where(right, special.ndtr(-inside), 1.0)
-        found[known] = np.maximum(resampled, wide)[known]
-        return found
+        p[known] = np.maximum(resampled, wide)[known]
+        return p
 
 
 def absolute_errors(

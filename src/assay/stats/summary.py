@@ -279,8 +279,8 @@ def top_indices(values: Real[np.ndarray, "..."], k: int) -> Int64[np.ndarray, " 
         k = flat.size
     least = np.partition(flat, flat.size - k)[flat.size - k]
     candidates = np.flatnonzero(flat >= least)  # ascending, so a stable sort leaves ties in this order
-    chosen = candidates[np.argsort(-flat[candidates], kind="stable")][:k]
-    return np.asarray(chosen, dtype=np.int64)
+    order = candidates[np.argsort(-flat[candidates], kind="stable")][:k]
+    return np.asarray(order, dtype=np.int64)
 
 
 # ------------------------------------------------------------------------------------------- values by group
@@ -378,21 +378,21 @@ def cell_table(
     by_cell = by_value[np.argsort(narrow, kind="stable")]
     ordered = checked.ravel()[by_cell]
     starts = np.cumsum(counts) - counts
-    found = np.full((len(quantiles), len(counts)), np.nan)
+    table = np.full((len(quantiles), len(counts)), np.nan)
     for at, share in enumerate(quantiles if weights is None else ()):
         place = (counts[filled] - 1) * share
         low = np.floor(place).astype(np.int64)
         below = ordered[starts[filled] + low]
         above = ordered[starts[filled] + np.minimum(low + 1, counts[filled] - 1)]
-        found[at, filled] = below + (above - below) * (place - low)
+        table[at, filled] = below + (above - below) * (place - low)
     for number in np.flatnonzero(filled) if weights is not None else ():
         inside = slice(starts[number], starts[number] + counts[number])
-        found[:, number] = weighted_quantiles(ordered[inside], mass[by_cell[inside]], quantiles)
+        table[:, number] = weighted_quantiles(ordered[inside], mass[by_cell[inside]], quantiles)
     return CellTable(
         rows=row_labels,
         columns=column_labels,
         quantiles_at=tuple(float(share) for share in quantiles),
         n=counts.reshape(shape).astype(np.int64),
         mean=mean.reshape(shape),
-        quantiles=found.reshape(-1, *shape),
+        quantiles=table.reshape(-1, *shape),
     )

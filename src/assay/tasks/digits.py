@@ -351,8 +351,8 @@ def _handwritten() -> tuple[Float32[np.ndarray, "1797 8 8"], Int64[np.ndarray, "
     """Ink, 0 .. 16, and values of the digits that scikit-learn ships."""
     from sklearn.datasets import load_digits
 
-    held = load_digits()
-    return held.images.astype(np.float32), held.target.astype(np.int64)
+    digits = load_digits()
+    return digits.images.astype(np.float32), digits.target.astype(np.int64)
 
 
 @functools.cache
@@ -360,5 +360,5 @@ def _rows(split: str) -> tuple[Int64[np.ndarray, " _"], ...]:
     """Rows of each digit in a split. Always the same: a trained model must not meet its digits in a test."""
     values = _handwritten()[1]
     order = stream(0, f"{COLOUR_DIGITS}/split").permutation(len(values))
-    chosen = np.sort(order[:N_TEST] if split == "test" else order[N_TEST:])
-    return tuple(chosen[values[chosen] == digit] for digit in range(10))
+    rows = np.sort(order[:N_TEST] if split == "test" else order[N_TEST:])
+    return tuple(rows[values[rows] == digit] for digit in range(10))

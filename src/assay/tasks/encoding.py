@@ -170,12 +170,12 @@ def _one_id(prompt: Prompt, piece: str | int, what: str, tokens: Tokens | None) 
         return piece
     if tokens is None:
         raise TokenizationError(f"{what} {piece!r} is text and there is no tokenizer; give it as a token id")
-    found = tokens.one_token(prompt.text, piece)
-    if found is None:
+    token = tokens.one_token(prompt.text, piece)
+    if token is None:
         count = len(tokens.continuation(prompt.text, piece) or tokens.ids(piece))
         fact = "is unknown to the vocabulary" if count == 1 else f"is {count} tokens"
         raise TokenizationError(
             f"{what} {piece!r} of the prompt {prompt} {fact}; exactly one known token is needed, with its "
             "leading space where the text has one"
         )
-    return found
+    return token

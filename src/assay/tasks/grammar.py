@@ -218,11 +218,11 @@ def chosen_templates(
             f"{task}: no template is given; name at least one id out of {min(known)}..{max(known)}"
         )
     for template in templates.values():
-        found = slot_names(template)
-        if not set(needs) <= set(found) or not set(found) <= {*needs, *allows}:
+        names = slot_names(template)
+        if not set(needs) <= set(names) or not set(names) <= {*needs, *allows}:
             optional = f", and may have {', '.join(allows)}" if allows else ""
             raise InputError(
-                f"{task}: template {template!r} has the slots {', '.join(found) or 'none'}; "
+                f"{task}: template {template!r} has the slots {', '.join(names) or 'none'}; "
                 f"it must have {', '.join(needs)}{optional}"
             )
     return templates

@@ -71,17 +71,17 @@ def read_image_folder(
         ShapeError: If images differ in size and no transform makes them equal.
     """
     folder = checked_folder(folder)
-    found = _subfolders(folder)
-    names = tuple(found if classes is None else classes)
-    if not found:
+    folders = _subfolders(folder)
+    names = tuple(folders if classes is None else classes)
+    if not folders:
         raise InputError(f"{folder} has no class folder; expected {folder.name}/CLASS/IMAGE")
-    if not set(found) <= set(names):
+    if not set(folders) <= set(names):
         raise InputError(
-            f"{folder} has class folders {sorted(set(found) - set(names))} that are none of the classes "
+            f"{folder} has class folders {sorted(set(folders) - set(names))} that are none of the classes "
             f"{list(names)}; rename them, or give the classes of the data"
         )
     paths, labels = [], []
-    for name in found:
+    for name in folders:
         files = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES)
         paths += files
         labels += [names.index(name)] * len(files)

@@ -132,8 +132,8 @@ def read_source(
         {'flat': 4}
     """
     options = replace(options, transform=transform)
-    found = find_domains(source, start=start, drawn=drawn)
-    return {each.name: each.read(options, classes) for each in found}
+    domains = find_domains(source, start=start, drawn=drawn)
+    return {each.name: each.read(options, classes) for each in domains}
 
 
 def _drawn(name: str, start: int, drawn: int) -> Callable[[ReadOptions, Sequence[str] | None], ImageSet]:
@@ -207,20 +207,20 @@ def _one_of(root: Path, domain: str) -> DomainSource:
 
 def _files(folder: Path) -> DomainSource:
     """Every image below a folder, by name, without labels."""
-    found = sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES)
-    if not found:
+    files = sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES)
+    if not files:
         raise InputError(f"{folder} has no image; give files such as .png or .jpg")
     return DomainSource(
         name=folder.name,
         labelled=False,
-        read=lambda options, classes: read_images(found, domain=folder.name, options=options),
+        read=lambda options, classes: read_images(files, domain=folder.name, options=options),
     )
 
 
 def _square(transform: EvalTransform) -> int:
     """Side of drawn images, which are square."""
-    made = transform.crop or transform.resize or 32
-    height, width = (made, made) if isinstance(made, int) else made
+    side = transform.crop or transform.resize or 32
+    height, width = (side, side) if isinstance(side, int) else side
     if height != width:
         raise InputError(f"images are drawn square and the model reads {height} x {width}; give other images")
     return height

@@ -61,8 +61,8 @@ def _fmow(rows: list[Row], root: Path) -> list[Row | None]:
         else:
             period = "val" if year < 2016 else "test"
             split = period if row["split"] == period else ""
-        known = {**row, "wilds_split": split, "region": regions.get(row["country_code"], "Other")}
-        derived.append(None if row["split"] == "seq" else known)
+        facts = {**row, "wilds_split": split, "region": regions.get(row["country_code"], "Other")}
+        derived.append(None if row["split"] == "seq" else facts)
     return derived
 
 

@@ -141,15 +141,15 @@ class EvalTransform(Record):
             )
             return cls(resize=size)
         if PROCESSOR_KEYS & stored.keys():
-            found = cls.from_config(stored)
+            transform = cls.from_config(stored)
         elif TIMM_KEYS & stored.keys():
-            found = cls.from_timm(stored)
+            transform = cls.from_timm(stored)
         else:
             raise InputError(
                 f"what is stored about this model's images has the keys {sorted(stored)}; expected those of "
                 "a Hugging Face image processor or a timm pretrained_cfg. Write an EvalTransform"
             )
-        made = found.crop or found.resize
+        made = transform.crop or transform.resize
         if isinstance(made, tuple) and made != size:
             warnings.warn(
                 f"the model takes {size[0]} x {size[1]} pixels and what is stored with it makes {made[0]} x "
@@ -157,8 +157,8 @@ class EvalTransform(Record):
                 AssayWarning,
                 stacklevel=2,
             )
-            return replace(found, resize=size, crop=None)
-        return found
+            return replace(transform, resize=size, crop=None)
+        return transform
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "EvalTransform":
@@ -344,11 +344,11 @@ def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
         return (size, size) if square else size
     if isinstance(size, list | tuple) and len(size) == 2:
         return int(size[0]), int(size[1])
-    given = {key: value for key, value in dict(size).items() if value is not None}
-    if set(given) == {"height", "width"}:
-        return int(given["height"]), int(given["width"])
-    if set(given) == {"shortest_edge"}:
-        return int(given["shortest_edge"])
+    sides = {key: value for key, value in dict(size).items() if value is not None}
+    if set(sides) == {"height", "width"}:
+        return int(sides["height"]), int(sides["width"])
+    if set(sides) == {"shortest_edge"}:
+        return int(sides["shortest_edge"])
     raise InputError(f"the image processor's size is {size}; height and width, or shortest_edge, can be read")
 
 

@@ -55,8 +55,8 @@ class Induction(Grammar):
             )
 
     def _sequence(self, rng: np.random.Generator) -> tuple[int, ...]:
-        drawn = rng.choice(self.vocabulary, size=self.length, replace=self.repeats)
-        return tuple(int(i) for i in drawn)
+        tokens = rng.choice(self.vocabulary, size=self.length, replace=self.repeats)
+        return tuple(int(i) for i in tokens)
 
     def choose(self, rng: np.random.Generator) -> Values:
         sequence = self._sequence(rng)
@@ -64,10 +64,10 @@ class Induction(Grammar):
         return {"first": sequence, "second": sequence[: k + 1], "distractor": self._other(sequence[k], rng)}
 
     def _other(self, token: int, rng: np.random.Generator) -> int:
-        drawn = token
-        while drawn == token:
-            drawn = int(rng.choice(self.vocabulary))
-        return drawn
+        other = token
+        while other == token:
+            other = int(rng.choice(self.vocabulary))
+        return other
 
     def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
         k = len(values["second"]) - 1

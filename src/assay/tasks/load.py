@@ -198,8 +198,8 @@ def read_pairs(
     config: dict[str, Any] = {"task": path.stem, "file": path.name, "bos": bos, "n": len(clean)}
     if len(ids) < len(numbers):
         config["seed"] = seed
-    found = pair_task(clean, corrupted, tokens, name=path.stem, config=config)
-    return replace(found, ids=torch.from_numpy(ids))
+    task = pair_task(clean, corrupted, tokens, name=path.stem, config=config)
+    return replace(task, ids=torch.from_numpy(ids))
 
 
 _LINE = '{"clean": "...", "corrupted": "...", "answers": [" ..."], "wrong": [" ..."]}'

@@ -130,8 +130,10 @@ class PairTask:
     pad_id: int = 0
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("clean", "corrupted", "answers", "wrong", *_PER_ROW)}
-        for name, value in given.items():
+        tensors = {
+            name: getattr(self, name) for name in ("clean", "corrupted", "answers", "wrong", *_PER_ROW)
+        }
+        for name, value in tensors.items():
             if value is not None:
                 object.__setattr__(self, name, _ids(name, value))
         _check_shapes(self)
@@ -195,16 +197,16 @@ class PairTask:
             raise InputError(
                 f"subset asks for rows {int(rows.min())} to {int(rows.max())}; there are 0 to {self.n - 1}"
             )
-        chosen = rows.tolist()
+        places = rows.tolist()
         changed: dict[str, Any] = {
             name: getattr(self, name)[rows] for name in ("clean", "corrupted", "answers", *_PER_ROW)
         }
         changed["wrong"] = None if self.wrong is None else self.wrong[rows]
-        changed["fields"] = {name: [values[i] for i in chosen] for name, values in self.fields.items()}
+        changed["fields"] = {name: [values[i] for i in places] for name, values in self.fields.items()}
         changed["slots"] = {name: where[rows] for name, where in self.slots.items()}
         for name in ("texts", "corrupted_texts"):
             lines = getattr(self, name)
-            changed[name] = None if lines is None else tuple(lines[i] for i in chosen)
+            changed[name] = None if lines is None else tuple(lines[i] for i in places)
         return replace(self, **changed)
 
     def with_donors(self, rows: Int[Tensor, " n"]) -> "PairTask":

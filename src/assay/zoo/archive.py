@@ -54,28 +54,28 @@ class ZooEntry:
     def to_dict(self) -> dict[str, Any]:
         """The entry as in `zoo.json`."""
         listed = [{"step": step, "path": path} for step, path in self.checkpoints.items()]
-        found = {name: getattr(self, name) for name in ("key", "path", "status", "id_accuracy", "best_step")}
-        found |= {"recipe": dict(self.recipe), "weight_hash": self.weight_hash, "checkpoints": listed}
-        return found | ({"reason": self.reason} if self.reason else {})
+        record = {name: getattr(self, name) for name in ("key", "path", "status", "id_accuracy", "best_step")}
+        record |= {"recipe": dict(self.recipe), "weight_hash": self.weight_hash, "checkpoints": listed}
+        return record | ({"reason": self.reason} if self.reason else {})
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "ZooEntry":
         """The entry of a `zoo.json`."""
         checkpoints = {each["step"]: each["path"] for each in content.get("checkpoints", ())}
-        given = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
-        made = cls(**{**given, "checkpoints": checkpoints})
+        fields = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
+        entry = cls(**{**fields, "checkpoints": checkpoints})
         # Records of a model are written under its key, below the zoo.
-        if type(content["key"]) is not str or not _KEY.fullmatch(made.key):
+        if type(content["key"]) is not str or not _KEY.fullmatch(entry.key):
             raise FileFormatError(
-                f"the model {made.key!r} cannot be named so: its key names files; use letters, digits and "
+                f"the model {entry.key!r} cannot be named so: its key names files; use letters, digits and "
                 "any of '._+=,@-', beginning with a letter or digit"
             )
-        for place in (made.path, *checkpoints.values()):
+        for place in (entry.path, *checkpoints.values()):
             if Path(place).is_absolute() or ".." in Path(place).parts:
                 raise FileFormatError(
-                    f"the model {made.key!r} lies at {place!r}, outside the zoo; move it inside"
+                    f"the model {entry.key!r} lies at {place!r}, outside the zoo; move it inside"
                 )
-        return made
+        return entry
 
 
 @final
@@ -256,8 +256,8 @@ class Zoo:
             if id_images is not None:
                 within.append(predict(self, key, id_images, **options).accuracy)
             else:
-                known = self.entry(key).id_accuracy
-                within.append(np.nan if known is None else known)
+                accuracy = self.entry(key).id_accuracy
+                within.append(np.nan if accuracy is None else accuracy)
         if progress is not None:
             progress("predict", len(self.keys), len(self.keys))
         assert images.labels is not None
@@ -290,7 +290,7 @@ class Zoo:
     def with_entry(self, entry: ZooEntry) -> "Zoo":
         """The zoo with this entry instead of the one of the same name, or added."""
         if entry.key in [each.key for each in self.entries]:
-            kept = tuple(entry if each.key == entry.key else each for each in self.entries)
+            entries = tuple(entry if each.key == entry.key else each for each in self.entries)
         else:
-            kept = (*self.entries, entry)
-        return replace(self, entries=kept)
+            entries = (*self.entries, entry)
+        return replace(self, entries=entries)

@@ -167,12 +167,13 @@ def _pending(recipe: Recipe, grid: Grid) -> ZooEntry:
 
 def _enrolled(zoo: Zoo, entry: ZooEntry) -> Zoo:
     """The zoo with an entry for this recipe; one that is there already must start from the same."""
-    known = next((each for each in zoo.entries if each.key == entry.key), None)
-    if known is None:
+    earlier = next((each for each in zoo.entries if each.key == entry.key), None)
+    if earlier is None:
         return zoo.with_entry(entry)
-    if known.recipe.get("start") != entry.recipe["start"]:
+    if earlier.recipe.get("start") != entry.recipe["start"]:
         raise InputError(
-            f"{zoo.path} holds {entry.key} started from {known.recipe.get('start')}, and this grid starts it "
+            f"{zoo.path} holds {entry.key} started from {earlier.recipe.get('start')}, and this grid "
+            f"starts it "
             f"from {entry.recipe['start']}; name the initialisation differently or give another folder"
         )
     return zoo

@@ -184,17 +184,17 @@ class Grid:
 
     def recipes(self) -> tuple[Recipe, ...]:
         """One recipe per model: initialisation by initialisation, the last axis fastest."""
-        found = []
+        recipes = []
         for init, configuration in itertools.product(self.initialisations, self.configurations):
             for values in itertools.product(*self.axes.values()):
                 chosen = dict(zip(self.axes, values, strict=True))
                 settings = {**self.fixed, **configuration, **chosen, "init": init}
                 if not any(all(settings.get(k) == v for k, v in rule.items()) for rule in self.skip if rule):
-                    found.append(Recipe.from_dict(settings))
-        keys = [recipe.key for recipe in found]
+                    recipes.append(Recipe.from_dict(settings))
+        keys = [recipe.key for recipe in recipes]
         if twice := [key for key in keys if keys.count(key) > 1]:
             raise InputError(f"the grid {self.name!r} holds one recipe twice: {twice[0]}")
-        return tuple(found)
+        return tuple(recipes)
 
     def with_configurations(self, configurations: Sequence[Mapping[str, Any]]) -> "Grid":
         """The same initialisations with these combinations of fields instead of the product of the axes."""

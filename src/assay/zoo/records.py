@@ -146,7 +146,7 @@ class Correctness:
         except FileFormatError as error:
             raise FileFormatError(f"{path} holds no correctness matrix of a zoo: {error}") from error
         with malformed(path, "a correctness matrix of a zoo"):
-            found = cls(
+            matrix = cls(
                 correct=arrays["X"],
                 id_accuracy=arrays["y"],
                 keys=tuple(map(str, arrays["model_id"])),
@@ -156,16 +156,16 @@ class Correctness:
                 domain=str(arrays["meta_domain"][0]),
                 n_id=int(arrays["n_id"]),
             )
-            shape = (len(found.keys), len(found.ids))
+            shape = (len(matrix.keys), len(matrix.ids))
             if (
-                found.correct.shape != shape
-                or len(found.families) != shape[0]
-                or found.labels.shape != shape[1:]
+                matrix.correct.shape != shape
+                or len(matrix.families) != shape[0]
+                or matrix.labels.shape != shape[1:]
             ):
                 raise ValueError(
-                    f"X has shape {found.correct.shape}, and {shape} models and images are named"
+                    f"X has shape {matrix.correct.shape}, and {shape} models and images are named"
                 )
-        return found
+        return matrix
 
 
 @runtime_checkable
@@ -223,16 +223,16 @@ def predict(
         task = task_for(model, images)
         hashes = {"weight_hash": model.weight_hash, "data_hash": _record_hash(task)}
         place = zoo.path / "records" / data_key(images) / f"{key}.npz"
-        if keep and (kept := _read_record(place, hashes)) is not None:
-            return _predictions(key, kept, hashes)
+        if keep and (earlier := _read_record(place, hashes)) is not None:
+            return _predictions(key, earlier, hashes)
         logits = run_model(model, task, batch_size=batch_size).float().cpu().numpy()
     labels = np.full(images.n, -1, dtype=np.int64) if images.labels is None else images.labels
-    found = {"logits": logits, "labels": labels, "ids": images.ids}
+    arrays = {"logits": logits, "labels": labels, "ids": images.ids}
     if keep:
         _make_folder(place.parent)
         facts = {name: np.array(value) for name, value in hashes.items()}
-        write_atomically(place, _archive(**found, **facts))
-    return _predictions(key, found, hashes)
+        write_atomically(place, _archive(**arrays, **facts))
+    return _predictions(key, arrays, hashes)
 
 
 def _predictions(key: str, arrays: Mapping[str, np.ndarray], hashes: Mapping[str, str]) -> Predictions:
@@ -293,13 +293,13 @@ def edge_scores(
     with _named(zoo, key):
         model = zoo.load(key, device=device)
         task = task_for(model, images)
-        if keep and (kept := _read_circuit(place, model, task)) is not None:
-            return kept
-        found = discover(model, task, batch_size=batch_size, **options)
+        if keep and (earlier := _read_circuit(place, model, task)) is not None:
+            return earlier
+        scores = discover(model, task, batch_size=batch_size, **options)
     if keep:
         _make_folder(place.parent)
-        found.save(place)
-    return found
+        scores.save(place)
+    return scores
 
 
 def task_for(model: Model, images: ImageSet) -> ImageTask:
@@ -348,8 +348,11 @@ def _read_circuit(path: Path, model: Model, task: ImageTask) -> EdgeScores | Non
         scores = load_scores(path, model.graph)
     except AssayError:  # cut off, or of another model: it is made again
         return None
-    made = scores.provenance
-    same = made["model"]["weight_hash"] == model.weight_hash and made["task"]["data_hash"] == task.data_hash
+    provenance = scores.provenance
+    same = (
+        provenance["model"]["weight_hash"] == model.weight_hash
+        and provenance["task"]["data_hash"] == task.data_hash
+    )
     return scores if same else None
 
 

@@ -73,17 +73,17 @@ def head_names(module: nn.Module) -> tuple[str, ...]:
     Raises:
         UnsupportedModelError: If there is none under a name that transformers or timm use.
     """
-    found = tuple(
+    names = tuple(
         name
         for name, child in module.named_children()
         if name in _HEADS and any(True for _ in child.parameters())
     )
-    if not found:
+    if not names:
         raise UnsupportedModelError(
             f"{type(module).__name__} has no head among {', '.join(_HEADS)}; build it with as many outputs "
             "as there are classes"
         )
-    return found
+    return names
 
 
 def weights_hash(module: nn.Module) -> str:

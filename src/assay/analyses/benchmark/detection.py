@@ -58,9 +58,9 @@ def detect(scores: EdgeScores, edges: Collection[str]) -> Detected:
     valid = scores.graph.valid
     members = Circuit.from_edges(scores.graph, edges).mask[valid].numpy()
     values: Float[Tensor, " n_edges"] = scores.values[valid].double()
-    found = {}
+    numbers = {}
     for suffix, ranking in (("", values.abs().numpy()), ("_signed", values.numpy())):
-        found[f"auroc{suffix}"] = auroc(ranking, members).value
-        found[f"average_precision{suffix}"] = average_precision(ranking, members).value
-        found[f"recall{suffix}"] = precision_at(ranking, members, int(members.sum())).value
-    return Detected(**found)
+        numbers[f"auroc{suffix}"] = auroc(ranking, members).value
+        numbers[f"average_precision{suffix}"] = average_precision(ranking, members).value
+        numbers[f"recall{suffix}"] = precision_at(ranking, members, int(members.sum())).value
+    return Detected(**numbers)

@@ -109,8 +109,8 @@ def benchmark_discovery(
         ['relp', 'random']
     """
     entries = choose_entries(methods, options)
-    given = dict(imports or {})
-    _check(model, entries, given, evaluate=evaluate, selection=selection, held_out=held_out)
+    imported_scores = dict(imports or {})
+    _check(model, entries, imported_scores, evaluate=evaluate, selection=selection, held_out=held_out)
     if evaluate == "same":
         seen, unseen = task, task
     else:
@@ -129,18 +129,18 @@ def benchmark_discovery(
     _warm_up(model, seen, runs, batch_size)
     rows: list[BenchmarkRow] = []
     scores: dict[str, EdgeScores] = {}
-    total = len(entries) + len(given)
+    total = len(entries) + len(imported_scores)
     for entry in entries:
         if progress is not None:
             progress(entry.name, len(rows), total)
-        chosen = selection or ("greedy" if entry.key in GREEDY else "top")
-        row, found = _compete(
-            entry, model, seen, judge, chosen, objective, ablation, batch_size=batch_size, seed=seed
+        rule = selection or ("greedy" if entry.key in GREEDY else "top")
+        row, edge_scores = _compete(
+            entry, model, seen, judge, rule, objective, ablation, batch_size=batch_size, seed=seed
         )
         rows.append(row)
-        if found is not None:
-            scores[entry.name] = found
-    for name, imported in given.items():
+        if edge_scores is not None:
+            scores[entry.name] = edge_scores
+    for name, imported in imported_scores.items():
         if progress is not None:
             progress(name, len(rows), total)
         rows.append(
@@ -310,23 +310,23 @@ class _Judge:
         """CPR of each pair, each resample of the examples drawn once for all."""
         n = self.runs.task.n
         draws = stream(self.runs.seed, "benchmark-differences").integers(0, n, (N_RESAMPLES, n))
-        drawn = {name: area.value_on(draws) for name, area in self.areas.items()}
-        found = []
+        resampled = {name: area.value_on(draws) for name, area in self.areas.items()}
+        differences = []
         for first, second in combinations(self.areas, 2):
             value = self.areas[first].value - self.areas[second].value
-            gaps = drawn[first] - drawn[second]
+            gaps = resampled[first] - resampled[second]
             gaps = gaps[np.isfinite(gaps)]
             low, high = (
                 np.quantile(gaps, [0.025, 0.975]).tolist() if len(gaps) else (float("nan"), float("nan"))
             )
-            found.append(
+            differences.append(
                 Difference(
                     first=first,
                     second=second,
                     cpr=Bounded(value=float(value), low=float(low), high=float(high)),
                 )
             )
-        return tuple(found)
+        return tuple(differences)
 
 
 def _ranked(curve: FaithfulnessCurve) -> Ranked:

@@ -48,8 +48,10 @@ def choose_entries(
         >>> [each.key for each in entries]
         ['eap', 'eap-ig-inputs']
     """
-    given = dict(options or {})
-    names = list(methods) if methods is not None else [*METHODS, *(name for name in given if "@" in name)]
+    own_options = dict(options or {})
+    names = (
+        list(methods) if methods is not None else [*METHODS, *(name for name in own_options if "@" in name)]
+    )
     if not names:
         raise InputError("methods is empty; name at least one, or leave it out to judge every method")
     repeated = sorted({name for name in names if names.count(name) > 1})
@@ -63,10 +65,10 @@ def choose_entries(
         key, _, word = name.partition("@")
         if "@" in name and not word:
             raise InputError(f"method {name!r} ends in @; give a word after it, or leave the @ out")
-        chosen = dict(given.pop(name, {}))
+        settings = dict(own_options.pop(name, {}))
         METHODS[key]
-        get_method(key, **{each: value for each, value in chosen.items() if each not in SHARED_OPTIONS})
-        entries.append(Contender(name=name, key=key, options=chosen))
-    if given:
-        raise unknown_name("method with options among those judged", next(iter(given)), names)
+        get_method(key, **{each: value for each, value in settings.items() if each not in SHARED_OPTIONS})
+        entries.append(Contender(name=name, key=key, options=settings))
+    if own_options:
+        raise unknown_name("method with options among those judged", next(iter(own_options)), names)
     return tuple(entries)

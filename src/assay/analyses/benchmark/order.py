@@ -58,14 +58,14 @@ def examine_order(benchmark: DiscoveryBenchmark) -> tuple[OrderLink, ...]:
     links = []
     for worse, strict, better in PUBLISHED_ORDER:
         reason = next((why for name in (worse, better) if (why := _absent(benchmark, name))), None)
-        found = None if reason else benchmark.difference(better, worse)
+        difference = None if reason else benchmark.difference(better, worse)
         links.append(
             OrderLink(
                 worse=worse,
                 better=better,
                 strict=strict,
-                difference=found,
-                verdict=ABSENT if found is None else _verdict(found, strict=strict),
+                difference=difference,
+                verdict=ABSENT if difference is None else _verdict(difference, strict=strict),
                 reason=reason,
             )
         )

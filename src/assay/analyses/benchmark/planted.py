@@ -34,24 +34,32 @@ def planted_task(planted: Planted, n: int = 64, seed: int = 0) -> PairTask | Ima
     """
     if n < 1:
         raise InputError(f"n is {n}; a task needs at least one example")
-    drawn = planted.examples(n, seed=seed)
+    examples = planted.examples(n, seed=seed)
     facts: dict[str, Any] = {
         "name": f"{PLANTED}{planted.name}",
         "objective": "logit_diff",
         "ablation": ABLATION,
         "config": {"planted": planted.name, "n": n, "seed": seed},
-        "fields": dict(drawn.fields),
+        "fields": dict(examples.fields),
     }
     if planted.model.vision is not None:
         task = ImageTask(
-            images=drawn.clean, corrupted=drawn.corrupted, labels=drawn.labels, domain="planted", **facts
+            images=examples.clean,
+            corrupted=examples.corrupted,
+            labels=examples.labels,
+            domain="planted",
+            **facts,
         )
         # Against the likeliest other class, which for two classes is the other one.
         return task.with_runner_up(run_model(planted.model, task))
-    if drawn.answers is None:
+    if examples.answers is None:
         raise InputError(f"{planted.name} draws prompts without answers; its examples need `answers` [n, 1]")
-    places = {"positions": drawn.positions, "lengths": drawn.lengths}
+    places = {"positions": examples.positions, "lengths": examples.lengths}
     facts |= {name: value for name, value in places.items() if value is not None}
     return PairTask(
-        clean=drawn.clean, corrupted=drawn.corrupted, answers=drawn.answers, wrong=drawn.wrong, **facts
+        clean=examples.clean,
+        corrupted=examples.corrupted,
+        answers=examples.answers,
+        wrong=examples.wrong,
+        **facts,
     )

@@ -250,9 +250,11 @@ def _flat(row: BenchmarkRow) -> dict[str, Any]:
     for ranking in ("signed", "absolute"):
         ranked: Ranked | None = getattr(row, ranking)
         for integral in ("cpr", "cmd"):
-            known = None if ranked is None else getattr(ranked, integral)
+            bounded = None if ranked is None else getattr(ranked, integral)
             for part, suffix in (("value", ""), ("low", "_low"), ("high", "_high")):
-                record[f"{integral}_{ranking}{suffix}"] = math.nan if known is None else getattr(known, part)
+                record[f"{integral}_{ranking}{suffix}"] = (
+                    math.nan if bounded is None else getattr(bounded, part)
+                )
     record["forward_equivalents"] = row.forward_equivalents
     record["seconds"] = row.seconds
     record["peak_memory_mib"] = math.nan if row.peak_memory is None else row.peak_memory / 2**20
@@ -286,9 +288,9 @@ def _numbers(values: Sequence[float | None]) -> tuple[float, ...]:
 
 def _row(record: Mapping[str, Any]) -> BenchmarkRow:
     truth = record["truth"]
-    known = {name: record[name] for name in ("name", "method", "options", "objective", "selection", "reason")}
+    facts = {name: record[name] for name in ("name", "method", "options", "objective", "selection", "reason")}
     return BenchmarkRow(
-        **known,
+        **facts,
         signed=_ranked(record["signed"]),
         absolute=_ranked(record["absolute"]),
         seconds=number(record["seconds"]),

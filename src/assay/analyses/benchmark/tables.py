@@ -64,14 +64,14 @@ def title(row: BenchmarkRow) -> str:
 
 def notes(benchmark: DiscoveryBenchmark) -> list[str]:
     """What the table does not say: who could not compete, and what methods warned of."""
-    found = [f"{row.name} did not compete: {row.reason}" for row in benchmark.rows if row.reason]
-    found += [f"{row.name}: {text}" for row in benchmark.rows for text in row.warnings]
-    found += [
+    sentences = [f"{row.name} did not compete: {row.reason}" for row in benchmark.rows if row.reason]
+    sentences += [f"{row.name}: {text}" for row in benchmark.rows for text in row.warnings]
+    sentences += [
         f"{row.name}: not converged"
         for row in benchmark.rows
         if row.details.get("converged") is False and not row.warnings
     ]
-    return found
+    return sentences
 
 
 def heading(benchmark: DiscoveryBenchmark) -> str:
@@ -142,7 +142,7 @@ def truth_models_table(table: TruthTable) -> Table:
 
 def misses(table: TruthTable) -> list[str]:
     """For each method, the models whose circuit it misses (AUROC below .95) under its best objective."""
-    found = []
+    sentences = []
     for method in table.methods:
         best: dict[str, float] = {}
         for cell in table.cells:
@@ -153,22 +153,22 @@ def misses(table: TruthTable) -> list[str]:
             continue
         listed = ", ".join(f"{model} ({share(value)})" for value, model in missed[:LISTED])
         more = f" and {len(missed) - LISTED} more" if len(missed) > LISTED else ""
-        found.append(
+        sentences.append(
             f"{method} misses {len(missed)} of {len(best)} models" + (f": {listed}{more}" if missed else "")
         )
-    return found
+    return sentences
 
 
 def partly_measured(table: TruthTable) -> list[str]:
     """Methods that were measured on fewer models than the table has; their shares are of those."""
     n = len(table.models)
-    found: dict[tuple[str, int], list[str]] = {}
+    methods: dict[tuple[str, int], list[str]] = {}
     for each in table.summary().methods:
         if each.of < n:
-            found.setdefault((each.method, each.of), []).append(each.objective)
+            methods.setdefault((each.method, each.of), []).append(each.objective)
     return [
         f"{method} ({', '.join(objectives)}) was measured on {of} of the {n} models; its shares are of those"
-        for (method, of), objectives in found.items()
+        for (method, of), objectives in methods.items()
     ]
 
 

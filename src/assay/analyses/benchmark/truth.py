@@ -176,7 +176,7 @@ class TruthTable:
     def _of_method(self, method: str, objective: str) -> MethodTruth:
         cells = [cell for cell in self.cells if (cell.method, cell.objective) == (method, objective)]
         served = [cell for cell in cells if cell.found is not None]
-        found = [cell.found for cell in served if cell.found is not None]
+        detections = [cell.found for cell in served if cell.found is not None]
         lowest = min(served, key=lambda cell: cell.auroc, default=None)
         n = len(cells)
         return MethodTruth(
@@ -184,13 +184,13 @@ class TruthTable:
             objective=objective,
             served=len(served),
             of=n,
-            good=sum(each.auroc >= GOOD for each in found) / n,
-            nearly_perfect=sum(each.auroc >= NEARLY_PERFECT for each in found) / n,
-            median=median(each.auroc for each in found) if found else math.nan,
+            good=sum(each.auroc >= GOOD for each in detections) / n,
+            nearly_perfect=sum(each.auroc >= NEARLY_PERFECT for each in detections) / n,
+            median=median(each.auroc for each in detections) if detections else math.nan,
             lowest=math.nan if lowest is None else lowest.auroc,
             hardest=None if lowest is None else lowest.model,
-            average_precision=_mean(each.average_precision for each in found),
-            recall=_mean(each.recall for each in found),
+            average_precision=_mean(each.average_precision for each in detections),
+            recall=_mean(each.recall for each in detections),
             seconds=sum((cell.seconds for cell in served), 0.0),
         )
 
@@ -400,5 +400,5 @@ def _cell(record: Mapping[str, Any]) -> TruthCell:
 
 
 def _mean(values: Iterable[float]) -> float:
-    kept = list(values)
-    return sum(kept) / len(kept) if kept else math.nan
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else math.nan

@@ -122,14 +122,14 @@ def checklist(
         gates: Verdicts by code, keys of `GATE_EVIDENCE`.
         replication: What the fresh prompts said.
     """
-    found = [
+    evidence = [
         *_of_predictions(claim, outcomes),
         *_of_others(claim, outcomes),
         *_of_gates(gates),
         *_absent(claim),
     ]
     order = {kind: place for place, kind in enumerate(KINDS)}
-    return (*sorted(found, key=lambda each: order[each.kind]), replication)
+    return (*sorted(evidence, key=lambda each: order[each.kind]), replication)
 
 
 def _parts(outcomes: Sequence[Outcome], kind: str, number: int) -> list[Outcome]:
@@ -229,8 +229,8 @@ def _said(parts: Sequence[Outcome]) -> str:
         low, high = only.interval.low, only.interval.high
         bounds = f" [{low:.2f}, {high:.2f}]" if only.interval.defined else ""
         return f"{only.value:.2f}{bounds}"
-    held = sum(each.state == HELD for each in parts)
-    return f"{held} of {len(parts)} tests hold"
+    n_held = sum(each.state == HELD for each in parts)
+    return f"{n_held} of {len(parts)} tests hold"
 
 
 def _of_gates(gates: Mapping[str, Verdict]) -> Iterable[Evidence]:

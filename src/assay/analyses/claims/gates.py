@@ -57,7 +57,7 @@ def claim_gates(
         progress: Called with a stage, how much of it is done, and how much there is.
     """
     names = (*scores_of(claim), "effects", *_AS_CALIBRATED, "C17")
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
 
     def step(name: str) -> None:
         progress("gates", names.index(name), len(names))
@@ -66,20 +66,20 @@ def claim_gates(
     seeded: dict[str, Any] = {"task": claim.task, "seed": claim.seed}
     for score in scores_of(claim):
         step(score)
-        found |= _of_score(claim, table, score)
+        verdicts |= _of_score(claim, table, score)
     step("effects")
     effects = full[:, None] - table.column("y_drop1")
     measured = np.isfinite(effects).any(axis=0)  # a budget of passes may leave heads out
-    found["C16.split_half"] = split_half(effects[:, measured], **seeded)
+    verdicts["C16.split_half"] = split_half(effects[:, measured], **seeded)
     battery = Battery(table=table, signs=claim.sign_of)
     for code in _AS_CALIBRATED:
         step(code)
-        found[code] = judge(battery, find_gate(code).key, found)
+        verdicts[code] = judge(battery, find_gate(code).key, verdicts)
     if others:
         step("C17")
-        found["C17"] = _own_task(claim, table, others)
+        verdicts["C17"] = _own_task(claim, table, others)
     progress("gates", len(names), len(names))
-    return found
+    return verdicts
 
 
 def _of_score(claim: Claim, table: MeasurementTable, score: str) -> dict[str, Verdict]:
@@ -90,7 +90,7 @@ def _of_score(claim: Claim, table: MeasurementTable, score: str) -> dict[str, Ve
     run = averaged(table.column(f"{column}/{claim.ablation}"))
     pool = table.column("pool/y_full"), averaged(table.column(f"pool/{column}/{claim.ablation}"))
     methods = {name: table.column(f"{column}/{name}") for name in ("zero", "mean")}
-    found = {
+    verdicts = {
         "C11": bootstrap_stability(full, run, **facts, task=claim.task, seed=claim.seed),
         "C30": seed_variance(*pool, n_prompts=table.P, **facts, task=claim.task),
         "C16.test_retest": retest(*pool, inner=score, task=claim.task, seed=claim.seed),
@@ -98,8 +98,8 @@ def _of_score(claim: Claim, table: MeasurementTable, score: str) -> dict[str, Ve
     }
     if score == "faithfulness":
         noise = {"noise-additive": table.column(f"{column}/noise-additive")}
-        found["E1b"] = method_invariance(full, methods | noise, **facts)
-    return {f"{code}.{score}": verdict for code, verdict in found.items()}
+        verdicts["E1b"] = method_invariance(full, methods | noise, **facts)
+    return {f"{code}.{score}": verdict for code, verdict in verdicts.items()}
 
 
 def _donors(table: MeasurementTable, column: str) -> dict[str, np.ndarray]:

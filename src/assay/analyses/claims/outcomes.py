@@ -149,7 +149,7 @@ def rivalled(
     pairs = paired(full=full, own=own, other=other)
     full, own, other = pairs.vectors
     gain = np.abs(other - full) - np.abs(own - full)
-    made = _test(
+    outcome = _test(
         [gain],
         gain,
         full,
@@ -166,7 +166,7 @@ def rivalled(
         key: float(run.sum()) / total if total else math.nan
         for key, run in (("faithfulness", own), ("faithfulness_of_rival", other))
     }
-    return replace(made, details=plain(shares))
+    return replace(outcome, details=plain(shares))
 
 
 def _test(

@@ -42,29 +42,29 @@ def claim_prompts(claim: Claim, name: str, model: Model) -> ClaimPrompts:
     n_more = max(2 * claim.n, POOL - claim.n) if name == claim.task else 0
     if name in claim.files:
         # Lines of a file may come in an order that means something.
-        drawn = load_task(source, model)
-        order = stream(claim.seed, f"claim/{name}").permutation(drawn.n)
-        drawn = drawn.subset(order[: 2 * claim.n + n_more].tolist())
+        prompts = load_task(source, model)
+        order = stream(claim.seed, f"claim/{name}").permutation(prompts.n)
+        prompts = prompts.subset(order[: 2 * claim.n + n_more].tolist())
     else:
-        drawn = load_task(source, model, n=2 * claim.n + n_more, seed=claim.seed)
-    if drawn.n < claim.n:
+        prompts = load_task(source, model, n=2 * claim.n + n_more, seed=claim.seed)
+    if prompts.n < claim.n:
         raise InputError(
-            f"{name} has {drawn.n} prompts and the claim speaks of n = {claim.n}; lower n, or give it more "
+            f"{name} has {prompts.n} prompts and the claim speaks of n = {claim.n}; lower n, or give it more "
             "lines"
         )
-    main = drawn.subset(range(claim.n))
+    main = prompts.subset(range(claim.n))
     # The fresh prompts come first in what a short file has left: the pool is worth less than they are.
     seen = {tuple(row) for row in main.clean.tolist()}
     fresh = [
         row
-        for row in range(claim.n, min(drawn.n, 2 * claim.n))
-        if tuple(drawn.clean[row].tolist()) not in seen
+        for row in range(claim.n, min(prompts.n, 2 * claim.n))
+        if tuple(prompts.clean[row].tolist()) not in seen
     ]
-    rest = range(2 * claim.n, drawn.n)
+    rest = range(2 * claim.n, prompts.n)
     return ClaimPrompts(
         main=main,
-        more=drawn.subset(rest) if len(rest) else None,
-        fresh=drawn.subset(fresh) if 2 * len(fresh) >= claim.n else None,
+        more=prompts.subset(rest) if len(rest) else None,
+        fresh=prompts.subset(fresh) if 2 * len(fresh) >= claim.n else None,
     )
 
 
@@ -97,15 +97,15 @@ class ClaimTables:
                 **self.options,
             )
 
-        made = table(None)
+        whole_table = table(None)
         if self.folder is not None:
-            place = self.folder / made.hash
+            place = self.folder / whole_table.hash
             if (place / RECORD).exists():
                 start = datetime.fromtimestamp((place / RECORD).stat().st_mtime, UTC)
                 self.began.append(start.isoformat(timespec="microseconds"))
-            made = table(place)
-        self._made.append(made)
-        return made
+            whole_table = table(place)
+        self._made.append(whole_table)
+        return whole_table
 
     @property
     def passes(self) -> dict[str, float]:

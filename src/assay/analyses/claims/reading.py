@@ -236,13 +236,13 @@ def _prediction(table: _Table, task: str, roles: Mapping[str, ClaimedRole], fold
     table.only("what", "of", "on", "unit", *RELATIONS)
     what = table.choice("what", None, RUNS)
     of = _set_name(table, roles, EACH_HEAD)
-    given = [key for key in RELATIONS if key in table.content]
+    relations = [key for key in RELATIONS if key in table.content]
     allowed = ", ".join(key for key, runs in RELATIONS.items() if what in runs)
-    if len(given) != 1:
+    if len(relations) != 1:
         raise InputError(
-            f"{table.place} has {' and '.join(given) or 'no size'}; give one of {allowed}, with a number"
+            f"{table.place} has {' and '.join(relations) or 'no size'}; give one of {allowed}, with a number"
         )
-    relation = given[0]
+    relation = relations[0]
     if what not in RELATIONS[relation]:
         raise table.wrong(relation, f"does not speak of {what}; {what} allows {allowed}")
     if of == EACH_HEAD and what != "dropping":
@@ -293,14 +293,14 @@ def held_against(claim: Claim, control: Control) -> tuple[Prediction, ...]:
 def _control(table: _Table, claim: Claim) -> Control:
     table.only("heads", "of", "draws")
     of = _set_name(table, claim.roles)
-    given = table.content.get("heads")
-    drawn = isinstance(given, str)
-    if isinstance(given, str) and given not in DRAWN:
-        raise table.unknown("heads", "kind of control", given, DRAWN)
+    heads = table.content.get("heads")
+    drawn = isinstance(heads, str)
+    if isinstance(heads, str) and heads not in DRAWN:
+        raise table.unknown("heads", "kind of control", heads, DRAWN)
     if "draws" in table.content and not drawn:
         raise table.wrong("draws", "listed heads are not drawn; leave it out")
     control = Control(
-        heads=given if isinstance(given, str) else table.heads("heads", given),
+        heads=heads if isinstance(heads, str) else table.heads("heads", heads),
         of=of,
         draws=table.count("draws", DRAWS, least=1) if drawn else 1,
     )
@@ -328,19 +328,19 @@ def _control(table: _Table, claim: Claim) -> Control:
 
 def _rival(table: _Table, claim: Claim, folder: Path) -> Rival:
     table.only("name", "heads", "file", "published")
-    given = [key for key in ("heads", "file", "published") if key in table.content]
-    if len(given) != 1:
+    sources = [key for key in ("heads", "file", "published") if key in table.content]
+    if len(sources) != 1:
         raise InputError(
-            f"{table.place} has {' and '.join(given) or 'no heads'}; give one of heads, file (a "
+            f"{table.place} has {' and '.join(sources) or 'no heads'}; give one of heads, file (a "
             "head_circuit/1 JSON file) and published (a name of published_head_circuits)"
         )
     heads: tuple[Head, ...] | str
     default = None
     listed = table.content.get("heads")
-    if given != ["heads"]:
-        source = table.text(given[0])
-        found = load_head_circuit(folder / source if given == ["file"] else source)
-        heads, default = found.heads, found.id
+    if sources != ["heads"]:
+        source = table.text(sources[0])
+        circuit = load_head_circuit(folder / source if sources == ["file"] else source)
+        heads, default = circuit.heads, circuit.id
     elif isinstance(listed, str):
         if listed != MAGNITUDE:
             raise table.unknown("heads", "kind of rival", listed, (MAGNITUDE,))

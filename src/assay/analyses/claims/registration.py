@@ -89,11 +89,11 @@ def register_claim(claim_file: str | Path, *, anew: bool = False) -> Registratio
         OutputError: If it cannot be written.
     """
     claim = load_claim(claim_file)
-    found = registered(claim, claim_file, anew=anew)
+    registration = registered(claim, claim_file, anew=anew)
     shape = known_shape(claim.model)
-    if found is None and shape is not None:
+    if registration is None and shape is not None:
         head_sets(claim, shape)
-    return found or register(claim, claim_file, anew=anew)
+    return registration or register(claim, claim_file, anew=anew)
 
 
 def registered(claim: Claim, claim_file: str | Path, *, anew: bool = False) -> Registration | None:
@@ -108,13 +108,14 @@ def registered(claim: Claim, claim_file: str | Path, *, anew: bool = False) -> R
         InputError: If another content is registered and `anew` is not set.
     """
     path = registration_path(claim_file)
-    found = read_registration(path) if path.exists() else None
-    if found is None or found.hash == claim.hash:
-        return found
+    registration = read_registration(path) if path.exists() else None
+    if registration is None or registration.hash == claim.hash:
+        return registration
     if not anew:
         raise InputError(
-            f"{claim_file} no longer says what was registered on {found.time}: "
-            f"{difference(found.content, claim.to_dict())}. Restore it, or register it anew (the earlier "
+            f"{claim_file} no longer says what was registered on {registration.time}: "
+            f"{difference(registration.content, claim.to_dict())}. Restore it, or register it anew (the "
+            f"earlier "
             "registration stays listed) and measure on other prompts, e.g. with another seed"
         )
     return None
@@ -135,7 +136,7 @@ def register(claim: Claim, claim_file: str | Path, *, anew: bool = False) -> Reg
             {key: record[key] for key in ("hash", "registered", "library", "content")},
         )
         measured = replaced.measured
-    made = Registration(
+    registration = Registration(
         path=path,
         hash=claim.hash,
         time=now(),
@@ -144,8 +145,8 @@ def register(claim: Claim, claim_file: str | Path, *, anew: bool = False) -> Reg
         earlier=earlier,
         measured=measured,
     )
-    _write(made)
-    return made
+    _write(registration)
+    return registration
 
 
 def read_registration(path: str | Path) -> Registration:
@@ -161,7 +162,7 @@ def read_registration(path: str | Path) -> Registration:
             raise FileFormatError(
                 f"{path} has schema {stored['schema']!r}; this version reads {REGISTRATION_SCHEMA!r}"
             )
-        found = Registration(
+        registration = Registration(
             path=path,
             hash=str(stored["hash"]),
             time=stored["registered"],
@@ -177,12 +178,13 @@ def read_registration(path: str | Path) -> Registration:
             f"{path} is not the registration of a claim ({error!r}); restore it from a copy, or delete it "
             "and register the claim again"
         ) from error
-    if content_hash(found.content) != found.hash:
+    if content_hash(registration.content) != registration.hash:
         raise FileFormatError(
-            f"{path} was changed after it was written: its content does not have the hash {found.hash[:16]} "
+            f"{path} was changed after it was written: its content does not have the hash "
+            f"{registration.hash[:16]} "
             "that it states; restore it from a copy"
         )
-    return found
+    return registration
 
 
 def note_measured(registration: Registration, *, table: str, prompts: str, weights: str) -> Registration:

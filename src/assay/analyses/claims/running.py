@@ -207,11 +207,11 @@ def run_claim(
         registration = _noted(registration, tables, samples, model)
     progress("predictions", 0, 1)
     rng = stream(claim.seed, "claim/sign-flips")
-    drawn = {**sets, **_of_magnitude(claim, own)}
+    all_sets = {**sets, **_of_magnitude(claim, own)}
     tests = [
         *_predictions(claim, tables, rng),
-        *_controls(claim, own, drawn, rng),
-        *_rivals(claim, own, drawn, rng),
+        *_controls(claim, own, all_sets, rng),
+        *_rivals(claim, own, all_sets, rng),
     ]
     outcomes, multiplicity = settle(tests)
     progress("predictions", 1, 1)
@@ -237,7 +237,7 @@ def run_claim(
         tables={name: table.hash for name, table in tables.items()},
         passes=make.passes,
         seconds=time.monotonic() - began,
-        facts=_facts(model, samples, drawn),
+        facts=_facts(model, samples, all_sets),
     )
 
 
@@ -377,7 +377,7 @@ def _rivals(
 
     def test(number: int, rival: Rival) -> Outcome:
         (heads,) = sets[f"rival {number + 1}"]
-        found = rivalled(
+        outcome = rivalled(
             full,
             own,
             _run(table, "keeping", heads),
@@ -386,7 +386,7 @@ def _rivals(
             task=claim.task,
             rng=rng,
         )
-        return replace(found, details={**found.details, "k": len(claim.heads), "k_of_rival": len(heads)})
+        return replace(outcome, details={**outcome.details, "k": len(claim.heads), "k_of_rival": len(heads)})
 
     return [
         test(number, rival)
@@ -415,8 +415,8 @@ def _replicate(
     tables = {name: make(sample.fresh) for name, sample in samples.items() if sample.fresh is not None}
     again, _ = settle(_predictions(claim, tables, rng))
     first = [each for each in outcomes if each.kind == "prediction"]
-    held = [one.state == HELD for one in first]
-    twice = sum(one and other.state == HELD for one, other in zip(held, again, strict=True))
+    held_first = [one.state == HELD for one in first]
+    twice = sum(one and other.state == HELD for one, other in zip(held_first, again, strict=True))
     finding = f"{twice} of {len(first)} tests hold on both samples"
     if any(each.state == CONTRADICTED for each in again):
         state, supply = AGAINST, "another claim: a prediction is contradicted on fresh prompts"

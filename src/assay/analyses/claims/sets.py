@@ -50,10 +50,10 @@ def known_shape(source: str) -> Shape | None:
     from transformers import AutoConfig
 
     try:
-        found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, StrictDataclassError, *MALFORMED):
         return None
-    n_layers, n_heads = (getattr(found, key, None) for key in ("num_hidden_layers", "num_attention_heads"))
+    n_layers, n_heads = (getattr(config, key, None) for key in ("num_hidden_layers", "num_attention_heads"))
     if type(n_layers) is not int or type(n_heads) is not int:
         return None
     return Shape(name=source, n_layers=n_layers, n_heads=n_heads)

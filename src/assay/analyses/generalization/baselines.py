@@ -320,8 +320,8 @@ def fit_temperature(logits: Table, labels: Labels) -> float:
     def loss(log_temperature: float) -> float:
         return -float(log_softmax(values / math.exp(log_temperature), axis=1)[rows, truth].mean())
 
-    found = optimize.minimize_scalar(loss, bounds=(math.log(0.01), math.log(100)), method="bounded")
-    return math.exp(float(found.x))
+    optimum = optimize.minimize_scalar(loss, bounds=(math.log(0.01), math.log(100)), method="bounded")
+    return math.exp(float(optimum.x))
 
 
 def doc(id_logits: Table, id_labels: Labels, logits: NewTable) -> float:
@@ -397,20 +397,20 @@ def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, "
         rows, columns = used.nonzero()
         n = len(rows)
         cells = (np.concatenate([rows, m + columns]), np.tile(np.arange(n), 2))
-        found = optimize.linprog(  # type: ignore[call-overload]  # the stubs know no sparse constraints
+        solution = optimize.linprog(  # type: ignore[call-overload]  # the stubs know no sparse constraints
             -gain[rows, columns],
             A_eq=sparse.csr_array((np.ones(2 * n), cells), shape=(m + n_classes, n)),
             b_eq=totals,
             method="highs",
         )
-        if not found.success:
-            raise InconsistentRunError(f"optimal transport did not solve: {found.message}")
-        prices = found.eqlin.marginals
+        if not solution.success:
+            raise InconsistentRunError(f"optimal transport did not solve: {solution.message}")
+        prices = solution.eqlin.marginals
         missed = np.where(used, 0.0, gain + prices[:m, None] + prices[m:])
         best = missed.argmax(1)
         better = missed[np.arange(m), best] > 1e-9
         if not better.any():
-            return -float(found.fun)
+            return -float(solution.fun)
         used[better, best[better]] = True
 
 

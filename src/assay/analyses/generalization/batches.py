@@ -107,20 +107,20 @@ def circuit_like(
         InputError, NonFiniteError: As `discover`.
     """
     settings = check_reference(model, reference_scores)
-    chosen: dict[str, Any] = {"objective": settings["objective"], "ablation": settings["ablation"]}
+    options: dict[str, Any] = {"objective": settings["objective"], "ablation": settings["ablation"]}
     if settings["steps"] is not None:
-        chosen |= {"steps": settings["steps"], "quadrature": settings["quadrature"]}
-    found = discover(
+        options |= {"steps": settings["steps"], "quadrature": settings["quadrature"]}
+    scores = discover(
         model,
         task,
         _method(settings),
-        **chosen,
+        **options,
         batch_size=batch_size,
         per_example=per_example,
         seed=settings["seed"],
     )
-    check_comparable(reference_scores, found)
-    return found
+    check_comparable(reference_scores, scores)
+    return scores
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -175,11 +175,11 @@ def label_free(logits: Float[Tensor, "n c"], known: Labelled | None) -> dict[str
         logits: `[n, n_classes]` on the new images.
         known: Outputs on labelled images in distribution.
     """
-    found = {
+    estimates = {
         "ac": baselines.average_confidence(logits),
         "ane": baselines.average_negative_entropy(logits),
     }
     if known is not None:
-        found["atc"] = baselines.atc(known.logits, known.labels, logits)
-        found["doc"] = baselines.doc(known.logits, known.labels, logits)
-    return found
+        estimates["atc"] = baselines.atc(known.logits, known.labels, logits)
+        estimates["doc"] = baselines.doc(known.logits, known.labels, logits)
+    return estimates

@@ -215,7 +215,7 @@ class CircuitLoss(LossTerm):
         model = self._seen(module)
         settings = self.settings
         with torch.set_grad_enabled(settings.weight > 0):
-            found = live_scores(
+            scores = live_scores(
                 model,
                 images,
                 labels,
@@ -224,16 +224,16 @@ class CircuitLoss(LossTerm):
                 past=self._past,
             )
             sets = settings.sets(model.n_layers)
-            term = depth_loss(model.graph, found.values, sets, loss=settings.loss)
+            term = depth_loss(model.graph, scores.values, sets, loss=settings.loss)
         if settings.variant == "accumulated":
             # The batch of the next step is the last of its `memory`.
-            self._past = [*self._past, found.gradient][max(0, len(self._past) + 2 - settings.memory) :]
-        self.guarded += found.guarded
+            self._past = [*self._past, scores.gradient][max(0, len(self._past) + 2 - settings.memory) :]
+        self.guarded += scores.guarded
         self.undefined += not term.defined
         self._readings = {
             "deep": float(term.deep.detach()),
             "shallow": float(term.shallow.detach()),
-            "guarded": float(found.guarded),
+            "guarded": float(scores.guarded),
             "undefined": float(not term.defined),
         }
         return settings.weight * term.value

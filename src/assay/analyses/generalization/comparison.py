@@ -80,9 +80,9 @@ class RankingComparison:
                 cells = None if summary.correlations is None else summary.correlations.per_dataset[dataset]
                 for name in ("r2", "srcc", "krcc"):
                     row[dataset, name] = math.nan if cells is None else cells[name]
-            found = summary.correlations
-            row["all", "average"] = math.nan if found is None else found.average
-            row["all", "sem"] = math.nan if found is None else found.sem
+            correlations = summary.correlations
+            row["all", "average"] = math.nan if correlations is None else correlations.average
+            row["all", "sem"] = math.nan if correlations is None else correlations.sem
             row["all", "regret"] = summary.regret
             rows[key] = row
         frame = pd.DataFrame.from_dict(rows, orient="index")
@@ -96,17 +96,17 @@ class RankingComparison:
         Raises:
             InputError: If there is none with labels and scores of all edges.
         """
-        found = {}
+        motifs = {}
         for name, each in _named(self.rankings):
             if each.performance is not None and all(
                 shown.dependency is not None for shown in each.inspections
             ):
-                found[name] = each.motif()
-        if not found:
+                motifs[name] = each.motif()
+        if not motifs:
             raise InputError(
                 "a motif needs a labelled target and scores of all edges ('ddb-deep', 'ddb-global')"
             )
-        return found
+        return motifs
 
     def universal_motif(self) -> torch.Tensor:
         """Mean of the motifs, each scaled by its largest entry; float64 `[L + 1, L + 1]`."""
@@ -140,8 +140,8 @@ def compare_rankings(
     References:
         Peng et al. (2026), arXiv:2604.08192, Table 1.
     """
-    given = rankings if isinstance(rankings, Mapping) else {"targets": rankings}
-    kept = {name: tuple(each) for name, each in given.items() if len(each)}
+    tasks = rankings if isinstance(rankings, Mapping) else {"targets": rankings}
+    kept = {name: tuple(each) for name, each in tasks.items() if len(each)}
     if not kept:
         raise InputError("no ranking to compare; give at least one")
     everywhere = [each for listed in kept.values() for each in listed]
@@ -257,13 +257,13 @@ def _document(comparison: RankingComparison) -> dict[str, Any]:
     provenance = {"library": library_version(), "rankings": ids}
     metrics = []
     for key, summary in comparison.metrics.items():
-        found = summary.correlations
+        correlations = summary.correlations
         metrics.append(
             {
                 **metric_facts(PREDICTORS[key]),
-                "per_dataset": None if found is None else found.per_dataset,
-                "average": None if found is None else found.average,
-                "sem": None if found is None else found.sem,
+                "per_dataset": None if correlations is None else correlations.per_dataset,
+                "average": None if correlations is None else correlations.average,
+                "sem": None if correlations is None else correlations.sem,
                 "regret": summary.regret,
                 "missing": list(summary.missing),
                 "n_tasks": sum(map(len, summary.tasks.values())),

@@ -202,10 +202,10 @@ def dependency_depth_bias(
     else:
         matrix = _checked(scores)
     n_layers = len(matrix) - 2
-    chosen = layer_sets(n_layers, ratio, include_input=include_input, sets=sets)
-    first = {"output": n_layers + 1, "deep": chosen.high[0], "global": 1}[targets]
+    layers = layer_sets(n_layers, ratio, include_input=include_input, sets=sets)
+    first = {"output": n_layers + 1, "deep": layers.high[0], "global": 1}[targets]
     written = matrix[:, first:].sum(1)
-    return _log_ratio(written, chosen)
+    return _log_ratio(written, layers)
 
 
 def output_depth_bias(

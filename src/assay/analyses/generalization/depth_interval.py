@@ -90,17 +90,17 @@ def depth_bias_interval(
         raise unknown_name("method", method, METHODS)
     if not 0 < level < 1:
         raise InputError(f"level is {level}; a share above 0 and below 1 is needed")
-    chosen = layer_sets(graph.n_layers, ratio, include_input=include_input, sets=sets)
+    layers = layer_sets(graph.n_layers, ratio, include_input=include_input, sets=sets)
     scores = _columns(graph, per_example)
     if targets != "output" and scores.shape[2] == 1:
         raise ShapeError(
             f"these are scores of the edges into the logits, and targets={targets!r} reads others, too; "
             "discover edge scores with per_example=True"
         )
-    first = {"output": graph.n_layers + 1, "deep": chosen.high[0], "global": 1}[targets]
+    first = {"output": graph.n_layers + 1, "deep": layers.high[0], "global": 1}[targets]
     columns = graph.target_layer[-scores.shape[2] :] >= first
     rows = [
-        (graph.source_layer >= low) & (graph.source_layer <= high) for low, high in (chosen.high, chosen.low)
+        (graph.source_layer >= low) & (graph.source_layer <= high) for low, high in (layers.high, layers.low)
     ]
     edges = graph.valid[:, -scores.shape[2] :] & columns
     used, deep = edges & (rows[0] | rows[1])[:, None], edges & rows[0][:, None]
@@ -143,8 +143,8 @@ def _jackknife(bias: OfSums, n: int, level: float) -> Interval:
 
 def log_ratios(sums: Float64[np.ndarray, "n 2"]) -> Float64[np.ndarray, " n"]:
     """Eq. 4 of each row (deep, shallow); NaN where both are 0."""
-    found = np.log(np.maximum(sums[:, 0] / (sums[:, 1] + FLOOR), FLOOR))
-    return np.where(sums.any(1), found, math.nan)
+    logs = np.log(np.maximum(sums[:, 0] / (sums[:, 1] + FLOOR), FLOOR))
+    return np.where(sums.any(1), logs, math.nan)
 
 
 def _columns(

@@ -62,10 +62,10 @@ class DomainShift(Record):
         Raises:
             UnknownNameError: If it was not measured.
         """
-        found = {**self.shifts, **self.baselines}
-        if metric not in found:
-            raise unknown_name("metric of a domain", metric, found)
-        return found[metric]
+        scores = {**self.shifts, **self.baselines}
+        if metric not in scores:
+            raise unknown_name("metric of a domain", metric, scores)
+        return scores[metric]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,8 @@ class DomainCalibration(Record):
     @property
     def metrics(self) -> tuple[str, ...]:
         """Everything that every domain was measured by: shifts first, then baselines."""
-        held = [{**each.shifts, **each.baselines} for each in (*self.known, *self.test)]
-        return tuple(key for key in (*DISTANCES, *BASELINES) if all(key in each for each in held))
+        scores = [{**each.shifts, **each.baselines} for each in (*self.known, *self.test)]
+        return tuple(key for key in (*DISTANCES, *BASELINES) if all(key in each for each in scores))
 
     def threshold(self, target: float, *, metric: str = "spearman") -> Threshold:
         """The threshold of a metric that corresponds to a performance, see `calibrate_threshold`.
@@ -208,26 +208,26 @@ def measure_domains(
     if isinstance(labelled, ImageSet | ImageTask):
         known = labelled_outputs(model, image_task(model, labelled, transform), batch_size=batch_size)
     assert known is None or isinstance(known, Labelled)
-    found: dict[str, DomainShift] = {}
+    shifts: dict[str, DomainShift] = {}
     for name, images in domains.items() if isinstance(domains, Mapping) else domains:
-        if name in found:
+        if name in shifts:
             raise InputError(f"domain {name!r} comes twice; give each a name of its own")
         if progress is not None:
-            progress(name, len(found), 0)
+            progress(name, len(shifts), 0)
         task = image_task(model, images, transform)
         truth = labels_of(task)
         scores = circuit_like(model, task, reference_scores, batch_size=batch_size)
         logits = run_model(model, task, batch_size=batch_size)
-        found[name] = DomainShift(
+        shifts[name] = DomainShift(
             domain=name,
             n=task.n,
             performance=baselines.id_accuracy(logits, truth, measure=measure),
             shifts=circuit_shifts(reference_scores, scores),
             baselines=label_free(logits, known),
         )
-    if not found:
+    if not shifts:
         raise InputError("no domain was given; a threshold needs domains with known performance")
-    return tuple(found.values())
+    return tuple(shifts.values())
 
 
 def calibrate_on_corruptions(
@@ -283,11 +283,11 @@ def calibrate_on_corruptions(
     if n is None:
         recorded = (reference_scores.provenance.get("task") or {}).get("n")
         n = images.n if recorded is None else min(int(recorded), images.n)
-    chosen = images.sample(n, seed=seed)
-    found = measure_domains(
+    sample = images.sample(n, seed=seed)
+    shifts = measure_domains(
         model,
         reference_scores,
-        ((key, corrupt(chosen, key, seed=seed, frost_textures=frost_textures)) for key in keys),
+        ((key, corrupt(sample, key, seed=seed, frost_textures=frost_textures)) for key in keys),
         labelled=images if labelled is None else labelled,
         measure=measure,
         transform=transform,
@@ -295,7 +295,7 @@ def calibrate_on_corruptions(
         progress=progress,
     )
     return DomainCalibration(
-        known=found,
+        known=shifts,
         measure=measure,
         provenance={
             "model": model.describe(),

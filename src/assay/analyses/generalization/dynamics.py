@@ -172,15 +172,15 @@ def _checkpoints(run: str | Path | Mapping[int, str | Path | Model]) -> dict[int
             raise InputError("there is no checkpoint to measure; give at least one step")
         return dict(run)
     folder = Path(run) / "checkpoints"
-    found = {int(each.name): each for each in folder.glob("*") if each.is_dir() and each.name.isdigit()}
+    folders = {int(each.name): each for each in folder.glob("*") if each.is_dir() and each.name.isdigit()}
     record = Path(run) / "training.json"
-    if found and record.is_file():
-        found.setdefault(int(_json(record)["best_step"]), Path(run))
-    if not found:
+    if folders and record.is_file():
+        folders.setdefault(int(_json(record)["best_step"]), Path(run))
+    if not folders:
         raise InputError(
             f"{folder} holds no checkpoint; train with checkpoints=, or give step to directory yourself"
         )
-    return dict(found)
+    return dict(folders)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,7 +195,7 @@ def finetune(
         batch_size=batch_size,
         device=device,
     )
-    found = FineTuning(
+    result = FineTuning(
         run=run,
         circuit=circuit if circuit.weight > 0 else None,
         dynamics=dynamics,
@@ -207,9 +207,9 @@ def finetune(
         guarded=int(sum(run.history.get("guarded", ()))),
         undefined=int(sum(run.history.get("undefined", ()))),
     )
-    content = json.dumps(found.to_dict(), indent=1, allow_nan=False)
+    content = json.dumps(result.to_dict(), indent=1, allow_nan=False)
     write_atomically(run.folder / "circuit.json", content.encode())
-    return found
+    return result
 
 
 def _check(
@@ -257,10 +257,10 @@ def _verdict(dynamics: Dynamics, step: int) -> DepthVerdict:
 
 
 def _leaking(run: TrainingRun) -> dict[str, LeakingChoice]:
-    found = {}
+    choices = {}
     for name in run.curve[0].get("watch", {}):
         row = max(run.curve, key=lambda each: float(each["watch"][name]))  # the first of equals
-        found[name] = LeakingChoice(
+        choices[name] = LeakingChoice(
             step=int(row["step"]), score=float(row["watch"][name]), validation=float(row["score"])
         )
-    return found
+    return choices

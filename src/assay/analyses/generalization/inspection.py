@@ -176,11 +176,11 @@ def inspect_model(
     path = None if cache is None else Path(cache) / f"{record_id(_KIND, provenance)}.safetensors"
     if path is not None and path.exists():
         return load_inspection(path)
-    found = _inspect(model, task, wanted, settings, provenance)
+    inspection = _inspect(model, task, wanted, settings, provenance)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_inspection(found, path)
-    return found
+        save_inspection(inspection, path)
+    return inspection
 
 
 def check_comparable_inspections(
@@ -302,14 +302,14 @@ def _forward(
 
 def _sharpness(model: Model, task: ImageTask, size: int) -> Float64[np.ndarray, " n_batches"]:
     """Of each whole batch; a last short one, which would weigh as much as the others, is left out."""
-    found = []
+    values = []
     for batch in task.batches(min(size, task.n)):
         if len(batch.indices) < min(size, task.n):
             break
         assert batch.labels is not None
         pair = (batch.images.to(model.device, model.dtype), batch.labels.to(model.device))
-        found.append(sharpness(model, [pair]))
-    return np.array(found)
+        values.append(sharpness(model, [pair]))
+    return np.array(values)
 
 
 def resamples(n: int, settings: InspectionSettings) -> Float64[np.ndarray, "draws n"]:
@@ -391,7 +391,7 @@ def load_inspection(path: str | Path) -> Inspection:
     """
     arrays, metadata = read_arrays(Path(path), _KIND)
     shape = metadata["graph"]
-    known: dict[str, Any] = {name: arrays[name].numpy() if name in arrays else None for name in _ARRAYS}
+    columns: dict[str, Any] = {name: arrays[name].numpy() if name in arrays else None for name in _ARRAYS}
     return Inspection(
         graph=build_graph(
             shape["n_layers"],
@@ -403,5 +403,5 @@ def load_inspection(path: str | Path) -> Inspection:
         classes=None if metadata["classes"] is None else tuple(metadata["classes"]),
         provenance=metadata["provenance"],
         cost=metadata["cost"],
-        **known,
+        **columns,
     )

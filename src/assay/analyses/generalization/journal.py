@@ -56,7 +56,7 @@ class Journal:
             return []
         except OSError as error:
             raise FileFormatError(f"cannot read {self.path}: {error.strerror}") from error
-        found = []
+        entries = []
         for number, line in enumerate(text.split(b"\n")[:-1], start=1):
             try:
                 content = parse_json(line)
@@ -66,8 +66,8 @@ class Journal:
                     f"line {number} of {self.path} is not a record of a monitor; restore the file or choose "
                     "another"
                 ) from error
-            found.append((str(kind), content))
-        return found
+            entries.append((str(kind), content))
+        return entries
 
 
 def _cut_torn_line(file: BinaryIO) -> None:

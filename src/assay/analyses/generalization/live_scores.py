@@ -167,8 +167,8 @@ def _logits(model: Model, final: Tensor) -> Float[Tensor, "batch n_classes"]:
 def _logit_gradient(model: Model, final: Tensor, labels: Tensor) -> Tensor:
     """Gradient of the mean logit of the labelled class at the clean input."""
     leaf = final.detach().requires_grad_()
-    chosen = _logits(model, leaf).gather(1, labels.to(leaf.device).view(-1, 1))
-    return torch.autograd.grad(chosen.mean(), leaf)[0]
+    label_logits = _logits(model, leaf).gather(1, labels.to(leaf.device).view(-1, 1))
+    return torch.autograd.grad(label_logits.mean(), leaf)[0]
 
 
 def _divergence_gradient(

@@ -116,13 +116,13 @@ def caveats(document: Document) -> list[str]:
             f"The pictures show the newest {DRAWN:,} of {len(readings):,} batches; the file beside the "
             "page, or the store, has all of them."
         )
-    known = (document["reference"].get("task") or {}).get("n")
+    n_reference = (document["reference"].get("task") or {}).get("n")
     sizes = sorted({each["n"] for each in readings})
-    if document.get("calibration") is None and known is not None and sizes != [known]:
+    if document.get("calibration") is None and n_reference is not None and sizes != [n_reference]:
         notes.append(
-            f"The reference circuit rests on {known} images, the batches on {', '.join(map(str, sizes))}. "
-            "Smaller batches have larger shifts by sampling alone: compare the shift with no threshold found "
-            "at another size."
+            f"The reference circuit rests on {n_reference} images, the batches on "
+            f"{', '.join(map(str, sizes))}. Smaller batches have larger shifts by "
+            "sampling alone: compare the shift with no threshold found at another size."
         )
     performance, target = threshold.get("performance"), threshold.get("target")
     if performance is not None and target is not None and abs(performance - target) > FAR:

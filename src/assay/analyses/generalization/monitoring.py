@@ -270,10 +270,10 @@ class Monitor:
                     circuit_like(self.model, task, self.reference_scores, batch_size=self._batch_size), task
                 )
             )
-        found = Calibration(shifts=tuple(shifts), n=batch_size, domain=id_images.domain)
-        self._record("calibration", found.to_dict())
-        self._take(found)
-        return found
+        calibration = Calibration(shifts=tuple(shifts), n=batch_size, domain=id_images.domain)
+        self._record("calibration", calibration.to_dict())
+        self._take(calibration)
+        return calibration
 
     def _take(self, found: Calibration) -> None:
         self.calibration = found
@@ -308,12 +308,12 @@ class Monitor:
                 "sampling alone fall with the size: give batches of the same size"
             )
         self._check_new(task)
-        found = circuit_like(
+        scores = circuit_like(
             self.model, task, self.reference_scores, per_example=True, batch_size=self._batch_size
         )
-        shift = self._shift(found, task)
+        shift = self._shift(scores, task)
         logits = run_model(self.model, task, batch_size=self._batch_size) if self._baselines else None
-        moved = rank_shift_map(self.reference_scores, found)
+        moved = rank_shift_map(self.reference_scores, scores)
         index = len(self.readings)
         # In (0, 1]: a draw of exactly 0 would make a p-value of 0.
         test = self._sequential.observe(shift, 1 - float(stream(self._seed, f"monitor/tie/{index}").random()))
@@ -323,7 +323,7 @@ class Monitor:
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             n=task.n,
             shift=shift,
-            interval=shift_interval(self.reference_scores, found, distance=self.distance, level=self.level),
+            interval=shift_interval(self.reference_scores, scores, distance=self.distance, level=self.level),
             alarm=None if self.rule is None else alarms[self.rule],
             alarms=alarms,
             p_value=p_value,
@@ -334,7 +334,7 @@ class Monitor:
             data_hash=task.data_hash,
             sources=tuple(sources),
             skipped=tuple(skipped),
-            seconds=float(found.details.get("seconds", 0.0)),
+            seconds=float(scores.details.get("seconds", 0.0)),
         )
         self._record("reading", reading.to_dict())
         self.readings.append(reading)

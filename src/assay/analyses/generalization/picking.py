@@ -65,10 +65,10 @@ def bias_corrected_interval(
 
 def ranks(oriented: Values) -> Float64[np.ndarray, " models"]:
     """1 for the model predicted best; ties share the smaller rank; NaN where the metric is."""
-    found = np.full(len(oriented), np.nan)
+    places = np.full(len(oriented), np.nan)
     defined = np.isfinite(oriented)
-    found[defined] = scipy_stats.rankdata(-oriented[defined], method="min")
-    return found
+    places[defined] = scipy_stats.rankdata(-oriented[defined], method="min")
+    return places
 
 
 def best_chances(oriented: Replicates) -> Values:
@@ -183,8 +183,8 @@ def correlation_with_intervals(
         return MetricCorrelation(
             point=point, intervals={name: undefined_interval(level, "percentile", why) for name in names}
         )
-    chosen = stream(seed, "rank/models").integers(0, n_models, (n_draws, n_models))
-    x, y = (np.take_along_axis(each, chosen, axis=1) for each in (metric_draws, performance_draws))
+    rows = stream(seed, "rank/models").integers(0, n_models, (n_draws, n_models))
+    x, y = (np.take_along_axis(each, rows, axis=1) for each in (metric_draws, performance_draws))
     intervals = {}
     for name, of in zip(names, (_r2, _srcc, _krcc), strict=True):
         found = of(x, y)
@@ -224,11 +224,11 @@ def _with_defined(
     of: Callable[[Replicates, Replicates], Float64[np.ndarray, " draws"]],
 ) -> Float64[np.ndarray, " draws"]:
     """A correlation of the rows that are finite throughout; NaN for the others."""
-    found = np.full(len(x), np.nan)
+    values = np.full(len(x), np.nan)
     rows = np.isfinite(x).all(1) & np.isfinite(y).all(1)
     if rows.any():
-        found[rows] = of(x[rows], y[rows])
-    return found
+        values[rows] = of(x[rows], y[rows])
+    return values
 
 
 def _tau_b(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:

@@ -151,13 +151,13 @@ def _attempt(one: Callable[[MetricEvidence], MetricEstimate], evidence: MetricEv
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", DegenerateDataWarning)
         try:
-            found = one(evidence)
+            estimate = one(evidence)
         except InputError as error:
             return MetricEstimate(value=math.nan, reason=str(error))
-    if math.isnan(found.value) and found.reason is None:
+    if math.isnan(estimate.value) and estimate.reason is None:
         said = [str(each.message) for each in raised if issubclass(each.category, DegenerateDataWarning)]
         return MetricEstimate(value=math.nan, reason=said[0] if said else "undefined on these images")
-    return found
+    return estimate
 
 
 # ------------------------------------------------------------------------------------- performance

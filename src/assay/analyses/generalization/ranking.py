@@ -300,12 +300,12 @@ class _Builder:
     def add(self, name: str, shown: Inspection, known: Inspection | None) -> None:
         """One more model, by what it showed."""
         for each in (shown, known):
-            made = {} if each is None else each.provenance.get("settings", {})
+            settings = {} if each is None else each.provenance.get("settings", {})
             for key, value in sorted(self.settings.record().items()):
-                if made.get(key, value) != value:
+                if settings.get(key, value) != value:
                     raise InputError(
-                        f"what {name} showed was measured with {key}={made[key]!r}, and this ranking uses "
-                        f"{value!r}; measure all with the same"
+                        f"what {name} showed was measured with {key}={settings[key]!r}, and this ranking "
+                        f"uses {value!r}; measure all with the same"
                     )
         if known is not None and known.labels is None:
             self._lack("known", "the images of the models' own domain have no labels")
@@ -401,11 +401,11 @@ class _Builder:
         labels = self.shown[0].target.labels
         if labels is None:
             return None
-        found = [performance(each.target, labels, each.counts, each.measure) for each in self.shown]
+        values = [performance(each.target, labels, each.counts, each.measure) for each in self.shown]
         metric = replace(
             PREDICTORS["id-accuracy"], key="performance", name=self.measure, summary="true performance"
         )
-        return column_of(metric, found, None, level=self.level, seed=self.settings.seed)
+        return column_of(metric, values, None, level=self.level, seed=self.settings.seed)
 
 
 def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:

@@ -147,28 +147,28 @@ class Ranking:
         return dependency_depth_bias(torch.from_numpy(inspection.dependency), targets=targets, ratio=ratio)
 
     def _matrices(self) -> Float64[np.ndarray, "models layers layers"]:
-        found = [each.dependency for each in self.inspections]
-        if any(each is None for each in found):
+        matrices = [each.dependency for each in self.inspections]
+        if any(each is None for each in matrices):
             raise InputError(_NO_EDGES)
-        return np.stack([each for each in found if each is not None])
+        return np.stack([each for each in matrices if each is not None])
 
     def to_dict(self) -> dict[str, Any]:
         """The document of the ranking: finite JSON, everything that a report shows.
 
         Its `id` is the hash of how it came to be.
         """
-        made = [each.provenance.get("model") for each in self.inspections]
+        models_made = [each.provenance.get("model") for each in self.inspections]
         facts = {name: getattr(self, name) for name in ("target", "known", "measure", "ratio", "level")}
         provenance = {
             "library": library_version(),
-            "models": made,
+            "models": models_made,
             **facts,
             "metrics": [*self.columns, *self.absent],
             "settings": self.settings.record(),
         }
         models = [
             {"name": name, **{key: (model or {}).get(key) for key in ("id", "weight_hash")}}
-            for name, model in zip(self.names, made, strict=True)
+            for name, model in zip(self.names, models_made, strict=True)
         ]
         absent = [
             {"key": key, "name": PREDICTORS[key].name, "reason": reason}

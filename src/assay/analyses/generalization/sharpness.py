@@ -178,12 +178,12 @@ def auto_pgd_checkpoints(iterations: int) -> tuple[int, ...]:
         >>> auto_pgd_checkpoints(20)
         (5, 9, 12, 15, 16, 18, 19)
     """
-    found: list[int] = []
+    checkpoints: list[int] = []
     before, now = 0.0, 0.22
     while math.ceil(now * iterations) < iterations:
-        found.append(math.ceil(now * iterations))
+        checkpoints.append(math.ceil(now * iterations))
         before, now = now, now + max(now - before - 0.03, 0.06)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(checkpoints))
 
 
 def _gradient(
@@ -191,8 +191,8 @@ def _gradient(
 ) -> tuple[Tensor, ...]:
     moved = [(w + d).requires_grad_() for w, d in zip(start, delta, strict=True)]
     with torch.enable_grad():
-        found = torch.autograd.grad(loss(moved), moved, allow_unused=True, materialize_grads=True)
-    return tuple(found)
+        gradients = torch.autograd.grad(loss(moved), moved, allow_unused=True, materialize_grads=True)
+    return tuple(gradients)
 
 
 def _value(loss: Callable[[Sequence[Tensor]], Tensor], weights: Sequence[Tensor]) -> float:

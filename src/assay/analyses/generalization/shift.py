@@ -274,18 +274,18 @@ def _agreements(a: WeightedCircuit, b: WeightedCircuit) -> dict[str, float]:
             for view, size in zip((a, b), magnitudes, strict=True)
         ]
     larger = float(np.maximum(*magnitudes).sum())
-    found = {
+    agreements = {
         "kendall_tau": kendall_tau(a.weights, b.weights),
         "pearson": pearson(a.weights, b.weights),
         "weighted_jaccard": float(np.minimum(*magnitudes).sum()) / larger if larger else math.nan,
     }
     if a.reference:
-        found |= {
+        agreements |= {
             "kendall_tau_c": float(scipy_stats.kendalltau(a.weights, b.weights, variant="c").statistic),
             "largest_difference": float(np.abs(a.weights - b.weights).max()),
             "laplacian_10": _distance_of_smallest(a, b, 10),
         }
-    return found
+    return agreements
 
 
 def rank_shift_map(

@@ -90,13 +90,13 @@ def leave_one_out_shifts(
     rest = (each.sum(0) - each) / (len(each) - 1)
     if distance in _ROWS:
         return _ROWS[distance](WeightedCircuit(scores=reference_scores).weights, np.abs(rest))
-    compare, known = DISTANCES[distance].compare, WeightedCircuit(scores=reference_scores)
-    found = np.empty(len(rest))
+    compare, reference = DISTANCES[distance].compare, WeightedCircuit(scores=reference_scores)
+    shifts = np.empty(len(rest))
     for place, row in enumerate(rest):
         values = torch.zeros(graph.valid.shape, dtype=torch.float64)
         values[graph.valid] = torch.from_numpy(row)
-        found[place] = compare(known, WeightedCircuit(scores=EdgeScores(graph, values)))
-    return found
+        shifts[place] = compare(reference, WeightedCircuit(scores=EdgeScores(graph, values)))
+    return shifts
 
 
 def _spearman(known: Numbers, rows: Rows) -> Float64[np.ndarray, " n"]:

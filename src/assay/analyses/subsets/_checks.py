@@ -104,12 +104,12 @@ def checked_n_id(given: Any, n_models: int) -> Units | None:
     """Examples behind each accuracy."""
     if given is None:
         return None
-    found = np.asarray(given)
-    if found.shape not in ((), (n_models,)):
-        raise ShapeError(f"n_id has shape {found.shape}; one number, or one per model ({n_models})")
-    if found.dtype.kind not in "iu" or (found < 1).any():
+    counts = np.asarray(given)
+    if counts.shape not in ((), (n_models,)):
+        raise ShapeError(f"n_id has shape {counts.shape}; one number, or one per model ({n_models})")
+    if counts.dtype.kind not in "iu" or (counts < 1).any():
         raise InputError("n_id holds a value that is not a count of at least 1")
-    return np.broadcast_to(found, (n_models,)).astype(np.int64)
+    return np.broadcast_to(counts, (n_models,)).astype(np.int64)
 
 
 def checked_labels(
@@ -139,12 +139,12 @@ def checked_rows(given: Any, name: str, n: int | None) -> np.ndarray | None:
     """Finite rows of numbers."""
     if given is None:
         return None
-    found = np.asarray(given, dtype=np.float32)
-    if found.ndim != 2 or (n is not None and len(found) != n):
-        raise ShapeError(f"{name} has shape {found.shape}; {'one row per example' if n else 'rows'} needed")
-    if not np.isfinite(found).all():
+    rows = np.asarray(given, dtype=np.float32)
+    if rows.ndim != 2 or (n is not None and len(rows) != n):
+        raise ShapeError(f"{name} has shape {rows.shape}; {'one row per example' if n else 'rows'} needed")
+    if not np.isfinite(rows).all():
         raise InputError(f"{name} holds NaN or infinite numbers")
-    return found
+    return rows
 
 
 def checked_images(given: Any, n_examples: int) -> np.ndarray | None:

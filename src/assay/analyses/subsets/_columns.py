@@ -97,10 +97,10 @@ def crossed_column(names: Sequence[str], coded: Mapping[str, Coded]) -> Coded:
         raise InputError(
             f"crossed holds {tuple(names)!r}; two or more different attributes make a combination"
         )
-    found, codes = np.unique(np.stack([coded[name].codes for name in names]), axis=1, return_inverse=True)
+    values, codes = np.unique(np.stack([coded[name].codes for name in names]), axis=1, return_inverse=True)
     together = tuple(
         " x ".join(coded[name].names[code] for name, code in zip(names, column, strict=True))
-        for column in found.T.tolist()
+        for column in values.T.tolist()
     )
     if len(together) > MOST_VALUES:
         raise InputError(

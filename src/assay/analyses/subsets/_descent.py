@@ -216,11 +216,11 @@ def _largest(values: Float[np.ndarray, "rows columns"], count: int) -> Bool[np.n
     if count in (0, n):
         return np.full(values.shape, count == n)
     threshold = np.partition(values, n - count, axis=1)[:, n - count, None]
-    chosen = values >= threshold
-    for row in np.flatnonzero(chosen.sum(axis=1) > count):
+    members = values >= threshold
+    for row in np.flatnonzero(members.sum(axis=1) > count):
         ties = np.flatnonzero(values[row] == threshold[row])
-        chosen[row, ties[len(ties) - (int(chosen[row].sum()) - count) :]] = False
-    return chosen
+        members[row, ties[len(ties) - (int(members[row].sum()) - count) :]] = False
+    return members
 
 
 def descend(

@@ -111,12 +111,12 @@ class Pool:
         n_strata = int(self.strata.max()) + 1
         quota = stratum_quota(self.strata[self.allowed], self.size)
         self.quota = np.pad(quota, (0, n_strata - len(quota)))
-        held = np.bincount(self.strata[self.locked], minlength=n_strata)
+        n_locked = np.bincount(self.strata[self.locked], minlength=n_strata)
         if nested:
-            self._keep_held(held)
-        if (over := np.flatnonzero(held > self.quota)).size:
+            self._keep_held(n_locked)
+        if (over := np.flatnonzero(n_locked > self.quota)).size:
             raise InputError(
-                f"{names} holds {held[over[0]]} examples of stratum {over[0]}, whose quota at size "
+                f"{names} holds {n_locked[over[0]]} examples of stratum {over[0]}, whose quota at size "
                 f"{self.size} is {self.quota[over[0]]}; lock fewer of them or raise size"
             )
 

@@ -143,8 +143,8 @@ def adam(
     scored = [each.validation[each.best_epoch if keep == "best" else -1] for each in descents]
     winner = int(np.argmin(scored))
     logits = descents[winner].logits
-    chosen = np.flatnonzero(judge.members(logits[None])[0])
-    order = chosen[np.argsort(-logits[chosen], kind="stable")]
+    members_of_pool = np.flatnonzero(judge.members(logits[None])[0])
+    order = members_of_pool[np.argsort(-logits[members_of_pool], kind="stable")]
     members = columns[order]
     return Found(
         indices=members,
@@ -164,8 +164,8 @@ def _start(
 ) -> tuple[AdamParameters, Float64[np.ndarray, " examples"]]:
     """Settings and first logits of a trial. What is fixed changes nothing in what is drawn for the rest."""
     generator = stream(seed, f"subset-adam-{trial}")
-    drawn = draw_parameters(generator)
-    given: dict[str, Any] = {}
+    random_parameters = draw_parameters(generator)
+    fixed_parameters: dict[str, Any] = {}
     for name, value in (parameters or {}).items():
         if name not in AdamParameters.__dataclass_fields__:
             raise unknown_name("parameter of solver='adam'", name, AdamParameters.__dataclass_fields__)
@@ -173,8 +173,8 @@ def _start(
         if not int(whole) <= value < math.inf or (whole and value != int(value)):
             needed = "a whole number of at least 1" if whole else "a finite number of at least 0"
             raise InputError(f"parameters[{name!r}] is {value}; {needed} is needed")
-        given[name] = int(value) if whole else float(value)
-    return replace(drawn, **given), generator.standard_normal(n_examples)
+        fixed_parameters[name] = int(value) if whole else float(value)
+    return replace(random_parameters, **fixed_parameters), generator.standard_normal(n_examples)
 
 
 def _check_size(train: AnswerTable, validation: AnswerTable, n_examples: int, itemsize: int) -> None:

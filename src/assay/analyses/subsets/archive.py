@@ -110,8 +110,8 @@ def _arguments(found: Contents, path: Path) -> dict[str, Any]:
             raise FileFormatError(
                 f"{path}: the array {key!r} holds {array.dtype}; text or numbers are needed"
             )
-    given = {"correct": found.matrix, "meta": meta, "source": source}
-    return given | {ARGUMENTS[key]: array for key, array in arrays.items()}
+    arguments = {"correct": found.matrix, "meta": meta, "source": source}
+    return arguments | {ARGUMENTS[key]: array for key, array in arrays.items()}
 
 
 # ----------------------------------------------------------------------------------------------- npz
@@ -193,9 +193,9 @@ def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
     if size > free:
         raise InputError(f"{path}: {key} takes {size / 1e9:.1f} GB; {free / 1e9:.1f} GB of memory are free")
     with archive.open(f"{key}.npy") as member:
-        found: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
+        array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
         member.read()  # at its end the checksum is compared
-    return found
+    return array
 
 
 def _read_matrix(archive: zipfile.ZipFile, path: Path) -> "tuple[np.ndarray | PackedMatrix, bool]":

@@ -135,8 +135,8 @@ def baseline_rows(
     table: dict[str, tuple[BaselineRow, ...]] = {}
     for kind in kinds:
         if kind == "random":
-            drawn = random_draws(problem, grid, part=part, draws=draws)
-            table[kind] = tuple(BaselineRow.of_draws(size, *drawn[size]) for size in grid)
+            random_sets = random_draws(problem, grid, part=part, draws=draws)
+            table[kind] = tuple(BaselineRow.of_draws(size, *random_sets[size]) for size in grid)
             continue
         pool = problem.settings.pool(data.n_examples)
         subsets = [pool] if kind == "all" else baseline_indices(problem, kind, grid, mode=mode)
@@ -182,15 +182,15 @@ def random_draws(
             steps = zip([0, *ends[:-1]], ends, strict=True)
             counts[draw] = np.cumsum([matrix.count(order[start:end]) for start, end in steps], axis=0)
     y, eps = problem.data.id_accuracy[problem.split.part(part)], settings.eps
-    found = {}
+    by_size = {}
     for place, size in enumerate(ends.tolist()):
         accuracy = counts[:, place] / size
         ranks = np.array([spearman_matrix(np.stack([y, row]))[0, 1] for row in accuracy])
-        found[size] = (
+        by_size[size] = (
             line_correlations(y, accuracy, eps=clip_of(settings.clip, size, eps), id_eps=eps),
             ranks,
         )
-    return found
+    return by_size
 
 
 def baseline_indices(
@@ -328,12 +328,12 @@ def _nearest(
     ood: Float64[np.ndarray, "n d"], known: Float64[np.ndarray, "n_id d"]
 ) -> Float64[np.ndarray, " n"]:
     """Largest cosine of each row with any known one."""
-    found = np.full(len(ood), -np.inf)
+    similarity = np.full(len(ood), -np.inf)
     columns = min(len(known), _ROWS)
     rows = max(1, _ENTRIES // columns)
     for start in range(0, len(ood), rows):
         block = ood[start : start + rows]
-        best = found[start : start + rows]
+        best = similarity[start : start + rows]
         for first in range(0, len(known), columns):
             np.maximum(best, (block @ known[first : first + columns].T).max(axis=1), out=best)
-    return found
+    return similarity

@@ -110,11 +110,11 @@ def class_composition(
     names, codes = coded_labels(labels, label_names)
     if not len(sets):
         raise InputError("sets is empty; give at least one selection, as an array of positions")
-    chosen = [positions(each, len(codes), f"sets[{place}]") for place, each in enumerate(sets)]
+    places = [positions(each, len(codes), f"sets[{place}]") for place, each in enumerate(sets)]
     return ClassComposition(
-        sizes=np.array([len(each) for each in chosen], dtype=np.int64),
+        sizes=np.array([len(each) for each in places], dtype=np.int64),
         names=names,
-        counts=np.stack([np.bincount(codes[each], minlength=len(names)) for each in chosen]).astype(np.int64),
+        counts=np.stack([np.bincount(codes[each], minlength=len(names)) for each in places]).astype(np.int64),
         pool_counts=np.bincount(codes).astype(np.int64),
     )
 
@@ -128,19 +128,19 @@ def coded_labels(
         InputError: A label without a name.
         ShapeError: Labels that are not vectors.
     """
-    given = np.asarray(labels)
-    if given.ndim != 1 or not len(given):
-        raise ShapeError(f"labels has shape {given.shape}; one class per example is needed")
-    if given.dtype.kind not in "iu":
-        given = given.astype(str)
-    known, codes = np.unique(given, return_inverse=True)
-    if label_names is None or given.dtype.kind == "U":
-        names = known.tolist()
-    elif 0 <= known[0] <= known[-1] < len(label_names):
-        names = [label_names[code] for code in known]
+    column = np.asarray(labels)
+    if column.ndim != 1 or not len(column):
+        raise ShapeError(f"labels has shape {column.shape}; one class per example is needed")
+    if column.dtype.kind not in "iu":
+        column = column.astype(str)
+    values, codes = np.unique(column, return_inverse=True)
+    if label_names is None or column.dtype.kind == "U":
+        names = values.tolist()
+    elif 0 <= values[0] <= values[-1] < len(label_names):
+        names = [label_names[code] for code in values]
     else:
         raise InputError(
-            f"labels run from {known[0]} to {known[-1]}; label_names lists {len(label_names)} classes"
+            f"labels run from {values[0]} to {values[-1]}; label_names lists {len(label_names)} classes"
         )
     return tuple(str(name) for name in names), codes.astype(np.int64)
 

@@ -96,20 +96,22 @@ def positions(indices: Any, n: int, name: str = "indices") -> Places:
         InputError: Repeated positions, or some outside the pool.
         ShapeError: No vector of integers.
     """
-    chosen = np.asarray(indices)
-    if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
+    places = np.asarray(indices)
+    if places.ndim != 1 or not len(places) or places.dtype.kind not in "iu":
         raise ShapeError(
-            f"{name} has shape {chosen.shape} and dtype {chosen.dtype}; a vector of at least one integer "
+            f"{name} has shape {places.shape} and dtype {places.dtype}; a vector of at least one integer "
             "position is needed (np.flatnonzero turns a mask into one)"
         )
-    chosen = chosen.astype(np.int64)
-    found, times = np.unique(chosen, return_counts=True)
-    if found[0] < 0 or found[-1] >= n:
-        outside = found[0] if found[0] < 0 else found[-1]
+    places = places.astype(np.int64)
+    distinct, times = np.unique(places, return_counts=True)
+    if distinct[0] < 0 or distinct[-1] >= n:
+        outside = distinct[0] if distinct[0] < 0 else distinct[-1]
         raise InputError(f"{name} holds {outside}; positions lie in [0, {n - 1}]")
-    if len(found) < len(chosen):
-        raise InputError(f"{name} holds {found[times > 1][0]} more than once; the positions must be distinct")
-    return chosen
+    if len(distinct) < len(places):
+        raise InputError(
+            f"{name} holds {distinct[times > 1][0]} more than once; the positions must be distinct"
+        )
+    return places
 
 
 def selection_consistency(

@@ -316,9 +316,9 @@ def unit_jackknife(
     if n_units < 3:
         return math.nan, math.nan
     sums, home = UnitSums(x, t, units), fold_of[first]
-    kept = np.concatenate([np.ones((1, n_units)), 1.0 - np.eye(n_units)])  # all units, then all but each
+    weights = np.concatenate([np.ones((1, n_units)), 1.0 - np.eye(n_units)])  # all units, then all but each
     folds = [home == fold for fold in np.unique(home)]
-    each = [sums.correlations(kept[:, inside], inside, at_least=MIN_MODELS) for inside in folds]
+    each = [sums.correlations(weights[:, inside], inside, at_least=MIN_MODELS) for inside in folds]
     n, r = (np.stack(column, axis=-1) for column in zip(*each, strict=True))
     z, *others = _combined(r[..., None], n)[:, 0]
     spread = math.sqrt((n_units - 1) / n_units * float(np.sum((np.array(others) - np.mean(others)) ** 2)))

@@ -368,7 +368,7 @@ class CorrectnessData:
     def take_examples(self, examples: Places) -> "CorrectnessData":
         """The data of some examples."""
         x = self.correct
-        known: dict[str, Any] = {
+        columns: dict[str, Any] = {
             name: None if (each := getattr(self, name)) is None else each[examples]
             for name in ("example_ids", "labels", "embedding", "images")
         }
@@ -379,7 +379,7 @@ class CorrectnessData:
             self,
             correct=taken,
             meta={name: column[examples] for name, column in self.meta.items()},
-            **known,
+            **columns,
         )
 
     def quality(self) -> Quality:

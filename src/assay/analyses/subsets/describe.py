@@ -150,7 +150,7 @@ def describe_subset(
         _CaptionedImages(_taken(images_selected, np.arange(min(n_images, len(images_selected))))),
         _CaptionedImages(_taken(images_comparison, chosen)),
     )
-    found = list(phrases or ())
+    proposed = list(phrases or ())
     if captioner is not None:
         for side in sides:
             side.caption(captioner, prompt, n_captions)
@@ -159,8 +159,8 @@ def describe_subset(
         if not (selected.captions and comparison.captions):
             name = "selected" if not selected.captions else "comparison"
             raise InputError(f"the captioner failed on all {name} images; there is nothing to propose from")
-        found += list(proposer(list(comparison.captions), list(selected.captions), n_phrases))
-    listed = _distinct(found)
+        proposed += list(proposer(list(comparison.captions), list(selected.captions), n_phrases))
+    listed = _distinct(proposed)
     if not listed and (phrases is not None or proposer is not None):
         raise InputError(
             "there are no phrases: the proposer made none that begins with '*' or '-' and has at most "
@@ -306,13 +306,13 @@ def _sample(
 
 
 def _distinct(phrases: Sequence[str]) -> list[str]:
-    found: dict[str, str] = {}
+    distinct: dict[str, str] = {}
     for phrase in phrases:
         if not isinstance(phrase, str):
             raise InputError(f"a phrase is {phrase!r} of type {type(phrase).__name__}; phrases are texts")
         if text := phrase.strip():
-            found.setdefault(text.casefold(), text)
-    return list(found.values())
+            distinct.setdefault(text.casefold(), text)
+    return list(distinct.values())
 
 
 def _notes(*, proposed: bool, held_out: bool, scored: bool) -> tuple[str, ...]:

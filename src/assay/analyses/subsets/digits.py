@@ -324,12 +324,12 @@ def _train(recipe: DigitsRecipe, drawn: _Draw) -> tuple[np.ndarray, float]:
     from threadpoolctl import threadpool_limits
 
     draw = stream(recipe.seed, "digits/train")
-    chosen = drawn.train[np.sort(draw.permutation(len(drawn.train))[: recipe.n_train])]
+    rows = drawn.train[np.sort(draw.permutation(len(drawn.train))[: recipe.n_train])]
     erased = draw.random(recipe.n_train) < recipe.erased
-    marks = np.where(erased, -1, drawn.marks[chosen])
+    marks = np.where(erased, -1, drawn.marks[rows])
     # In here: the limit of OpenMP belongs to the calling thread. Images this small gain by one.
     with threadpool_limits(limits=1):
-        model = recipe.estimator().fit(_with_marks(drawn.bare[chosen], marks), drawn.digits[chosen])
+        model = recipe.estimator().fit(_with_marks(drawn.bare[rows], marks), drawn.digits[rows])
         outside, within = (
             model.predict(drawn.pixels(places)) == drawn.digits[places]
             for places in (drawn.outside, drawn.within)

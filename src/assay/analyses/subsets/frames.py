@@ -280,12 +280,12 @@ def _constant(
     """What a column says of each of some things, which must be the same in all rows of one."""
     import pandas as pd
 
-    values, known = pd.factorize(column)
+    values, values_of_column = pd.factorize(column)
     first = np.full(len(names), -2)
     first[codes[::-1]] = values[::-1]  # the first row of each is written last
     if len(different := np.flatnonzero(first[codes] != values)):
         raise InputError(message.format(repr(str(names[int(codes[different[0]])]))) + "; they must agree")
-    held: np.ndarray = np.append(np.asarray(known, dtype=object), np.array([None], dtype=object))
+    held: np.ndarray = np.append(np.asarray(values_of_column, dtype=object), np.array([None], dtype=object))
     return np.asarray(held[first])
 
 
@@ -295,10 +295,10 @@ def _column_of_models(table: "pd.DataFrame", name: str, names: Sequence[str], ar
 
     _require_column(table, name)
     codes = pd.Index(list(names)).get_indexer(table.index)
-    found = _constant(table[name], codes, names, f"model {{}} has two values of {name!r}")
-    if len(empty := np.flatnonzero(pd.isna(found))):
+    values = _constant(table[name], codes, names, f"model {{}} has two values of {name!r}")
+    if len(empty := np.flatnonzero(pd.isna(values))):
         raise InputError(f"{argument}: model {names[int(empty[0])]!r} has no {name!r}; fill it in")
-    return found
+    return values
 
 
 def _plain(column: np.ndarray) -> np.ndarray:

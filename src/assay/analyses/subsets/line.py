@@ -155,10 +155,10 @@ def line_correlations(
     x = x - x.mean()
     y = y - y.mean(axis=1, keepdims=True)
     sxx, syy = x @ x, (y * y).sum(axis=1)
-    found = np.full(len(y), np.nan)
+    correlations = np.full(len(y), np.nan)
     defined = (syy >= _DEGENERATE) & (sxx >= _DEGENERATE)
-    np.divide(y @ x, np.sqrt(syy * sxx), out=found, where=defined)
-    return np.asarray(np.clip(found, -1.0, 1.0))
+    np.divide(y @ x, np.sqrt(syy * sxx), out=correlations, where=defined)
+    return np.asarray(np.clip(correlations, -1.0, 1.0))
 
 
 def cluster_replicates(

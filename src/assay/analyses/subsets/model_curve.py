@@ -184,16 +184,16 @@ def _orders(orders: Any, n_units: int, seed: int) -> Int64[np.ndarray, "orders n
             raise InputError(f"orders is {orders}; at least 1 order is needed, {ORDERS} by default")
         rng = stream(seed, "models-needed")
         return np.stack([rng.permutation(n_units) for _ in range(orders)]).astype(np.int64)
-    given = [np.asarray(each) for each in orders]
-    if not given:
+    arrays = [np.asarray(each) for each in orders]
+    if not arrays:
         raise InputError("orders is empty; give at least one permutation, or their number")
-    for place, each in enumerate(given):
+    for place, each in enumerate(arrays):
         if not np.array_equal(np.sort(each, axis=None), np.arange(n_units)) or each.ndim != 1:
             raise InputError(
                 f"orders[{place}] is not a permutation of the {n_units} units 0 to {n_units - 1}; give an "
                 "order of places, or the number of random orders"
             )
-    return np.stack(given).astype(np.int64)
+    return np.stack(arrays).astype(np.int64)
 
 
 def prefix_correlations(
@@ -211,7 +211,7 @@ def prefix_correlations(
         Welford (1962), doi:10.1080/00401706.1962.10490022.
     """
     orders, m = x.shape
-    found = np.full((orders, m), np.nan)
+    correlations = np.full((orders, m), np.nan)
     mean_x, mean_y, sxx, syy, sxy = np.zeros((5, orders))
     for n in range(m):
         dx, dy, weight = x[:, n] - mean_x, y[:, n] - mean_y, n / (n + 1)
@@ -221,8 +221,8 @@ def prefix_correlations(
         mean_x += dx / (n + 1)
         mean_y += dy / (n + 1)
         defined = (sxx >= _DEGENERATE) & (syy >= _DEGENERATE)
-        np.divide(sxy, np.sqrt(sxx * syy), out=found[:, n], where=defined)
-    return np.asarray(np.clip(found, -1.0, 1.0))
+        np.divide(sxy, np.sqrt(sxx * syy), out=correlations[:, n], where=defined)
+    return np.asarray(np.clip(correlations, -1.0, 1.0))
 
 
 def _relative_change(

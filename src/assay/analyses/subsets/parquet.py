@@ -109,8 +109,8 @@ def read_parquet(path: Path) -> Contents:
 
 def _read_columns(file: Any, path: Path) -> Contents:
     schema = file.schema_arrow
-    held = (schema.metadata or {}).get(_METADATA, b"{}")
-    table = json_object(held.decode(), _METADATA.decode(), path)
+    metadata = (schema.metadata or {}).get(_METADATA, b"{}")
+    table = json_object(metadata.decode(), _METADATA.decode(), path)
     if table.get("schema") != SCHEMA:
         raise FileFormatError(
             f"{path} has no table of models {SCHEMA!r} in its metadata (found: {table.get('schema')!r}); for "
@@ -121,7 +121,7 @@ def _read_columns(file: Any, path: Path) -> Contents:
     models: Mapping[str, list[Any]] = table["models"]
     if unknown := sorted(set(models) - set(ARGUMENTS)):
         raise FileFormatError(f"{path} holds {unknown[0]!r} of each model, which no correctness archive has")
-    arrays: dict[str, Any] = {key: np.array(held) for key, held in models.items()}
+    arrays: dict[str, Any] = {key: np.array(metadata) for key, metadata in models.items()}
     if missing := [name for name in models["model_id"] if f"{_CORRECT}{name}" not in names]:
         raise FileFormatError(f"{path} lacks the column '{_CORRECT}{missing[0]}' of a model in its table")
     for name in names:
@@ -131,8 +131,8 @@ def _read_columns(file: Any, path: Path) -> Contents:
                 raise InputError(
                     f"{path}: the column {name!r} has {column.null_count} missing values; fill them"
                 )
-            held = column.to_numpy()
-            arrays[name] = held.astype(str) if held.dtype.kind == "O" else held
+            metadata = column.to_numpy()
+            arrays[name] = metadata.astype(str) if metadata.dtype.kind == "O" else metadata
     n = file.metadata.num_rows
     for name, key, shape in (
         ("embedding", "embedding", [-1]),

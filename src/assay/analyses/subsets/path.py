@@ -176,8 +176,8 @@ class SelectionPath:
     @functools.cached_property
     def provenance(self) -> dict[str, Any]:
         """How it came to be."""
-        made = self.selections[0].provenance
-        shared = {name: made[name] for name in ("library", "data", "split", "settings")}
+        provenance = self.selections[0].provenance
+        shared = {name: provenance[name] for name in ("library", "data", "split", "settings")}
         return shared | {"sizes": list(self.sizes), "path": self.path}
 
     @property

@@ -105,9 +105,9 @@ def _means(values: Accuracies, codes: Units) -> Float64[np.ndarray, " n"]:
 
 def _dealt_inside(values: Accuracies, codes: Units, rng: np.random.Generator) -> Accuracies:
     """`values` permuted among the places of equal code."""
-    found = np.empty_like(values)
-    found[np.argsort(codes, kind="stable")] = values[np.lexsort((rng.random(len(codes)), codes))]
-    return found
+    dealt = np.empty_like(values)
+    dealt[np.argsort(codes, kind="stable")] = values[np.lexsort((rng.random(len(codes)), codes))]
+    return dealt
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -182,17 +182,17 @@ def run_permutations(
     """
     from threadpoolctl import threadpool_limits
 
-    found: list[T] = []
+    results: list[T] = []
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         width = n if settled is None else batch
         for start in range(0, n, width):
             for each in pool.map(rerun, range(start, min(start + width, n))):
-                found.append(each)
+                results.append(each)
                 if progress is not None:
-                    progress(stage, len(found), n)
-            if settled is not None and len(found) < n and settled(found):
+                    progress(stage, len(results), n)
+            if settled is not None and len(results) < n and settled(results):
                 break
-    return found
+    return results
 
 
 # ------------------------------------------------------------------------------------------- p-values

@@ -122,14 +122,14 @@ def score_phrases(
     q_values = benjamini_hochberg(p_values)
     members = np.repeat([True, False], [len(each) for each in sides])
     tails = ((1 - level) / 2, (1 + level) / 2)
-    found = []
+    scores = []
     for k, phrase in enumerate(phrases):
         one, other = sides[0][:, k], sides[1][:, k]
         gaps = weights[0] @ one / len(one) - weights[1] @ other / len(other)
         low, high = np.quantile(gaps, tails).tolist()
         auroc_low, auroc_high = np.quantile(_resampled_auroc(one, other, *weights), tails).tolist()
         difference, reference = float(one.mean() - other.mean()), float(other.mean())
-        found.append(
+        scores.append(
             PhraseScore(
                 phrase=phrase,
                 difference=difference,
@@ -144,7 +144,7 @@ def score_phrases(
                 significant=bool(q_values[k] <= q),
             )
         )
-    return tuple(sorted(found, key=lambda each: -each.auroc))  # a stable sort
+    return tuple(sorted(scores, key=lambda each: -each.auroc))  # a stable sort
 
 
 def rank_sum_p(one: Float64[np.ndarray, " a"], other: Float64[np.ndarray, " b"]) -> float:

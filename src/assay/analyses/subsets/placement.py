@@ -223,9 +223,9 @@ def _default_device() -> "torch.device":
     import torch
 
     if torch.accelerator.is_available():
-        found = torch.accelerator.current_accelerator()
-        if found is not None:
-            return found
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is not None:
+            return accelerator
     return torch.device("cpu")
 
 

@@ -92,10 +92,10 @@ def read_predictions(
     def blocks() -> Iterator[UInt8[np.ndarray, "rows n"]]:
         waiting: list[np.ndarray] = []
         for place, file in enumerate(files):
-            found = first if place == 0 else _read(file, outside, first.inside)
-            _check_alignment(found, file, first, files[0])
-            accuracies[place], counts[place] = found.id_accuracy, found.n_id
-            waiting.append(found.correct)
+            answers = first if place == 0 else _read(file, outside, first.inside)
+            _check_alignment(answers, file, first, files[0])
+            accuracies[place], counts[place] = answers.id_accuracy, answers.n_id
+            waiting.append(answers.correct)
             if progress is not None:
                 progress("read", place + 1, len(files))
             if len(waiting) == _ROWS or place == len(files) - 1:

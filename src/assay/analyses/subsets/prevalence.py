@@ -123,10 +123,10 @@ class PrevalenceShift(Record):
         Raises:
             UnknownNameError: For an attribute that was not compared.
         """
-        found = tuple(row for row in self.rows if row.attribute == attribute)
-        if not found:
+        rows = tuple(row for row in self.rows if row.attribute == attribute)
+        if not rows:
             raise unknown_name("attribute", attribute, {row.attribute for row in self.rows})
-        return found
+        return rows
 
 
 def hypergeometric_p(n_selected_with: int, n_selected: int, n_pool_with: int, n_pool: int) -> float:
@@ -225,9 +225,9 @@ def prevalence_shift(
     if LABEL in columns:
         raise InputError(f"attributes holds {LABEL!r}, the name under which labels= stand; rename it")
     n = n_examples_of(columns, labels)
-    chosen = positions(indices, n)
+    places = positions(indices, n)
     if draws is not None:
-        draws = _checked_draws(draws, len(chosen), n)
+        draws = _checked_draws(draws, len(places), n)
         n_resamples = len(draws[0])
     means = numeric_names(columns, numeric)
     coded = {} if labels is None else {LABEL: Coded(*coded_labels(labels, label_names))}
@@ -236,7 +236,7 @@ def prevalence_shift(
     coded = {name: each for name, each in coded.items() if name not in left_out}
     for names in crossed:
         coded[" x ".join(names)] = crossed_column(names, coded)
-    compare = _PoolContrast(chosen, n, n_resamples, level, draws, seed)
+    compare = _PoolContrast(places, n, n_resamples, level, draws, seed)
     rows = [row for name, each in coded.items() for row in compare.shares(name, each)]
     for name in means:
         values = columns[name].astype(np.float64)
@@ -246,9 +246,9 @@ def prevalence_shift(
             f"nothing to compare: {', '.join(left_out)} have more than {MOST_VALUES} values each"
         )
     adjusted = benjamini_hochberg(np.array([row.p_value for row in rows])).tolist()
-    mix = None if labels is None else class_composition([chosen], labels, label_names)
+    mix = None if labels is None else class_composition([places], labels, label_names)
     return PrevalenceShift(
-        n_selected=len(chosen),
+        n_selected=len(places),
         n_pool=n,
         rows=tuple(
             replace(row, q_value=each, significant=each <= q)
@@ -355,14 +355,14 @@ def _resampled_means(
     n = len(values)
     present = np.isfinite(values)
     filled = np.where(present, values, 0.0)
-    found = np.full(n_resamples, np.nan)
+    means = np.full(n_resamples, np.nan)
     rows = max(1, _BLOCK // n)
     for start in range(0, n_resamples, rows):
         stop = min(start + rows, n_resamples)
         block = rng.integers(0, n, (stop - start, n)) if draws is None else draws[start:stop]
         count = present[block].sum(axis=1)
-        np.divide(filled[block].sum(axis=1), count, out=found[start:stop], where=count > 0)
-    return found
+        np.divide(filled[block].sum(axis=1), count, out=means[start:stop], where=count > 0)
+    return means
 
 
 def _checked_draws(draws: Draws, size: int, n: int) -> Draws:

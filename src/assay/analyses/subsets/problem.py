@@ -205,12 +205,12 @@ def check_size(size: Any, n_examples: int) -> int:
         InputError: If it is not a whole number between 1 and `n_examples`.
     """
     try:
-        found = operator.index(size)
+        number = operator.index(size)
     except TypeError:
         raise InputError(f"size is {size!r}; a whole number of examples is needed") from None
-    if not 1 <= found <= n_examples:
-        raise InputError(f"size is {found}; between 1 and the {n_examples} examples given can be selected")
-    return found
+    if not 1 <= number <= n_examples:
+        raise InputError(f"size is {number}; between 1 and the {n_examples} examples given can be selected")
+    return number
 
 
 def check_sizes(sizes: Sequence[int] | np.ndarray, n_examples: int) -> tuple[int, ...]:

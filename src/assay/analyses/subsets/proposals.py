@@ -39,8 +39,8 @@ _QUOTES = "\"'`“”‘’«»*_ "
 
 def caption_prompt(fixed_class: str | None = None) -> str:
     """What a captioner is asked, with the class that all images show if they do."""
-    known = "" if fixed_class is None else FIXED_CLASS_PROMPT.format(fixed_class=fixed_class)
-    return CAPTION_PROMPT + known
+    class_sentence = "" if fixed_class is None else FIXED_CLASS_PROMPT.format(fixed_class=fixed_class)
+    return CAPTION_PROMPT + class_sentence
 
 
 def parse_phrases(text: str) -> list[str]:
@@ -53,13 +53,13 @@ def parse_phrases(text: str) -> list[str]:
         >>> parse_phrases('Sure:\\n* "plain background"\\n- Plain Background\\n- seen from above.')
         ['plain background', 'seen from above']
     """
-    found: dict[str, str] = {}
+    phrases: dict[str, str] = {}
     for line in text.splitlines():
         match = _BULLET.match(line)
         phrase = match["phrase"].strip(_QUOTES).rstrip(".;,").strip(_QUOTES) if match else ""
         if phrase and len(phrase.split()) <= LONGEST_PHRASE:
-            found.setdefault(phrase.casefold(), phrase)
-    return list(found.values())
+            phrases.setdefault(phrase.casefold(), phrase)
+    return list(phrases.values())
 
 
 def text_proposer(generate: Callable[[str], str], *, fixed_class: str | None = None) -> Proposer:

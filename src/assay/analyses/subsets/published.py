@@ -53,11 +53,11 @@ class PublishedSelections:
         Raises:
             InputError: A size that was not published.
         """
-        found = np.flatnonzero(self.sizes == size)
-        if not len(found):
+        places = np.flatnonzero(self.sizes == size)
+        if not len(places):
             sizes = ", ".join(map(str, self.sizes.tolist()))
             raise InputError(f"no selection of {size} examples was published for {self.name}; sizes: {sizes}")
-        return self.rankings[int(found[0])]
+        return self.rankings[int(places[0])]
 
     def consistency(self) -> SelectionConsistency:
         """Overlap of the selections over their sizes (Eq. 6), whether or not they were corrected."""

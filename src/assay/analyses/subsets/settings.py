@@ -117,10 +117,10 @@ class Settings:
 
     def arrays(self) -> dict[str, Places]:
         """What `record` only has the hashes of: strata, and the places of allowed and included examples."""
-        held = {name: getattr(self, name) for name in _HASHED}
+        columns = {name: getattr(self, name) for name in _HASHED}
         if self.allowed is not None:
-            held["allowed"] = np.flatnonzero(self.allowed)
-        return {name: values for name, values in held.items() if values is not None}
+            columns["allowed"] = np.flatnonzero(self.allowed)
+        return {name: values for name, values in columns.items() if values is not None}
 
 
 def make_settings(
@@ -165,10 +165,10 @@ def make_settings(
         raise unknown_name("solver", settings.solver, SOLVERS)
     if settings.objective not in OBJECTIVES:
         raise unknown_name("objective of a selection", settings.objective, OBJECTIVES)
-    known = OPTIONS[settings.solver]
+    own_options = OPTIONS[settings.solver]
     for name in options:
-        if name not in known:
-            raise unknown_name(f"option of the solver {settings.solver!r}", name, known)
+        if name not in own_options:
+            raise unknown_name(f"option of the solver {settings.solver!r}", name, own_options)
     check_device(settings.device, settings.layout)
     return settings
 
@@ -178,10 +178,10 @@ def _strata(data: CorrectnessData, strata: Any) -> tuple[Int64[np.ndarray, " n"]
         return None, None
     name, column = "given", np.asarray(strata)
     if isinstance(strata, str):
-        known = {**data.meta, **({} if data.labels is None else {"label": data.labels})}
-        if strata not in known:
-            raise unknown_name("column to stratify by", strata, known)
-        name, column = strata, known[strata]
+        columns = {**data.meta, **({} if data.labels is None else {"label": data.labels})}
+        if strata not in columns:
+            raise unknown_name("column to stratify by", strata, columns)
+        name, column = strata, columns[strata]
     if column.shape != (data.n_examples,):
         raise ShapeError(f"strata has shape {column.shape}; one stratum per example ({data.n_examples})")
     missing = [each for each in column.tolist() if each is None or each != each]

@@ -49,7 +49,7 @@ def ask_zoo(
     """
     from assay.zoo import correctness
 
-    found = correctness(
+    answers = correctness(
         zoo,
         images,
         id_images=id_images,
@@ -58,7 +58,7 @@ def ask_zoo(
         keep=keep,
         progress=progress,
     )
-    unknown = [key for key, y in zip(found.keys, found.id_accuracy, strict=True) if np.isnan(y)]
+    unknown = [key for key, y in zip(answers.keys, answers.id_accuracy, strict=True) if np.isnan(y)]
     if unknown:
         raise InputError(
             f"the in-distribution accuracy of {len(unknown)} models of the zoo is not known, e.g. of "
@@ -66,14 +66,14 @@ def ask_zoo(
         )
     columns = {name: np.asarray(values) for name, values in images.fields.items()}
     return {
-        "correct": found.correct,
-        "id_accuracy": found.id_accuracy,
-        "model_ids": found.keys,
-        "groups": found.keys,
-        "families": None if found.families == found.keys else found.families,
-        "example_ids": [f"{found.domain}/{number}" for number in found.ids],
-        "n_id": found.n_id or None,
-        "labels": found.labels,
+        "correct": answers.correct,
+        "id_accuracy": answers.id_accuracy,
+        "model_ids": answers.keys,
+        "groups": answers.keys,
+        "families": None if answers.families == answers.keys else answers.families,
+        "example_ids": [f"{answers.domain}/{number}" for number in answers.ids],
+        "n_id": answers.n_id or None,
+        "labels": answers.labels,
         "label_names": images.classes,
         "meta": {name: column for name, column in columns.items() if _tells(column)},
         "images": images.pixels,
@@ -155,17 +155,19 @@ def ask_estimators(
 
 
 def _classes(given: Any, X: Any, part: str) -> np.ndarray:
-    found = np.asarray(given)
+    classes = np.asarray(given)
     n = X.shape[0] if hasattr(X, "shape") else len(X)
-    if found.ndim != 1 or len(found) != n:
-        raise ShapeError(f"y_{part} has shape {found.shape}; X_{part} has {n} rows, and each needs one class")
-    if len(found) == 0:
-        raise InputError(f"X_{part} has no row; at least one is needed")
-    if found.dtype.kind == "f" and np.isnan(found).any():
-        raise InputError(
-            f"y_{part}[{int(np.flatnonzero(np.isnan(found))[0])}] is NaN; every row needs a class"
+    if classes.ndim != 1 or len(classes) != n:
+        raise ShapeError(
+            f"y_{part} has shape {classes.shape}; X_{part} has {n} rows, and each needs one class"
         )
-    return found
+    if len(classes) == 0:
+        raise InputError(f"X_{part} has no row; at least one is needed")
+    if classes.dtype.kind == "f" and np.isnan(classes).any():
+        raise InputError(
+            f"y_{part}[{int(np.flatnonzero(np.isnan(classes))[0])}] is NaN; every row needs a class"
+        )
+    return classes
 
 
 def _predicted(name: str, estimator: Any, X: Any, truth: np.ndarray) -> np.ndarray:

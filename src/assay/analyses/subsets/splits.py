@@ -57,8 +57,12 @@ class ModelSplit(Record):
 
     def straddling(self, units: Units) -> int:
         """How many units have models in more than one part."""
-        found = [set(units[self.part(name)].tolist()) for name in PARTS]
-        return len((found[0] & found[1]) | (found[0] & found[2]) | (found[1] & found[2]))
+        units_by_part = [set(units[self.part(name)].tolist()) for name in PARTS]
+        return len(
+            (units_by_part[0] & units_by_part[1])
+            | (units_by_part[0] & units_by_part[2])
+            | (units_by_part[1] & units_by_part[2])
+        )
 
 
 def unit_codes(names: Sequence[object] | np.ndarray) -> Units:
@@ -125,15 +129,15 @@ def split_models(
 
 
 def _given(split: ModelSplit | Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSplit:
-    given = split if isinstance(split, ModelSplit) else _listed(split, n_models)
-    every = np.concatenate([given.part(name) for name in PARTS])
+    parts = split if isinstance(split, ModelSplit) else _listed(split, n_models)
+    every = np.concatenate([parts.part(name) for name in PARTS])
     outside = every[(every < 0) | (every >= n_models)]
     if len(outside):
         raise InputError(f"split names model {outside[0]}; there are {n_models}, counted from 0")
     models, counts = np.unique(every, return_counts=True)
     if len(models) < len(every):
         raise InputError(f"split names model {models[counts > 1][0]} more than once; parts must not overlap")
-    return _checked(given)
+    return _checked(parts)
 
 
 def _listed(split: Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSplit:
@@ -184,11 +188,11 @@ def _by_units(units: Units, seed: int, *, kind: str) -> ModelSplit:
     names, counts = np.unique(units, return_counts=True)
     wanted = TEST_SHARE * len(units)
     parts: dict[str, list[int]] = {name: [] for name in PARTS}
-    held = dict.fromkeys(PARTS, 0)
+    sizes = dict.fromkeys(PARTS, 0)
     for unit in np.random.default_rng(seed).permutation(names):
-        part = next((name for name in ("test", "validation") if held[name] < wanted), "train")
+        part = next((name for name in ("test", "validation") if sizes[name] < wanted), "train")
         parts[part].append(int(unit))
-        held[part] += int(counts[np.searchsorted(names, unit)])
+        sizes[part] += int(counts[np.searchsorted(names, unit)])
     if min(map(len, parts.values())) < MIN_UNITS:
         word = {"family": "families", "group": "groups"}[kind]
         got = ", ".join(f"{name} {len(part)}" for name, part in parts.items())
@@ -225,10 +229,10 @@ def folds(units: Units, k: int = 5) -> list[ModelSplit]:
     if len(names) < k:
         raise InputError(f"{len(names)} units cannot fill {k} folds; at least one unit per fold is needed")
     fold_of = np.empty(len(names), dtype=np.int64)
-    held = np.zeros(k, dtype=np.int64)
+    sizes = np.zeros(k, dtype=np.int64)
     for place in np.argsort(-counts, kind="stable"):
-        fold_of[place] = int(np.argmin(held))
-        held[fold_of[place]] += counts[place]
+        fold_of[place] = int(np.argmin(sizes))
+        sizes[fold_of[place]] += counts[place]
     of_model = fold_of[np.searchsorted(names, units)]
     splits = []
     for fold in range(k):

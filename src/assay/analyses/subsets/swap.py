@@ -151,8 +151,8 @@ class _ModelPart:
     def r(self, counts: np.ndarray | None = None) -> float:
         """R as it is reported: no ridge, clipped at eps; NaN where undefined."""
         counts = self.counts if counts is None else counts
-        found = centred(probit(counts / self.size, eps=self.eps), self.z)
-        return float("nan") if found.constant else found.value
+        line = centred(probit(counts / self.size, eps=self.eps), self.z)
+        return float("nan") if line.constant else line.value
 
 
 class _Best(NamedTuple):

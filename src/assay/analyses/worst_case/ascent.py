@@ -112,16 +112,18 @@ def grammar_ascent(
         least = restarts if name == "budget" else 1
         if value < least:
             raise InputError(f"{name} is {value}; give at least {least}")
-    known = _Evaluated(evaluate_prompts)
+    evaluated = _Evaluated(evaluate_prompts)
     climbs = []
     for restart in range(restarts):
         if budget is not None:
-            known.limit = known.n + (budget - known.n) // (restarts - restart)
+            evaluated.limit = evaluated.n + (budget - evaluated.n) // (restarts - restart)
         draws = stream(seed, f"ascent:{restart}")
-        climb = _Climb(grammar, known, draws, rank_fillers, large, tried)
+        climb = _Climb(grammar, evaluated, draws, rank_fillers, large, tried)
         climbs.append(climb.run())
     return Climbs(
-        ascents=tuple(climbs), pairs=tuple(known.pairs.values()), values=np.array(list(known.values.values()))
+        ascents=tuple(climbs),
+        pairs=tuple(evaluated.pairs.values()),
+        values=np.array(list(evaluated.values.values())),
     )
 
 
@@ -160,10 +162,10 @@ class _Evaluated:
             new = dict(list(new.items())[: max(0, self.limit - self.n)])
         if new:
             clean, corrupted = zip(*new.values(), strict=True)
-            found = np.asarray(self.evaluate(clean, corrupted), dtype=np.float64)
-            if found.shape != (len(new),):
-                raise ShapeError(f"the evaluation of {len(new)} pairs returned shape {found.shape}")
-            for (key, pair), value in zip(new.items(), found.tolist(), strict=True):
+            values = np.asarray(self.evaluate(clean, corrupted), dtype=np.float64)
+            if values.shape != (len(new),):
+                raise ShapeError(f"the evaluation of {len(new)} pairs returned shape {values.shape}")
+            for (key, pair), value in zip(new.items(), values.tolist(), strict=True):
                 if not np.isfinite(value):
                     raise NonFiniteError(
                         f"the divergence of clean {pair[0]} and corrupted {pair[1]} is {value}"

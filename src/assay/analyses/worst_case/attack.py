@@ -178,16 +178,16 @@ def run_sample(
         )
     measured = get_divergence(divergence)
     facts = facts_of(circuit, model, sample, measured, thresholds)
-    kept = shelf
+    blocks = shelf
     if directory is not None:
-        kept = FolderShelf(Path(directory), block_record(facts))
+        blocks = FolderShelf(Path(directory), block_record(facts))
     check_known_runs(model, circuit, sample)
     distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
     values = run_blocks(
         _evaluator(circuit, model, sample, distinct, measured, memory),
         sample,
         distinct,
-        shelf=kept,
+        shelf=blocks,
         precise=model.result_dtype == torch.float64,
         progress=progress or (lambda stage, done, total: None),
     )

@@ -78,8 +78,8 @@ class DistinctPairs:
     def listed(self, block: _Block) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Distinct inputs of each pair of a block, one after the other."""
         if self.pairs is not None:
-            chosen = self.pairs[block.rows]
-            return chosen[:, 0], chosen[:, 1]
+            pairs = self.pairs[block.rows]
+            return pairs[:, 0], pairs[:, 1]
         assert block.columns is not None
         rows = np.arange(block.rows.start, block.rows.stop)
         columns = np.arange(block.columns.start, block.columns.stop)
@@ -133,17 +133,17 @@ class FolderShelf:
         path = directory / "job.json"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            known = parse_json(path.read_text(encoding="utf-8")) if path.exists() else None
+            earlier = parse_json(path.read_text(encoding="utf-8")) if path.exists() else None
         except OSError as error:
             raise OutputError(f"cannot use {directory} to keep blocks: {error.strerror}") from error
         except ValueError:
-            known = {}  # some other program's file
-        if known is None:
+            earlier = {}  # some other program's file
+        if earlier is None:
             content = {"format": FORMAT, "id": self.id, "job": json.loads(canonical_json(job))}
             write_atomically(path, json.dumps(content, indent=1).encode())
-        elif not isinstance(known, dict) or known.get("id") != self.id or known.get("format") != FORMAT:
+        elif not isinstance(earlier, dict) or earlier.get("id") != self.id or earlier.get("format") != FORMAT:
             raise InputError(
-                f"{directory} keeps the blocks of another job ({_difference(known, job)}); give another "
+                f"{directory} keeps the blocks of another job ({_difference(earlier, job)}); give another "
                 "directory, or delete this one"
             )
 
@@ -282,10 +282,10 @@ def _evaluate(
 ) -> PairValues:
     try:
         if block.columns is None:
-            made = evaluator.pairs(*distinct.listed(block))
+            values = evaluator.pairs(*distinct.listed(block))
         else:
-            made = evaluator.table(block.rows, block.columns)
-        return PairValues(made.divergence.astype(kind), made.empty.astype(kind), made.argmax_differs)
+            values = evaluator.table(block.rows, block.columns)
+        return PairValues(values.divergence.astype(kind), values.empty.astype(kind), values.argmax_differs)
     except NonFiniteError as error:
         clean, corrupted = _first_bad(evaluator, *distinct.listed(block))
         rows = int(distinct.clean_rows[clean]), int(distinct.corrupted_rows[corrupted])

@@ -97,9 +97,9 @@ def table_divergences(
         arguments += [ids.repeat_interleave(n_corrupted, 0).to(circuit.device) for ids in (answers, wrong)]
     values: object = divergence.kernel(*arguments)
     if not isinstance(values, Tensor) or values.shape != (n_clean * n_corrupted,):
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ShapeError(
-            f"divergence {divergence.key!r} returned {found}; expected one number per pair, shape "
+            f"divergence {divergence.key!r} returned {came}; expected one number per pair, shape "
             f"({n_clean * n_corrupted},)"
         )
     return np.asarray(values.double().cpu().numpy().reshape(n_clean, n_corrupted))
@@ -178,8 +178,8 @@ def _kl(
 
 def _of_outputs(kind: str) -> Kernel:
     def kernel(model: Tensor, circuit: Tensor) -> Tensor:
-        found = divergences(model.cpu().numpy(), circuit.cpu().numpy(), kinds=(kind,))
-        return torch.from_numpy(found[kind])
+        values = divergences(model.cpu().numpy(), circuit.cpu().numpy(), kinds=(kind,))
+        return torch.from_numpy(values[kind])
 
     return kernel
 

@@ -284,16 +284,16 @@ class PairEvaluator:
         anchor = cross_divergences(
             self.divergence, clean.logits, corrupted.logits, **self._answers(rows), at_once=at_once
         )
-        found = PairValues(np.empty(shape), anchor, np.empty(shape, dtype=np.bool_))
+        values = PairValues(np.empty(shape), anchor, np.empty(shape, dtype=np.bool_))
         for block in self._blocks(group, *shape):
             left, right = clean.rows(block[0]), corrupted.rows(block[1])
             logits = group.runner.product(left, right)
             answers = self._answers(rows[block[0].numpy()])
             place = np.ix_(*(part.numpy() for part in block))
-            found.divergence[place] = table_divergences(self.divergence, left.logits, logits, **answers)
+            values.divergence[place] = table_divergences(self.divergence, left.logits, logits, **answers)
             differs = logits.argmax(-1) != left.logits.argmax(-1)[:, None]
-            found.argmax_differs[place] = differs.cpu().numpy()
-        return found
+            values.argmax_differs[place] = differs.cpu().numpy()
+        return values
 
     def _listed(
         self,

@@ -115,11 +115,11 @@ class Explanation:
         part, mask = self._part(kept=kept)
         flat = part.values.double().masked_fill(~mask, -torch.inf).flatten()
         order = torch.sort(flat, descending=True, stable=True).indices[: min(k, int(mask.sum()))]
-        graph, found = self.circuit.graph, []
+        graph, edges = self.circuit.graph, []
         for row, column in (divmod(index, graph.n_targets) for index in order.tolist()):
             score = float(part.values[row, column])
             share = score / part.difference if part.difference else float("nan")
-            found.append(
+            edges.append(
                 ExplainedEdge(
                     source=graph.sources[row],
                     target=graph.targets[column],
@@ -128,7 +128,7 @@ class Explanation:
                     kept=kept,
                 )
             )
-        return found
+        return edges
 
     def by_source(self, *, kept: bool = False) -> dict[str, float]:
         """Sum of the scores of the edges out of each source, largest first."""

@@ -121,7 +121,7 @@ def _table(
     others: _Labels | None,
     shares: Sequence[float],
 ) -> FieldTable:
-    found = cell_table(
+    cells = cell_table(
         values,
         labels.spread(sample),
         None if others is None else others.spread(sample),
@@ -131,12 +131,12 @@ def _table(
     return FieldTable(
         rows_field=labels.field,
         columns_field=None if others is None else others.field,
-        rows=tuple(labels.values[code] for code in found.rows),
-        columns=(None,) if others is None else tuple(others.values[code] for code in found.columns),
-        percentiles=found.quantiles_at,
-        n=found.n,
-        mean=found.mean,
-        quantiles=found.quantiles,
+        rows=tuple(labels.values[code] for code in cells.rows),
+        columns=(None,) if others is None else tuple(others.values[code] for code in cells.columns),
+        percentiles=cells.quantiles_at,
+        n=cells.n,
+        mean=cells.mean,
+        quantiles=cells.quantiles,
     )
 
 
@@ -155,23 +155,23 @@ def field_tests(
     exceeds = _exceeds(values, sample)
     records: list[dict[str, Any]] = []
     for labels, aliases in _tested(sample):
-        found = _tests(exceeds, sample, labels, None, seed)
+        tests = _tests(exceeds, sample, labels, None, seed)
         mean, _ = _group_means(values, sample, labels.axis, labels.codes, len(labels.values))
         n_inputs = _n_inputs(sample, labels)
-        for at, code in enumerate(found.rows):
+        for at, code in enumerate(tests.rows):
             records.append(
                 {
                     "field": labels.field,
                     "value": labels.values[code],
                     "aliases": aliases,
                     "n_inputs": int(n_inputs[code]),
-                    "n_pairs": int(found.n[at, 0]),
+                    "n_pairs": int(tests.n[at, 0]),
                     "mean": float(mean[code]),
-                    "exceed": float(found.exceed[at, 0]),
-                    "pooled": found.pooled,
-                    "p_value": float(found.p_value[at, 0]),
-                    "q_value": float(found.q_value[at, 0]),
-                    "significant": bool(found.q_value[at, 0] <= LEVEL),
+                    "exceed": float(tests.exceed[at, 0]),
+                    "pooled": tests.pooled,
+                    "p_value": float(tests.p_value[at, 0]),
+                    "q_value": float(tests.q_value[at, 0]),
+                    "significant": bool(tests.q_value[at, 0] <= LEVEL),
                     "sparse": bool(n_inputs[code] < SPARSE),
                 }
             )
@@ -210,15 +210,15 @@ def field_trends(
         if order in records:
             records[order]["aliases"].append(name)
             continue
-        found = spearman_test(x, y, rng=stream(seed, f"trend/{name}"))
-        if not math.isnan(found.rho):
+        trend = spearman_test(x, y, rng=stream(seed, f"trend/{name}"))
+        if not math.isnan(trend.rho):
             records[order] = {
                 "field": name,
                 "aliases": [],
                 "n_inputs": len(x),
                 "n_values": len(numbers),
-                "rho": found.rho,
-                "p_value": found.p_value,
+                "rho": trend.rho,
+                "p_value": trend.p_value,
             }
     tested = list(records.values())
     if tested:
@@ -378,9 +378,9 @@ def _labels(sample: PairSample, name: str) -> _Labels:
     if name not in known:
         raise unknown_name("field", name, known)
     side, axis = (sample.corrupted, 1) if name.startswith(CORRUPTED) else (sample.clean, 0)
-    given = side.fields[name.removeprefix(CORRUPTED)]
-    keys = [_key(value) for value in given]
-    by_key = dict(zip(keys, given, strict=True))
+    column = side.fields[name.removeprefix(CORRUPTED)]
+    keys = [_key(value) for value in column]
+    by_key = dict(zip(keys, column, strict=True))
     try:
         order = sorted(by_key, key=lambda key: by_key[key])
     except TypeError:  # values of several kinds, None among them

@@ -86,8 +86,8 @@ class FirstOrder:
             log_p = pairs.model_logits.log_softmax(-1)
             log_c = self.runner.logits(pairs, self.mask).log_softmax(-1)
             values = (log_p.exp() * (log_p - log_c)).sum(-1)
-            found = torch.autograd.grad(values.sum(), [leaves[0], leaves[1]])
-        return values.detach(), dict(zip(SIDES, found, strict=True))
+            both = torch.autograd.grad(values.sum(), [leaves[0], leaves[1]])
+        return values.detach(), dict(zip(SIDES, both, strict=True))
 
 
 def _attached_pass(model: Model, tokens: Int[Tensor, "pairs pos"]) -> tuple[Trace, Tensor]:

@@ -242,15 +242,15 @@ def first_occurrences(values: Int64[np.ndarray, "n ..."]) -> DistinctInputs:
 
 def prompt_set(prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True) -> PromptSet:
     """Prompts of a grammar as the inputs of one side; `keep` says whether they stay with their ids."""
-    found = encode_prompts(prompts, tokens)
+    encoded = encode_prompts(prompts, tokens)
     return PromptSet(
-        tokens=found.ids,
-        lengths=found.lengths,
-        positions=found.positions,
-        answers=found.answers,
-        wrong=found.wrong,
-        texts=found.texts,
-        fields=dict(found.fields),
+        tokens=encoded.ids,
+        lengths=encoded.lengths,
+        positions=encoded.positions,
+        answers=encoded.answers,
+        wrong=encoded.wrong,
+        texts=encoded.texts,
+        fields=dict(encoded.fields),
         prompts=tuple(prompts) if keep else None,
     )
 

@@ -154,25 +154,25 @@ def matrix_search(
     """
     shape = (n_clean, n_corrupted)
     _check_counts(shape, rank, prior)
-    known = _Known(evaluate, shape, start)
-    first = known.without(_first_pairs(shape, seed))
+    entries = _Known(evaluate, shape, start)
+    first = entries.without(_first_pairs(shape, seed))
     _check_budget(budget, shape, len(first[0]))
-    total = min(known.n + budget, n_clean * n_corrupted)
-    known.add(*first)
+    total = min(entries.n + budget, n_clean * n_corrupted)
+    entries.add(*first)
     batch = max(LEAST_BATCH, budget // 20)
-    while (left := total - known.n) > 0:
+    while (left := total - entries.n) > 0:
         fit = fit_table(
-            known.pairs[:, 0],
-            known.pairs[:, 1],
-            known.values,
+            entries.pairs[:, 0],
+            entries.pairs[:, 1],
+            entries.values,
             shape,
-            rank=rank if known.n > 3 * (n_clean + n_corrupted) else 0,
+            rank=rank if entries.n > 3 * (n_clean + n_corrupted) else 0,
             prior=prior,
             seed=seed,
         )
         bonus = BONUS if left > batch else 0.0
-        known.add(*known.largest_unseen(_promise(fit, known, bonus), min(batch, left)))
-    return MatrixSearch(shape=shape, pairs=known.pairs, values=known.values, seed=seed)
+        entries.add(*entries.largest_unseen(_promise(fit, entries, bonus), min(batch, left)))
+    return MatrixSearch(shape=shape, pairs=entries.pairs, values=entries.values, seed=seed)
 
 
 class TableFit(NamedTuple):
@@ -309,21 +309,21 @@ class _Known:
         """Evaluate new pairs."""
         if not len(rows):
             return
-        found = np.asarray(self.evaluate(rows, columns), dtype=np.float64)
-        if found.shape != rows.shape:
+        values = np.asarray(self.evaluate(rows, columns), dtype=np.float64)
+        if values.shape != rows.shape:
             raise ShapeError(
-                f"the evaluation of {len(rows)} pairs returned shape {found.shape}; expected one number per "
+                f"the evaluation of {len(rows)} pairs returned shape {values.shape}; expected one number per "
                 f"pair, ({len(rows)},)"
             )
-        if not np.isfinite(found).all():
-            bad = int(np.flatnonzero(~np.isfinite(found))[0])
+        if not np.isfinite(values).all():
+            bad = int(np.flatnonzero(~np.isfinite(values))[0])
             raise NonFiniteError(
-                f"the divergence of pair (clean {rows[bad]}, corrupted {columns[bad]}) is {found[bad]}; a "
+                f"the divergence of pair (clean {rows[bad]}, corrupted {columns[bad]}) is {values[bad]}; a "
                 "search needs finite values, so check the model's logits on these inputs"
             )
         self.seen[rows, columns] = True
         self.pairs = np.concatenate([self.pairs, np.stack([rows, columns], axis=1)])
-        self.values = np.concatenate([self.values, found])
+        self.values = np.concatenate([self.values, values])
 
     def largest_unseen(
         self, promise: Float64[np.ndarray, "n_clean n_corrupted"], n: int

@@ -165,22 +165,22 @@ def outside_grammar(
     if not options:
         raise InputError('nothing is changed about the task; give words of your own, e.g. objects=["hammer"]')
     usual = _ordinary_task(model, task)
-    given = {name: read_words(value) if isinstance(value, Path) else value for name, value in options.items()}
-    changed, dropped = _changed_task(model, usual, given)
-    drawn = [
+    words = {name: read_words(value) if isinstance(value, Path) else value for name, value in options.items()}
+    changed, dropped = _changed_task(model, usual, words)
+    prompts = [
         sample_pairs(each, "all", n_clean, n_corrupted, seed=seed, prefix=PREFIX)
         for each in (changed, _redrawn(model, usual))
     ]
     if corrupted == "ordinary":
-        drawn[0] = replace(drawn[0], corrupted=drawn[1].corrupted)
-    result, ordinary = (run_sample(circuit, model, sample, divergence=divergence) for sample in drawn)
+        prompts[0] = replace(prompts[0], corrupted=prompts[1].corrupted)
+    result, ordinary = (run_sample(circuit, model, sample, divergence=divergence) for sample in prompts)
     assert changed.grammar is not None
     assert usual.grammar is not None
     return Outside(
-        options=given,
+        options=words,
         result=result,
         ordinary=ordinary,
-        fillers=tuple(_filler_rows(result, given, changed.grammar, usual.grammar)),
+        fillers=tuple(_filler_rows(result, words, changed.grammar, usual.grammar)),
         warnings=dropped,
     )
 
@@ -216,13 +216,13 @@ def unused_words(task: PairTask) -> tuple[str, ...]:
         raise InputError(f"task {task.name!r} has no grammar, so it has no word lists to compare with")
     tokens = task.grammar.tokens
     used = {word for value in vars(task.grammar).values() for word in _words(value)}
-    found = {
+    words = {
         text[1:]
         # The second of two, since decoding sets no space before the first of a text.
         for text in (pieces_of([i, i], tokens.tokenizer)[1] for i in tokens.ordinary_ids)
         if re.fullmatch(r" [A-Za-z]+", text)
     }
-    return tuple(sorted(word for word in found - used if len(word) > 1))
+    return tuple(sorted(word for word in words - used if len(word) > 1))
 
 
 def _ordinary_task(model: Model, task: PairTask | str | Path) -> PairTask:
@@ -275,7 +275,7 @@ def _filler_rows(
                 n_inputs = len(np.unique(side.distinct.inverse[rows]))
                 other = (result.sample.corrupted, result.sample.clean)[axis]
                 n_pairs = n_inputs * len(other.distinct.first_index)
-                found = summarize(values).resolved(n_pairs).absolute
+                numbers = summarize(values).resolved(n_pairs).absolute
                 yield FillerRow(
                     option=option,
                     filler=filler,
@@ -285,7 +285,7 @@ def _filler_rows(
                     n_pairs=n_pairs,
                     mean=float(values.mean()),
                     max=float(values.max()),
-                    **{name: found[name] for name in PERCENTILES},
+                    **{name: numbers[name] for name in PERCENTILES},
                 )
 
 

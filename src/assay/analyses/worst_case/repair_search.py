@@ -85,9 +85,9 @@ class RepairSearch:
         evaluator = PairEvaluator(
             self.model, circuit, sample.clean, sample.corrupted, divergence=self.divergence
         )
-        found = evaluator.pairs(pairs[:, 0].copy(), pairs[:, 1].copy())
+        values = evaluator.pairs(pairs[:, 0].copy(), pairs[:, 1].copy())
         self.cost["circuit"] += len(pairs)
-        return found.divergence, found.empty
+        return values.divergence, values.empty
 
     def validate(self, circuit: Circuit, origin: str) -> Candidate:
         """Run a circuit on the validation pairs and remember it."""
@@ -196,7 +196,7 @@ class RepairSearch:
     def explained(self, circuit: Circuit, pairs: Pairs, weights: Tensor | None) -> EdgeScores:
         clean, corrupted = (torch.from_numpy(pairs[:, side].copy()) for side in (0, 1))
         inputs = self.discovery
-        found = explain(
+        explanation = explain(
             circuit,
             self.model,
             inputs.clean.tokens[clean],
@@ -206,9 +206,9 @@ class RepairSearch:
             divergence=self.loss,
         )
         self.cost["model"] += 2 * len(pairs)
-        self.cost["soft_forward"] += (2 * found.steps + 3) * len(pairs)
-        self.cost["soft_backward"] += 2 * found.steps * len(pairs)
-        return found.scores()
+        self.cost["soft_forward"] += (2 * explanation.steps + 3) * len(pairs)
+        self.cost["soft_backward"] += 2 * explanation.steps * len(pairs)
+        return explanation.scores()
 
     def swap(self, first: Circuit, rounds: int) -> None:
         """Exchange edges as long as validation pairs agree that the tail gets lighter."""
@@ -235,10 +235,10 @@ def exchanged(circuit: Circuit, scores: Tensor, count: int, limit: int) -> Circu
     those are connected themselves.
     """
     graph = circuit.graph
-    kept = scores.double().masked_fill(~circuit.mask, torch.inf).flatten()
+    ranked = scores.double().masked_fill(~circuit.mask, torch.inf).flatten()
     mask = circuit.mask.flatten().clone()
     out = min(count, circuit.n_edges - 1)
-    mask[torch.sort(kept, stable=True).indices[:out]] = False
+    mask[torch.sort(ranked, stable=True).indices[:out]] = False
     candidates = graph.valid & ~circuit.mask
     missing = scores.double().masked_fill(~candidates, -torch.inf).flatten()
     order = torch.sort(missing, descending=True, stable=True).indices[: int(candidates.sum())]

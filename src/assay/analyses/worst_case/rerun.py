@@ -71,7 +71,7 @@ def make_rerun(
     model: Model, circuit: Circuit, sample: PairSample, divergence: str | Divergence | Kernel
 ) -> Rerun:
     """How pairs of a sample are run again."""
-    found = get_divergence(divergence)
+    kind = get_divergence(divergence)
 
     def logits(
         clean_index: Int64[np.ndarray, " k"], corrupted_index: Int64[np.ndarray, " k"], exact: bool
@@ -84,8 +84,8 @@ def make_rerun(
 
     def divergences(logits: Logits, clean_index: Int64[np.ndarray, " k"]) -> Float64[np.ndarray, " k"]:
         side = sample.clean.subset(clean_index)
-        answers = {"answers": side.answers, "wrong": side.wrong} if found.needs_answers else {}
-        table = table_divergences(found, logits.model, logits.circuit[:, None], **answers)
+        answers = {"answers": side.answers, "wrong": side.wrong} if kind.needs_answers else {}
+        table = table_divergences(kind, logits.model, logits.circuit[:, None], **answers)
         return np.asarray(table[:, 0])
 
     eps = torch.finfo(model.dtype).eps

@@ -99,15 +99,15 @@ class WorstCase(PairStatistics):
         )
 
     def _repr_html_(self) -> str:
-        found = self.summary()["absolute"]
+        numbers = self.summary()["absolute"]
         return display.card(
             f"divergence of a circuit on {self.n_distinct_pairs:,} pairs of inputs",
             (
                 ("protocol", self.protocol),
                 *(
-                    (name, f"{display.number(found[name])} {self.unit}")
+                    (name, f"{display.number(numbers[name])} {self.unit}")
                     for name in ("mean", "p95", "p99", "max")
-                    if found[name] is not None
+                    if numbers[name] is not None
                 ),
                 ("standard error of the mean", self.mean_standard_error),
                 ("another likeliest token", f"{self.share_argmax_differs:.2%} of the pairs"),
@@ -159,18 +159,18 @@ class WorstCase(PairStatistics):
     @property
     def warnings(self) -> dict[str, str]:
         """Named warnings of this result and what they mean."""
-        found = dict(self.notes)
+        messages = dict(self.notes)
         few = self.statistics.few_tail_points
         if few:
             named = [each for each in (", ".join(few[:-1]), few[-1]) if each]
-            found["few_tail_points"] = (
+            messages["few_tail_points"] = (
                 f"{' and '.join(named)} {'are' if len(few) > 1 else 'is'} left out: less than one of "
                 f"{self.n_distinct_pairs:,} distinct pairs lies beyond"
             )
         reason = not_certified(self.sample)
         if reason is not None:
-            found["not_certified"] = f"this sample supports no certificate: {reason}"
-        return found
+            messages["not_certified"] = f"this sample supports no certificate: {reason}"
+        return messages
 
     def to_dict(self) -> dict[str, Any]:
         """The result as one JSON document: what `--json`, the store and the report read."""

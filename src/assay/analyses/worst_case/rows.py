@@ -168,8 +168,8 @@ def rank_pairs(
             place = top_indices(values, k)
             multiplicity = np.ones(len(place), dtype=np.int64)
         else:
-            kept = values[np.ix_(clean.first_index, corrupted.first_index)]
-            rows, columns = np.unravel_index(top_indices(kept, k), kept.shape)
+            distinct_values = values[np.ix_(clean.first_index, corrupted.first_index)]
+            rows, columns = np.unravel_index(top_indices(distinct_values, k), distinct_values.shape)
             place = np.ravel_multi_index(
                 (clean.first_index[rows], corrupted.first_index[columns]), values.shape
             )
@@ -267,7 +267,7 @@ def describe_pairs(
     if centred:
         tables = [each - each.mean(dim=1, keepdim=True) for each in tables]
     flat, flat_empty = values.ravel(), empty.ravel()
-    found = []
+    pairs_shown = []
     for row, (clean, corrupted, place, multiplicity) in enumerate(
         zip(
             *(each.tolist() for each in (ranking.clean_index, ranking.corrupted_index, ranking.place)),
@@ -277,7 +277,7 @@ def describe_pairs(
     ):
         runs = {name: table[row] for name, table in zip(RUNS, tables, strict=True)}
         tops = [_top(run, sample.tokenizer) for run in runs.values()]
-        found.append(
+        pairs_shown.append(
             WorstPair(
                 rank=row + 1,
                 clean_index=clean,
@@ -297,7 +297,7 @@ def describe_pairs(
                 answer=_answer(sample.clean, clean, runs, sample.tokenizer),
             )
         )
-    return tuple(found)
+    return tuple(pairs_shown)
 
 
 def decoded(token: int, tokenizer: Any) -> str:

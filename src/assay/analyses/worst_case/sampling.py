@@ -151,16 +151,16 @@ class _PairDraw:
     def resampled(self, *, reuse_clean: bool) -> PairSample:
         """Rows of a task without a grammar, drawn with replacement."""
         sides = sides_of(self.task)
-        chosen = self.stream("clean").integers(self.task.n, size=self.n_clean)
+        clean_rows = self.stream("clean").integers(self.task.n, size=self.n_clean)
         self._check_reuse(reuse_clean)
         if self.protocol == "matched" or reuse_clean:
-            others, streams = chosen, ["clean"]
+            others, streams = clean_rows, ["clean"]
         else:
             count = self.n_clean if self.protocol == "iid" else self.n_corrupted
             others = self.stream("corrupted").integers(self.task.n, size=count)
             streams = ["clean", "corrupted"]
         return self.sample(
-            sides["clean"].subset(chosen),
+            sides["clean"].subset(clean_rows),
             sides["corrupted"].subset(others),
             streams,
             own_rows=True,
@@ -213,12 +213,12 @@ class _PairDraw:
         if self.task.grammar is None:
             return self._enumerated_rows(max_pairs)
         if self.protocol == "matched":
-            found = distinct_matched(self.task.grammar, max_pairs)
-            sides = self.encoded(found.clean), self.encoded(found.corrupted)
-            return self.sample(*sides, weights=found.clean_weights)
-        found = distinct_product(self.task.grammar, max_pairs)
-        sides = self.encoded(found.clean), self.encoded(found.corrupted)
-        return self._crossed(*sides, found.clean_weights, found.corrupted_weights)
+            product = distinct_matched(self.task.grammar, max_pairs)
+            sides = self.encoded(product.clean), self.encoded(product.corrupted)
+            return self.sample(*sides, weights=product.clean_weights)
+        product = distinct_product(self.task.grammar, max_pairs)
+        sides = self.encoded(product.clean), self.encoded(product.corrupted)
+        return self._crossed(*sides, product.clean_weights, product.corrupted_weights)
 
     def _enumerated_rows(self, max_pairs: int) -> PairSample:
         clean, corrupted = sides_of(self.task).values()
@@ -306,10 +306,10 @@ def _check_lengths(sample: PairSample) -> None:
         return
     for name, what in (("lengths", "tokens"), ("positions", "as read position")):
         values = torch.cat([getattr(clean, name), getattr(corrupted, name)])
-        found = torch.unique(values).tolist()
-        if len(found) > 1:
+        lengths = torch.unique(values).tolist()
+        if len(lengths) > 1:
             examples = []
-            for value in found[:4]:
+            for value in lengths[:4]:
                 row = int((values == value).nonzero()[0])
                 side, at = (clean, row) if row < clean.n else (corrupted, row - clean.n)
                 examples.append(f"{value} {what}: {shown(side, at, sample.tokenizer)}")

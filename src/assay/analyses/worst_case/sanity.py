@@ -94,8 +94,8 @@ def _rounding(model: Model, tokens: Tensor) -> float:
         wide = output[0] if isinstance(output, tuple) else output
     exact = _in_float32(model.unembed_module, _in_float32(model.final_norm.module, wide)[:, -1])
     largest = max(1.0, float(exact.abs().max()))
-    found = float((model.unembed(hidden[:, -1]).float() - exact).abs().max()) / largest
-    return found if math.isfinite(found) else 0.0
+    error = float((model.unembed(hidden[:, -1]).float() - exact).abs().max()) / largest
+    return error if math.isfinite(error) else 0.0
 
 
 def _in_float32(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -164,14 +164,14 @@ def search_worst(
     climbs = search.climb(budget, restarts)
     done = 0 if climbs is None else climbs.n_evaluations
     table = search.gather(climbs, budget - done)
-    found = search.combine(table, budget - done)
-    known = 0 if table.start is None else table.start.n_evaluations
+    result = search.combine(table, budget - done)
+    n_known = 0 if table.start is None else table.start.n_evaluations
     return SearchResult(
-        worst=search.describe(table, found, k),
-        n_evaluations=done + found.n_evaluations - known,
+        worst=search.describe(table, result, k),
+        n_evaluations=done + result.n_evaluations - n_known,
         ascents=() if climbs is None else climbs.ascents,
         climbing_evaluations=done,
-        matrix_shape=found.shape,
+        matrix_shape=result.shape,
         unit=search.divergence.unit,
         seed=seed,
         budget=budget,

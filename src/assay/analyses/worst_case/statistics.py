@@ -68,8 +68,8 @@ class PairStatistics:
     @cached_property
     def statistics(self) -> Summary:
         """Everything that describes the sample; exact for an enumerated population."""
-        found = describe_distribution(self.divergence, self.sample.weights, thresholds=self.thresholds)
-        return found.resolved(self.n_distinct_pairs)
+        summary = describe_distribution(self.divergence, self.sample.weights, thresholds=self.thresholds)
+        return summary.resolved(self.n_distinct_pairs)
 
     @cached_property
     def n_distinct_pairs(self) -> int:
@@ -85,8 +85,8 @@ class PairStatistics:
             Percentiles describe the sample (type 7); for bounds on those of the distribution see
             `certificate`. Percentile p is None where (1 - p) times the count is below 1.
         """
-        found = self.statistics
-        return {"absolute": dict(found.absolute), "z": dict(found.z)}
+        statistics = self.statistics
+        return {"absolute": dict(statistics.absolute), "z": dict(statistics.z)}
 
     @property
     def mean_standard_error(self) -> float:

@@ -82,15 +82,15 @@ def distinct_matched(grammar: Grammar, max_pairs: int) -> Enumeration:
     """
     if grammar.population is not None and grammar.population > max_pairs:
         raise _too_many(grammar, max_pairs)
-    found = _Tally()
+    tally = _Tally()
     for clean, corrupted, weight in _matched(grammar):
-        found.add(weight, clean, corrupted)
-        if len(found) > max_pairs:
+        tally.add(weight, clean, corrupted)
+        if len(tally) > max_pairs:
             raise _too_many(grammar, max_pairs)
-    weights = np.array(found.weights)
+    weights = np.array(tally.weights)
     return Enumeration(
-        clean=[clean for clean, _ in found.prompts],
-        corrupted=[corrupted for _, corrupted in found.prompts],
+        clean=[clean for clean, _ in tally.prompts],
+        corrupted=[corrupted for _, corrupted in tally.prompts],
         clean_weights=weights,
         corrupted_weights=weights,
     )

@@ -76,8 +76,8 @@ class Acdc(EdgeMethod):
         return 2 * model.graph.n_edges + 3  # what is evaluated in vain never exceeds the number of edges
 
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
-        held = _bytes_clean(model, length) + _bytes_live(model, length, model.graph.n_targets)
-        return held + _bytes_per_hypothesis(model, length)
+        n_bytes = _bytes_clean(model, length) + _bytes_live(model, length, model.graph.n_targets)
+        return n_bytes + _bytes_per_hypothesis(model, length)
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         return _Search(self, model, task, settings, size).run()
@@ -133,8 +133,8 @@ class _Search:
             check_finite(logits, f"{model.id} on the clean input", batch.indices)
             self.batches.append(batch)
             self.clean.append(logits)
-        found = zip(self.batches, self.clean, self.clean, strict=True)
-        self.clean_loss = self.loss = sum(self._loss(*each) for each in found)
+        batches = zip(self.batches, self.clean, self.clean, strict=True)
+        self.clean_loss = self.loss = sum(self._loss(*each) for each in batches)
 
     def _check_room(self, held: int) -> None:
         """Refuse to go on where the next stage and one hypothesis may not fit beside what is held."""
@@ -241,10 +241,10 @@ class _Search:
         return losses
 
     def _loss(self, batch: Batch, clean: Tensor, logits: Tensor) -> float:
-        found = self.settings.objective(logits.double(), clean.double(), batch)
-        total = float(found.sum())
+        loss = self.settings.objective(logits.double(), clean.double(), batch)
+        total = float(loss.sum())
         if not math.isfinite(total):
-            row = int(batch.indices[(~torch.isfinite(found)).nonzero()[0, 0]])
+            row = int(batch.indices[(~torch.isfinite(loss)).nonzero()[0, 0]])
             raise NonFiniteError(
                 f"objective {self.settings.objective.key!r} is NaN or infinite for example {row} with some "
                 "edges cut; use another objective or ablation, or check the model's weights and number type"

@@ -70,10 +70,10 @@ def consensus(
         >>> consensus([large, small], "mean-score").top(1).edges()
         ['input->logits']
     """
-    given = tuple(scores)
-    share = _check(given, rule, k, weights)
-    graph = given[0].graph
-    values = torch.stack([each.values[graph.valid].double() for each in given])
+    rankings = tuple(scores)
+    share = _check(rankings, rule, k, weights)
+    graph = rankings[0].graph
+    values = torch.stack([each.values[graph.valid].double() for each in rankings])
     if not bool(torch.isfinite(values).all()):  # EdgeScores refuses these; a changed tensor may hold them
         raise InputError("a score is not finite; make the scores again")
     strength = _rank_strength(values)
@@ -83,13 +83,14 @@ def consensus(
         if bool((unit == 0).any()):
             index = int((unit == 0).nonzero()[0])
             raise InputError(
-                f"the scores of {_name(given[index], index)} are all 0, so they have no unit; leave them out "
+                f"the scores of {_name(rankings[index], index)} are all 0, so they have no unit; leave "
+                f"them out "
                 "or use rule='mean-rank'"
             )
         joined = ((share / unit)[:, None] * values).sum(0)
-        per_example = _joined_examples(given, share / unit)
+        per_example = _joined_examples(rankings, share / unit)
     else:
-        size = strength if rule == "mean-rank" else _votes(given, k)
+        size = strength if rule == "mean-rank" else _votes(rankings, k)
         joined = _signs(values, strength, share) * (share[:, None] * size).sum(0)
     matrix = torch.zeros(graph.valid.shape, dtype=torch.float64)
     matrix[graph.valid] = joined
@@ -97,10 +98,10 @@ def consensus(
         graph,
         matrix,
         per_example=per_example,
-        provenance=_provenance(given, rule, k, share),
+        provenance=_provenance(rankings, rule, k, share),
         details={
             "agreement": _agreement(strength),
-            "methods": [_name(each, i) for i, each in enumerate(given)],
+            "methods": [_name(each, i) for i, each in enumerate(rankings)],
         },
     )
 

@@ -101,13 +101,13 @@ class _Reader:
 def _readers(model: Model, trace: Trace) -> list[_Reader]:
     """Streams in forward order: per block what attention reads and what the MLP reads, then the logits'."""
     graph = model.graph
-    found = []
+    readers = []
     for layer in range(model.n_layers):
-        found.append(_Reader(stream=trace.attention_in[layer], n_sources=graph.sources_before_block(layer)))
+        readers.append(_Reader(stream=trace.attention_in[layer], n_sources=graph.sources_before_block(layer)))
         if graph.mlps and not graph.parallel:
-            found.append(_Reader(stream=trace.mlp_in[layer], n_sources=graph.sources_before_mlp(layer)))
+            readers.append(_Reader(stream=trace.mlp_in[layer], n_sources=graph.sources_before_mlp(layer)))
     assert trace.final_in is not None
-    return [*found, _Reader(stream=trace.final_in, n_sources=graph.n_sources)]
+    return [*readers, _Reader(stream=trace.final_in, n_sources=graph.n_sources)]
 
 
 def _reader_of_target(model: Model) -> Int[Tensor, " n_targets"]:

@@ -146,14 +146,14 @@ class EdgeMethod(abc.ABC):
             UnknownNameError: For an option that it does not have; those it has are named.
             InputError: For a value of another kind, or out of range.
         """
-        known = [each.name for each in dataclasses.fields(self)]
+        names = [each.name for each in dataclasses.fields(self)]
         for name in options:
-            if name not in known and not known:
+            if name not in names and not names:
                 raise UnknownNameError(
                     f"method {self.key!r} has no options, and {name!r} was given; leave it out"
                 )
-            if name not in known:
-                raise unknown_name(f"{self.key} option", name, known)
+            if name not in names:
+                raise unknown_name(f"{self.key} option", name, names)
         return replace(self, **options)
 
     def select(self, scores: EdgeScores, k: int) -> Circuit:
@@ -166,11 +166,11 @@ class EdgeMethod(abc.ABC):
 
     def options(self) -> dict[str, Any]:
         """Its options that are not the defaults, as they enter provenance, JSON-able."""
-        chosen = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         usual = {each.name: each.default for each in dataclasses.fields(self)}
         return {
             name: plain_option(value)
-            for name, value in chosen.items()
+            for name, value in values.items()
             if value is not usual[name] and value != usual[name]
         }
 
@@ -291,8 +291,8 @@ def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:
     Raises:
         UnknownNameError: For an unknown method or option; near matches are named.
     """
-    chosen = METHODS[method] if isinstance(method, str) else method
-    return chosen.configured(**options) if options else chosen
+    entry = METHODS[method] if isinstance(method, str) else method
+    return entry.configured(**options) if options else entry
 
 
 def _prepared(model: Model, task: Task, settings: Choices, size: int) -> Prepared:

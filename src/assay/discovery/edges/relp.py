@@ -240,19 +240,19 @@ def _without(columns: Bool[Tensor, " d_out"]) -> Callable[..., None]:
 
 def _norms(model: Model) -> list[Norm]:
     """Every norm of the module, in blocks and behind them."""
-    found = {}
+    norms = {}
     for part in model.module.modules():
         kind = _norm_kind(part)
         if kind is not None:
-            found[part] = Norm(module=part, kind=kind)
+            norms[part] = Norm(module=part, kind=kind)
     for layer, block in enumerate(model.blocks):
         for norm in (block.attention_norm, block.mlp_norm)[: 1 + model.graph.mlps]:
-            if norm.module not in found:
+            if norm.module not in norms:
                 raise UnsupportedModelError(
                     f"relp: block {layer} of {model.id} has norm {type(norm.module).__name__}; a rule is "
                     "known for LayerNorm and RMSNorm; use method='eap'"
                 )
-    return list(found.values())
+    return list(norms.values())
 
 
 def _norm_kind(part: nn.Module) -> Literal["layer", "rms"] | None:

@@ -35,12 +35,12 @@ class Variant:
 def _variants(program: str, layout: str) -> dict[str, Variant]:
     """The extras that a program comes with in a layout."""
     plain = PROGRAMS[program]
-    found: dict[str, Variant] = {extras: Variant(program=plain, beside=extras) for extras in EXTRAS}
+    variants: dict[str, Variant] = {extras: Variant(program=plain, beside=extras) for extras in EXTRAS}
     if layout == "gpt2":
-        found["saturated"] = Variant(program=plain, beside="inert", sharpness=SHARP)
+        variants["saturated"] = Variant(program=plain, beside="inert", sharpness=SHARP)
         if program == "duplicate":
-            found["vote"] = Variant(program=duplicate_by_vote, beside="inert")
-    return found
+            variants["vote"] = Variant(program=duplicate_by_vote, beside="inert")
+    return variants
 
 
 def build(program: str, layout: str, extras: str, seed: int, dtype: torch.dtype) -> Planted:

@@ -151,16 +151,16 @@ class Program:
 
     def wires(self) -> tuple[tuple[str, str, str], ...]:
         """The circuit: `(writer, reader, channel)` wherever a register that varies over pairs is read."""
-        found: dict[tuple[str, str, str], None] = {}
+        wires: dict[tuple[str, str, str], None] = {}
         for part in self.parts:
             for channel, readings in part.ports.items():
                 for reading in readings:
                     if reading.varies:
                         for writer in self.writers(reading.register):
-                            found[writer, part.name, channel] = None
+                            wires[writer, part.name, channel] = None
         for writer in self.writers(OUT):
-            found[writer, LOGITS, ""] = None
-        return tuple(found)
+            wires[writer, LOGITS, ""] = None
+        return tuple(wires)
 
     def stages(self, *, parallel: bool) -> dict[str, int]:
         """Layer of each part: as early as what it reads allows.

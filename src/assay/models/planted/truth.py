@@ -64,9 +64,9 @@ def read_truth(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != VERSION:
-        found = document.get("format") if isinstance(document, dict) else type(document).__name__
+        came = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise FileFormatError(
-            f"{path} is not a truth file: expected a JSON object with format {VERSION}, got {found!r}"
+            f"{path} is not a truth file: expected a JSON object with format {VERSION}, got {came!r}"
         )
     return document
 
