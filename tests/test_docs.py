@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import assay
+from assay.catalogue import KINDS
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -109,9 +110,20 @@ def snippets(path: Path) -> list[Block]:
     return found
 
 
+@pytest.fixture
+def registries_restored() -> Iterator[None]:
+    """What a page registers is gone afterwards: other tests compare the registries with written lists."""
+    registries = [getattr(importlib.import_module(module), name) for module, name in KINDS.values()]
+    before = [dict(registry._entries) for registry in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry._entries = entries
+
+
 WITH_SNIPPETS = [path for path in PAGES if snippets(path)]
 
 
+@pytest.mark.usefixtures("registries_restored")
 @pytest.mark.parametrize("path", WITH_SNIPPETS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_the_snippets_of_a_page_run_in_order(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

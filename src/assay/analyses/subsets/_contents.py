@@ -54,7 +54,12 @@ def json_object(text: Any, key: str, path: Path) -> dict[str, Any]:
     try:
         value = parse_json(str(text))
     except ValueError as error:
-        raise FileFormatError(f"{path}: {key!r} is no JSON: {error}") from error
+        raise FileFormatError(f"{path}: {key!r} is not JSON: {error}") from error
+    return as_object(value, key, path)
+
+
+def as_object(value: Any, key: str, path: Path) -> dict[str, Any]:
+    """A JSON object that an archive keeps under a key."""
     if not isinstance(value, dict):
         raise FileFormatError(f"{path}: {key!r} holds a {type(value).__name__}; a JSON object is needed")
     return value

@@ -14,6 +14,7 @@ from assay.analyses.subsets._contents import (
     ARGUMENTS,
     META,
     Contents,
+    as_object,
     gather_rows,
     json_object,
     must_pack,
@@ -121,7 +122,7 @@ def _read_columns(file: Any, path: Path) -> Contents:
     models: Mapping[str, list[Any]] = table["models"]
     if unknown := sorted(set(models) - set(ARGUMENTS)):
         raise FileFormatError(f"{path} holds {unknown[0]!r} of each model, which no correctness archive has")
-    arrays: dict[str, Any] = {key: np.array(metadata) for key, metadata in models.items()}
+    arrays: dict[str, Any] = {key: np.array(values) for key, values in models.items()}
     if missing := [name for name in models["model_id"] if f"{_CORRECT}{name}" not in names]:
         raise FileFormatError(f"{path} lacks the column '{_CORRECT}{missing[0]}' of a model in its table")
     for name in names:
@@ -131,8 +132,8 @@ def _read_columns(file: Any, path: Path) -> Contents:
                 raise InputError(
                     f"{path}: the column {name!r} has {column.null_count} missing values; fill them"
                 )
-            metadata = column.to_numpy()
-            arrays[name] = metadata.astype(str) if metadata.dtype.kind == "O" else metadata
+            values = column.to_numpy()
+            arrays[name] = values.astype(str) if values.dtype.kind == "O" else values
     n = file.metadata.num_rows
     for name, key, shape in (
         ("embedding", "embedding", [-1]),
@@ -147,7 +148,8 @@ def _read_columns(file: Any, path: Path) -> Contents:
     if table.get("label_name") is not None:
         arrays["label_name"] = np.array(table["label_name"])
     matrix, packed = _read_models(file, models["model_id"], n, path)
-    return Contents(matrix, arrays, table.get("source"), packed)
+    source = table.get("source")
+    return Contents(matrix, arrays, None if source is None else as_object(source, "source", path), packed)
 
 
 def _read_models(file: Any, names: list[str], n: int, path: Path) -> "tuple[np.ndarray | PackedMatrix, bool]":
