@@ -105,7 +105,7 @@ def _first_logit(logits: torch.Tensor, clean_logits: torch.Tensor, batch: object
 objective = Objective(key="shelf_objective", loss=_first_logit)
 
 
-class ShelfConfig(transformers.GPT2Config):  # type: ignore[misc] # transformers has no types here
+class ShelfConfig(transformers.GPT2Config):
     """GPT-2 under another model type."""
 
     model_type = "shelf"
