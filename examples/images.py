@@ -1,6 +1,6 @@
-"""Choose an image classifier for images without labels, then watch it on batches of them.
+"""Choose an image classifier for images without labels, then monitor it on batches of them.
 
-Five of the small models that ship with the package, and drawn shapes: no network, no weights to fetch.
+Uses five of the small models of the package and drawn shapes, so it needs no network and no downloads.
 
 python examples/images.py
 """
@@ -26,8 +26,8 @@ def main() -> None:
     for metric in ("ddb-output", "id-accuracy", "average-confidence", "atc"):
         print(f"{metric:20s} picks {ranking.order(metric)[0]}")
 
-    # After it: what the circuit is on known images, how much that varies between batches of known images,
-    # and how far it moves when the sketches come.
+    # After deployment: the circuit on known images, its variation between batches of known images, and its
+    # shift on sketches.
     model = models[ranking.order("id-accuracy")[0]]
     transform = EvalTransform.for_model(model)
     known = draw_shapes("flat", 480, start=1_000_000)

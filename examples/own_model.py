@@ -1,6 +1,6 @@
-"""Audit a model of one's own: any directory written by `save_pretrained`.
+"""Audit your own model: any directory written by `save_pretrained`.
 
-A small untrained GPT-2 stands in for it here, so the audit will say that it does not do the task.
+By default this uses a small untrained GPT-2, so the audit reports that it does not solve the task.
 
 python examples/own_model.py [DIRECTORY]
 """

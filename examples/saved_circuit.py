@@ -1,4 +1,4 @@
-"""Save a circuit, read it in again, measure it on several tasks, compare it with another.
+"""Save a circuit, load it again, measure it on several tasks, compare it with another circuit.
 
 python examples/saved_circuit.py
 """

@@ -1,7 +1,7 @@
 """Find the examples on which better models do worse, test the finding, and look at what they have in common.
 
-Classifiers of handwritten digits, trained on the spot: a mark on the frame of each picture names the digit in
-training, and misleads on some of the pictures asked about.
+Trains classifiers of handwritten digits: in training, a mark on the frame of each picture names the digit; on
+some of the test pictures it misleads.
 
 python examples/subset.py
 """
@@ -22,14 +22,14 @@ def main() -> None:
     everything, chosen = subset.full["test"], subset.correlation["test"]
     print(f"R on all pictures {everything.r:+.2f}, on {subset.size} selected ones {chosen.r:+.2f}")
 
-    # R on the subset says nothing before the whole selection has been tried under permuted accuracies; 99
-    # permutations and 5 folds are the default.
+    # R on the subset means nothing until the whole selection is repeated under permuted accuracies; the
+    # default is 99 permutations and 5 folds.
     verdict = subset.judge(n_permutations=19, folds=3)
     print(f"{verdict.status}: cross-fitted R {verdict.r:+.2f}, p {verdict.p_value:.2g}")
     for reason in (*verdict.reasons, *verdict.notes):
         print(f"- {reason}")
 
-    # What the pictures have in common: the mark that misleads, in some of the digits.
+    # What the pictures have in common: the misleading mark, and some of the digits.
     shift = prevalence_shift(
         subset.indices, {"cue": data.meta["cue"]}, labels=data.labels, label_names=data.label_names
     )

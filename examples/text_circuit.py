@@ -1,4 +1,4 @@
-"""Find a circuit for a text task in the embedded model, and ask how much it keeps.
+"""Find a circuit for a text task in the embedded model, and measure how much it keeps.
 
 python examples/text_circuit.py
 """

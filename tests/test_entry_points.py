@@ -70,7 +70,6 @@ def test_every_kind_works_by_its_name(shelf: Path) -> None:
     found = run(
         shelf,
         """
-from assay.models import FAMILIES
 model = assay.load_model("mini")
 task = assay.load_task("shelf-task", model, n=6, seed=0, length=6)
 scores = assay.discover(model, task, "shelf-method", objective="shelf_objective", ablation="shelf-ablation")
@@ -81,7 +80,6 @@ print(json.dumps({
     "metric": [measured.name, measured.n, measured.id],
     "gate": assay.calibrate("shelf-gate", [1.0, 2.0], [1.0, 2.0]).status,
     "of a code": assay.calibrate("X2", [1.0, 2.0], [1.0]).status,
-    "family": FAMILIES["shelf-family"].model_types,
     "distance": assay.circuit_shift(scores, scores, distance="shelf-distance"),
 }))
 """,
@@ -92,14 +90,29 @@ print(json.dumps({
     assert "shelf-task" in found["task"]
     assert found["metric"] == ["shelf-metric", 6, "X1.shelf"]
     assert (found["gate"], found["of a code"]) == ("pass", "fail")
-    assert found["family"] == ["shelf"]
     assert found["distance"] == 0.0
 
 
-def test_gates_and_metrics_of_a_package_reach_reports(shelf: Path) -> None:
+def test_a_model_of_a_family_of_a_package_is_loaded_checked_and_has_a_graph(shelf: Path) -> None:
     found = run(
         shelf,
         """
+import shelf_plugins, transformers
+sizes = {"vocab_size": 61, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16}
+module = transformers.GPT2LMHeadModel(shelf_plugins.ShelfConfig(**sizes, bos_token_id=0, eos_token_id=0))
+model = assay.load_model(module.eval())
+print(json.dumps({"family": model.family.key, "layers": model.graph.n_layers, "heads": model.graph.n_heads}))
+""",
+    )
+    assert found == {"family": "shelf-family", "layers": 2, "heads": 3}
+
+
+def test_gates_metrics_and_pages_of_a_package_are_rendered(shelf: Path) -> None:
+    found = run(
+        shelf,
+        """
+import shelf_plugins
+from assay.page.html import render_pages
 from assay.report.save import render
 model = assay.load_model("mini")
 task = assay.load_task("ioi", model, n=6, seed=0)
@@ -112,6 +125,7 @@ measured = assay.measure(circuit, model, task, "shelf-metric")
 print(json.dumps({
     "gates": list(report), "verdict": report["X2"].to_dict(), "every": [len(every), every[-1]],
     "calibration": render(report), "measurement": render(measured),
+    "page": render_pages([shelf_plugins.page(measured)]),
 }))
 """,
     )
@@ -121,6 +135,8 @@ print(json.dumps({
     assert found["every"] == [17, "shelf-gate"]
     assert "Does it pass?" in found["calibration"]
     assert "How far the model prefers its answers, whatever the circuit." in found["measurement"]
+    assert "Shelf page of shelf-metric" in found["page"]
+    assert "over 6 prompts." in found["page"]
 
 
 BROKEN = {

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import torch
+import transformers
 
 from assay.analyses.calibration import Gate
 from assay.analyses.generalization.shift import Distance
@@ -13,6 +14,7 @@ from assay.execution import ABLATIONS, Ablation, CircuitRuns, Prepared
 from assay.metrics.metric import MetricSpec
 from assay.models import FAMILIES, Model
 from assay.objectives import Objective
+from assay.page.blocks import Column, Facts, Page, Section, Table
 from assay.stats import mean_of
 from assay.tasks import Task
 from assay.tasks.induction import Induction
@@ -101,6 +103,14 @@ def _first_logit(logits: torch.Tensor, clean_logits: torch.Tensor, batch: object
 
 
 objective = Objective(key="shelf_objective", loss=_first_logit)
+
+
+class ShelfConfig(transformers.GPT2Config):
+    """GPT-2 under another model type."""
+
+    model_type = "shelf"
+
+
 family = dataclasses.replace(FAMILIES["gpt2"], key="shelf-family", model_types=("shelf",))
 distance = Distance(
     key="shelf-distance",
@@ -109,3 +119,25 @@ distance = Distance(
     bounds=(0.0, 0.0),
     compare=lambda one, other: 0.0,
 )
+
+
+def page(measurement: Measurement) -> Page:
+    """One measurement as facts and a table of its examples."""
+    return Page(
+        kind="shelf",
+        title=f"Shelf page of {measurement.name}",
+        verdict=f"{measurement.value:.3f} {measurement.unit} over {measurement.n} prompts.",
+        sections=[
+            Section(
+                title="Examples",
+                blocks=[
+                    Facts(facts=[("prompts", str(measurement.n))]),
+                    Table(
+                        columns=[Column(name="prompt"), Column(name="margin", numeric=True)],
+                        rows=[[str(i), f"{each:.3f}"] for i, each in enumerate(measurement.per_example)],
+                        caption="Margin of each prompt.",
+                    ),
+                ],
+            )
+        ],
+    )
