@@ -154,8 +154,8 @@ def _size(count: int) -> str:
     """A number of bytes for reading."""
     for unit, length in (("GB", 1e9), ("MB", 1e6)):
         if count >= length:
-            return f"{count / length:.2g} {unit}"
-    return f"{count / 1e3:.2g} kB"
+            return f"{count / length:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"
 
 
 def _echo_left_out(listed: Sequence[Mapping[str, Any]]) -> None:
