@@ -38,7 +38,7 @@ from assay.page.text import (
     record_text,
 )
 from assay.report import audit_plots as figures
-from assay.report.audit_words import caveats, inputs, left_out_table, verdict
+from assay.report.audit_words import caveats, inputs, not_run, verdict
 
 
 SCHEMA = "assay-audit/1"
@@ -85,7 +85,7 @@ def audit_page(document: Document) -> Page:
             ),
             Section(title="Where it lives", blocks=[Pair(blocks=[_heads(document), _layers(document)])]),
             Section(title="Every number", blocks=[_numbers(document)]),
-            *_not_run(document),
+            *not_run(document),
             Section(title="How it was made", blocks=[_method(document)]),
         ],
         facts=list(_facts(document)),
@@ -96,12 +96,6 @@ def audit_page(document: Document) -> Page:
             )
         ],
     )
-
-
-def _not_run(document: Document) -> list[Section]:
-    if not document.get("left_out"):
-        return []
-    return [Section(title="What was not run", blocks=[left_out_table(document)])]
 
 
 # ------------------------------------------------------------------------------------------------ the task

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.page import text as words
-from assay.page.blocks import Column, Table
+from assay.page.blocks import Column, Section, Table
 from assay.page.text import code, number, percent, rounded
 
 
@@ -95,9 +95,11 @@ def caveats(document: Document) -> list[str]:
     return notes
 
 
-def left_out_table(document: Document) -> Table:
-    """What was not run, why, and how it is had."""
-    return Table(
+def not_run(document: Document) -> list[Section]:
+    """What was not run, why, and how it is had; nothing where everything was run."""
+    if not document.get("left_out"):
+        return []
+    table = Table(
         columns=[
             Column(name="not run"),
             Column(name="why"),
@@ -115,3 +117,4 @@ def left_out_table(document: Document) -> Table:
         ],
         named=False,
     )
+    return [Section(title="What was not run", blocks=[table])]
