@@ -65,7 +65,6 @@ def test_audit_writes_the_report_and_the_results(audited: Path) -> None:
         "circuit.safetensors",
         "report.html",
         "scores.safetensors",
-        "tables",
     }
     assert json.loads((audited / "out" / "audit.json").read_text()) == document
     assert document["provenance"]["id"] in (audited / "out" / "report.html").read_text()

@@ -76,7 +76,7 @@ def task(tiny: Model) -> PairTask:
 
 @pytest.fixture(scope="module")
 def found(tiny: Model, task: PairTask) -> Audit:
-    return audit(tiny, task, n_random=2)
+    return audit(tiny, task, n_random=2, full=True)
 
 
 # ---- the audit ----------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_every_metric_is_measured_once_with_random_circuits_where_promised(found
 
 
 def test_the_same_call_gives_the_same_result(found: Audit, tiny: Model, task: PairTask) -> None:
-    again = audit(tiny, task, n_random=2, batch_size=5)
+    again = audit(tiny, task, n_random=2, full=True, batch_size=5)
     assert again.id == found.id
     assert again.circuit == found.circuit
     machine = ("created", "provenance", "method")
@@ -172,6 +172,8 @@ def _close(one: Any, other: Any) -> bool:
         {"ablation": "zero"},
         {"objective": "kl"},
         {"method": "random"},
+        {"full": False},
+        {"skip": ["curve"]},
     ],
 )
 def test_every_choice_is_part_of_the_identity(
@@ -179,7 +181,7 @@ def test_every_choice_is_part_of_the_identity(
 ) -> None:
     seen = []
     monkeypatch.setattr(AuditRun, "run", lambda self: seen.append(self.stage.id) or found)
-    audit(tiny, task, **{"n_random": 2, **change})
+    audit(tiny, task, **{"n_random": 2, "full": True, **change})
     assert seen[0] != found.id
 
 
@@ -202,9 +204,13 @@ def test_an_ablation_of_edges_alone_is_no_end_of_an_audit(
     """A package may register one that no intervention on heads goes by the name of."""
     hushed = type("Hushed", (type(ABLATIONS["zero"]),), {"key": "hushed"})()
     monkeypatch.setitem(ABLATIONS._entries, "hushed", hushed)
-    document = audit(tiny, task, n_random=1, metrics=[], ablation="hushed").document
+    document = audit(tiny, task, n_random=1, metrics=[], ablation="hushed", full=True).document
     assert document["calibration"]["table"]["ablation"] == "mean"
     assert len(document["calibration"]["gates"]) == 16
+    document = audit(tiny, task, n_random=1, metrics=[], ablation="hushed").document
+    assert document["calibration"] is None
+    reasons = {each["stage"]: each["reason"] for each in document["left_out"]}
+    assert reasons["calibrate"].startswith("the ablation is defined for edges alone")
 
 
 def test_a_finished_audit_is_looked_up_not_repeated(
@@ -628,7 +634,7 @@ def test_a_circuit_found_on_the_way_is_measured_on_other_prompts(mini: Model) ->
 
 
 def test_a_plan_counts_passes(tiny: Model) -> None:
-    stages_ = plan_audit(tiny, n=10, steps=5, n_random=20)
+    stages_ = plan_audit(tiny, n=10, steps=5, n_random=20, full=True)
     by_name = {stage.name: stage for stage in stages_}
     # clean, ablated, means and completeness runs; forward and backward at each of 5 nodes
     assert by_name["discover"].passes == 10 * (4 + 2 * 5)
@@ -688,14 +694,17 @@ def test_a_saved_circuit_runs_identically(found: Audit, tiny: Model, task: PairT
 def test_an_audit_shows_its_circuit_at_its_worst(tmp_path: Path) -> None:
     """Pairs of fresh prompts, an article of the page, and nothing where no corrupted prompt is used."""
     model = load_model("mini")
-    found = audit(model, "greater-than", n=8, steps=1, n_random=1, metrics=["kl"], out=tmp_path)
+    small: dict[str, Any] = {"n": 8, "steps": 1, "n_random": 1, "metrics": ["kl"]}
+    found = audit(model, "greater-than", full=True, out=tmp_path, **small)
     worst = found.document["worst_case"]
     assert (worst["protocol"], worst["n_pairs"]) == ("all", 49)
     assert worst["circuit"]["hash"] == found.circuit.hash
     page = (tmp_path / "report.html").read_text()
     assert "A circuit of mini at its worst on greater-than" in page
-    other = audit(model, "greater-than", n=8, steps=1, n_random=1, metrics=["kl"], ablation="mean")
+    other = audit(model, "greater-than", ablation="mean", **small)
     assert other.document["worst_case"] is None
+    reasons = {each["stage"]: each["reason"] for each in other.left_out}
+    assert reasons["attack"] == "needs resample ablation; this one uses no corrupted prompt"
 
 
 def test_the_pairs_of_an_audit_suit_its_task() -> None:

@@ -1,9 +1,9 @@
 """How much of a table of pairs has to be evaluated to find its worst pairs?
 
-The circuit of `assay.audit` on the embedded model; all pairs of distinct clean and corrupted inputs (500 x
-500; docstring 200 x 200, as its pairs cost more); two starts of each search. For each share of the table
-evaluated: how many of the 10 and 100 worst pairs were found, and whether the worst was. With --ascent, what
-`search_worst` finds in the whole grammar. Adds to TASK.json beside this file (TASK_grammar.json); --plot
+The circuit of a full `assay.audit` on the embedded model; all pairs of distinct clean and corrupted inputs
+(500 x 500; docstring 200 x 200, as its pairs cost more); two starts of each search. For each share of the
+table evaluated: how many of the 10 and 100 worst pairs were found, and whether the worst was. With --ascent,
+what `search_worst` finds in the whole grammar. Adds to TASK.json beside this file (TASK_grammar.json); --plot
 draws all tasks. Tables are kept under --cache and made only once; a table of 500 x 500 takes minutes.
 
     python experiments/worst_pair_search/run.py --task ioi --cache /tmp/tables
@@ -71,7 +71,7 @@ STRATEGIES: dict[str, Strategy] = {
 def circuit_of(model: Model, key: str, cache: Path) -> Circuit:
     path = cache / f"{key}.safetensors"
     if not path.exists():
-        assay.audit(model, key, n_random=1, metrics=["kl"]).circuit.save(path)
+        assay.audit(model, key, n_random=1, metrics=["kl"], full=True).circuit.save(path)
     return assay.load_circuit(path, model.graph)
 
 

@@ -107,7 +107,7 @@ def audit() -> Any:
     return assay.audit(
         mini(), "ioi", method="eap-ig-inputs", objective="logit_diff", ablation="resample", n=24, steps=5,
         target=0.9, seed=0, n_random=4, batch_size=12,
-        metrics=["completeness", "kl", "ce-delta", "minimality"],
+        metrics=["completeness", "kl", "ce-delta", "minimality"], full=True, skip=(), budget=None,
     ).document  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def audit_command() -> Any:
     return command(
         "audit", "--model", "mini", "--task", "greater-than", "--method", "eap", "--objective",
         "logit_diff", "--ablation", "mean", "--n", "20", "--steps", "5", "--target", "0.8", "--n-random",
-        "3", "--seed", "1", "--batch-size", "20", "--out", "audit", "--store", "store",
+        "3", "--seed", "1", "--batch-size", "20", "--full", "--out", "audit", "--store", "store",
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from assay.page.text import interval, number, percent, precision
-from assay.report.audit import caveats, solved, verdict
+from assay.report.audit_words import caveats, solved, verdict
 
 
 Document = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assay.pipeline.audit_result import Audit, load_audit
-    from assay.pipeline.auditing import audit, plan_audit
+    from assay.pipeline.auditing import AuditOptions, audit, plan_audit
     from assay.pipeline.checks import check_options, check_writable
     from assay.pipeline.cluster import RayWorkers
     from assay.pipeline.discovery import discover_stored, plan_discovery
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "assay.pipeline.audit_result": "Audit load_audit",
-    "assay.pipeline.auditing": "audit plan_audit",
+    "assay.pipeline.auditing": "AuditOptions audit plan_audit",
     "assay.pipeline.checks": "check_options check_writable",
     "assay.pipeline.cluster": "RayWorkers",
     "assay.pipeline.discovery": "discover_stored plan_discovery",
@@ -66,6 +66,7 @@ __all__ = [
     "DEFAULT_PAIRS",
     "DEFAULT_SIDE",
     "Audit",
+    "AuditOptions",
     "Draws",
     "Executor",
     "Job",

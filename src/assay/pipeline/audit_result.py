@@ -58,10 +58,18 @@ class Audit:
         )
 
     @property
-    def curve(self) -> Mapping[str, Any]:
-        """Faithfulness by size: `fractions`, `n_edges`, `values`, `low`, `high`, `random`, `cpr`, `cmd`."""
-        curve: Mapping[str, Any] = self.document["curve"]
+    def curve(self) -> Mapping[str, Any] | None:
+        """Faithfulness by size: `fractions`, `n_edges`, `values`, `low`, `high`, `random`, `cpr`, `cmd`.
+
+        None where the stage was left out.
+        """
+        curve: Mapping[str, Any] | None = self.document["curve"]
         return curve
+
+    @property
+    def left_out(self) -> tuple[Mapping[str, Any], ...]:
+        """What was not run: `stage`, `what`, `reason`, `passes` and the `option` that runs it."""
+        return tuple(self.document["left_out"])
 
     @property
     def measurements(self) -> tuple[Mapping[str, Any], ...]:

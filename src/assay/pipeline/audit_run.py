@@ -9,28 +9,29 @@ from typing import Any
 
 import torch
 
-from assay.circuits import Circuit, EdgeScores
+from assay.circuits import EdgeScores
 from assay.core.record import MACHINE, library_version
 from assay.discovery.edges import get_method
 from assay.execution import CircuitRuns
 from assay.metrics import faithfulness_curve
 from assay.models import Model
 from assay.pipeline import document
+from assay.pipeline.audit_plan import RANDOM_PER_SIZE, AuditPlan
 from assay.pipeline.audit_result import Audit, restored
-from assay.pipeline.gates import calibrate_measured
-from assay.pipeline.prompts import Draws
+from assay.pipeline.gates import calibrate_measured, calibrate_runs
+from assay.pipeline.prompts import Division
 from assay.pipeline.runs import RunSettings, measure_stored
 from assay.pipeline.sizing import SizedCircuit, discover_circuit
 from assay.pipeline.stage import Content, Progress, Stage
-from assay.pipeline.worst import usual_sizes, worst_case_stored
+from assay.pipeline.worst import usual_sizes, worst_case_stored, worst_measured
 from assay.store import About, Store
+from assay.tasks import PairTask
 
 
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
 WORST_CASE_RULE = "usual-sizes/1"  # raised when the worst case of an audit draws other pairs than before
 CALIBRATION_RULE = "gates/2"  # raised when the gates of an audit look at other prompts or runs than before
 SIZE_RULE = "sweep/2"  # raised when the same scores and prompts lead to another size than before
-RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,24 +42,18 @@ class AuditRun:
         draws: Prompts to discover on and to measure on.
         settings: How circuits are run.
         objective, ablation: Keys of both.
-        method: Key of the discovery method.
-        steps: Quadrature nodes, or "auto".
         target: Normalised faithfulness to reach.
-        metrics: Keys of what is measured.
-        n_random: Random circuits of the chosen size.
+        plan: Method, metrics, and which stages run.
         store: Where stages are taken from and kept.
         progress: Told of each stage.
     """
 
-    draws: Draws
+    draws: Division
     settings: RunSettings
     objective: str
     ablation: str
-    method: str
-    steps: int | str
     target: float
-    metrics: tuple[str, ...]
-    n_random: int
+    plan: AuditPlan
     store: Store | None
     progress: Progress
 
@@ -85,14 +80,15 @@ class AuditRun:
             "discovery": self.draws.discovery.describe(),
             "measured": self.draws.measured.describe(),
             "held_out": self.draws.held_out,
-            "method": {"key": self.method, "steps": self.steps, "quadrature": "midpoint"},
+            "method": {"key": self.plan.method, "steps": self.plan.steps, "quadrature": "midpoint"},
             "objective": self.objective,
             "ablation": self.ablation,
             "target": self.target,
             "size_rule": SIZE_RULE,
-            "metrics": list(self.metrics),
-            "n_random": self.n_random,
+            "metrics": list(self.plan.metric_keys),
+            "n_random": self.plan.random_circuits,
             "random_per_size": RANDOM_PER_SIZE,
+            "scope": self.plan.scope.record(),
             "worst_case": WORST_CASE_RULE,
             "calibration": CALIBRATION_RULE,
             "seed": self.settings.seed,
@@ -109,7 +105,7 @@ class AuditRun:
         about = About(
             model=self.model.id,
             task=self.draws.measured.name,
-            method=self.method,
+            method=self.plan.method,
             metric="faithfulness-norm",
             **{key: record[key] for key in ("n", "value", "status")},
             **{key: record["interval"][key] for key in ("low", "high")},
@@ -125,75 +121,86 @@ class AuditRun:
     def run(self) -> Audit:
         """Do the work; every stage that has a record of its own is kept."""
         started = time.perf_counter()
+        scope = self.plan.scope
         sized = discover_circuit(
             self.draws,
             self.settings,
-            method=self.method,
-            steps=self.steps,
+            method=self.plan.method,
+            steps=self.plan.steps,
             target=self.target,
+            search=scope.search,
             store=self.store,
             progress=self.progress,
         )
-        runs = self.settings.on(self.draws.measured, sized.circuit)
-        curve = self.curve(sized, runs)
+        assert sized.runs is not None
+        runs = sized.runs
+        curve = self.curve(sized, runs) if scope.runs("curve") else None
         records = self.measure(runs)
-        findings = {
-            "curve": curve,
-            "worst_case": self.worst_case(sized.circuit),
-            "calibration": self.calibration(sized.circuit),
-        }
+        if curve is not None and curve["random"] is None:
+            curve["random"] = document.random_of_curve(records["faithfulness-norm"], sized)
+        worst, gates = self.worst_case(runs), self.calibration(runs)
+        findings = {"curve": curve, "worst_case": worst, "calibration": gates}
         seconds = round(time.perf_counter() - started, 1)
         made = self.assemble(sized, runs, findings, records, seconds)
         return Audit(id=self.stage.id, document=made, scores=sized.scores, circuit=sized.circuit)
 
     def curve(self, sized: SizedCircuit, runs: CircuitRuns) -> dict[str, Any]:
-        """Faithfulness by size: the published sizes with random circuits, and a finer grid to draw."""
+        """Faithfulness by size: the published sizes; in full random circuits and a finer grid, too."""
         self.progress("faithfulness curve", 0, 1)
-        of = sized.scores, self.model, self.draws.measured
-        curve = faithfulness_curve(*of, runs=runs, random_circuits=RANDOM_PER_SIZE)
-        shares = document.fine_fractions(self.model.graph.n_edges, sized.size)
+        of = sized.scores, self.model, runs.task
+        larger = "curve" in self.plan.scope.larger
+        curve = faithfulness_curve(*of, runs=runs, random_circuits=RANDOM_PER_SIZE if larger else 0)
+        shares = document.drawn_fractions(self.model.graph.n_edges, sized.size, finer=larger)
         fine = faithfulness_curve(*of, runs=runs, fractions=shares)
         self.progress("faithfulness curve", 1, 1)
         return document.curve_facts(curve, fine)
 
     def measure(self, runs: CircuitRuns) -> dict[str, dict[str, Any]]:
         """Record of each metric."""
-        records = {}
-        for place, key in enumerate(self.metrics):
-            self.progress("measure", place, len(self.metrics))
-            n_random = self.n_random if key in BASELINED else 0
+        records, keys = {}, self.plan.metric_keys
+        for place, key in enumerate(keys):
+            self.progress("measure", place, len(keys))
+            n_random = self.plan.random_circuits if key in BASELINED else 0
             record = measure_stored(runs, key, random_circuits=n_random, store=self.store)
             records[key] = record if self.draws.held_out else document.on_same_prompts(record)
-        self.progress("measure", len(self.metrics), len(self.metrics))
+        self.progress("measure", len(keys), len(keys))
         return records
 
-    def worst_case(self, circuit: Circuit) -> dict[str, Any] | None:
-        """The circuit on pairs of fresh prompts; None under an ablation that uses no corrupted prompt."""
-        if self.ablation != "resample":
+    def worst_case(self, runs: CircuitRuns) -> dict[str, Any] | None:
+        """The circuit on fresh prompts, or on those measured; None where no corrupted prompt is used."""
+        task = runs.task
+        if not self.plan.scope.runs("attack") or not self.plan.resampled or not isinstance(task, PairTask):
             return None
-        protocol, size = usual_sizes(self.draws.measured)
-        found = worst_case_stored(
-            circuit,
-            self.model,
-            self.draws.measured,
-            protocol,
-            size,
-            seed=self.settings.seed,
-            store=self.store,
-            progress=self.progress,
-        )
-        made = found.result.to_dict()
+        self.progress("attack", 0, 1)
+        if "attack" in self.plan.scope.larger:
+            worst = worst_case_stored(
+                runs.circuit,
+                self.model,
+                task,
+                *usual_sizes(task),
+                seed=self.settings.seed,
+                store=self.store,
+                progress=self.progress,
+            ).result
+        else:
+            worst = worst_measured(runs, store=self.store)
+            self.progress("attack", 1, 1)
+        made = worst.to_dict()
         made["fields"]["heatmaps"] = []  # so few inputs leave nothing to see in their cells
         # Time and machine are facts of the audit.
         return {key: value for key, value in made.items() if key != "seconds"} | {
             "provenance": {key: value for key, value in made["provenance"].items() if key != MACHINE}
         }
 
-    def calibration(self, circuit: Circuit) -> dict[str, Any]:
+    def calibration(self, runs: CircuitRuns) -> dict[str, Any] | None:
         """The gates on what the audit measured, under its own objective and ablation."""
-        found = calibrate_measured(
-            circuit, self.draws.measured, self.settings, store=self.store, progress=self.progress
-        ).document
+        if not self.plan.scope.runs("calibrate") or not isinstance(runs.task, PairTask):
+            return None
+        common: dict[str, Any] = {"store": self.store, "progress": self.progress}
+        if "calibrate" in self.plan.scope.larger:
+            found = calibrate_measured(runs.circuit, runs.task, self.settings, **common).document
+        else:
+            found = calibrate_runs(runs, **common).document
         # What was run now and what was found in the store, and how long it took, are not part of the result.
         gates = [{key: value for key, value in gate.items() if key != "seconds"} for gate in found["gates"]]
         columns = {key: value for key, value in found["table"].items() if key not in ("passes", "columns")}
@@ -214,10 +221,10 @@ class AuditRun:
         scores, faithfulness = sized.scores, records["faithfulness-norm"]
         return document.as_document(
             {
-                "title": document.title(self.model, self.draws.measured),
+                "title": document.title(self.model, runs.task),
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "model": document.model_facts(self.model),
-                "task": document.task_facts(self.draws, runs),
+                "task": document.task_facts(runs),
                 "discovery": {
                     "n": self.draws.discovery.n,
                     "seed": self.settings.seed,
@@ -234,13 +241,14 @@ class AuditRun:
                 "method": self.method_facts(scores),
                 "edges": document.listed_edges(scores, sized.circuit, sized.size),
                 **findings,
+                "left_out": [each.to_dict() for each in self.plan.left_out],
                 "circuit": {
                     **document.circuit_facts(sized, self.target, faithfulness),
                     "provenance": dict(sized.circuit.provenance),
                 },
                 "random": document.random_facts(faithfulness, sized.circuit.n_edges),
                 "measurements": list(records.values()),
-                "topk": document.agreement_facts(records["topk"]),
+                "topk": document.agreement_facts(records["topk"]) if "topk" in records else None,
                 "per_layer": document.layer_table(scores),
                 "per_head": document.head_table(scores),
                 "provenance": self.provenance(scores, seconds),
@@ -250,12 +258,12 @@ class AuditRun:
     def method_facts(self, scores: EdgeScores) -> dict[str, Any]:
         """How the edges were scored, and what that took."""
         details = scores.details
-        integrates = get_method(self.method).integrates
+        integrates = get_method(self.plan.method).integrates
         return {
-            "key": self.method,
+            "key": self.plan.method,
             "objective": self.objective,
             "ablation": self.ablation,
-            "steps": details.get("steps", self.steps) if integrates else None,
+            "steps": details.get("steps", self.plan.steps) if integrates else None,
             "quadrature": "midpoint",
             **{key: details.get(key) for key in ("completeness_gap", "seconds", "passes")},
         }

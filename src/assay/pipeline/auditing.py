@@ -6,41 +6,33 @@ interrupted audit finds its scores and measurements where it left them.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from assay.analyses.calibration.battery import USUAL_PROMPTS
-from assay.circuits.given import takes_text
+from assay.circuits.given import IMAGES, takes_text
 from assay.core.errors import InputError
 from assay.execution import get_ablation
-from assay.metrics import find_metric
 from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
+from assay.pipeline.audit_plan import EDGES, N_FULL, RANDOM, RANDOM_FULL, AuditPlan, N, scope_of
 from assay.pipeline.audit_result import Audit
-from assay.pipeline.audit_run import RANDOM_PER_SIZE, AuditRun
-from assay.pipeline.checks import check_options, check_writable, registered
-from assay.pipeline.discovery import plan_discovery
-from assay.pipeline.gates import plan_calibration
-from assay.pipeline.prompts import draw_prompts
-from assay.pipeline.runs import RunSettings, plan_measurement
-from assay.pipeline.sizing import plan_sizing
+from assay.pipeline.audit_run import AuditRun
+from assay.pipeline.budget import AuditCost, Budget, audit_cost, fitted, pass_seconds, read_budget
+from assay.pipeline.checks import check_options, check_writable, registered, usual_replacement
+from assay.pipeline.inputs import draw_inputs
+from assay.pipeline.prompts import Division, draw_prompts
+from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Progress, Workload, silent
-from assay.pipeline.worst import USUAL_SIDE, PairCounts, plan_worst_case
 from assay.store import Store
-from assay.tasks import PairTask
-from assay.tasks.load import DEFAULT_N
-
-
-METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
-HEADLINE = ("faithfulness-norm", "faithfulness", "topk")  # what the first sentence of a report needs
-MINIMALITY_HEADS = 64  # models of at most so many heads get minimality too: it needs one run per head
-CURVE_RUNS = 25 + 10 * RANDOM_PER_SIZE
+from assay.tasks import TASKS, ImageTask, PairTask, Task, digits_source
 
 
 @takes_text(untouched=("model", "task"))
 def audit(
     model: Model | str | os.PathLike[str] = "mini",
-    task: PairTask | str = "ioi",
+    task: Task | str = "ioi",
     *,
     method: str = "eap-ig-inputs",
     objective: str | Objective | None = None,
@@ -50,10 +42,15 @@ def audit(
     target: float = 0.9,
     seed: int = 0,
     metrics: Sequence[str] | None = None,
-    n_random: int = 20,
+    n_random: int | None = None,
     batch_size: int | None = None,
     discover_on: PairTask | str | Path | None = None,
     measure_on: PairTask | str | Path | None = None,
+    images: str | None = None,
+    skip_bad: bool = False,
+    full: bool = False,
+    skip: Collection[str] = (),
+    budget: str | int | None = None,
     device: str | None = None,
     store: Store | str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -66,25 +63,37 @@ def audit(
     `target` on those prompts, and on the other prompts of the same generator on which everything reported
     is measured.
 
+    The default audit reads everything from the runs of a few dozen circuits: at most 6,000 passes for a model
+    of the shape of GPT-2 small. A full audit adds a finer search and curve, all pairs of fresh prompts,
+    minimality and the gates that need further runs. What is not run stands in the document under `left_out`.
+
     Args:
         model: `mini`, a hub id, a directory, or a loaded model.
         task: Key of a registered task, a JSONL file, or a task of your own. The last two are divided: by
             their field `split` (`discover` or `measure`), else their distinct clean prompts are dealt to two
             halves with the seed. Below 20 distinct prompts per half all serve for both, and every verdict is
-            marked `same_prompts` and at most inconclusive.
+            marked `same_prompts` and at most inconclusive. Images are halved likewise.
         method: Discovery method.
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
-        n: Prompts of each of the two draws, >= 2; default: 200, and all prompts of a file or own task.
+        n: Prompts of each of the two draws, >= 2; default: 100, also of a longer file or own task. Of a full
+            audit: 200, and all prompts of a file or own task.
         steps: Quadrature nodes of the method, or "auto": 3 nodes, refined to 9 where that changes the scores.
         target: Normalised faithfulness to reach, in (0, 1].
         seed: Root seed of prompts, random circuits and resampling.
         metrics: Keys of what to measure beside faithfulness, normalised and plain, and top-K; default:
-            completeness, KL, cross-entropy, and minimality for models of at most 64 heads.
-        n_random: Random circuits of the chosen size, >= 1 (4 at each size of the curve).
+            completeness, KL, cross-entropy, and in a full audit minimality for models of at most 64 heads.
+        n_random: Random circuits of the chosen size, >= 1; default: 5, of a full audit 20 (and 4 at each size
+            of the curve).
         batch_size: Prompts per pass; default: by free memory. Never changes a result.
         discover_on: File or task to discover on; `task` is then measured on.
         measure_on: File or task to measure on; with both, `task` is not read.
+        images: What `assay.load_images` takes, instead of `task`, for an image classifier.
+        skip_bad: Leave out image files that cannot be decoded, with a warning.
+        full: Run every stage in its larger form.
+        skip: Stages to leave out: `attack`, `random`, `curve`, `minimality`, `calibrate`.
+        budget: Passes, or a time as "600s", "10m" or "2h". Chooses `n`, unless it is given, and the stages
+            that fit; a time counts by passes timed here.
         device: Where to load the model, if it is loaded here.
         store: Results store to read from and write to, or its directory, made once model and task are loaded.
             Unused under your own objective: its name does not identify it.
@@ -95,8 +104,8 @@ def audit(
         The audit; `.document` is what the report shows.
 
     Raises:
-        UnknownNameError: An unknown method, task, metric, objective or ablation.
-        InputError: An option out of range.
+        UnknownNameError: An unknown method, task, metric, objective, ablation or stage.
+        InputError: An option out of range, or a budget below the cost of discovery.
         OutputError: `out` or `store` cannot be written.
 
     Example:
@@ -104,21 +113,33 @@ def audit(
         >>> found.circuit.n_edges < found.circuit.graph.n_edges
         True
     """
-    check_options(
-        method=method, task=task, ablation=ablation, objective=objective, metrics=metrics, device=device
+    check_options(method=method, ablation=ablation, objective=objective, metrics=metrics, device=device)
+    options = AuditOptions(
+        task=task if images is None else f"{IMAGES}{images}",
+        method=method,
+        ablation=ablation,
+        n=n,
+        steps=steps,
+        seed=seed,
+        metrics=metrics,
+        n_random=n_random,
+        batch_size=batch_size,
+        discover_on=discover_on,
+        measure_on=measure_on,
+        skip_bad=skip_bad,
+        full=full,
+        skip=skip,
+        budget=budget,
     )
-    _check_numbers(n=n, n_random=n_random, target=target)
+    if not 0 < target <= 1:
+        raise InputError(f"target is {target}; the normalised faithfulness to reach lies in (0, 1], e.g. 0.9")
     for place in (out, store):
         if place is not None and not isinstance(place, Store) and "://" not in os.fspath(place):
             check_writable(Path(place))
     report = progress or silent
     report("load", 0, 1)
-    loaded = (
-        model
-        if isinstance(model, Model)
-        else load_model(Path(model) if isinstance(model, os.PathLike) else model, device=device)
-    )
-    draws = draw_prompts(loaded, task, n=n, seed=seed, discover_on=discover_on, measure_on=measure_on)
+    loaded = _loaded(model, device)
+    plan, draws = options.settled(loaded)
     keep = store if isinstance(store, Store) or store is None else Store(store)
     report("load", 1, 1)
     loss = get_objective(objective or draws.measured.objective)
@@ -130,11 +151,8 @@ def audit(
         ),
         objective=loss.key,
         ablation=replacement.key,
-        method=method,
-        steps=steps,
         target=target,
-        metrics=metric_keys(loaded, metrics),
-        n_random=n_random,
+        plan=plan,
         store=keep if registered(loss, replacement) else None,
         progress=report,
     )
@@ -144,48 +162,126 @@ def audit(
     return found
 
 
-def metric_keys(model: Model, metrics: Sequence[str] | None) -> tuple[str, ...]:
-    """What an audit measures: what a report needs first, then those asked for or the default ones."""
-    if metrics is None:
-        small = model.n_layers * model.n_heads <= MINIMALITY_HEADS
-        return (*METRIC_KEYS, "minimality") if small else METRIC_KEYS
-    return tuple(dict.fromkeys([*HEADLINE, *(find_metric(key).key for key in metrics)]))
+def _loaded(model: Model | str | os.PathLike[str], device: str | None) -> Model:
+    if isinstance(model, Model):
+        return model
+    return load_model(Path(model) if isinstance(model, os.PathLike) else model, device=device)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AuditOptions:
+    """What decides the inputs and the stages of an audit; arguments of `audit`, checked.
+
+    Raises:
+        UnknownNameError: For an unknown task or stage.
+        InputError: For a count out of range or a budget that cannot be read.
+    """
+
+    task: Task | str = "ioi"
+    method: str = "eap-ig-inputs"
+    ablation: str | None = None
+    n: int | None = None
+    steps: int | str = 5
+    seed: int = 0
+    metrics: Sequence[str] | None = None
+    n_random: int | None = None
+    batch_size: int | None = None
+    discover_on: PairTask | str | Path | None = None
+    measure_on: PairTask | str | Path | None = None
+    skip_bad: bool = False
+    full: bool = False
+    skip: Collection[str] = ()
+    budget: str | int | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.task, str) and self.task.startswith(IMAGES)):
+            check_options(task=self.task)
+        if self.n is not None and self.n < 2:
+            raise InputError(f"n is {self.n}; an audit needs at least 2 prompts (default {self.usual_n})")
+        if self.n_random is not None and self.n_random < 1:
+            usual = RANDOM_FULL if self.full else RANDOM
+            raise InputError(
+                f"n_random is {self.n_random}; give at least 1 random circuit to compare with (default "
+                f"{usual}), or leave them out with skip"
+            )
+        scope_of(full=self.full, skip=self.skip)
+        if self.budget is not None:
+            read_budget(self.budget)
+
+    @property
+    def usual_n(self) -> int:
+        """Prompts of either draw unless told otherwise."""
+        return N_FULL if self.full else N
+
+    def settled(self, model: Model) -> tuple[AuditPlan, Division]:
+        """What is run on this model, and on which inputs."""
+        whole = self._draws(model, self.n)
+        there = max(whole.discovery.n, whole.measured.n)
+        if isinstance(self.task, str) and self.task.replace("_", "-") in TASKS:
+            there = min(there, N_FULL)  # a generator’s repeated prompts make one half somewhat larger
+        capped = not self.full and self.budget is None
+        measured = whole.measured
+        images = isinstance(measured, ImageTask)
+        ablation = get_ablation(self.ablation or measured.ablation).key
+        scope = scope_of(full=self.full, skip=self.skip, images=images)
+        if not self.full and usual_replacement(ablation) != ablation:
+            scope = scope.without(("calibrate",), EDGES)
+        plan = AuditPlan(
+            model=model,
+            method=self.method,
+            n=self.n or (min(there, N) if capped else there),
+            steps=self.steps,
+            metrics=self.metrics,
+            n_random=self.n_random,
+            scope=scope,
+            held_out=whole.held_out,
+            resampled=ablation == "resample",
+            labelled=not isinstance(measured, ImageTask) or measured.labels is not None,
+        )
+        if self.budget is not None:
+            plan = fitted(plan, self._passes(model, whole), fixed=self.n is not None, full=self.full)
+        return plan, whole if self.n or plan.n >= there else self._draws(model, plan.n)
+
+    def cost(self, model: Model) -> AuditCost:
+        """What the audit would cost, from a pass timed here."""
+        plan, draws = self.settled(model)
+        return audit_cost(plan, draws.discovery, batch_size=self.batch_size)
+
+    def _passes(self, model: Model, draws: Division) -> Budget:
+        """The budget in passes."""
+        assert self.budget is not None
+        amount, unit = read_budget(self.budget)
+        if unit == "seconds":
+            amount /= pass_seconds(model, draws.measured, batch_size=self.batch_size)
+        return Budget(passes=int(amount), text=str(self.budget))
+
+    def _draws(self, model: Model, n: int | None) -> Division:
+        """Inputs to discover on and to measure on."""
+        task = self.task
+        named = isinstance(task, str) and (
+            task.startswith(IMAGES) or digits_source(task) is not None or model.id.startswith("planted:")
+        )
+        if isinstance(task, ImageTask) or named or model.vision is not None:
+            assert not isinstance(task, PairTask)
+            return draw_inputs(model, task, n=n, seed=self.seed, skip_bad=self.skip_bad)
+        return draw_prompts(
+            model, task, n=n, seed=self.seed, discover_on=self.discover_on, measure_on=self.measure_on
+        )
 
 
 def plan_audit(
-    model: Model,
-    *,
-    method: str = "eap-ig-inputs",
-    n: int = DEFAULT_N,
-    steps: int | str = 5,
-    metrics: Sequence[str] | None = None,
-    n_random: int = 20,
+    model: Model, *, full: bool = False, skip: Collection[str] = (), **options: Any
 ) -> list[Workload]:
-    """What an audit would run, at most, and what that costs.
+    """What an audit of prompts would run, at most, and what that costs.
+
+    Args:
+        model: Only its shape matters.
+        full: As in `audit`.
+        skip: As in `audit`.
+        options: `method`, `n`, `steps`, `metrics` and `n_random` of `audit`.
 
     Returns:
         Stages in order.
     """
-    return [
-        plan_discovery(model, method=method, n=n, steps=steps),
-        plan_sizing(model.graph.n_edges, n),
-        Workload(name="faithfulness curve", runs=CURVE_RUNS, passes=CURVE_RUNS * n),
-        plan_measurement(model, metric_keys(model, metrics), n=n, n_random=n_random),
-        plan_worst_case("all", PairCounts(n_clean=min(n, USUAL_SIDE), n_corrupted=min(n, USUAL_SIDE))),
-        Workload(
-            name="calibrate",
-            runs=1,
-            passes=sum(stage.passes for stage in plan_calibration(model, min(n, USUAL_PROMPTS))),
-        ),
-    ]
-
-
-def _check_numbers(*, n: int | None, n_random: int, target: float) -> None:
-    if n is not None and n < 2:
-        raise InputError(f"n is {n}; an audit needs at least 2 prompts (default 200)")
-    if n_random < 1:
-        raise InputError(
-            f"n_random is {n_random}; give at least 1 random circuit to compare with (default 20)"
-        )
-    if not 0 < target <= 1:
-        raise InputError(f"target is {target}; the normalised faithfulness to reach lies in (0, 1], e.g. 0.9")
+    options.setdefault("n", N_FULL if full else N)
+    return AuditPlan(model=model, scope=scope_of(full=full, skip=skip), **options).stages

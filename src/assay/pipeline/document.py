@@ -14,9 +14,8 @@ from assay.metrics import FaithfulnessCurve
 from assay.metrics.curve import FRACTIONS
 from assay.metrics.metric import SIGNED_MARGINS
 from assay.models import Model
-from assay.pipeline.prompts import Draws
 from assay.pipeline.sizing import SizedCircuit
-from assay.tasks import PairTask
+from assay.tasks import PairTask, Task
 
 
 SCHEMA = "assay-audit/1"
@@ -32,7 +31,7 @@ TITLES = {
 }
 
 
-def title(model: Model, task: PairTask) -> str:
+def title(model: Model, task: Task) -> str:
     """Heading of a report."""
     return f"A circuit for {TITLES.get(task.name, task.name)} in {model.id}"
 
@@ -49,13 +48,14 @@ def model_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def task_facts(draws: Draws, runs: CircuitRuns) -> dict[str, Any]:
-    """What a report says about the prompts: counts, the model's own success, a few examples."""
-    task = draws.measured
+def task_facts(runs: CircuitRuns) -> dict[str, Any]:
+    """What a report says about the prompts or images: counts, the model's own success, a few examples."""
+    task = runs.task
     margins = runs.margins("full")
     signed = runs.objective in SIGNED_MARGINS
     return {
         "name": task.name,
+        "inputs": "prompts" if isinstance(task, PairTask) else "images",
         "n": task.n,
         "seed": task.config.get("seed"),
         "objective": runs.objective,
@@ -66,6 +66,7 @@ def task_facts(draws: Draws, runs: CircuitRuns) -> dict[str, Any]:
         "examples": [
             example(task, row, float(margins[row]) if signed else None)
             for row in range(min(EXAMPLES, task.n))
+            if isinstance(task, PairTask)
         ],
     }
 
@@ -127,9 +128,10 @@ def listed_edges(scores: EdgeScores, circuit: Circuit, size: int) -> list[dict[s
     return edges
 
 
-def fine_fractions(n_edges: int, size: int) -> list[float]:
-    """Shares for a drawn curve: the published ones, more between them, and the reported circuit’s own."""
-    sizes = {int(share * n_edges) for share in (*FRACTIONS, *np.geomspace(0.005, 0.5, 14))} | {size}
+def drawn_fractions(n_edges: int, size: int, *, finer: bool) -> list[float]:
+    """Shares for a drawn curve: the published ones, the reported circuit’s own, and more between them."""
+    more = np.geomspace(0.005, 0.5, 14) if finer else ()
+    sizes = {int(share * n_edges) for share in (*FRACTIONS, *more)} | {size}
     # Half an edge more, so that taking the integer part gives the size back.
     return [min((each + 0.5) / n_edges, 1.0) for each in sorted(sizes - {0})]
 
@@ -179,8 +181,20 @@ def circuit_facts(sized: SizedCircuit, target: float, faithfulness: Mapping[str,
     }
 
 
-def random_facts(faithfulness: Mapping[str, Any], n_edges: int) -> dict[str, Any]:
+def random_of_curve(faithfulness: Mapping[str, Any], sized: SizedCircuit) -> dict[str, Any] | None:
+    """Random circuits of the chosen size alone, as the curve draws them; None where none ran."""
+    found = random_facts(faithfulness, sized.size)
+    if found is None or found["mean"] is None:
+        return None
+    ends = {"values": found["mean"], "low": found["low"], "high": found["high"]}
+    share = sized.size / sized.circuit.graph.n_edges
+    return {"n_circuits": found["n_circuits"], "fractions": [share], **{key: [ends[key]] for key in ends}}
+
+
+def random_facts(faithfulness: Mapping[str, Any], n_edges: int) -> dict[str, Any] | None:
     """Random circuits of the same number of edges: mean and range of their faithfulness."""
+    if not faithfulness.get("baseline"):
+        return None
     random = faithfulness["baseline"]["random"]
     defined = [value for value in random["values"] if value is not None]
     return {

@@ -13,11 +13,15 @@ from assay.analyses.calibration.battery import (
     prepare,
     run,
 )
+from assay.analyses.calibration.gate import find_gate
 from assay.analyses.calibration.readings import Battery
 from assay.circuits import Circuit
 from assay.core.random import stream
 from assay.core.record import MACHINE
+from assay.discovery.heads import MeasurementTable
+from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.table import AnyCircuit
+from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.objectives import get_objective, is_registered
 from assay.pipeline.checks import usual_replacement
@@ -28,6 +32,8 @@ from assay.tasks import PairTask
 
 
 TABLES = "tables"  # folder of measurement tables inside a store
+# Gates that read the runs of model and circuit that every audit has, and no others.
+FREE_GATES = ("C11", "C13", "C23", "M93")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +74,13 @@ def calibrate_stored(
     identified = is_registered(get_objective(options.get("objective") or task.objective))
     folder = Path(store.directory) / TABLES if store is not None and identified else None
     battery = prepare(circuit, model, task, against=against, folder=folder, **options)
+    return _judged(battery, store, progress, identified=identified)
+
+
+def _judged(
+    battery: Battery, store: Store | None, progress: Progress | None, *, identified: bool
+) -> StoredCalibration:
+    """The verdicts of a prepared battery as a stage."""
 
     def compute() -> Content:
         report = run(battery, progress)
@@ -76,6 +89,33 @@ def calibrate_stored(
     stage = document_stage("calibration", battery.record, compute, identified=identified)
     memo = stage.run(store)
     return StoredCalibration(document=_taken(memo.value.payload), cached=memo.cached)
+
+
+def calibrate_runs(
+    runs: CircuitRuns, *, store: Store | None = None, progress: Progress | None = None
+) -> StoredCalibration:
+    """The gates that need no other runs than those of model and circuit, which exist already.
+
+    The ablation must be one that is defined for heads, too.
+    """
+    task, ablation = runs.task, runs.ablation
+    assert isinstance(task, PairTask)
+    table = MeasurementTable(
+        runs.model,
+        task,
+        runs.circuit,
+        objective=runs.objective_object,
+        ablation=ablation,
+        batch_size=runs.batch_size,
+        measured={
+            "y_full": runs.margins("full"),
+            f"y_keep/{INTERVENTIONS[ablation].key}": runs.margins("keep"),
+        },
+    )
+    keys = tuple(find_gate(code).key for code in FREE_GATES)
+    same = gates_on_same_prompts(runs.circuit, task) & set(keys)
+    battery = Battery(table=table, gates=keys, same_prompts=same)
+    return _judged(battery, store, progress, identified=is_registered(runs.objective_object))
 
 
 def calibrate_measured(

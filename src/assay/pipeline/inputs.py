@@ -7,29 +7,37 @@ from assay.circuits.given import IMAGES
 from assay.core.errors import AssayWarning
 from assay.core.random import stream
 from assay.models import Model
-from assay.pipeline.prompts import Division, draw_prompts, same_note
-from assay.tasks import Task, digits_source, load_images, load_task
+from assay.pipeline.prompts import FEWEST_PER_HALF, Division, draw_prompts, same_note
+from assay.tasks import ImageTask, Task, digits_source, load_images, load_task
 from assay.tasks.load import DEFAULT_N
 
 
-def draw_inputs(model: Model, task: str, *, n: int | None, seed: int) -> Division:
+def draw_inputs(
+    model: Model, task: ImageTask | str, *, n: int | None, seed: int, skip_bad: bool = False
+) -> Division:
     """Examples to discover on and others to measure on, where there are others.
 
     Args:
         model: What reads them.
-        task: Key of a registered task, a JSONL file, `images:SOURCE` with what `assay.load_images` takes, or
-            a name of coloured digits.
+        task: Key of a registered task, a JSONL file, `images:SOURCE` with what `assay.load_images` takes, a
+            name of coloured digits, or images.
         n: Examples of each set. Of images 2 n are taken and halved; where there are fewer, all serve for
             both, with a warning.
         seed: Root seed of the draw.
+        skip_bad: Leave out image files that cannot be decoded, with a warning.
     """
+    if isinstance(task, ImageTask):
+        return _halves(task, max(task.n // 2, FEWEST_PER_HALF) if n is None else n, seed)
+    if model.id == "colour-digits" and task == "ioi":
+        task = model.id
     if model.id.startswith("planted:") and task in ("ioi", "planted"):
         both = read_inputs("ioi", None, model, n=2 * (n or DEFAULT_N), seed=seed)
         return _halves(both, n or DEFAULT_N, seed)
     source = task.removeprefix(IMAGES)
     if task.startswith(IMAGES) or digits_source(task) is not None:
         n = DEFAULT_N if n is None else n
-        return _halves(read_inputs("", source, model, n=2 * n, seed=seed), n, seed)
+        both = read_inputs("", source, model, n=2 * n, seed=seed, skip_bad=skip_bad)
+        return _halves(both, n, seed)
     draws = draw_prompts(model, task, n=n, seed=seed)
     if not draws.held_out:
         warnings.warn(draws.note, AssayWarning, stacklevel=2)
@@ -42,7 +50,7 @@ def _halves(both: Task, n: int, seed: int) -> Division:
         note = same_note(both.name, "images", f"{2 * n} or more images, of which there are {both.n},")
         warnings.warn(note, AssayWarning, stacklevel=3)
         return Division(discovery=both, measured=both, held_out=False)
-    order = stream(seed, "halves").permutation(2 * n)
+    order = stream(seed, "halves").permutation(both.n)[: 2 * n]
     discovery, measured = (both.subset(sorted(rows.tolist())) for rows in (order[:n], order[n:]))
     return Division(discovery=discovery, measured=measured, held_out=True)
 

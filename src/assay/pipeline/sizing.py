@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,32 @@ from assay.tasks import ImageTask, Task
 
 
 FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
-RESOLUTION = 50  # a sweep ends when it has bracketed the size to within 1 part in 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeSearch:
+    """How closely the size of a circuit is searched for.
+
+    Attributes:
+        resolution: The sweep ends when it has bracketed the size to within 1 part in so many.
+        growth: Until a size is confirmed on other examples, it grows by 1 part in so many.
+    """
+
+    resolution: int
+    growth: int
+
+    @property
+    def bisections(self) -> int:
+        """Sizes tried between one that misses the target and twice as many edges, at most."""
+        return math.ceil(math.log2(self.resolution))
+
+    @property
+    def confirmations(self) -> int:
+        """Larger sizes tried for confirmation, up to twice the edges."""
+        return math.ceil(math.log(2) / math.log1p(1 / self.growth))
+
+
+FINE, COARSE = SizeSearch(resolution=50, growth=25), SizeSearch(resolution=10, growth=3)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +62,7 @@ class SizedCircuit:
         confirmed: Whether it meets the target on other prompts too; None where that was not asked.
         sweep: Each size tried, ascending: `size`, `n_edges`, `faithfulness`, and `elsewhere` where the other
             prompts were tried.
+        runs: Of the circuit on the other examples, with what was run for its size; None without a sweep.
     """
 
     scores: EdgeScores
@@ -45,6 +71,7 @@ class SizedCircuit:
     faithfulness: float = math.nan
     confirmed: bool | None = None
     sweep: tuple[Mapping[str, Any], ...] = ()
+    runs: CircuitRuns | None = None
 
 
 def recovery(runs: CircuitRuns, circuit: Circuit) -> float:
@@ -66,14 +93,15 @@ def find_circuit(
     target: float,
     progress: Progress,
     elsewhere: Callable[[Circuit], float] | None = None,
+    search: SizeSearch = FINE,
 ) -> SizedCircuit:
     """The smallest swept circuit that meets a faithfulness.
 
     Sizes 8, 16, 32, ... strongest edges by |score|, each pruned to what is connected, until one meets the
-    target; then bisection below it to within 2 %. Where it has to hold on other prompts too, sizes then
-    grow by 4 %, to at most twice the size found, until one meets the target on both; if none does, the
-    circuit of the first search stays. Faithfulness need not grow with size, so a smaller circuit may exist
-    between the sizes tried. NaN meets no target; the whole model meets any.
+    target; then bisection below it, usually to within 2 %. Where it has to hold on other prompts too, sizes
+    then grow by steps, usually of 4 %, to at most twice the size found, until one meets the target on both;
+    if none does, the circuit of the first search stays. Faithfulness need not grow with size, so a smaller
+    circuit may exist between the sizes tried. NaN meets no target; the whole model meets any.
 
     Args:
         scores: Ranks the edges.
@@ -81,6 +109,7 @@ def find_circuit(
         target: In (0, 1].
         progress: Told of each size.
         elsewhere: The same on other prompts, if the size is to be confirmed there.
+        search: How closely to search.
     """
     n_edges = scores.graph.n_edges
     tried: dict[int, dict[str, Any]] = {}
@@ -104,14 +133,14 @@ def find_circuit(
     low, high = 0, min(FIRST_SIZE, n_edges)
     while not meets(high) and high < n_edges:
         low, high = high, min(2 * high, n_edges)
-    while high - low > max(1, high // RESOLUTION):
+    while high - low > max(1, high // search.resolution):
         middle = (low + high) // 2
         low, high = (low, middle) if meets(middle) else (middle, high)
     size, confirmed = high, None
     if elsewhere is not None:
         last = min(2 * high, n_edges)
         while not (confirmed := meets(size) and holds(size)) and size < last:
-            size = min(max(size + 1, size * 26 // 25), last)
+            size = min(max(size + 1, size * (search.growth + 1) // search.growth), last)
         size = size if confirmed else high
     return SizedCircuit(
         scores=scores,
@@ -130,6 +159,7 @@ def size_circuit(
     *,
     size: int | None = None,
     target: float = 0.9,
+    search: SizeSearch = FINE,
     progress: Progress = silent,
 ) -> SizedCircuit:
     """The connected circuit of the strongest edges: so many, or as few as `find_circuit` needs for a target.
@@ -140,23 +170,27 @@ def size_circuit(
         settings: How circuits are run.
         size: Strongest edges; None: as the target asks for.
         target: Normalised faithfulness to reach, in (0, 1].
+        search: How closely to search.
         progress: Told of each size.
     """
     if size is not None:
         return SizedCircuit(scores=scores, circuit=scores.top(size).connected(), size=size)
     whole = Circuit.full(scores.graph)
-    sweep, other = (settings.on(task, whole) for task in (draws.discovery, draws.measured))
-    return find_circuit(
+    sweep = settings.on(draws.discovery, whole)
+    other = settings.on(draws.measured, whole) if draws.held_out else sweep
+    sized = find_circuit(
         scores,
         lambda circuit: recovery(sweep, circuit),
         target=target,
         progress=progress,
         elsewhere=(lambda circuit: recovery(other, circuit)) if draws.held_out else None,
+        search=search,
     )
+    return replace(sized, runs=other.of(sized.circuit))
 
 
 def discover_circuit(
-    draws: Draws,
+    draws: Division,
     settings: RunSettings,
     *,
     method: str,
@@ -165,7 +199,7 @@ def discover_circuit(
     progress: Progress,
     **sizing: Any,
 ) -> SizedCircuit:
-    """Discover and choose the size; `sizing` is `size` or `target` of `size_circuit`."""
+    """Discover and choose the size; `sizing` is `size`, `target` or `search` of `size_circuit`."""
     progress("discover", 0, 1)
     scores = discover_stored(
         settings.model,
@@ -246,7 +280,10 @@ def runs_of(
     return settings.on(draws.measured, sized.circuit)
 
 
-def plan_sizing(n_edges: int, n: int) -> Workload:
+def plan_sizing(n_edges: int, n: int, search: SizeSearch = FINE, *, held_out: bool = True) -> Workload:
     """Cost of choosing a size, at most: sizes tried on the prompts of discovery, then confirmed on others."""
-    runs = max(1, (n_edges // FIRST_SIZE).bit_length()) + 6 + 2 * 18
+    doublings = max(1, (n_edges // FIRST_SIZE).bit_length())
+    runs = 3 + doublings + search.bisections  # beside the sizes: the model, corrupted prompts, nothing kept
+    if held_out:
+        runs += 2 + 2 * search.confirmations  # and the corrupted prompts of the others
     return Workload(name="sweep sizes", runs=runs, passes=runs * n)

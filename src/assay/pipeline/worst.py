@@ -1,18 +1,25 @@
 """The worst case as a stage: taken from the store where the same pairs were run before."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
+
 from assay.analyses.worst_case import WorstCase, explain, run_sample, sample_pairs, search_worst
 from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
+from assay.analyses.worst_case.divergence import get_divergence, table_divergences
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.outside import outside_grammar
 from assay.analyses.worst_case.rerun import make_rerun
+from assay.analyses.worst_case.result import SHOWN_PAIRS
 from assay.analyses.worst_case.rows import count_pairs
 from assay.circuits import Circuit
 from assay.core.errors import InputError
+from assay.execution import CircuitRuns
+from assay.execution.forward import check_finite
 from assay.models import Model
 from assay.pipeline.stage import Content, Progress, Stage, Workload, silent
 from assay.store import About, Store, StoredResult
@@ -103,6 +110,11 @@ def plan_worst_case(protocol: str, size: PairCounts) -> Workload:
     return Workload(name="attack", runs=1, passes=n_inputs + n_pairs)
 
 
+def plan_own_pairs(n: int) -> Workload:
+    """Passes over the pairs that were measured: only the worst ones are run again, in three runs."""
+    return Workload(name="attack", runs=3, passes=3 * min(n, SHOWN_PAIRS))
+
+
 def pairs_of(
     task: PairTask, protocol: str, size: PairCounts, *, independent: bool = False, **options: Any
 ) -> PairSample:
@@ -125,12 +137,16 @@ def worst_case_stage(
     *,
     divergence: str = "kl",
     thresholds: Sequence[float] = (),
+    compute: Callable[[], WorstCase] | None = None,
     **options: Any,
 ) -> Stage[WorstCase]:
-    """The worst case of a circuit over a sample; further options are those of `run_sample`."""
+    """The worst case of a circuit over a sample; further options are those of `run_sample`.
+
+    `compute` makes it of runs that exist already, instead of `run_sample`.
+    """
     facts = facts_of(circuit, model, sample, divergence, thresholds)
 
-    def compute() -> WorstCase:
+    def run() -> WorstCase:
         return run_sample(circuit, model, sample, divergence=divergence, thresholds=thresholds, **options)
 
     def read(stored: StoredResult) -> WorstCase:
@@ -160,7 +176,9 @@ def worst_case_stage(
         )
         return Content(payload=worst.to_dict(), about=about, arrays=worst.arrays())
 
-    return Stage(kind="worst_case", record=facts["provenance"], compute=compute, write=write, read=read)
+    return Stage(
+        kind="worst_case", record=facts["provenance"], compute=compute or run, write=write, read=read
+    )
 
 
 def worst_case_stored(
@@ -193,6 +211,39 @@ def worst_case_stored(
         progress=progress,
     ).run(store)
     return StoredWorstCase(result=memo.value, cached=memo.cached)
+
+
+def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCase:
+    """The worst case over the pairs that a circuit was measured on under `resample`, from those very runs.
+
+    Only the worst pairs are run again, by another engine, which must confirm them.
+
+    Raises:
+        NonFiniteError: NaN or infinite logits, with the prompt.
+    """
+    task = runs.task
+    assert isinstance(task, PairTask)
+    sample = pairs_of(task, "file", PairCounts(n_clean=task.n, n_corrupted=task.n), seed=runs.seed)
+    divergence = get_divergence("kl")
+
+    def compute() -> WorstCase:
+        full, keep, empty = (runs.logits(which) for which in ("full", "keep", "empty"))
+        for logits, what in ((full, "the model"), (keep, "the circuit"), (empty, "the empty circuit")):
+            check_finite(logits, what, torch.arange(task.n))
+        kept, nothing = (table_divergences(divergence, full, each[:, None])[:, 0] for each in (keep, empty))
+        precise = runs.model.result_dtype == torch.float64
+        return WorstCase(
+            divergence=kept if precise else kept.astype(np.float32).astype(np.float64),
+            empty=nothing if precise else nothing.astype(np.float32).astype(np.float64),
+            argmax_differs=(full.argmax(1) != keep.argmax(1)).numpy(),
+            sample=sample,
+            facts=facts_of(runs.circuit, runs.model, sample, divergence, ()),
+            thresholds=(),
+            notes=notes_on(runs.circuit, sample),
+            rerun=make_rerun(runs.model, runs.circuit, sample, divergence),
+        )
+
+    return worst_case_stage(runs.circuit, runs.model, sample, compute=compute).run(store).value
 
 
 def with_findings(

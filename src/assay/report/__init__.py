@@ -15,7 +15,7 @@ _HOMES = {
     "save_report": "save",
     "sweep_document": "overview",
     "tail_verdict": "assay.analyses.worst_case.page_words",
-    "verdict": "audit",
+    "verdict": "audit_words",
 }
 
 __all__ = [

@@ -36,9 +36,9 @@ from assay.page.text import (
     percent,
     quiet,
     record_text,
-    rounded,
 )
 from assay.report import audit_plots as figures
+from assay.report.audit_words import caveats, inputs, not_run, verdict
 
 
 SCHEMA = "assay-audit/1"
@@ -70,7 +70,7 @@ def audit_page(document: Document) -> Page:
         lede=(
             f"Every edge outside the circuit was ablated ({circuit.get('ablation', task['ablation'])}) "
             f"and the "
-            f"model run on n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} prompts of ",
+            f"model run on n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} {inputs(document)} of ",
             italic(task["name"]),
             f"{apart}. Brackets hold 95{NARROW}% intervals.",
         ),
@@ -78,10 +78,14 @@ def audit_page(document: Document) -> Page:
             Section(title="The task", blocks=[_task(document)]),
             Section(title="The circuit", blocks=[_circuit(document)]),
             Section(
-                title="How much of the behaviour it keeps", blocks=[_curve(document), _agreement(document)]
+                title="How much of the behaviour it keeps",
+                blocks=[
+                    make(document) for make, key in ((_curve, "curve"), (_agreement, "topk")) if document[key]
+                ],
             ),
             Section(title="Where it lives", blocks=[Pair(blocks=[_heads(document), _layers(document)])]),
             Section(title="Every number", blocks=[_numbers(document)]),
+            *not_run(document),
             Section(title="How it was made", blocks=[_method(document)]),
         ],
         facts=list(_facts(document)),
@@ -94,109 +98,29 @@ def audit_page(document: Document) -> Page:
     )
 
 
-# ------------------------------------------------------------------------------------------------ sentences
-
-
-def solved(document: Document) -> bool:
-    """Whether the model shows a behaviour on the measured prompts that a circuit could keep."""
-    codes = {key for each in document["measurements"][:1] for key in each.get("warnings", [])}
-    undefined = document["circuit"]["faithfulness"]["value"] is None
-    return not undefined and not codes & {"task_not_solved", "unstable_denominator"}
-
-
-def verdict(document: Document) -> str:
-    """The finding of an audit in one sentence."""
-    circuit, graph, random = document["circuit"], document["graph"], document.get("random") or {}
-    task, faithfulness = document["task"], circuit["faithfulness"]
-    share = percent(circuit["fraction"])
-    size = f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({share})"
-    if not solved(document):
-        accuracy = task.get("accuracy")
-        right = "" if accuracy is None else f" (right on {percent(accuracy)} of the prompts)"
-        return (
-            f"{document['model']['id']} does not do {task['name']}{right}: "
-            "there is no margin that a circuit could be said to keep."
-        )
-    ends = words.interval(faithfulness.get("low"), faithfulness.get("high"))
-    kept = f"{rounded(faithfulness['value'])} {ends}".strip()
-    plain = _plain_share(document)
-    sentence = f"{size} reach a normalised faithfulness of {kept} (0: empty circuit, 1: model){plain}"
-    if random.get("mean") is not None:
-        many = random.get("n_circuits", 2) > 1
-        other = "random circuits of that size reach" if many else "a random circuit of that size reaches"
-        sentence += f"; {other} {rounded(random['mean'])}{' normalised' if plain else ''}"
-    if circuit["fraction"] >= 1:
-        sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
-    return sentence + "."
-
-
-def _plain_share(document: Document) -> str:
-    """Faithfulness without the empty circuit in it, where it is another number; else nothing."""
-    value = document["circuit"]["faithfulness"]["value"]
-    named = {each.get("id"): each for each in document["measurements"]}
-    plain = named.get("D02.faithfulness") or {}
-    if plain.get("value") is None or rounded(plain["value"]) == rounded(value):
-        return ""
-    ends = plain.get("interval") or {}
-    shown = f"{rounded(plain['value'])} {words.interval(ends.get('low'), ends.get('high'))}".strip()
-    return f" and a plain faithfulness of {shown} (share of the model’s margin)"
-
-
-def caveats(document: Document) -> list[str]:
-    """What a reader must know before trusting the verdict; empty when there is nothing."""
-    notes = []
-    circuit, discovery = document["circuit"], document["discovery"]
-    value, target = circuit["faithfulness"]["value"], circuit["target"]
-    low, high = circuit["faithfulness"].get("low"), circuit["faithfulness"].get("high")
-    if not solved(document):
-        shown = "undefined" if value is None else number(value)
-        notes.append(
-            f"Faithfulness ({shown}) divides by the model’s gain over its corrupted run, which is not told "
-            "apart from zero here. The pictures below describe the model’s arithmetic, not a behaviour."
-        )
-    elif value is not None and value < target:
-        inside = low is not None and high is not None and low <= target <= high
-        ending = ", with the target inside the interval." if inside else "."
-        notes.append(
-            f"The size was chosen to reach {number(target)} on the discovery prompts; on the prompts "
-            f"measured here the circuit’s normalised faithfulness is {number(value)}{ending}"
-        )
-    if not discovery["held_out"]:
-        notes.append(
-            "Discovery and measurement used the same prompts, so the numbers are optimistic and no verdict "
-            "is more than inconclusive. Give 40 or more distinct prompts, of which half are then held out, "
-            "or other prompts with --measure-on FILE."
-        )
-    gap = document["method"].get("completeness_gap")
-    if gap is not None and gap > 0.05:
-        notes.append(
-            f"The completeness gap of the attribution is {percent(gap)}: "
-            "more integration steps would change the scores."
-        )
-    return notes
-
-
 # ------------------------------------------------------------------------------------------------ the task
 
 
-def _task(document: Document) -> Custom:
-    """Prompts side by side, and what the model does with them."""
+def _task(document: Document) -> Custom | Note:
+    """Prompts side by side, and what the model does with them; of images the latter alone."""
     task = document["task"]
+    if not task.get("examples"):
+        return Note(text=_behaviour(document))
     examples = [_example(example) for example in task.get("examples", [])[:EXAMPLES]]
     return Custom(
         template="prompts.html",
-        values={"examples": examples, "aside": _behaviour(task)},
-        blocks=[Note(text=_behaviour(task))],
+        values={"examples": examples, "aside": _behaviour(document)},
+        blocks=[Note(text=_behaviour(document))],
     )
 
 
-def _behaviour(task: Document) -> Text:
-    right = ""
+def _behaviour(document: Document) -> Text:
+    task, kind, right = document["task"], inputs(document), ""
     if task["accuracy"] is not None:
         margin = task["mean_margin"]
         ending = "" if margin is None else f", with a mean margin of {number(margin)}"
-        right = f"The model prefers the right answer on {percent(task['accuracy'])} of the prompts{ending}. "
-    ablation = REPLACEMENTS.get(task["ablation"], f"under {task['ablation']}")
+        right = f"The model prefers the right answer on {percent(task['accuracy'])} of the {kind}{ending}. "
+    ablation = REPLACEMENTS.get(task["ablation"], f"under {task['ablation']}").replace("prompt", kind[:-1])
     return (
         f"{right}Objective: ",
         italic(task["objective"]),
@@ -291,7 +215,7 @@ def _circuit(document: Document) -> CircuitView:
             "edges": [
                 [edge.source, list(edge.feeds), edge.target_name, edge.score] for edge in drawing.edges
             ],
-            "curve": {"n_edges": document["curve"]["n_edges"], "values": document["curve"]["values"]},
+            "curve": document["curve"] and {key: document["curve"][key] for key in ("n_edges", "values")},
         },
     )
 
@@ -304,7 +228,7 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
         f"The circuit: {number(n_edges)} of {number(document['graph']['n_edges'])} edges, the strongest "
         f"{number(size)}{unconnected}. Scores are {method['key']} attributions ({method['objective']}, "
         f"{method['ablation']} ablation), means over n = {number(document['discovery']['n'])} discovery "
-        f"prompts."
+        f"{inputs(document)}."
     ]
     if shared_kv > 1:
         parts += [
@@ -332,11 +256,12 @@ def _curve(document: Document) -> Figure:
     curve = figures.curve_data(document)
     caption = (
         "Normalised faithfulness of the strongest edges, pruned to connected circuits, by size "
-        f"(n = {number(curve.n)} prompts; band: 95{NARROW}% interval)."
+        f"(n = {number(curve.n)} {inputs(document)}; band: 95{NARROW}% interval)."
     )
     if curve.random_fractions:
         n_circuits = document["curve"]["random"]["n_circuits"]
-        caption += f" Dashed: {n_circuits} random circuits of each size, mean and range."
+        mark, sizes = ("Dashed", "each") if len(curve.random_fractions) > 1 else ("Square", "the chosen")
+        caption += f" {mark}: {n_circuits} random circuits of {sizes} size, mean and range."
     if document["curve"]["cpr"] is not None:
         caption += (
             f" With edges ranked by {document['curve'].get('ranking', '|score|')}, the area under the curve "
@@ -359,7 +284,7 @@ def _curve(document: Document) -> Figure:
     ]
     return Figure(
         draw=partial(figures.plot_curve, curve),
-        label=f"Faithfulness against circuit size on {curve.n} prompts; the numbers are in the table.",
+        label=f"Faithfulness by circuit size on {curve.n} {inputs(document)}; the numbers are in the table.",
         caption=caption,
         more=[_numbers_table(columns, rows)],
         beside=True,
@@ -382,15 +307,15 @@ def _numbers_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Det
 
 
 def _agreement(document: Document) -> Figure:
-    agreement, topk = figures.agreement_data(document), document["topk"]
+    agreement, topk, kind = figures.agreement_data(document), document["topk"], inputs(document)
     caption = (
-        f"Top-K agreement on n = {number(agreement.n)} prompts, with 95{NARROW}% intervals; squares: random "
+        f"Top-K agreement on n = {number(agreement.n)} {kind}, with 95{NARROW}% intervals; squares: random "
         "circuits of equal size; ticks: chance."
     )
     if topk["label_top1_full"] is not None:
         caption += (
             f" The right answer is ranked first by the model on {percent(topk['label_top1_full'])} of "
-            f"prompts, "
+            f"{inputs(document)}, "
             f"by the circuit on {percent(topk['label_top1_circuit'])}."
         )
     if topk["patterns"]:
@@ -408,7 +333,7 @@ def _agreement(document: Document) -> Figure:
     ]
     return Figure(
         draw=partial(figures.plot_agreement, agreement),
-        label=f"Top-K agreement of circuit and model on {agreement.n} prompts; the numbers are in the table.",
+        label=f"Top-K agreement of circuit and model on {agreement.n} {kind}; the numbers are in the table.",
         caption=caption,
         more=[_numbers_table(["K", "agreement", "interval", "random", "chance", "rank agreement τ"], rows)],
         beside=True,
@@ -422,7 +347,7 @@ def _heads(document: Document) -> Figure:
         draw=partial(plot_matrix, heads),
         label="Attribution of each head, signed; the numbers are in the table.",
         caption=f"Each head’s summed outgoing attribution over n = {number(document['discovery']['n'])} "
-        f"prompts, "
+        f"{inputs(document)}, "
         "in units of the objective: what ablating the head would cost to first order. Blue supports, "
         "vermilion "
         "opposes.",
@@ -458,13 +383,13 @@ def _numbers(document: Document) -> Figure:
 
 def _method(document: Document) -> Pair:
     task, circuit, discovery = document["task"], document["circuit"], document["discovery"]
-    method = document["method"]
+    method, kind = document["method"], inputs(document)
     steps = f", {method['steps']} steps of the {method['quadrature']} rule" if method["steps"] else ""
     drawn = "" if task["seed"] is None else f" drawn with seed {discovery['seed']}"
     made: list[Text] = [
         "Every edge was scored with ",
         italic(method["key"]),
-        f"{steps}, on {number(discovery['n'])} prompts{drawn}.",
+        f"{steps}, on {number(discovery['n'])} {kind}{drawn}.",
     ]
     if method["completeness_gap"] is not None:
         made.append(
@@ -474,22 +399,21 @@ def _method(document: Document) -> Pair:
     there = circuit["discovery_faithfulness"]
     made.append(
         " The edges were ranked by |score|; the reported circuit is the smallest swept one whose normalised "
-        f"faithfulness is at least {number(circuit['target'])} on those prompts"
+        f"faithfulness is at least {number(circuit['target'])} on those {kind}"
         f"{'' if there is None else f' ({number(there)})'}"
         f"{' and on those it was measured on' if circuit.get('confirmed') else ''}."
     )
     if discovery["held_out"]:
         sizing = " They had a say in the size alone: it grew until the target held on them as well."
         measured = (
-            f"Everything in figures 2 and 3 and table 1 was then measured on {number(task['n'])} other "
-            f"prompts "
-            "of the same generator; prompts that occur in both draws were left out."
+            f"Every measurement above was made on {number(task['n'])} other {kind} of the same "
+            f"source; {kind} that occur in both draws were left out."
             f"{sizing if circuit.get('confirmed') else ''}"
         )
     else:
-        measured = "Measurement used the same prompts as discovery."
+        measured = f"Measurement used the same {kind} as discovery."
     measured += (
-        " Intervals resample prompts; they say how the numbers would move with other prompts of this "
+        f" Intervals resample {kind}; they say how the numbers would move with other {kind} of this "
         "kind, not "
         "with another model or another wording."
     )

@@ -79,6 +79,7 @@ class MeasurementTable:
             cost more, only the circuit's heads and 20 random others are measured; the rest are NaN.
         donors: Row of the prompt that gives each prompt its activations under `resample-donor`, instead of
             five random draws.
+        measured: Columns that were measured elsewhere, by name.
 
     Raises:
         InputError: For a folder that holds another table, a folder under an objective that is not
@@ -101,6 +102,7 @@ class MeasurementTable:
         seed: int = 42,
         max_passes: float | int | None = None,
         donors: Int64[np.ndarray, " P"] | None = None,
+        measured: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.model, self.task, self.more = model, task, more
         self.circuit, self.head_circuit = _as_circuit(model, circuit)
@@ -121,7 +123,7 @@ class MeasurementTable:
         self.donors = donors
         self.heads = self.circuit.kept_heads()
         self.measured_heads = self._measured(max_passes)
-        self._columns: dict[str, np.ndarray] = {}
+        self._columns: dict[str, np.ndarray] = dict(measured or {})
         self._make = Columns(
             model=model,
             task=task,

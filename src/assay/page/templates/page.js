@@ -255,7 +255,7 @@ function circuitView(figure) {
     const kept = connected(edges, size, view.nodes.length);
     const count = kept.filter(Boolean).length, on = view.update(kept);
     rows.forEach((row, i) => { row.lastElementChild.textContent = kept[i] ? "yes" : "no"; });
-    const value = count ? interpolate(data.curve.n_edges, data.curve.values, size) : null;
+    const value = count && data.curve ? interpolate(data.curve.n_edges, data.curve.values, size) : null;
     const joined = count === size ? "all" : `${count.toLocaleString("en")} of them`;
     const text = `${size.toLocaleString("en")}, ${joined} connected`;
     output.replaceChildren(

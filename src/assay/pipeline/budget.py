@@ -1,0 +1,205 @@
+"""The richest audit that a budget of passes or of time allows, and what a pass takes here."""
+
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from assay.circuits import Circuit
+from assay.core.errors import InputError
+from assay.core.record import Record
+from assay.discovery.edges import get_method
+from assay.execution import run_circuit, run_model
+from assay.execution.forward import choose_batch_size
+from assay.models import Model
+from assay.pipeline.audit_plan import BUDGET, DEFAULT, N_FULL, STAGES, AuditPlan, LeftOut, N, Scope
+from assay.pipeline.discovery import discovery_settings
+from assay.pipeline.sizing import COARSE, FINE
+from assay.tasks import Task
+
+
+FEWEST = 10  # prompts of either draw that a budget may choose
+TIMED_EXAMPLES, TIMED_RUNS = 16, 3
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def read_budget(budget: str | int) -> tuple[float, str]:
+    """A budget as a number and its unit, `passes` or `seconds`.
+
+    Args:
+        budget: Passes as a whole number, or a time: `600s`, `10m`, `2h`, `1.5h`.
+
+    Raises:
+        InputError: For any other text, and for 0.
+    """
+    wrong = InputError(f"budget is {budget!r}; give passes as a whole number, or a time as 600s, 10m or 2h")
+    if isinstance(budget, bool) or not isinstance(budget, str | int):
+        raise wrong
+    match = re.fullmatch(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?)([smh])", str(budget).strip())
+    if match is None:
+        raise wrong
+    amount = float(match[1] or match[2]) * _UNITS.get(match[3], 1)
+    if amount <= 0 or not math.isfinite(amount):
+        raise wrong
+    return amount, "seconds" if match[3] else "passes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What an audit may cost.
+
+    Attributes:
+        passes: Forward-equivalents over single examples.
+        text: As the user wrote it, for messages.
+    """
+
+    passes: int
+    text: str
+
+    def __str__(self) -> str:
+        if self.text.isdecimal():
+            return f"a budget of {self.passes:,} passes"
+        return f"a budget of {self.text} (about {self.passes:,} passes here)"
+
+
+def fitted(plan: AuditPlan, budget: Budget, *, fixed: bool, full: bool) -> AuditPlan:
+    """The richest plan within a budget.
+
+    Tried in this order: a full audit of 200 and of 100 prompts, one without the gates that need further
+    runs, one without all pairs of fresh prompts too; the default audit of 200, 100, 50 and 20 prompts; then
+    without curve and random circuits of 20 and 10.
+
+    Args:
+        plan: Model, method, the prompts there are, and what the user leaves out.
+        budget: What it may cost.
+        fixed: Whether the number of prompts is the user's and stays.
+        full: Begin with the stages of a full audit and leave out whole stages, never take the smaller form.
+
+    Raises:
+        InputError: If the budget is below the cost of discovery, or of the smallest audit.
+    """
+    candidates = [
+        replace(plan, n=count, scope=scope)
+        for scope, counts in _ladder(plan.scope, full=full)
+        for count in ((plan.n,) if fixed else (min(each, plan.n) for each in counts))
+    ]
+    for candidate in candidates:
+        if candidate.passes <= budget.passes:
+            return candidate
+    smallest = candidates[-1]
+    discovery = smallest.stages[0].passes
+    if budget.passes < discovery:
+        raise InputError(
+            f"{budget} is below the cost of discovery: {discovery:,} passes for n = {smallest.n}; give more"
+        )
+    raise InputError(
+        f"{budget} is below the cost of the smallest audit: {smallest.passes:,} passes for n = {smallest.n}, "
+        f"of which discovery takes {discovery:,}; give more"
+    )
+
+
+def _ladder(scope: Scope, *, full: bool) -> list[tuple[Scope, tuple[int, ...]]]:
+    """Scopes with the numbers of prompts to try each with, richest first."""
+    small = replace(scope, larger=frozenset(), search=COARSE).without(("minimality",), BUDGET)
+    whole = {stage: cause for stage, cause in scope.causes.items() if cause != DEFAULT}
+    large = replace(scope, larger=frozenset(STAGES), causes=whole, search=FINE)
+    bare = (("calibrate",), ("calibrate", "minimality"), ("calibrate", "minimality", "curve"), STAGES)
+    if full:
+        steps = [(large.without(less, BUDGET), (N_FULL, N, 50)) for less in ((), *bare)]
+        return [*steps, (steps[-1][0], (20, FEWEST))]
+    return [
+        (large, (N_FULL, N)),
+        (replace(large, larger=large.larger - {"calibrate"}), (N,)),
+        (replace(large, larger=large.larger - {"calibrate", "attack"}), (N,)),
+        (small, (N_FULL, N, 50, 20)),
+        (small.without(("curve",), BUDGET), (20,)),
+        (small.without(("curve", "random"), BUDGET), (20, FEWEST)),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCost(Record):
+    """One stage: its runs over all examples, and its passes over single ones, at most."""
+
+    stage: str
+    runs: int
+    passes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditCost(Record):
+    """What an audit would cost.
+
+    Attributes:
+        model: What it is.
+        n: Prompts or images of either draw.
+        stages: In order.
+        passes: Forward-equivalents over single examples, at most; a backward pass counts as one.
+        pass_seconds: Seconds of one of them, timed here.
+        seconds: About how long all of them take; start-up is left out.
+        bytes: Memory of the weights and of the activations of a pass of discovery, roughly.
+        stored_bytes: Arrays of the result, roughly.
+        left_out: What is not run.
+    """
+
+    model: dict[str, Any]
+    n: int
+    stages: tuple[StageCost, ...]
+    passes: int
+    pass_seconds: float
+    seconds: float
+    bytes: int
+    stored_bytes: int
+    left_out: tuple[LeftOut, ...]
+
+
+def audit_cost(plan: AuditPlan, task: Task, *, batch_size: int | None = None) -> AuditCost:
+    """What a plan costs on these examples."""
+    model = plan.model
+    table = model.graph.n_sources * model.graph.n_targets
+    seconds = pass_seconds(model, task, batch_size=batch_size)
+    return AuditCost(
+        model=model.describe(),
+        n=plan.n,
+        stages=tuple(StageCost(stage=each.name, runs=each.runs, passes=each.passes) for each in plan.stages),
+        passes=plan.passes,
+        pass_seconds=seconds,
+        seconds=plan.passes * seconds,
+        bytes=_memory(plan, model.bind(task), batch_size),
+        stored_bytes=2 * (4 * table) + table + 64 * plan.n * len(plan.metric_keys),
+        left_out=tuple(plan.left_out),
+    )
+
+
+def _memory(plan: AuditPlan, task: Task, batch_size: int | None) -> int:
+    """Weights, and the activations of a batch of discovery."""
+    model, method = plan.model, get_method(plan.method)
+    extra = method.bytes_per_example(model, task.length, discovery_settings(task, method, steps=plan.steps))
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
+    return sum(weight.nbytes for weight in model.module.parameters()) + size * extra
+
+
+def pass_seconds(model: Model, task: Task, *, batch_size: int | None = None) -> float:
+    """Seconds of a pass over one example here: of the model or of a circuit, whichever takes longer.
+
+    A circuit of a tenth of the edges is timed with all that its run needs, so the figure is rather high.
+    """
+    some = task.subset(range(min(task.n, TIMED_EXAMPLES)))
+    circuit = Circuit.random(model.graph, max(1, model.graph.n_edges // 10), seed=0)
+    runs = (
+        lambda: run_model(model, some, batch_size=batch_size, check=False),
+        lambda: run_circuit(model, some, circuit, batch_size=batch_size, check=False),
+    )
+    return max(map(_seconds, runs)) / some.n
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """Of the fastest of a few runs; the first warms up."""
+    times = []
+    for _ in range(TIMED_RUNS + 1):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

@@ -1,0 +1,120 @@
+"""The sentences of an audit: its finding, what to know before trusting it, and what was not run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from assay.page import text as words
+from assay.page.blocks import Column, Section, Table
+from assay.page.text import code, number, percent, rounded
+
+
+Document = Mapping[str, Any]
+
+
+def inputs(document: Document) -> str:
+    """What an audit ran on: `prompts` or `images`."""
+    return str(document["task"].get("inputs") or "prompts")
+
+
+def solved(document: Document) -> bool:
+    """Whether the model shows a behaviour on the measured prompts that a circuit could keep."""
+    codes = {key for each in document["measurements"][:1] for key in each.get("warnings", [])}
+    undefined = document["circuit"]["faithfulness"]["value"] is None
+    return not undefined and not codes & {"task_not_solved", "unstable_denominator"}
+
+
+def verdict(document: Document) -> str:
+    """The finding of an audit in one sentence."""
+    circuit, graph, random = document["circuit"], document["graph"], document.get("random") or {}
+    task, faithfulness = document["task"], circuit["faithfulness"]
+    share = percent(circuit["fraction"])
+    size = f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({share})"
+    if not solved(document):
+        accuracy = task.get("accuracy")
+        right = "" if accuracy is None else f" (right on {percent(accuracy)} of the {inputs(document)})"
+        return (
+            f"{document['model']['id']} does not do {task['name']}{right}: "
+            "there is no margin that a circuit could be said to keep."
+        )
+    ends = words.interval(faithfulness.get("low"), faithfulness.get("high"))
+    kept = f"{rounded(faithfulness['value'])} {ends}".strip()
+    plain = _plain_share(document)
+    sentence = f"{size} reach a normalised faithfulness of {kept} (0: empty circuit, 1: model){plain}"
+    if random.get("mean") is not None:
+        many = random.get("n_circuits", 2) > 1
+        other = "random circuits of that size reach" if many else "a random circuit of that size reaches"
+        sentence += f"; {other} {rounded(random['mean'])}{' normalised' if plain else ''}"
+    if circuit["fraction"] >= 1:
+        sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
+    return sentence + "."
+
+
+def _plain_share(document: Document) -> str:
+    """Faithfulness without the empty circuit in it, where it is another number; else nothing."""
+    value = document["circuit"]["faithfulness"]["value"]
+    named = {each.get("id"): each for each in document["measurements"]}
+    plain = named.get("D02.faithfulness") or {}
+    if plain.get("value") is None or rounded(plain["value"]) == rounded(value):
+        return ""
+    ends = plain.get("interval") or {}
+    shown = f"{rounded(plain['value'])} {words.interval(ends.get('low'), ends.get('high'))}".strip()
+    return f" and a plain faithfulness of {shown} (share of the model’s margin)"
+
+
+def caveats(document: Document) -> list[str]:
+    """What a reader must know before trusting the verdict; empty when there is nothing."""
+    notes, kind = [], inputs(document)
+    circuit, discovery = document["circuit"], document["discovery"]
+    value, target = circuit["faithfulness"]["value"], circuit["target"]
+    low, high = circuit["faithfulness"].get("low"), circuit["faithfulness"].get("high")
+    if not solved(document):
+        shown = "undefined" if value is None else number(value)
+        notes.append(
+            f"Faithfulness ({shown}) divides by the model’s gain over its corrupted run, which is not told "
+            "apart from zero here. The pictures below describe the model’s arithmetic, not a behaviour."
+        )
+    elif value is not None and value < target:
+        inside = low is not None and high is not None and low <= target <= high
+        ending = ", with the target inside the interval." if inside else "."
+        notes.append(
+            f"The size was chosen to reach {number(target)} on the discovery {kind}; on the {kind} "
+            f"measured here the circuit’s normalised faithfulness is {number(value)}{ending}"
+        )
+    if not discovery["held_out"]:
+        notes.append(
+            f"Discovery and measurement used the same {kind}, so the numbers are optimistic and no verdict "
+            f"is more than inconclusive. Give 40 or more distinct {kind}, of which half are then held out"
+            + (", or other prompts with --measure-on FILE." if kind == "prompts" else ".")
+        )
+    gap = document["method"].get("completeness_gap")
+    if gap is not None and gap > 0.05:
+        notes.append(
+            f"The completeness gap of the attribution is {percent(gap)}: "
+            "more integration steps would change the scores."
+        )
+    return notes
+
+
+def not_run(document: Document) -> list[Section]:
+    """What was not run, why, and how it is had; nothing where everything was run."""
+    if not document.get("left_out"):
+        return []
+    table = Table(
+        columns=[
+            Column(name="not run"),
+            Column(name="why"),
+            Column(name="passes, at most", numeric=True),
+            Column(name="option"),
+        ],
+        rows=[
+            [
+                each["what"],
+                each["reason"],
+                number(each["passes"]) if each["passes"] else "",
+                code(each["option"]) if each["option"].startswith(("-", "assay")) else each["option"],
+            ]
+            for each in document["left_out"]
+        ],
+        named=False,
+    )
+    return [Section(title="What was not run", blocks=[table])]
