@@ -129,18 +129,14 @@ def tail_verdict(document: Document) -> str:
     """The finding of a worst-case evaluation in a few sentences: how far at worst, against what, how sure."""
     absolute, unit = document["summary"]["absolute"], unit_of(document)
     worst, mean = absolute["max"], absolute["mean"]
-    times = f", {significant(worst / mean)} times its mean of {significant(mean)}" if mean > 0 else ""
-    model = document["model"].get("id", "the model")
-    sentence = (
-        f"At worst the circuit departs from {model} by {significant(worst)} {unit}"
-        f"{times}, over {count(document, 'pairs')} distinct pairs{_bracketed(draws(document, 'pairs'))}"
-    )
+    times = f" ({significant(worst / mean)} times the mean of {significant(mean)})" if mean > 0 else ""
+    pairs = f"{count(document, 'pairs')} distinct pairs{_bracketed(draws(document, 'pairs'))}"
+    sentences = [f"Worst divergence over {pairs}: {significant(worst)} {unit}{times}."]
     anchor = (document.get("anchor") or {}).get("absolute")
     if anchor:
-        sentence += (
-            f"; no circuit at all: mean {significant(anchor['mean'])}, worst {significant(anchor['max'])}"
-        )
-    return f"{sentence}. {guarantee(document)}"
+        mean, worst = significant(anchor["mean"]), significant(anchor["max"])
+        sentences.append(f"Without any circuit: mean {mean}, worst {worst}.")
+    return " ".join([*sentences, guarantee(document)])
 
 
 def _bracketed(text: str) -> str:
@@ -168,8 +164,8 @@ def guarantee(document: Document) -> str:
     if missing:
         least = missing[0]
         sentences.append(
-            f"Nothing can be promised about percentile {100 * least['percentile']:g}: that takes "
-            f"{number(least['n_needed'])} independent {counted(document)}, this sample has "
+            f"Percentile {100 * least['percentile']:g} cannot be bounded: it needs "
+            f"{number(least['n_needed'])} independent {counted(document)}; this sample has "
             f"{number(least['n'])}."
         )
     return " ".join(sentences)
@@ -186,7 +182,7 @@ def no_certificate(document: Document) -> str:
         return "the corrupted prompts were made from the clean ones of the same sample"
     if not document["independent"]:
         if document["protocol"] == "file":
-            return "the pairs of the file were not declared independent draws"
+            return "the pairs were not declared independent draws"
         return "the inputs are not independent draws"
     return "no percentile was asked for"
 
