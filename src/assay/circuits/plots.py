@@ -84,11 +84,11 @@ def plot_certified(certified: "CertifiedCircuit", ax: Axes | None = None) -> Axe
     n = len(frame)
     ax = axes_of(ax, 6.6, 1.0 + 0.22 * max(3, n))
     ax.axvline(0.5, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2.5)))
-    for place, row in enumerate(frame.itertuples()):
-        colour = SUPPORTS if row.decision == "included" else OPPOSES
-        ax.plot([row.low, row.high], [place] * 2, color=colour, linewidth=2.0, alpha=0.55)
-        face = colour if row.decision == "included" else "none"
-        ax.plot(row.frequency, place, "o", color=colour, markersize=4.5, markerfacecolor=face)
+    for place, row in enumerate(frame.to_dict("records")):
+        colour = SUPPORTS if row["decision"] == "included" else OPPOSES
+        ax.plot([row["low"], row["high"]], [place] * 2, color=colour, linewidth=2.0, alpha=0.55)
+        face = colour if row["decision"] == "included" else "none"
+        ax.plot(row["frequency"], place, "o", color=colour, markersize=4.5, markerfacecolor=face)
     ax.set_yticks(range(n), frame["edge"].tolist())
     ax.set_ylim(max(n, 1) - 0.5, -0.5)
     ax.set_xlim(-0.02, 1.02)

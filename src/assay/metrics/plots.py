@@ -65,7 +65,8 @@ def plot_measurement(measurement: Measurement, ax: Axes | None = None) -> Axes:
         )
     ax = axes_of(ax, 6.6, 0.9 + 0.34 * max(2, len(rows)))
     rule, random = measurement.rule, (measurement.baseline.get("random") or {}).get("value")
-    for limit in () if rule is None else {rule.pass_at, rule.fail_at} - {None}:
+    limits = () if rule is None else (rule.pass_at, rule.fail_at)
+    for limit in (each for each in limits if each is not None):
         ax.axvline(limit, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2.5)))
     for place, (name, part) in enumerate(rows.items()):
         interval = part.interval()

@@ -23,13 +23,15 @@ def in_frame(summary: str, draw: Callable[[], Axes | np.ndarray]) -> str:
         summary: HTML that is safe to show.
         draw: Makes the picture. A result in which there is nothing to draw (`InputError`) has none.
     """
+    found = re.search("<strong>(.*?)</strong>", summary)
+    title = html.unescape(found[1]) if found else "result"
     picture, height = "", REST + LINE * summary.count("<tr")
     try:
         axes = draw()
     except InputError:
         pass
     else:
-        picture = to_svg(axes.flat[0] if isinstance(axes, np.ndarray) else axes, label="picture", key="p")
+        picture = to_svg(axes.flat[0] if isinstance(axes, np.ndarray) else axes, label=title, key="p")
         view = re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', picture)
         height += round(float(view[1]) * 4 / 3) if view else 0
     colours = source("page.css").partition("* {")[0]  # of light and dark screens
@@ -38,7 +40,8 @@ def in_frame(summary: str, draw: Callable[[], Axes | np.ndarray]) -> str:
         f"color:var(--ink)}}.plot{{display:block;width:100%;height:auto;font-family:var(--sans)}}</style>"
         f"{summary}{picture}"
     )
+    style = f"width:100%;height:{min(height, TALLEST)}px;border:none"
     return (
-        f'<iframe sandbox="" title="result" style="width:100%;height:{min(height, TALLEST)}px;border:none" '
-        f'srcdoc="{html.escape(document)}"></iframe>'
+        f'<iframe sandbox="" title="{html.escape(title)}" style="{style}" srcdoc="{html.escape(document)}">'
+        "</iframe>"
     )

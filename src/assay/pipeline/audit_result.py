@@ -50,11 +50,11 @@ class Audit(display.Shown):
             (
                 each["name"],
                 display.number(each["value"]),
-                display.ends(**{end: (each["interval"] or {}).get(end) for end in ("low", "high")}),
+                display.ends(each["low"], each["high"]),
                 each["n"],
                 each["status"],
             )
-            for each in self.measurements
+            for each in self._rows()
         ]
         return display.table(
             f"audit: {self.circuit.n_edges} of {self.circuit.graph.n_edges} edges",
@@ -68,11 +68,14 @@ class Audit(display.Shown):
         import pandas as pd
 
         columns = ["name", "value", "low", "high", "unit", "n", "status"]
-        rows = [
-            each | {end: (each["interval"] or {}).get(end) for end in ("low", "high")}
+        return pd.DataFrame(self._rows(), columns=columns)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The measurements with the ends of their intervals."""
+        return [
+            {**each, **{end: (each["interval"] or {}).get(end) for end in ("low", "high")}}
             for each in self.measurements
         ]
-        return pd.DataFrame([[row[name] for name in columns] for row in rows], columns=columns)
 
     @property
     def curve(self) -> Mapping[str, Any]:

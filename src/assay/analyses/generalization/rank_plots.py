@@ -57,10 +57,10 @@ def plot_comparison(comparison: "RankingComparison", ax: Axes | None = None) -> 
     if frame.empty:
         raise InputError("no target has labels, so no metric has a correlation with performance")
     ax = axes_of(ax, 6.2, 0.9 + 0.32 * max(3, len(frame)))
-    for place, row in enumerate(frame.itertuples()):
-        ends = [row.average - row.sem, row.average + row.sem]
+    for place, row in enumerate(frame.to_dict("records")):
+        ends = [row["average"] - row["sem"], row["average"] + row["sem"]]
         ax.plot(ends, [place] * 2, color=SUPPORTS, linewidth=2.0, alpha=0.55)
-        ax.plot([row.average], [place], "o", color=INK, markersize=4.5)
+        ax.plot([row["average"]], [place], "o", color=INK, markersize=4.5)
     ax.set_yticks(range(len(frame)), frame["metric"].tolist())
     ax.set_ylim(len(frame) - 0.5, -0.5)
     ax.set_xlabel("average |correlation| with performance; line: standard error over all cells")
