@@ -119,7 +119,9 @@ class SelectionPath(display.Shown):
         """
         import pandas as pd
 
-        rows = [(each.size, "selection", each.correlation["test"]) for each in self.selections]
+        rows: list[tuple[int, str, Correlation | BaselineRow]] = [
+            (each.size, "selection", each.correlation["test"]) for each in self.selections
+        ]
         rows += [(row.size, kind, row) for kind, baseline in self.baselines.items() for row in baseline]
         table = [(size, name, each.r, each.low, each.high) for size, name, each in rows]
         return pd.DataFrame(table, columns=["size", "examples", "r", "low", "high"])
