@@ -137,6 +137,8 @@ def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
             marker="s",
             markersize=3,
         )
+        if len(random_x) == 1:
+            ax.vlines(random_x, data.random_low, data.random_high, color=MUTED, linewidth=1.2)
         _label_line(ax, random_x, data.random_values, "random edges", MUTED)
     ax.fill_between(x, data.low, data.high, color=SUPPORTS, alpha=0.16, linewidth=0)
     ax.plot(x, data.values, color=SUPPORTS, linewidth=1.8, marker="o", markersize=3.5)
