@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from assay.metrics.plots import plot_curve
 from assay.page import draw
 from assay.page.matrix import plot_matrix
 from assay.report import audit_plots as figures
@@ -51,7 +52,7 @@ def test_heads_are_rows_and_layers_columns_in_forward_order(document: Document) 
 
 def test_plots_draw_on_given_axes_and_return_them(document: Document) -> None:
     for plot, data in (
-        (figures.plot_curve, figures.curve_data(document)),
+        (plot_curve, figures.curve_data(document)),
         (figures.plot_agreement, figures.agreement_data(document)),
         (plot_matrix, figures.head_data(document)),
     ):
@@ -61,7 +62,7 @@ def test_plots_draw_on_given_axes_and_return_them(document: Document) -> None:
 
 
 def test_axes_are_labelled_and_intervals_shown(document: Document) -> None:
-    ax = figures.plot_curve(figures.curve_data(document))
+    ax = plot_curve(figures.curve_data(document))
     assert ax.get_ylabel() == "normalised faithfulness"
     assert ax.get_xscale() == "log"
     assert len(ax.collections) == 2, "one band for the interval, one for the random circuits"
@@ -69,7 +70,7 @@ def test_axes_are_labelled_and_intervals_shown(document: Document) -> None:
 
 def test_drawing_leaves_no_global_state(document: Document) -> None:
     before = dict(mpl.rcParams)
-    draw.to_svg(figures.plot_curve(figures.curve_data(document)), key="k", label="x")
+    draw.to_svg(plot_curve(figures.curve_data(document)), key="k", label="x")
     assert dict(mpl.rcParams) == before
     code = "import assay.page.html, assay.report.audit, sys; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -78,7 +79,7 @@ def test_drawing_leaves_no_global_state(document: Document) -> None:
 
 def test_svg_is_trimmed_themed_and_repeatable(document: Document) -> None:
     data = figures.curve_data(document)
-    svg = draw.to_svg(figures.plot_curve(data), key="one", label='a "quoted" <label>')
+    svg = draw.to_svg(plot_curve(data), key="one", label='a "quoted" <label>')
     assert svg.startswith("<svg")
     assert svg.endswith("</svg>")
     assert 'aria-label="a &quot;quoted&quot; &lt;label&gt;"' in svg
@@ -87,7 +88,7 @@ def test_svg_is_trimmed_themed_and_repeatable(document: Document) -> None:
     assert "var(--supports)" in svg
     assert not re.search("|".join((draw.INK, draw.SUPPORTS, draw.MUTED)), svg)
     assert all(name.startswith("one-") for name in re.findall(r' id="([^"]+)"', svg))
-    assert svg == draw.to_svg(figures.plot_curve(data), key="one", label='a "quoted" <label>')
+    assert svg == draw.to_svg(plot_curve(data), key="one", label='a "quoted" <label>')
     assert "random edges" in svg, "text stays text"
 
 

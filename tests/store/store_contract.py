@@ -14,13 +14,15 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+import sqlalchemy as sa
 import torch
 from hypothesis import strategies as st
 from type_checks import no_type_checks
 
 from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError
 from assay.core.record import record_id
-from assay.store import ID_LENGTH, About, ClaimBook, Store
+from assay.store import ID_LENGTH, About, ClaimBook, Store, export_results
+from assay.store.about import COLUMNS
 
 
 PROVENANCE: dict[str, Any] = {
@@ -50,6 +52,21 @@ def _writer(location: str, worker: int, count: int, failures: Any) -> None:
         failures.put(repr(error))
         raise
 
+
+def _fail_after(n: int) -> Any:
+    """A stand-in for `sqlalchemy.delete` that fails at the call after the first n."""
+    calls = []
+
+    def stand_in(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) > n:
+            raise RuntimeError("the plug was pulled")
+        return DELETE(*arguments)
+
+    return stand_in
+
+
+DELETE = sa.delete
 
 # ---- what Python would answer -------------------------------------------------------------------
 
@@ -725,6 +742,123 @@ class StoreContract:
         assert len(problems) == 3
         assert sum("is missing" in each for each in problems) == 2
         assert sum("was changed after it was stored" in each for each in problems) == 1
+
+    # ---- changing it ----------------------------------------------------------------------------
+
+    def test_what_is_removed_is_gone_with_the_arrays_that_only_it_had(self, store: Store) -> None:
+        shared, own = torch.arange(3), torch.arange(4)
+        first = store.put("scores", {"seed": 1}, {}, {"a": shared, "b": own})
+        second = store.put("scores", {"seed": 2}, {}, {"a": shared})
+        (removed,) = store.remove([first[:8]])
+        assert (removed.id, store.has(first), store.count()) == (first, False, 1)
+        assert len(files_below(store.directory)) == 1
+        assert store.get(second).arrays["a"].tolist() == [0, 1, 2]
+        assert store.verify() == []
+        assert store.put("scores", {"seed": 1}, {}, {"a": shared, "b": own}) == first
+        assert store.verify() == []
+
+    def test_what_others_refer_to_stays_unless_forced_and_so_does_all_else(self, store: Store) -> None:
+        scores = store.put("scores", {"seed": 1}, {}, {"a": torch.arange(3)})
+        job = store.put("job", {"seed": 1}, {"results": [scores]})
+        circuit = store.put("circuit", {"seed": 1}, {}, about=About(circuit="ab" * 8))
+        measured = store.put("measurement", {"seed": 1}, {}, about=About(circuit="ab" * 8))
+        alone = store.put("audit", {"seed": 1}, {})
+        before = store.digest()
+        for identity, other in ((scores, job), (circuit, measured)):
+            with pytest.raises(InputError, match=f"{identity} cannot be removed: {other} refer to it"):
+                store.remove([alone, identity])
+        for wrong in ("ab" * 4, "0" * 16):  # the hash of a circuit, and nothing at all
+            with pytest.raises(UnknownNameError, match="begins"):
+                store.remove([alone, wrong])
+        assert store.digest() == before
+        assert {each.id for each in store.remove([scores, job])} == {scores, job}
+        store.remove([circuit], force=True)
+        assert {each.id for each in store.query()} == {measured, alone}
+
+    def test_a_removal_that_fails_removes_nothing(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keys = [store.put("scores", {"seed": seed}, {}, {"a": torch.arange(3 + seed)}) for seed in range(3)]
+        before = store.digest()
+        with monkeypatch.context() as full:
+            full.setattr("assay.store.changing.CHUNK", 1)
+            full.setattr("assay.store.changing.sa.delete", _fail_after(5))
+            with pytest.raises(RuntimeError, match="pulled"):
+                store.remove(keys)
+        assert (store.digest(), store.verify()) == (before, [])
+        with monkeypatch.context() as killed:
+            killed.setattr("assay.store.results.remove_files", _fail_after(0))
+            with pytest.raises(RuntimeError, match="pulled"):
+                store.remove(keys)
+        assert store.verify() == []
+        assert store.count() == 0
+        assert len(store.remove_leftovers(settled=0.0)) == 3
+
+    def test_a_merge_adds_what_is_missing_and_nothing_twice(self, store: Store, tmp_path: Path) -> None:
+        other = Store(tmp_path / "other")
+        for each in (store, other):
+            machine = {"host": each.url}
+            each.put("scores", {"seed": 0, "machine": machine}, {"seconds": 1}, {"a": torch.arange(3)})
+        key = other.put("audit", {"seed": 1}, {"x": None}, {"b": torch.arange(5)}, about=About(value=0.5))
+        assert store.merge(other) == [key]
+        assert (store.merge(other), store.merge(store)) == ([], [])
+        assert store.digest() == other.digest()
+        assert store.verify() == []
+        (summary,) = store.query("audit")
+        assert (summary, summary.value) == (*other.query("audit"), 0.5)
+
+    def test_a_merge_of_what_differs_is_refused_by_name_and_adds_nothing(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        other = Store(tmp_path / "other")
+        key = store.put("scores", {"seed": 0}, {"x": 1}, {"a": torch.arange(3)})
+        other.put("scores", {"seed": 0}, {"x": 2}, {"a": torch.arange(3)})
+        other.put("scores", {"seed": 1}, {})
+        with pytest.raises(InputError, match=f"both stores hold {key}, and not with the same content"):
+            store.merge(other)
+        assert store.count() == 1
+
+    def test_an_interrupted_merge_goes_on_and_a_damaged_array_is_not_taken(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        other = Store(tmp_path / "other")
+        keys = {other.put("scores", {"seed": seed}, {}, {"a": torch.arange(3 + seed)}) for seed in range(2)}
+        last = other.get(max(keys))
+        file = next(other.directory.rglob(f"{last.arrays.hashes['a']}*"))
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1])
+        with pytest.raises(FileFormatError, match="was changed after it was stored"):
+            store.merge(other)
+        assert [each.id for each in store.query()] == [min(keys)]
+        assert store.verify() == []
+        file.write_bytes(whole)
+        assert store.merge(other) == [max(keys)]
+        assert store.digest() == other.digest()
+
+    def test_parquet_holds_the_columns_and_the_records(self, store: Store, tmp_path: Path) -> None:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        about = About(model="mini", metric="kl", n=5, value=0.5, low=0.25, high=1.0)
+        key = store.put("measurement", {"seed": 0}, {"unit": "nats", "x": None}, about=about)
+        store.put("scores", {"seed": 1}, {})
+        (path,) = export_results(store, tmp_path / "new" / "all.parquet")
+        table = parquet.read_table(path)
+        assert table.column_names == [*COLUMNS, "provenance", "payload"]
+        assert [str(table.schema.field(name).type) for name in ("value", "n", "id")] == [
+            "double", "int64", "string",
+        ]  # fmt: skip
+        first, second = table.to_pylist()
+        assert (first["id"], first["value"], first["n"], first["task"]) == (key, 0.5, 5, None)
+        assert json.loads(first["payload"]) == {"unit": "nats", "x": None}
+        assert (second["kind"], second["value"]) == ("scores", None)
+        files = export_results(store, tmp_path / "kinds")
+        assert {file.name: n for file, n in files.items()} == {"measurement.parquet": 1, "scores.parquet": 1}
+        assert export_results(store, tmp_path / "kl.parquet", where="metric = kl") == {
+            tmp_path / "kl.parquet": 1
+        }
+        with pytest.raises(InputError, match="nothing to export"):
+            export_results(store, tmp_path / "none.parquet", kind="audit")
+        with pytest.raises(InputError, match=r"does not end in \.parquet"):
+            export_results(store, tmp_path / "all.csv")
 
     def test_a_store_opens_again_by_its_location(self, store: Store) -> None:
         key = store.put("scores", PROVENANCE, {}, {"a": torch.arange(3)})

@@ -1,9 +1,10 @@
-"""`assay list results` and `assay show`, on both kinds of store."""
+"""`assay list results`, `assay show` and the commands of `assay store`, on both kinds of store."""
 
 import csv
 import io
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,8 +42,7 @@ def test_results_are_listed_by_conditions(filled: list[str]) -> None:
     assert [each["seed"] for each in found] == [1, 2]
     assert found[0]["about"] == "kl on ioi in mini"
     table = run("list", "results", *filled, "--kind", "measurement", "--order=-value", "--limit", "1")
-    assert "kl on ioi in mini" in table.stdout
-    assert "0.5 [0, 1]" in table.stdout
+    assert re.search(r"mini +ioi +kl +0\.5 \[0, 1\]", table.stdout)
     assert len(table.stdout.splitlines()) == 2
 
 
@@ -60,6 +60,53 @@ def test_ids_stay_in_one_piece_on_a_narrow_terminal(
         lines = re.sub("\x1b\\[[0-9;]*m", "", shown.getvalue()).splitlines()
         assert all(len(line) <= width for line in lines)
         assert [line.split()[0] for line in lines if line.split()[0] in ids] == ids
+
+
+def test_store_ls_narrows_by_model_task_and_method(
+    filled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = run(
+        "store", "ls", *filled, "--model", "mini", "--task", "ioi", "--where", "value > 0.1", "--json"
+    )
+    assert [each["seed"] for each in json.loads(listed.stdout)] == [1, 2]
+    assert [
+        each["kind"] for each in json.loads(run("store", "ls", *filled, "--method", "eap", "--json").stdout)
+    ] == ["scores"]
+    monkeypatch.setenv("ASSAY_MODEL", "another")  # of commands that run one
+    header, *rows = run("store", "ls", *filled).stdout.splitlines()
+    assert header.split() == ["id", "kind", "created", "model", "task", "name", "value", "status"]
+    assert len(rows) == 4
+
+
+def test_store_rm_asks_and_removes(filled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [each["id"] for each in json.loads(run("store", "ls", *filled, "--json").stdout)]
+    refused = run("store", "rm", ids[0], *filled)
+    assert refused.exit_code == 2
+    assert "not a terminal that could be asked; pass --yes" in refused.stderr
+    for answer, code in (("n\n", 1), ("y\n", 0)):
+        stdin = io.StringIO(answer)
+        monkeypatch.setattr(stdin, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert run("store", "rm", ids[0], *filled).exit_code == code
+    removed = run("store", "rm", ids[1][:8], ids[2], "--yes", "--json", *filled)
+    assert json.loads(removed.stdout) == {"removed": ids[1:3]}
+    assert [each["id"] for each in json.loads(run("store", "ls", *filled, "--json").stdout)] == ids[3:]
+    assert run("store", "rm", "--yes", *filled).exit_code == 2
+    assert run("store", "rm", ids[0], "--yes", *filled).exit_code == 2
+    assert run("store", "show", ids[3], *filled).exit_code == 0
+
+
+def test_store_merge_and_export(filled: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    other = str(tmp_path / "merged")
+    merged = run("store", "merge", filled[1], "--store", other)
+    assert merged.stdout == "4 added, 0 were there already\n"
+    assert json.loads(run("store", "merge", filled[1], "--store", other, "--json").stdout)["added"] == []
+    assert run("store", "verify", "--store", other).exit_code == 0
+    file = tmp_path / "kl.parquet"
+    exported = run("store", "export", file, "--store", other, "--kind", "measurement")
+    assert exported.stdout == f"{file}  3 results\n"
+    assert run("store", "merge", tmp_path / "nowhere", "--store", other).exit_code == 2
 
 
 def test_pages_of_results_follow_each_other(filled: list[str]) -> None:

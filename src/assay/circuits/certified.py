@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float64, Int
@@ -12,16 +12,20 @@ from torch import Tensor
 
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import read_edges, write_edges
+from assay.core import display
 from assay.core.errors import InputError
 from assay.core.untrusted import malformed
 from assay.graph import Graph
 
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 UNCERTIFIED = -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CertifiedCircuit:
+class CertifiedCircuit(display.Shown):
     """Edges of a graph included, excluded or left open by the vote of many random parts of the examples.
 
     Matrices are `[n_sources, n_targets]`; where the graph has no edge, `frequency` is 0, the limits NaN.
@@ -43,6 +47,8 @@ class CertifiedCircuit:
         required_radius: Radius that an edge must reach to be decided at all.
         provenance: What produced it, JSON-able.
     """
+
+    drawn_by = "assay.circuits.plots:plot_certified"
 
     graph: Graph
     frequency: Float64[Tensor, "n_sources n_targets"]
@@ -119,8 +125,29 @@ class CertifiedCircuit:
             f"{self.n_examples} examples, level {self.level:g} {self.correction})"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON: the settings, the counts, and a row for each edge that is included or left open."""
+    def _summary(self) -> str:
+        return display.card(
+            f"certified circuit of {self.n_included:,} edges",
+            (
+                ("excluded", self.n_excluded),
+                ("abstained", self.n_abstained),
+                ("resamples", f"{self.resamples:,} of {self.n_examples} examples ({self.how})"),
+                ("confidence", f"{self.level:g} ({self.correction})"),
+                ("required radius", self.required_radius),
+            ),
+            id=self.circuit.hash,
+        )
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per edge that is included or left open, most frequent first: edge to radius."""
+        import pandas as pd
+
+        columns = ("edge", "decision", "frequency", "low", "high", "radius")
+        frame = pd.DataFrame(self._rows(), columns=columns)
+        return frame.sort_values("frequency", ascending=False, kind="stable", ignore_index=True)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The edges that are included or left open."""
         rows = []
         for row, column in ((self.decision >= 0) & self.graph.valid).nonzero().tolist():
             radius = int(self.radius[row, column])
@@ -134,12 +161,16 @@ class CertifiedCircuit:
                     "radius": None if radius == UNCERTIFIED else radius,
                 }
             )
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON: the settings, the counts, and a row for each edge that is included or left open."""
         return {
             **self._settings(),
             "n_included": self.n_included,
             "n_excluded": self.n_excluded,
             "n_abstained": self.n_abstained,
-            "edges": rows,
+            "edges": self._rows(),
             "provenance": dict(self.provenance),
         }
 

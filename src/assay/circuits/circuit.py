@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Circuit:
+class Circuit(display.Shown):
     """Edges kept out of a graph; all others are ablated when the circuit runs.
 
     Attributes:
@@ -47,6 +47,8 @@ class Circuit:
             the same positions: for k and v where keys and values stand, for q, MLPs and logits where they
             read. Attention alone moves information to later positions.
     """
+
+    drawn_by = "assay.circuits.plots:plot_circuit"
 
     graph: Graph
     mask: Bool[Tensor, "... n_sources n_targets"]
@@ -245,6 +247,14 @@ class Circuit:
             graph.add_edge(self.graph.sources[row], node, target=target)
         return graph
 
+    def node_edges(self) -> list[tuple[str, str]]:
+        """The kept edges as pairs of nodes: what is written by the first is read by the second."""
+        return [
+            (self.graph.sources[row], node)
+            for row, column in self._anywhere.nonzero().tolist()
+            for node in self._fed_nodes(column)
+        ]
+
     def _fed_nodes(self, column: int) -> list[str]:
         if column == self.graph.n_targets - 1:
             return ["logits"]
@@ -266,18 +276,8 @@ class Circuit:
         where = "" if self.spans is None else f" at {len(self.spans)} spans"
         return f"Circuit({self.n_edges} of {n} edges{where}, {self.n_edges / n:.1%}, hash {self.hash})"
 
-    def _repr_html_(self) -> str:
+    def _summary(self) -> str:
         names, n = self.nodes(), int(edge_slots(self.graph, self.spans).sum())
-        layers = dict(zip(self.graph.sources, self.graph.source_layer.tolist(), strict=True))
-        ends = [
-            (self.graph.sources[row], node)
-            for row, column in self._anywhere.nonzero()[: display.MOST_DRAWN_EDGES + 1].tolist()
-            for node in self._fed_nodes(column)
-        ]
-        # Within a block heads come before the MLP; the logits come last.
-        places = [
-            (name, 2 * layers.get(name, self.graph.n_layers + 1) + name.startswith("m")) for name in names
-        ]
         return display.card(
             "circuit",
             (
@@ -289,7 +289,6 @@ class Circuit:
                 ("graph", self.graph.fingerprint),
             ),
             id=self.hash,
-            picture=display.drawing(places, ends),
         )
 
     # ---- set operations -------------------------------------------------------------------------

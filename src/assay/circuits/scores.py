@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class EdgeScores:
+class EdgeScores(display.Shown):
     """One signed number per edge: the estimated damage of ablating it (positive: ablation hurts).
 
     Attributes:
@@ -46,6 +46,8 @@ class EdgeScores:
         ShapeError: If a tensor does not fit graph and spans.
         NonFiniteError: If a score is NaN or infinite; the message names the first such edge.
     """
+
+    drawn_by = "assay.circuits.plots:plot_scores"
 
     graph: Graph
     values: Float[Tensor, "... n_sources n_targets"]
@@ -204,7 +206,7 @@ class EdgeScores:
         provenance = {**self.provenance, **selection}
         return Circuit(graph=self.graph, mask=mask, provenance=provenance, spans=self.spans)
 
-    def _repr_html_(self) -> str:
+    def _summary(self) -> str:
         mask = self.top(min(8, self.n_slots)).mask
         names = slot_names(self.graph, self.spans, mask.nonzero())
         rows = sorted(zip(names, self.values[mask].tolist(), strict=True), key=lambda each: -abs(each[1]))
@@ -222,6 +224,17 @@ class EdgeScores:
         frame["score"] = self.values[self.slots].double().numpy()
         return frame.sort_values(
             "score", key=lambda score: score.abs(), ascending=False, kind="stable", ignore_index=True
+        )
+
+    def layer_sums(self) -> Float[Tensor, "n_writing n_reading"]:
+        """Sum of |score| of the edges between layers: rows `input`, blocks; columns blocks, `logits`."""
+        graph = self.graph
+        sums = torch.zeros(graph.n_layers + 1, graph.n_layers + 1, dtype=torch.float64)
+        rows = graph.source_layer.long()[:, None].expand_as(graph.valid)
+        columns = (graph.target_layer.long() - 1)[None, :].expand_as(graph.valid)
+        values = self.values.double().abs().reshape(-1, *graph.valid.shape).sum(0)
+        return sums.index_put_(
+            (rows[graph.valid], columns[graph.valid]), values[graph.valid], accumulate=True
         )
 
     def save(self, path: str | Path) -> Path:

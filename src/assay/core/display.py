@@ -1,8 +1,16 @@
 """Values as a notebook shows them: small tables in HTML, escaped, nothing to fetch and nothing to run."""
 
 import html
+import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 # Word of a verdict -> its mark; the word is always beside it, so that colour carries nothing alone.
@@ -15,9 +23,45 @@ MARKS: Mapping[str, tuple[str, str]] = {
 }
 MOST_ROWS = 24
 MOST_TEXT = 200  # characters of one cell
-MOST_DRAWN_EDGES, MOST_DRAWN_NODES = 80, 40  # of a circuit that is drawn
-WIDTH, LAYER_GAP, MARGIN = 460, 46, 30  # pixels
 _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top;background:none;border:none"
+
+
+class Shown:
+    """A result that has a picture: `plot` draws it, and a notebook shows it below a summary.
+
+    Attributes:
+        drawn_by: `module:function` that draws it on axes or a new figure. Named, so that results, which lie
+            below pictures, load no plotting library before one is asked for.
+    """
+
+    drawn_by: ClassVar[str]
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes | np.ndarray":
+        """Draw the result.
+
+        Args:
+            ax: Where to draw. Default: a new figure.
+
+        Returns:
+            The axes; an array of them where a new figure has several panels.
+        """
+        drawn = _named(self.drawn_by)(self, ax)
+        panels = drawn.get_figure().axes
+        return drawn if ax is not None or len(panels) == 1 else np.array(panels)
+
+    def _repr_html_(self) -> str:
+        shown: str = _named("assay.page.notebook:in_frame")(self._summary(), self.plot)
+        return shown
+
+    def _summary(self) -> str:
+        """The HTML above the picture, made by `card` or `table`."""
+        raise NotImplementedError
+
+
+def _named(place: str) -> Any:
+    """The function that `module:function` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
@@ -53,7 +97,7 @@ def card(
         rows: Name and text of each fact; None is left out. All of it is escaped.
         status: `pass`, `moderate`, `fail`, `inconclusive` or `none`.
         id: Hash of its provenance.
-        picture: SVG made by this module.
+        picture: HTML below the facts, made by this module.
     """
     cells = [(name, _text(value)) for name, value in rows if value is not None]
     if len(cells) > MOST_ROWS:
@@ -120,41 +164,3 @@ def _text(value: object) -> str:
     if len(text) > MOST_TEXT:
         text = text[: MOST_TEXT - 3] + "..."
     return html.escape(text)
-
-
-def drawing(nodes: Sequence[tuple[str, int]], edges: Sequence[tuple[str, str]]) -> str:
-    """A small graph as SVG, from its first layer at the bottom to its last at the top.
-
-    Args:
-        nodes: Name and layer.
-        edges: Names of both ends.
-
-    Returns:
-        Empty where there is nothing to draw, or too much for a small picture.
-    """
-    names = {name for name, _ in nodes}
-    drawn = list(dict.fromkeys((one, other) for one, other in edges if {one, other} <= names))
-    if not drawn or len(nodes) > MOST_DRAWN_NODES or len(edges) > MOST_DRAWN_EDGES:
-        return ""
-    layers = sorted({layer for _, layer in nodes})
-    height = 2 * MARGIN + LAYER_GAP * (len(layers) - 1)
-    places = {}
-    for row, layer in enumerate(layers):
-        here = [name for name, each in nodes if each == layer]
-        for column, name in enumerate(here):
-            x = MARGIN + (WIDTH - 2 * MARGIN) * (column + 1) / (len(here) + 1)
-            places[name] = (x, height - MARGIN - LAYER_GAP * row)
-    lines = "".join(
-        f'<line x1="{places[one][0]:.0f}" y1="{places[one][1]:.0f}" x2="{places[other][0]:.0f}" '
-        f'y2="{places[other][1]:.0f}" stroke="currentColor" stroke-opacity=".35"/>'
-        for one, other in drawn
-    )
-    dots = "".join(
-        f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="#2166ac"/>'
-        f'<text x="{x + 6:.0f}" y="{y - 5:.0f}" font-size="10" fill="currentColor">{html.escape(name)}</text>'
-        for name, (x, y) in places.items()
-    )
-    return (
-        f'<svg role="img" aria-label="circuit of {len(nodes)} nodes and {len(drawn)} edges" width="{WIDTH}" '
-        f'height="{height}" viewBox="0 0 {WIDTH} {height}" style="max-width:100%">{lines}{dots}</svg>'
-    )

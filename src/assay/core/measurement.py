@@ -256,7 +256,7 @@ class Statistic(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Measurement:
+class Measurement(display.Shown):
     """One number about one circuit, with everything needed to doubt it.
 
     Attributes:
@@ -283,6 +283,8 @@ class Measurement:
         seed: Root of the resampling stream.
         meaning: What the value says, a sentence for pages; empty where the page knows it by the code.
     """
+
+    drawn_by = "assay.metrics.plots:plot_measurement"
 
     id: str
     name: str
@@ -315,7 +317,7 @@ class Measurement:
     def __repr__(self) -> str:
         return f"Measurement({self.name!r}, {self.value:.4g} {self.unit}, n={self.n}, {self.status})"
 
-    def _repr_html_(self) -> str:
+    def _summary(self) -> str:
         interval = self.interval()
         return display.card(
             f"{self.name} ({self.id})",

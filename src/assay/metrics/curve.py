@@ -66,7 +66,7 @@ class Band(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FaithfulnessCurve:
+class FaithfulnessCurve(display.Shown):
     """Faithfulness of the best n edges for growing n.
 
     One curve, and so one ranking, gives both integrals. The published ones take a curve each: CPR ranks by
@@ -86,6 +86,8 @@ class FaithfulnessCurve:
         provenance: How it came to be.
     """
 
+    drawn_by = "assay.metrics.plots:plot_faithfulness"
+
     fractions: Float64[np.ndarray, " n_fractions"]
     n_edges: Int[np.ndarray, " n_fractions"]
     kept_edges: Int[np.ndarray, " n_fractions"]
@@ -101,7 +103,7 @@ class FaithfulnessCurve:
     def __repr__(self) -> str:
         return f"FaithfulnessCurve({len(self.fractions)} sizes, CPR {self.cpr:.4g}, CMD {self.cmd:.4g})"
 
-    def _repr_html_(self) -> str:
+    def _summary(self) -> str:
         rows = [
             (
                 f"{share:.3%}",

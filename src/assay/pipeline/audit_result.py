@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.core import display
@@ -18,8 +18,12 @@ from assay.report import save_report
 from assay.store import Store, StoredResult
 
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Audit:
+class Audit(display.Shown):
     """What an audit found.
 
     Attributes:
@@ -30,6 +34,8 @@ class Audit:
         cached: Whether a store already held it.
     """
 
+    drawn_by = "assay.report.audit_plots:plot_audit"
+
     id: str
     document: Mapping[str, Any]
     scores: EdgeScores
@@ -39,16 +45,16 @@ class Audit:
     def __repr__(self) -> str:
         return f"Audit({self.id}, {self.circuit!r})"
 
-    def _repr_html_(self) -> str:
+    def _summary(self) -> str:
         rows = [
             (
                 each["name"],
                 display.number(each["value"]),
-                display.ends(each["interval"]["low"], each["interval"]["high"], each["interval"]["level"]),
+                display.ends(each["low"], each["high"]),
                 each["n"],
                 each["status"],
             )
-            for each in self.measurements
+            for each in self._rows()
         ]
         return display.table(
             f"audit: {self.circuit.n_edges} of {self.circuit.graph.n_edges} edges",
@@ -56,6 +62,20 @@ class Audit:
             rows,
             id=self.id,
         )
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per measurement: name, value, low, high, unit, n, status."""
+        import pandas as pd
+
+        columns = ["name", "value", "low", "high", "unit", "n", "status"]
+        return pd.DataFrame(self._rows(), columns=columns)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The measurements with the ends of their intervals."""
+        return [
+            {**each, **{end: (each["interval"] or {}).get(end) for end in ("low", "high")}}
+            for each in self.measurements
+        ]
 
     @property
     def curve(self) -> Mapping[str, Any] | None:

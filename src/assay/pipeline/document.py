@@ -230,15 +230,8 @@ def agreement_facts(topk: Mapping[str, Any]) -> dict[str, Any]:
 
 def layer_table(scores: EdgeScores) -> dict[str, Any]:
     """Sum of |score| over the edges between each writing and each reading layer."""
-    graph = scores.graph
-    layers = [f"layer {layer}" for layer in range(graph.n_layers)]
-    table = torch.zeros(graph.n_layers + 1, graph.n_layers + 1, dtype=torch.float64)
-    rows = graph.source_layer.long()[:, None].expand_as(graph.valid)
-    columns = (graph.target_layer.long() - 1)[None, :].expand_as(graph.valid)
-    table.index_put_(
-        (rows[graph.valid], columns[graph.valid]), scores.values.double().abs()[graph.valid], accumulate=True
-    )
-    return {"rows": ["input", *layers], "columns": [*layers, "logits"], "values": table}
+    layers = [f"layer {layer}" for layer in range(scores.graph.n_layers)]
+    return {"rows": ["input", *layers], "columns": [*layers, "logits"], "values": scores.layer_sums()}
 
 
 def head_table(scores: EdgeScores) -> list[list[float]]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from assay.metrics.page import LEGEND, measurement_rows, measurement_table
+from assay.metrics.plots import plot_curve
 from assay.page import text as words
 from assay.page.blocks import (
     Cell,
@@ -283,7 +284,7 @@ def _curve(document: Document) -> Figure:
         )
     ]
     return Figure(
-        draw=partial(figures.plot_curve, curve),
+        draw=partial(plot_curve, curve),
         label=f"Faithfulness by circuit size on {curve.n} {inputs(document)}; the numbers are in the table.",
         caption=caption,
         more=[_numbers_table(columns, rows)],

@@ -7,44 +7,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
 
-from assay.page.draw import INK, MUTED, RULE, SUPPORTS, axes_of
+from assay.metrics.plots import CurveData, plot_curve
+from assay.page.draw import MUTED, RULE, SUPPORTS, axes_of
 from assay.page.matrix import Matrix
+from assay.report.save import HasDocument
 
 
 Document = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurveData:
-    """Faithfulness against circuit size, with its interval band and random circuits of the same sizes.
-
-    Attributes:
-        n_edges: Circuit sizes, ascending.
-        fractions: The same as shares of all edges, in (0, 1].
-        values, low, high: Normalised faithfulness (0 empty circuit, 1 model) and its interval; NaN undefined.
-        random_fractions: Sizes at which random circuits ran; empty where none did.
-        random_values, random_low, random_high: Their mean and range.
-        target: The faithfulness asked for.
-        chosen: Share of edges that the reported circuit was cut from, or None.
-        chosen_value: Its faithfulness, or None.
-        n: Prompts behind each value.
-    """
-
-    n_edges: tuple[int, ...]
-    fractions: tuple[float, ...]
-    values: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    random_fractions: tuple[float, ...]
-    random_values: tuple[float, ...]
-    random_low: tuple[float, ...]
-    random_high: tuple[float, ...]
-    target: float
-    chosen: float | None
-    chosen_value: float | None
-    n: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,61 +106,9 @@ def head_data(document: Document) -> Matrix:
     )
 
 
-def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
-    """Draw the faithfulness curve on a logarithmic axis of circuit size."""
-    ax = axes_of(ax, 6.6, 4.0)
-    x = np.array(data.fractions)
-    total = data.n_edges[-1] / data.fractions[-1]
-    ax.set_xscale("log")
-    ax.axhline(1, color=RULE, linewidth=0.8, zorder=0)
-    ax.axhline(0, color=RULE, linewidth=0.8, zorder=0)
-    ax.axhline(data.target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2.5)), zorder=1)
-    ax.annotate(
-        f"target {data.target:g}",
-        (0, data.target),
-        xycoords=("axes fraction", "data"),
-        xytext=(3, 3),
-        textcoords="offset points",
-        color=MUTED,
-    )
-    if data.random_fractions:
-        random_x = np.array(data.random_fractions)
-        ax.fill_between(random_x, data.random_low, data.random_high, color=MUTED, alpha=0.16, linewidth=0)
-        ax.plot(
-            random_x,
-            data.random_values,
-            color=MUTED,
-            linewidth=1.2,
-            linestyle=(0, (4, 2)),
-            marker="s",
-            markersize=3,
-        )
-        if len(random_x) == 1:
-            ax.vlines(random_x, data.random_low, data.random_high, color=MUTED, linewidth=1.2)
-        _label_line(ax, random_x, data.random_values, "random edges", MUTED)
-    ax.fill_between(x, data.low, data.high, color=SUPPORTS, alpha=0.16, linewidth=0)
-    ax.plot(x, data.values, color=SUPPORTS, linewidth=1.8, marker="o", markersize=3.5)
-    _label_line(ax, x, data.values, "strongest edges", SUPPORTS)
-    if data.chosen is not None and data.chosen_value is not None:
-        ax.plot(
-            [data.chosen], [data.chosen_value], "o", markersize=9, markerfacecolor="none", color=INK, zorder=5
-        )
-        ax.annotate(
-            "this circuit",
-            (data.chosen, data.chosen_value),
-            xytext=(9, -16),
-            textcoords="offset points",
-            color=INK,
-        )
-    smallest = data.fractions[0]
-    ticks = [tick for tick in (1e-4, 1e-3, 1e-2, 1e-1, 1.0) if tick >= smallest * 0.99]
-    ax.set_xticks(ticks, [f"{100 * tick:g} %\n{max(1, round(tick * total)):,}" for tick in ticks])
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlabel("edges kept (share and number)")
-    ax.set_ylabel("normalised faithfulness")
-    finite = [value for value in (*data.values, *data.low, *data.high, 0, 1) if math.isfinite(value)]
-    ax.set_ylim(max(min(finite), -1) - 0.05, min(max(finite), 2) + 0.08)
-    return ax
+def plot_audit(audit: HasDocument, ax: Axes | None = None) -> Axes:
+    """Draw the faithfulness curve of an audit, with its circuit on it."""
+    return plot_curve(curve_data(audit.document), ax)
 
 
 def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
@@ -222,28 +140,6 @@ def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     return ax
-
-
-def _label_line(ax: Axes, x: np.ndarray, y: Sequence[float], text: str, colour: str) -> None:
-    """Write a line's name to the left of where it first rises above one half."""
-    values = np.array(y)
-    above = np.flatnonzero(values > 0.5)
-    if not len(above) or above[0] == 0:
-        return
-    after = int(above[0])
-    part = (0.5 - values[after - 1]) / (values[after] - values[after - 1])
-    if not math.isfinite(part):
-        return
-    crossing = x[after - 1] * (x[after] / x[after - 1]) ** part
-    ax.annotate(
-        text,
-        (crossing, 0.5),
-        xytext=(-8, 0),
-        textcoords="offset points",
-        color=colour,
-        ha="right",
-        va="center",
-    )
 
 
 def _numbers(values: Sequence[float | None]) -> tuple[float, ...]:

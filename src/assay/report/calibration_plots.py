@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,6 +13,9 @@ from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 from assay.report.calibration_headlines import Headline, headline
 from assay.report.calibration_words import KINDS, kind, number_line, picture_words, published_words
 
+
+if TYPE_CHECKING:
+    from assay.analyses.calibration import CalibrationReport
 
 WIDTH = 260.0  # of a strip
 _REACH = 4.0  # how many times the distance of number and limit an axis goes to either side
@@ -237,6 +240,10 @@ def plot_gates(found: list[Row], ax: Axes | None = None) -> Axes:
     ax.set_ylim(len(found) - 0.4, -1.4)
     ax.set_xlim(-1.02, 1.82)
     ax.set_xticks([])
+    ax.set_xlabel(
+        "distance from the limit in units of the limit, drawn shorter the further it is", loc="left"
+    )
+    ax.xaxis.set_label_position("top")
     for spine in ax.spines.values():
         spine.set_visible(False)
     ax.legend(
@@ -275,6 +282,11 @@ def plot_gates(found: list[Row], ax: Axes | None = None) -> Axes:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def plot_calibration(report: "CalibrationReport", ax: Axes | None = None) -> Axes:
+    """Draw the gates of a calibration around the limit of a pass."""
+    return plot_gates(rows(report.to_dict()["gates"]), ax)
 
 
 def draw_gates(gates: list[Mapping[str, Any]]) -> Figure:

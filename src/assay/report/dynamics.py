@@ -5,18 +5,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from assay.core.errors import InputError, OutputError
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 
 
+if TYPE_CHECKING:
+    from assay.analyses.generalization.dynamics import Dynamics
+
 Document = Mapping[str, Any]
 SCHEMA = "assay-dynamics/1"
+STEPS, BIAS = "training steps (circuits of {n} images)", "depth bias\nlog(deep / shallow)"
 # Colour, marker and dash of each set of images, in order; colour is never the only mark.
 _MARKS = ((INK, "o", "-"), (SUPPORTS, "s", "--"), (OPPOSES, "^", "-."), (MUTED, "D", ":"))
 
@@ -83,6 +88,18 @@ def _blocks(bounds: list[int]) -> str:
     return f"block {first}" if first == last else f"blocks {first} to {last}"
 
 
+def plot_run(dynamics: "Dynamics", ax: Axes | None = None) -> Axes:
+    """Draw scores, depth bias and both its sides along a training run; on given axes the depth bias alone."""
+    data = dynamics_data(dynamics.to_dict())
+    if ax is None:
+        first: Axes = plot_dynamics({"training run": data}).axes[0]
+        return first
+    _draw_bias(axes_of(ax, 0.0, 0.0), data)
+    ax.set_xlabel(STEPS.format(n=data.n))
+    ax.set_ylabel(BIAS)
+    return ax
+
+
 def plot_dynamics(runs: Mapping[str, DynamicsData]) -> Figure:
     """A column per run, by its title: scores above, depth bias in the middle, both its sides below.
 
@@ -114,9 +131,9 @@ def plot_dynamics(runs: Mapping[str, DynamicsData]) -> Figure:
             below.plot(data.steps, shown, dash, color=colour, marker=marker, ms=3.5, lw=1.2, label=label)
         below.set_yscale("log")
         below.legend(frameon=False, fontsize=7.5, labelcolor=INK)
-        below.set_xlabel(f"training steps (circuits of {data.n} images)")
+        below.set_xlabel(STEPS.format(n=data.n))
     grid[0, 0].set_ylabel("score")
-    grid[1, 0].set_ylabel("depth bias\nlog(deep / shallow)")
+    grid[1, 0].set_ylabel(BIAS)
     grid[2, 0].set_ylabel("sum of |score|\ninto logits, nats")
     return figure
 

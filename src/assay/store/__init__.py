@@ -16,6 +16,7 @@ and renamed before the row that names them is committed, so a reader never sees 
 from assay.store.about import About, ResultSummary
 from assay.store.arrays import StoredArrays
 from assay.store.claims import STALE_SECONDS, ClaimBook
+from assay.store.export import export_results
 from assay.store.leftovers import Leftover
 from assay.store.location import DATABASE_NAME
 from assay.store.reading import StoredResult
@@ -35,4 +36,5 @@ __all__ = [
     "Store",
     "StoredArrays",
     "StoredResult",
+    "export_results",
 ]

@@ -78,21 +78,30 @@ class ResultSummary(About):
     created: str
 
     @property
-    def about(self) -> str:
-        """One line: what of which task in which model."""
+    def what(self) -> str:
+        """What it is, less task and model: its name, its metric or its method."""
         usual = self.method or self.metric if self.kind in ("audit", "scores") else self.metric or self.method
         what = self.name or usual or ""
         if self.kind == "measurement":
             what = " of ".join(part for part in (self.metric, self.made) if part)
         elif self.kind == "audit":
             what = self.made or ""
-        parts = (
-            what,
-            self.task and f"on {self.task}",
-            self.model and f"in {self.model}",
-            self.ablation and f"({self.ablation} ablation)",
-        )
+        return what
+
+    @property
+    def about(self) -> str:
+        """One line: what of which task in which model."""
+        parts = (self.what, self.task and f"on {self.task}", self.model and f"in {self.model}", self._under)
         return " ".join(part for part in parts if part)
+
+    @property
+    def title(self) -> str:
+        """The same without task and model, which tables have in columns of their own."""
+        return " ".join(part for part in (self.what, self._under) if part)
+
+    @property
+    def _under(self) -> str:
+        return f"({self.ablation} ablation)" if self.ablation else ""
 
     @property
     def made(self) -> str | None:

@@ -4,18 +4,29 @@ Both databases give the answer that Python would: text by code point, numbers by
 what is absent. Values travel as parameters, never inside the statement.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from assay.core.errors import unknown_name
 from assay.store.about import COLUMNS, NUMBERS
-from assay.store.tables import SUMMARIES
+from assay.store.tables import RESULTS, SUMMARIES
 from assay.store.where import ALIASES, MANY, Condition, Scalar, lowered
 
 
 Truth = sa.ColumnElement[bool]
+
+
+def narrowed(columns: Sequence[Any], kind: str | None, conditions: Sequence[Condition]) -> sa.Select[Any]:
+    """What conditions on columns leave; `results` takes part where a document is looked into."""
+    source: sa.FromClause = SUMMARIES
+    if any(condition.in_document for condition in conditions):
+        source = SUMMARIES.join(RESULTS, RESULTS.c.id == SUMMARIES.c.id)
+    statement = sa.select(*columns).select_from(source)
+    if kind is not None:
+        statement = statement.where(SUMMARIES.c.kind == kind)
+    return statement.where(*(column_condition(each) for each in conditions if not each.in_document))
 
 
 def column_condition(condition: Condition) -> Truth:

@@ -64,6 +64,12 @@ def find_leftovers(connection: sa.Connection, directory: Path, *, settled: float
     return sorted(found, key=lambda each: each.path)
 
 
+def lock_arrays(connection: sa.Connection) -> None:
+    """Let no result be stored until the transaction ends; those of SQLite exclude each other anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"LOCK TABLE {ARRAYS.name} IN SHARE ROW EXCLUSIVE MODE"))
+
+
 def remove_leftovers(connection: sa.Connection, directory: Path, *, settled: float) -> list[Leftover]:
     """Remove what `find_leftovers` finds.
 
@@ -72,8 +78,7 @@ def remove_leftovers(connection: sa.Connection, directory: Path, *, settled: flo
     Raises:
         OutputError: A file cannot be removed; those before it are.
     """
-    if connection.dialect.name == "postgresql":  # SQLite's transactions of writing exclude each other
-        connection.execute(sa.text(f"LOCK TABLE {ARRAYS.name} IN SHARE ROW EXCLUSIVE MODE"))
+    lock_arrays(connection)
     found = find_leftovers(connection, directory, settled=settled)
     for each in found:
         try:

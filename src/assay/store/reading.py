@@ -39,6 +39,14 @@ class StoredResult:
     arrays: StoredArrays
     summary: ResultSummary
 
+    def document(self) -> dict[str, Any]:
+        """The result as one JSON document: what `assay show --json` prints and `/api/results/ID` returns."""
+        return self.row() | {"arrays": list(self.arrays.keys())}
+
+    def row(self) -> dict[str, Any]:
+        """The result as a row of `results`."""
+        return {name: getattr(self, name) for name in ("id", "kind", "created", "provenance", "payload")}
+
 
 def results_of(connection: sa.Connection, directory: Path, identities: Sequence[str]) -> list[StoredResult]:
     """Whole results, in the order of their ids given."""

@@ -1,7 +1,8 @@
 """The store: put, look up, search."""
 
+import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import islice
@@ -15,8 +16,9 @@ from assay.core.errors import InputError, UnknownNameError
 from assay.core.record import plain, record_id
 from assay.store.about import COLUMNS, About, ResultSummary
 from assay.store.arrays import array_path, write_array
+from assay.store.changing import check_identity, copy_array, listed, remove_files, remove_rows
 from assay.store.claims import ClaimBook
-from assay.store.columns import column_condition, parse_order
+from assay.store.columns import narrowed, parse_order
 from assay.store.database import Database, insert_new
 from assay.store.frame import Spread
 from assay.store.leftovers import SETTLED, Leftover, find_leftovers, remove_leftovers
@@ -25,7 +27,7 @@ from assay.store.reading import CHUNK, StoredResult, check_ids, methods_of, read
 from assay.store.schema import open_schema
 from assay.store.tables import ARRAYS, ID_LENGTH, KIND_LENGTH, NAME_LENGTH, RESULTS, SUMMARIES
 from assay.store.where import Condition, parse_where, provenance_filter
-from assay.store.whole import digest_of, problems_of
+from assay.store.whole import content_of, digest_of, every_result, problems_of
 
 
 if TYPE_CHECKING:
@@ -119,21 +121,31 @@ class Store:
         }
         if self.has(identity):
             return identity
-        contents = {name: write_array(self.directory, name, value) for name, value in (arrays or {}).items()}
+        writers = {
+            name: functools.partial(write_array, self.directory, name, value)
+            for name, value in (arrays or {}).items()
+        }
         summary = (about or About()).row() | {name: row[name] for name in ("id", "kind", "created")}
+        self._keep(row, summary, writers)
+        return identity
+
+    def _keep(
+        self, row: Mapping[str, Any], summary: Mapping[str, Any], writers: Mapping[str, Callable[[], str]]
+    ) -> None:
+        """Write a result: its arrays first, each by its writer, which returns the hash; its rows at once."""
+        contents = {name: write() for name, write in writers.items()}
 
         def work(connection: sa.Connection) -> None:
-            if insert_new(connection, RESULTS, row):
+            if insert_new(connection, RESULTS, dict(row)):
                 for name, content in contents.items():
-                    named = {"result": identity, "name": name, "content": content}
+                    named = {"result": row["id"], "name": name, "content": content}
                     connection.execute(sa.insert(ARRAYS), named)
                     # Between its writing and here an array is not referred to, so it may have been removed.
                     if not array_path(self.directory, content).exists():
-                        write_array(self.directory, name, (arrays or {})[name])
-                connection.execute(sa.insert(SUMMARIES), summary)
+                        writers[name]()
+                connection.execute(sa.insert(SUMMARIES), dict(summary))
 
         self._database.write(work)
-        return identity
 
     def has(self, identity: str) -> bool:
         """Whether a result of this full id is stored."""
@@ -190,6 +202,10 @@ class Store:
 
     # ---- many results -------------------------------------------------------------------------------
 
+    def results(self, identities: Sequence[str]) -> list[StoredResult]:
+        """The results of these full ids, in their order."""
+        return self._database.read(lambda connection: results_of(connection, self.directory, identities))
+
     def query(
         self,
         kind: str | None = None,
@@ -234,7 +250,7 @@ class Store:
         conditions = parse_where(where)
         if any(condition.in_document for condition in conditions):
             return len(self._database.read(lambda each: self._matching(each, kind, conditions)))
-        statement = _narrowed([sa.func.count()], kind, conditions)
+        statement = narrowed([sa.func.count()], kind, conditions)
         return int(self._database.read(lambda connection: connection.execute(statement).scalar_one()))
 
     def find(self, kind: str | None = None, **filters: Any) -> list[StoredResult]:
@@ -314,7 +330,7 @@ class Store:
         """Rows of `summaries` in order: SQL narrows by columns, documents are looked into here."""
         inside = [condition for condition in conditions if condition.in_document]
         documents = [RESULTS.c[name] for name in sorted({condition.path[0] for condition in inside})]
-        statement = _narrowed([SUMMARIES, *documents], kind, conditions).order_by(*parse_order(order))
+        statement = narrowed([SUMMARIES, *documents], kind, conditions).order_by(*parse_order(order))
         if inside:
             end = None if limit is None else offset + limit
             with closing(connection.execute(statement, execution_options={"yield_per": CHUNK})) as read:
@@ -326,6 +342,68 @@ class Store:
             rows = list(connection.execute(statement.limit(limit).offset(offset or None)))
         check_ids(row.id for row in rows)
         return rows
+
+    # ---- changing it --------------------------------------------------------------------------------
+
+    def remove(self, identities: Iterable[str], *, force: bool = False) -> list[ResultSummary]:
+        """Remove results, all or none of them, and the files of arrays that no other result has.
+
+        Args:
+            identities: Ids, or their beginnings.
+            force: Also remove what other results refer to.
+
+        Returns:
+            What was removed.
+
+        Raises:
+            UnknownNameError: No stored id begins so; a circuit's hash names no result here.
+            InputError: Several ids begin so, or another result refers to one of them.
+            OutputError: A file cannot be removed; the results are gone, and `leftovers` finds it.
+        """
+        results = {}
+        for each in identities:
+            result = self.get(each)
+            if not result.id.startswith(each.strip().lower()):
+                raise UnknownNameError(f"no result id begins with {each!r}; it begins the hash of a circuit")
+            results[result.id] = result
+        contents = [content for result in results.values() for content in result.arrays.hashes.values()]
+        self._database.write(lambda connection: remove_rows(connection, [*results], force=force))
+        self._database.write(lambda connection: remove_files(connection, self.directory, contents))
+        return [result.summary for result in results.values()]
+
+    def merge(self, other: "Store") -> list[str]:
+        """Take over the results of another store; again, or after an interruption, only what is missing.
+
+        Args:
+            other: Only read.
+
+        Returns:
+            Ids of the results that were added.
+
+        Raises:
+            InputError: Both hold a result of one id with another content. Nothing is then added.
+            FileFormatError: A result of the other store was changed, or one of its arrays is damaged.
+        """
+        different, missing = [], []
+        for result in every_result(other._database, other.directory):
+            check_identity(result)
+            if not self.has(result.id):
+                missing.append(result.id)
+            elif content_of(self.get(result.id)) != content_of(result):
+                different.append(result.id)
+        if different:
+            raise InputError(
+                f"both stores hold {listed(different)}, and not with the same content; nothing was merged. "
+                "Remove these from one of the stores"
+            )
+        for identity in missing:
+            result = other.get(identity)
+            writers = {
+                name: functools.partial(copy_array, other.directory, self.directory, content)
+                for name, content in result.arrays.hashes.items()
+            }
+            self._keep(result.row(), result.summary.row(), writers)
+        return missing
 
     # ---- the whole ----------------------------------------------------------------------------------
 
@@ -366,17 +444,6 @@ class Store:
         return self._database.write(
             lambda connection: remove_leftovers(connection, self.directory, settled=settled)
         )
-
-
-def _narrowed(columns: Sequence[Any], kind: str | None, conditions: Sequence[Condition]) -> sa.Select[Any]:
-    """What conditions on columns leave; `results` takes part where a document is looked into."""
-    source: sa.FromClause = SUMMARIES
-    if any(condition.in_document for condition in conditions):
-        source = SUMMARIES.join(RESULTS, RESULTS.c.id == SUMMARIES.c.id)
-    statement = sa.select(*columns).select_from(source)
-    if kind is not None:
-        statement = statement.where(SUMMARIES.c.kind == kind)
-    return statement.where(*(column_condition(each) for each in conditions if not each.in_document))
 
 
 def _identity(kind: str, provenance: Mapping[str, Any]) -> str:

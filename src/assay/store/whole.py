@@ -21,13 +21,25 @@ _NOT_CONTENT = frozenset({"machine", "seconds", "created"})  # facts of a run, w
 def digest_of(database: Database, directory: Path, kinds: Iterable[str] | None) -> str:
     """SHA-256 over all results, see `Store.digest`."""
     hashed = hashlib.sha256()
-    for identities in _chunks(database, kinds):
-        for result in _results(database, directory, identities):
-            provenance = {key: value for key, value in result.provenance.items() if key != MACHINE}
-            payload = _content(plain(result.payload))
-            content = [result.id, result.kind, provenance, payload, result.arrays.hashes]
-            hashed.update(canonical_json({"result": content}).encode("utf-8", "surrogatepass") + b"\n")
+    for result in every_result(database, directory, kinds):
+        hashed.update(content_of(result) + b"\n")
     return hashed.hexdigest()
+
+
+def every_result(
+    database: Database, directory: Path, kinds: Iterable[str] | None = None
+) -> Iterator[StoredResult]:
+    """All results in the order of their ids, some at a time."""
+    for identities in _chunks(database, kinds):
+        yield from _results(database, directory, identities)
+
+
+def content_of(result: StoredResult) -> bytes:
+    """A result less the facts of its run: the same for results that say the same."""
+    provenance = {key: value for key, value in result.provenance.items() if key != MACHINE}
+    payload = _content(plain(result.payload))
+    content = [result.id, result.kind, provenance, payload, result.arrays.hashes]
+    return canonical_json({"result": content}).encode("utf-8", "surrogatepass")
 
 
 def problems_of(database: Database, directory: Path) -> list[str]:

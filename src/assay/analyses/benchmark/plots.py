@@ -130,6 +130,16 @@ def truth_map_data(table: TruthTable) -> TruthMapData:
 # ---------------------------------------------------------------------------------------------- drawing
 
 
+def plot_benchmark(benchmark: DiscoveryBenchmark, ax: Axes | None = None) -> Axes:
+    """Draw quality against cost, a point per method."""
+    return plot_quality_cost(quality_cost_data(benchmark), ax)
+
+
+def plot_truth(table: TruthTable, ax: Axes | None = None) -> Axes:
+    """Draw AUROC of methods on planted models, a panel per objective; on given axes the first."""
+    return plot_truth_map(truth_map_data(table), ax)
+
+
 def plot_quality_cost(data: QualityCostData, ax: Axes | None = None) -> Axes:
     """Draw quality upwards and cost to the right, on a logarithmic axis; labels keep clear of each other."""
     ax = axes_of(ax, *SIZE)
@@ -234,6 +244,7 @@ def _truth_panel(ax: Axes, data: TruthMapData, place: int) -> None:
     ax.set_xticks(range(len(data.methods)), data.methods, rotation=60, ha="right", rotation_mode="anchor")
     ax.set_yticks(range(len(data.models)), data.models)
     ax.tick_params(length=0, labelsize=7.5)
+    ax.set_xlabel("method; cells: AUROC of |score|")
     ax.set_title(data.objectives[place], fontsize=9, color=INK, loc="left")
     for spine in ax.spines.values():
         spine.set_visible(False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from assay.analyses.benchmark.detection import Detected
 from assay.analyses.benchmark.files import number, read_json, write_json
 from assay.circuits import EdgeScores
+from assay.core import display
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import plain
 from assay.core.untrusted import malformed
@@ -122,7 +123,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscoveryBenchmark:
+class DiscoveryBenchmark(display.Shown):
     """Discovery methods judged on one model and task.
 
     Attributes:
@@ -134,6 +135,8 @@ class DiscoveryBenchmark:
         differences: Of every pair of rows that have a CPR, with intervals from the same resamples for both.
         scores: Edge scores by name of the row; not part of `to_dict`.
     """
+
+    drawn_by = "assay.analyses.benchmark.plots:plot_benchmark"
 
     model: Mapping[str, Any]
     discovered_on: Mapping[str, Any]
@@ -181,6 +184,14 @@ class DiscoveryBenchmark:
     def ranking(self) -> list[BenchmarkRow]:
         """Rows by CPR, best first; those without one come last."""
         return sorted(self.rows, key=lambda row: math.inf if row.cpr is None else -_low_if_nan(row.cpr.value))
+
+    def _summary(self) -> str:
+        rows = [
+            (each.name, each.reason or "" if each.cpr is None else f"{each.cpr}", each.forward_equivalents)
+            for each in self.ranking()
+        ]
+        columns = ("method", "CPR with its interval", "cost in forward passes")
+        return display.table(f"discovery methods on {self.task} in {self.model.get('id')}", columns, rows)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per competitor: the four integrals, cost, truth."""

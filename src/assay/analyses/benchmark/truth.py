@@ -12,6 +12,7 @@ from assay.analyses.benchmark.detection import Detected, detect
 from assay.analyses.benchmark.entries import Contender, choose_entries
 from assay.analyses.benchmark.files import number, read_json, write_json
 from assay.analyses.benchmark.planted import ABLATION, planted_task
+from assay.core import display
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, plain
 from assay.core.untrusted import malformed
@@ -124,13 +125,15 @@ class TruthSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TruthTable:
+class TruthTable(display.Shown):
     """Methods judged on planted models.
 
     Attributes:
         cells: One per model, method and objective that were measured together; a merged table may lack some.
         settings: How they came to be, JSON-able.
     """
+
+    drawn_by = "assay.analyses.benchmark.plots:plot_truth"
 
     cells: tuple[TruthCell, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -200,6 +203,16 @@ class TruthTable:
         names = tuple(f"{cell.method} ({cell.objective})" for cell in cells if cell.auroc == best)
         return ModelTruth(
             model=model, n_edges=cells[0].n_edges, n_true=cells[0].n_true, auroc=best, best=names
+        )
+
+    def _summary(self) -> str:
+        rows = [
+            (each.method, each.objective, f"{each.served} of {each.of}", each.median, each.lowest)
+            for each in self.summary().methods
+        ]
+        columns = ("method", "objective", "models served", "median AUROC", "lowest AUROC")
+        return display.table(
+            f"{len(self.methods)} methods on {len(self.models)} planted models", columns, rows
         )
 
     def to_frame(self) -> "pd.DataFrame":

@@ -57,7 +57,7 @@ Against = Sequence[tuple[PairTask, AnyCircuit]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CalibrationReport(Mapping[str, Verdict]):
+class CalibrationReport(display.Shown, Mapping[str, Verdict]):
     """Verdicts of the gates on one circuit, and the table they were read off.
 
     A mapping from gate keys to verdicts in the framework's order; published codes are understood too.
@@ -69,6 +69,8 @@ class CalibrationReport(Mapping[str, Verdict]):
         missing: Column -> why it could not be measured.
         seconds: Gate key -> time of its statistics, and `table`: time of the runs.
     """
+
+    drawn_by = "assay.report.calibration_plots:plot_calibration"
 
     verdicts: Mapping[str, Verdict]
     table: MeasurementTable
@@ -96,7 +98,7 @@ class CalibrationReport(Mapping[str, Verdict]):
         counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())
         return f"CalibrationReport({counts}; table {self.table.hash})"
 
-    def _repr_html_(self) -> str:
+    def _summary(self) -> str:
         rows = [(GATES[key].code, key, each.status, each.reason or "") for key, each in self.verdicts.items()]
         counts = ", ".join(f"{n} {word}" for word, n in self.counts().items())
         return display.table(

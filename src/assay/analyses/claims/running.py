@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -45,6 +45,7 @@ from assay.analyses.claims.registration import Registration, note_measured, now,
 from assay.analyses.claims.sets import head_sets, shape_of
 from assay.circuits import Circuit
 from assay.circuits.heads import Head
+from assay.core import display
 from assay.core.measurement import Verdict
 from assay.core.random import stream
 from assay.core.record import library_version, plain
@@ -52,13 +53,16 @@ from assay.discovery.heads.table import MeasurementTable
 from assay.models import Model, load_model
 
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 RESULT_SCHEMA = "assay-claim-result/1"
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ClaimResult:
+class ClaimResult(display.Shown):
     """What became of a claim.
 
     Attributes:
@@ -79,6 +83,8 @@ class ClaimResult:
         facts: Model, prompts, head sets drawn for controls and rivals.
     """
 
+    drawn_by = "assay.analyses.claims.plots:plot_claim"
+
     claim: Claim
     registration: Registration | None
     registered_before: bool
@@ -96,6 +102,20 @@ class ClaimResult:
 
     def __repr__(self) -> str:
         return f"ClaimResult({self.claim.name!r}, tier {self.tier!r}, contradicted {self.contradicted})"
+
+    def _summary(self) -> str:
+        rows = [(each.name, each.value, each.size, each.state) for each in self.outcomes]
+        return display.table(
+            f"claim {self.claim.name}: {self.tier}", ("test", "measured", "claimed", "state"), rows
+        )
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per test: kind, name, task, n, value, low, high, size, p, q, state."""
+        import pandas as pd
+
+        columns = ["kind", "name", "task", "n", "value", "low", "high", "size", "p", "q", "state"]
+        rows = [each.to_dict() | each.interval.to_dict() for each in self.outcomes]
+        return pd.DataFrame([[row[name] for name in columns] for row in rows], columns=columns)
 
     @property
     def contradicted(self) -> tuple[int, ...]:

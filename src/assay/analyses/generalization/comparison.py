@@ -21,6 +21,7 @@ from assay.analyses.generalization.picking import metric_facts
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.predictors import ORDER
 from assay.analyses.generalization.ranking_table import Ranking, layer_names
+from assay.core import display
 from assay.core.errors import DegenerateDataWarning, InputError
 from assay.core.record import library_version, plain, record_id
 
@@ -52,7 +53,7 @@ class MetricSummary:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RankingComparison:
+class RankingComparison(display.Shown):
     """Rankings of several targets side by side.
 
     Attributes:
@@ -60,6 +61,8 @@ class RankingComparison:
         metrics: Key -> its summary, in the order of tables.
         random: Mean expected regret of a blind pick; NaN without labels.
     """
+
+    drawn_by = "assay.analyses.generalization.rank_plots:plot_comparison"
 
     rankings: Mapping[str, tuple[Ranking, ...]]
     metrics: Mapping[str, MetricSummary]
@@ -89,6 +92,23 @@ class RankingComparison:
         frame.columns = pd.MultiIndex.from_tuples([*next(iter(rows.values()))], names=["dataset", "number"])
         frame.index.name = "metric"
         return frame
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per metric: metric, average (of the correlations), sem, regret; NaN where undefined."""
+        import pandas as pd
+
+        rows = [
+            (key, math.nan, math.nan, each.regret)
+            if each.correlations is None
+            else (key, each.correlations.average, each.correlations.sem, each.regret)
+            for key, each in self.metrics.items()
+        ]
+        return pd.DataFrame(rows, columns=["metric", "average", "sem", "regret"])
+
+    def _summary(self) -> str:
+        frame = self.to_frame()
+        title = f"{len(self.metrics)} metrics over {sum(map(len, self.rankings.values()))} targets"
+        return display.table(title, [*frame], frame.to_numpy().tolist())
 
     def motifs(self) -> dict[str, Motif]:
         """Motif of each labelled target, named `dataset: domain`.

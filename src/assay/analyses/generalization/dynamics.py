@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.analyses.generalization.circuit_loss import CircuitSettings, depth_loss
 from assay.analyses.generalization.depth_interval import depth_bias_interval
+from assay.core import display
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import Record
 from assay.core.untrusted import parse_json
@@ -15,6 +16,9 @@ from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageSet
 from assay.zoo.scoring import score_of
 
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = "assay-dynamics/1"
 TOLERANCE = 0.1  # of a logarithm: a change of about 10 % either way counts as none
@@ -44,13 +48,15 @@ class DepthReading(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dynamics:
+class Dynamics(display.Shown):
     """Readings along a training run.
 
     Attributes:
         readings: By step, ascending.
         facts: What they were measured with: images, sets of blocks, estimator.
     """
+
+    drawn_by = "assay.report.dynamics:plot_run"
 
     readings: tuple[DepthReading, ...]
     facts: Mapping[str, Any]
@@ -66,6 +72,17 @@ class Dynamics:
                 return reading
         steps = ", ".join(str(reading.step) for reading in self.readings)
         raise InputError(f"there is no checkpoint of step {step}; there are {steps}")
+
+    def _summary(self) -> str:
+        rows = [(each.step, each.depth_bias, display.ends(each.low, each.high)) for each in self.readings]
+        return display.table("depth bias along a training run", ("step", "depth bias", "interval"), rows)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per checkpoint: step, deep, shallow, depth_bias, low, high, and each score by its name."""
+        import pandas as pd
+
+        rows = [each.to_dict() for each in self.readings]
+        return pd.DataFrame([row | row.pop("scores") for row in rows])
 
     def to_dict(self) -> dict[str, Any]:
         """The document that the picture and the files are made of; undefined numbers are None."""

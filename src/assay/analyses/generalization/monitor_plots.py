@@ -3,14 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from assay.core.errors import InputError
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
 from assay.page.matrix import Matrix
 
+
+if TYPE_CHECKING:
+    from assay.analyses.generalization.monitoring import Monitor
 
 Document = Mapping[str, Any]
 LABELLED_RUNS, LONGEST_RUN = 12, 24  # origins of batches that still fit below the axis, and their letters
@@ -23,6 +27,17 @@ STYLES: tuple[tuple[Any, str], ...] = (
     ((0, (6, 2, 1, 2)), "D"),
     ((0, (3, 1, 1, 1, 1, 1)), "v"),
 )
+
+
+def plot_monitor(monitor: "Monitor", ax: Axes | None = None) -> Axes:
+    """Draw the shift of every batch that a monitor observed.
+
+    Raises:
+        InputError: Before the first batch.
+    """
+    if not monitor.readings:
+        raise InputError("this monitor has no reading yet; give it a batch by `observe`")
+    return plot_shift(monitor.to_dict(), ax)
 
 
 def plot_shift(document: Document, ax: Axes | None = None) -> Axes:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from assay.analyses.generalization.journal import Journal
 from assay.analyses.generalization.shift import DISTANCES, circuit_shift, rank_shift_map
 from assay.analyses.generalization.shift_interval import shift_interval
 from assay.circuits import EdgeScores
+from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, unknown_name
 from assay.core.measurement import Interval
 from assay.core.random import stream
@@ -40,7 +41,11 @@ from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
 
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SCHEMA = "assay-monitor/1"
+LATEST = 8  # readings in the summary of a notebook
 RULES = ("threshold", "conformal", "sequential")
 
 
@@ -86,7 +91,7 @@ class Reading(Record):
     seconds: float = 0.0
 
 
-class Monitor:
+class Monitor(display.Shown):
     """Watches a deployed model: how far its circuit on new images is from its circuit on known ones.
 
     Every batch costs one discovery with the settings of the reference, and one forward pass more for the
@@ -129,6 +134,8 @@ class Monitor:
     References:
         Peng et al. (2026), arXiv:2604.08192, section 5.
     """
+
+    drawn_by = "assay.analyses.generalization.monitor_plots:plot_monitor"
 
     def __init__(
         self,
@@ -398,6 +405,25 @@ class Monitor:
             "guarantee": self.guarantee.to_dict(),
             "readings": [each.to_dict() for each in self.readings],
         }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per batch: index, time, n, shift, low, high, alarm, p_value, e_value, domain."""
+        import pandas as pd
+
+        columns = ["index", "time", "n", "shift", "low", "high", "alarm", "p_value", "e_value", "domain"]
+        rows = [each.to_dict() | each.interval.to_dict() for each in self.readings]
+        return pd.DataFrame([[row[name] for name in columns] for row in rows], columns=columns)
+
+    def _summary(self) -> str:
+        rows = [
+            (each.index + 1, each.shift, display.ends(each.interval.low, each.interval.high, self.level),
+             {None: "no rule", True: "alarm", False: "quiet"}[each.alarm])
+            for each in self.readings[-LATEST:]
+        ]  # fmt: skip
+        title = f"monitor of {self.model.id}: {len(self.readings)} batches, the latest"
+        return display.table(
+            title, ("batch", f"shift ({self.distance})", "interval", "alarm"), rows, id=self.id
+        )
 
     # ------------------------------------------------------------------------------------------- resume
 

@@ -4,20 +4,25 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
+from assay.core import display
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, unknown_name
 
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CONSTANT = 1e-12  # spread below which an entry does not vary, relative to the largest entry of all matrices
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Motif:
+class Motif(display.Shown):
     """How each entry of the dependency matrix goes with performance on one task.
 
     Attributes:
@@ -32,6 +37,8 @@ class Motif:
         ridge: Penalty on the weights.
     """
 
+    drawn_by = "assay.analyses.generalization.rank_plots:plot_motif"
+
     loadings: Float[Tensor, "n_layers n_layers"]
     weights: Float[Tensor, "n_layers n_layers"]
     correlation: float
@@ -44,6 +51,21 @@ class Motif:
     def values(self) -> Float[Tensor, "n_layers n_layers"]:
         """The loadings or the weights, as `kind` says."""
         return self.loadings if self.kind == "loadings" else self.weights
+
+    def _summary(self) -> str:
+        return display.card(
+            f"motif of {self.n} models ({self.kind})",
+            (("canonical correlation", self.correlation), ("cells that vary", int(self.used.sum()))),
+        )
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per pair of layers: source, target (places), loading, weight, used."""
+        import pandas as pd
+
+        source, target = np.indices(self.used.shape).reshape(2, -1)
+        columns = {"loading": self.loadings, "weight": self.weights, "used": self.used}
+        flat = {name: each.flatten().numpy() for name, each in columns.items()}
+        return pd.DataFrame({"source": source, "target": target, **flat})
 
 
 def motif(

@@ -3,17 +3,24 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from assay.analyses.generalization.rank_words import leading, measure_name, order
+from assay.analyses.generalization.ranking_table import layer_names
+from assay.core.errors import InputError
 from assay.page.draw import INK, MUTED, RULE, SUPPORTS, axes_of
-from assay.page.matrix import Matrix
+from assay.page.matrix import Matrix, plot_matrix
 from assay.page.text import MINUS
 
+
+if TYPE_CHECKING:
+    from assay.analyses.generalization.comparison import RankingComparison
+    from assay.analyses.generalization.motifs import Motif
+    from assay.analyses.generalization.ranking_table import Ranking
 
 Document = Mapping[str, Any]
 LABELLED = 40  # models named on an axis; more are drawn without names
@@ -32,11 +39,46 @@ STAGES = {
 }
 
 
-def plot_forest(document: Document) -> Axes:
+def plot_ranking(ranking: "Ranking", ax: Axes | None = None) -> Axes:
+    """Draw the leading metric, and performance where it is known, with intervals; on given axes the former.
+
+    Raises:
+        InputError: If no metric puts the models in order and their performance is not known.
+    """
+    document = ranking.to_dict()
+    if leading(document) is None and document["performance"] is None:
+        raise InputError("no metric puts these models in order and their performance is not known")
+    return plot_forest(document, ax)
+
+
+def plot_comparison(comparison: "RankingComparison", ax: Axes | None = None) -> Axes:
+    """Draw how each metric goes with performance: the average correlation and its standard error."""
+    frame = comparison.to_frame().dropna(subset="average")
+    if frame.empty:
+        raise InputError("no target has labels, so no metric has a correlation with performance")
+    ax = axes_of(ax, 6.2, 0.9 + 0.32 * max(3, len(frame)))
+    for place, row in enumerate(frame.to_dict("records")):
+        ends = [row["average"] - row["sem"], row["average"] + row["sem"]]
+        ax.plot(ends, [place] * 2, color=SUPPORTS, linewidth=2.0, alpha=0.55)
+        ax.plot([row["average"]], [place], "o", color=INK, markersize=4.5)
+    ax.set_yticks(range(len(frame)), frame["metric"].tolist())
+    ax.set_ylim(len(frame) - 0.5, -0.5)
+    ax.set_xlabel("average |correlation| with performance; line: standard error over all cells")
+    return ax
+
+
+def plot_motif(motif: "Motif", ax: Axes | None = None) -> Axes:
+    """Draw the loadings or weights of a motif, layers by layers."""
+    values = motif.values.numpy()
+    return plot_matrix(layer_matrix(values, layer_names(len(values) - 2)), ax)
+
+
+def plot_forest(document: Document, ax: Axes | None = None) -> Axes:
     """Draw the intervals of the leading metric and, where known, of performance, a row per model.
 
     Args:
         document: Of a ranking in which a metric leads or performance is known.
+        ax: For the first panel alone. Default: a new figure with all.
 
     Returns:
         The axes of the first panel; models are in the order of the leading metric.
@@ -47,9 +89,12 @@ def plot_forest(document: Document) -> Axes:
     places = order(document)
     n = len(places)
     height = 0.9 + max(0.2 * n, 1.2) if n > LABELLED else 0.9 + 0.3 * n
-    figure = Figure(figsize=(4.2 + 3.1 * len(panels), min(height, 14)), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for ax, (title, rows) in zip(axes, panels, strict=True):
+    if ax is None:
+        figure = Figure(figsize=(4.2 + 3.1 * len(panels), min(height, 14)), layout="constrained")
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    else:
+        axes = np.array([ax])
+    for ax, (title, rows) in zip(axes, panels, strict=False):
         axes_of(ax, 0.0, 0.0)
         values, low, high = _columns([rows[place] for place in places])
         for row in range(n):

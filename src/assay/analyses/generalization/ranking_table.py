@@ -15,6 +15,7 @@ from assay.analyses.generalization.inspection import Inspection, InspectionSetti
 from assay.analyses.generalization.motifs import Motif, motif
 from assay.analyses.generalization.picking import RankedMetric
 from assay.analyses.generalization.predictor import PREDICTORS
+from assay.core import display
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import library_version, plain, record_id
 
@@ -31,7 +32,7 @@ _NO_EDGES = "scores of all edges are needed; ask for metrics=[..., 'ddb-deep'] o
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Ranking:
+class Ranking(display.Shown):
     """Models by metrics on one target domain.
 
     Attributes:
@@ -47,6 +48,8 @@ class Ranking:
         settings: How scores were measured and images drawn.
         level: Coverage of the intervals.
     """
+
+    drawn_by = "assay.analyses.generalization.rank_plots:plot_ranking"
 
     names: tuple[str, ...]
     columns: Mapping[str, RankedMetric]
@@ -96,12 +99,35 @@ class Ranking:
         """The model that a metric predicts best; the first of equals."""
         return self.order(metric)[0]
 
+    def _summary(self) -> str:
+        names = [*self._shown()]
+        rows = [
+            (name, *(column.values[place].item() for column in self._shown().values()))
+            for place, name in enumerate(self.names)
+        ]
+        return display.table(f"{len(self.names)} models on {self.target['domain']}", ("model", *names), rows)
+
+    def _shown(self) -> dict[str, Column]:
+        """The metrics by key, true performance first where it is known."""
+        return ({} if self.performance is None else {self.measure: self.performance}) | dict(self.columns)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per metric and model, true performance first: metric, model, value, low, high, rank."""
+        import pandas as pd
+
+        columns = ["value", "low", "high", "rank"]
+        rows = [
+            [key, name, *(row[each] for each in columns)]
+            for key, column in self._shown().items()
+            for name, row in zip(self.names, column.rows(), strict=True)
+        ]
+        return pd.DataFrame(rows, columns=["metric", "model", *columns])
+
     def table(self) -> "pd.DataFrame":
         """One row per model: performance (if known) and every metric; the index is the model's name."""
         import pandas as pd
 
-        columns = {} if self.performance is None else {self.measure: self.performance.values}
-        columns |= {key: column.values for key, column in self.columns.items()}
+        columns = {key: column.values for key, column in self._shown().items()}
         return pd.DataFrame(columns, index=pd.Index(self.names, name="model"))
 
     def motif(self, *, kind: str = "loadings", ridge: float = 0.0) -> Motif:

@@ -4,23 +4,27 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
+from assay.core import display
 from assay.core.errors import InputError, ShapeError
 from assay.core.random import stream
 from assay.core.record import Record
 
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _EQUAL = 1e-12  # room between chance and nesting below which there is nothing to normalise by
 _REACH = 6.0  # roots of the smaller size around the mean overlap; the mass beyond is below exp(-72)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SelectionConsistency(Record):
+class SelectionConsistency(display.Shown, Record):
     """Pairwise overlap of selections from one pool; rows and columns in the order the selections were given.
 
     Attributes:
@@ -39,6 +43,8 @@ class SelectionConsistency(Record):
         n_random: Pairs of random draws behind `expected`; None where it is the exact sum.
     """
 
+    drawn_by = "assay.analyses.subsets.plots:plot_overlap"
+
     sizes: Int64[np.ndarray, " k"]
     n_examples: int
     jaccard: Float64[np.ndarray, "k k"]
@@ -50,6 +56,33 @@ class SelectionConsistency(Record):
     lowest: float
     lowest_pair: tuple[int, int] | None
     n_random: int | None = None
+
+    def _summary(self) -> str:
+        return display.card(
+            f"overlap of {len(self.sizes)} selections (0 as random, 1 nested)",
+            (
+                ("mean", self.mean),
+                ("mean of neighbours in size", self.mean_adjacent),
+                ("lowest", self.lowest),
+            ),
+        )
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per pair of selections: first, second (places), sizes, jaccard, expected, normalised."""
+        import pandas as pd
+
+        first, second = np.triu_indices(len(self.sizes), 1)
+        return pd.DataFrame(
+            {
+                "first": first,
+                "second": second,
+                "first_size": self.sizes[first],
+                "second_size": self.sizes[second],
+                **{
+                    name: getattr(self, name)[first, second] for name in ("jaccard", "expected", "normalised")
+                },
+            }
+        )
 
 
 def expected_jaccard(first: int, second: int, n_examples: int) -> float:

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -19,9 +19,13 @@ from assay.analyses.subsets.selection import Subset, make_selection, make_sweep
 from assay.analyses.subsets.settings import SelectionOptions
 from assay.analyses.subsets.splits import ModelSplit
 from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict
+from assay.core import display
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import HIDDEN, Record, record_id
 
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RULES = ("val", "ci", "paper")
 KIND, SCHEMA = "subset-path", "assay-selection-path/1"
@@ -55,7 +59,7 @@ class LargestSubset(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SelectionPath:
+class SelectionPath(display.Shown):
     """Subsets of several sizes of the same data, with the same split.
 
     Attributes:
@@ -65,6 +69,8 @@ class SelectionPath:
         problem: Data, split, settings and matrices behind them.
         baselines: By kind (`random`, `hard`, `marginal`, `distance`), one row per size, on the test models.
     """
+
+    drawn_by = "assay.analyses.subsets.plots:plot_path"
 
     sizes: tuple[int, ...]
     selections: tuple[Subset, ...]
@@ -97,6 +103,28 @@ class SelectionPath:
     def full(self) -> Mapping[str, Correlation]:
         """The correlation on all examples, for each part of the models."""
         return self.selections[0].full
+
+    def _summary(self) -> str:
+        rows = [
+            (each.size, display.number(test.r), display.ends(test.low, test.high, test.level))
+            for each in self.selections
+            for test in (each.correlation["test"],)
+        ]
+        return display.table("subsets by size", ("size", "R over test models", "interval"), rows, id=self.id)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per size and set of examples: size, examples (`selection` or a baseline), r, low, high.
+
+        R is over the test models.
+        """
+        import pandas as pd
+
+        rows: list[tuple[int, str, Correlation | BaselineRow]] = [
+            (each.size, "selection", each.correlation["test"]) for each in self.selections
+        ]
+        rows += [(row.size, kind, row) for kind, baseline in self.baselines.items() for row in baseline]
+        table = [(size, name, each.r, each.low, each.high) for size, name, each in rows]
+        return pd.DataFrame(table, columns=["size", "examples", "r", "low", "high"])
 
     # ----------------------------------------------------------------------------------------- verdict
 

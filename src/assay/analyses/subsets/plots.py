@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,9 +11,16 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
 from assay.analyses.subsets.page_words import BASELINES, NAMES, baselines, headline_row, signed
+from assay.core.record import plain
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 from assay.page.text import MINUS, number
 
+
+if TYPE_CHECKING:
+    from assay.analyses.subsets.baselines import BaselineRow
+    from assay.analyses.subsets.consistency import SelectionConsistency
+    from assay.analyses.subsets.path import SelectionPath
+    from assay.analyses.subsets.selection import Subset
 
 INVERSE = -0.3  # accuracy is on the inverse line from here down
 DOTTED = (0, (1, 2.5))
@@ -30,6 +37,45 @@ STYLES: dict[str, tuple[str, Any, str]] = {
 }
 KEYS = {"pearson": ("r", "low", "high"), "spearman": ("spearman", "spearman_low", "spearman_high")}
 Document = Mapping[str, Any]
+
+
+def plot_subset(subset: "Subset", ax: Axes | None = None) -> Axes:
+    """Draw R of a subset with its interval beside R of all examples; nothing is judged for it."""
+    return plot_comparison(_drawn([subset], {}, subset.size), ax)
+
+
+def plot_path(path: "SelectionPath", ax: Axes | None = None) -> Axes:
+    """Draw R of the subsets by size, with the baselines; verdicts are marked once they are known."""
+    return plot_size(_drawn(path.selections, path.baselines, path.headline.size), ax)
+
+
+def plot_overlap(consistency: "SelectionConsistency", ax: Axes | None = None) -> Axes:
+    """Draw the overlap of every two selections."""
+    return plot_consistency(consistency.to_dict(), ax)
+
+
+def _drawn(
+    subsets: "Sequence[Subset]", baselines: "Mapping[str, Sequence[BaselineRow]]", size: int
+) -> dict[str, Any]:
+    """The entries of a document that pictures of R read, with the verdicts that are known."""
+    rows = [
+        {
+            "size": each.size,
+            "test": each.correlation["test"],
+            "verdict": each.verdict if each.judged else None,
+            **{kind: rows[place] for kind, rows in baselines.items() if kind != "all"},
+        }
+        for place, each in enumerate(subsets)
+    ]
+    first = subsets[0]
+    document = {
+        "size": size,
+        "rows": rows,
+        "full": first.full,
+        "data": {"n_examples": first.facts["n_examples"]},
+    }
+    drawn: dict[str, Any] = plain(document)
+    return drawn
 
 
 def plot_size(document: Document, ax: Axes | None = None, *, statistic: str = "pearson") -> Axes:

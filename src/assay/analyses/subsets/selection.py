@@ -79,15 +79,17 @@ class SubsetFile(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Subset(SelectedExamples):
+class Subset(display.Shown, SelectedExamples):
     """A subset of the examples, its verdict, its composition, and other models on it.
 
     `indices`, `scores`, `correlation` and `full` are those of `SelectedExamples`.
     """
 
+    drawn_by = "assay.analyses.subsets.plots:plot_subset"
+
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def _repr_html_(self) -> str:
+    def _summary(self) -> str:
         rows = [
             (
                 f"r over {on.n} {part} models",

@@ -59,6 +59,12 @@ def save_histogram(path: str | os.PathLike[str], worst: "WorstCase | Document") 
     return path
 
 
+def plot_worst_case(worst: "WorstCase", ax: Axes | None = None) -> Axes:
+    """Draw the divergences of all pairs and their percentiles; on given axes the histogram alone."""
+    document = worst.distribution()
+    return plot_tail(document) if ax is None else plot_histogram(document, ax)
+
+
 def plot_tail(document: Document) -> Axes:
     """Draw the histogram above, its percentiles below; returns the axes of the histogram."""
     height = 0.7 + 0.27 * len(marks(document))

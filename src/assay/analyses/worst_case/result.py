@@ -34,7 +34,7 @@ FINDINGS = ("search", "outside", "explanation")  # are reported beside the pairs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class WorstCase(PairStatistics):
+class WorstCase(display.Shown, PairStatistics):
     """Divergence of a circuit from its model on many pairs of a clean and a corrupted input.
 
     Attributes:
@@ -54,6 +54,8 @@ class WorstCase(PairStatistics):
         outside: Inputs from outside the grammar, plain JSON, reported apart.
         explanation: Which missing edges would repair the worst pairs, plain JSON.
     """
+
+    drawn_by = "assay.analyses.worst_case.plots:plot_worst_case"
 
     facts: Mapping[str, Any]
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class WorstCase(PairStatistics):
             | ({} if weights is None else {"weight": weights.ravel()})
         )
 
-    def _repr_html_(self) -> str:
+    def _summary(self) -> str:
         numbers = self.summary()["absolute"]
         return display.card(
             f"divergence of a circuit on {self.n_distinct_pairs:,} pairs of inputs",
@@ -172,27 +174,16 @@ class WorstCase(PairStatistics):
             messages["not_certified"] = f"this sample supports no certificate: {reason}"
         return messages
 
-    def to_dict(self) -> dict[str, Any]:
-        """The result as one JSON document: what `--json`, the store and the report read."""
+    def distribution(self) -> dict[str, Any]:
+        """The part of `to_dict` that the divergences of the sample alone give; nothing is run for it."""
         sample, summary = self.sample, self.statistics
-        inputs = self.worst_inputs()
-        n_distinct = {
-            f"n_distinct_{name}": len(side.distinct.first_index)
-            for name, side in (("clean", sample.clean), ("corrupted", sample.corrupted))
-        }
         of_sample = ("protocol", "independent", "reuse_clean", "own_rows", "enumerated", "n_pairs", "seed")
-        document: dict[str, Any] = plain(
+        entries: dict[str, Any] = plain(
             {
-                "schema": SCHEMA,
-                "kind": "worst_case",
-                "id": self.id,
                 **{name: getattr(sample, name) for name in of_sample},
                 "n_clean": sample.clean.n,
                 "n_corrupted": sample.corrupted.n,
-                "n_distinct_pairs": self.n_distinct_pairs,
-                **n_distinct,
-                "population": sample.population,
-                **{name: self.facts[name] for name in FACTS},
+                "unit": self.unit,
                 "summary": {
                     "absolute": summary.absolute,
                     "z": summary.z,
@@ -206,6 +197,27 @@ class WorstCase(PairStatistics):
                 "anchor": self.anchor,
                 "histogram": self._histograms(),
                 "certificates": self._usual_certificates(),
+            }
+        )
+        return entries
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as one JSON document: what `--json`, the store and the report read."""
+        sample, inputs = self.sample, self.worst_inputs()
+        n_distinct = {
+            f"n_distinct_{name}": len(side.distinct.first_index)
+            for name, side in (("clean", sample.clean), ("corrupted", sample.corrupted))
+        }
+        document: dict[str, Any] = plain(
+            {
+                "schema": SCHEMA,
+                "kind": "worst_case",
+                "id": self.id,
+                **self.distribution(),
+                "n_distinct_pairs": self.n_distinct_pairs,
+                **n_distinct,
+                "population": sample.population,
+                **{name: self.facts[name] for name in FACTS},
                 "maximum_exceedance": None if not_certified(sample) else self.maximum_exceedance(),
                 "worst": self._shown_pairs(),
                 "worst_clean": inputs.clean,

@@ -41,7 +41,10 @@ CIRCUITS, TRUST, IMAGES, SUBSETS, STORE = (
 )
 PREFIX = "ASSAY_"
 # There the same names say what a page shows, not what to run: a variable or a file must not set them.
-TYPED_ONLY = {"report": ("--model", "--task", "--sweep", "--compare")}
+TYPED_ONLY = {
+    "report": ("--model", "--task", "--sweep", "--compare"),
+    "store ls": ("--model", "--task", "--method"),
+}
 
 
 # ---- registering --------------------------------------------------------------------------------

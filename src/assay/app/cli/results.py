@@ -95,7 +95,7 @@ def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: ListSettings) -
     if settings.csv and settings.json:
         raise InputError("--csv and --json are two ways to print; give one of them")
     if kind == RESULTS:
-        _list_results(settings)
+        list_results(settings)
         return
     if settings.asks_a_store:
         raise InputError(f"--kind, --where, --limit, --offset and --csv are for `assay list {RESULTS}`")
@@ -110,7 +110,8 @@ def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: ListSettings) -
     print_table("", ["key", "what it is"], [[entry.key, entry.summary] for entry in entries])
 
 
-def _list_results(settings: ListSettings) -> None:
+def list_results(settings: ListSettings) -> None:
+    """The results of a store as a table, CSV or JSON."""
     from assay.store import Store
 
     store = Store(settings.store or DEFAULT_STORE, create=False)
@@ -156,9 +157,14 @@ def _print_summaries(found: "Sequence[ResultSummary]", *, as_csv: bool, as_json:
         writer.writerows(asdict(each) for each in found)
         return
     rows = [
-        [each.id, each.kind, each.created[:19], each.about, _value(each), each.status or ""] for each in found
+        [
+            *(each.id, each.kind, each.created[:19], each.model or "", each.task or "", each.title),
+            *(_value(each), each.status or ""),
+        ]
+        for each in found
     ]
-    print_table("", ["id", "kind", "created", "about", "value", "status"], rows, right="value")
+    columns = ["id", "kind", "created", "model", "task", "name", "value", "status"]
+    print_table("", columns, rows, right="value")
 
 
 def _value(found: "ResultSummary") -> str:
@@ -186,16 +192,7 @@ def show(identity: Annotated[str, Parameter(name="ID")], /, *, settings: ShowSet
 
     found = Store(settings.store or DEFAULT_STORE, create=False).get(identity)
     if settings.json:
-        print_json(
-            {
-                "id": found.id,
-                "kind": found.kind,
-                "created": found.created,
-                "provenance": found.provenance,
-                "payload": found.payload,
-                "arrays": list(found.arrays.keys()),
-            }
-        )
+        print_json(found.document())
         return
     echo(printable(f"{found.kind} {found.id}, {found.created[:19]}", lines=False))
     echo(printable(found.summary.about, lines=False))

@@ -6,7 +6,6 @@ file system is ever built from a request.
 
 import hmac
 import ipaddress
-import json
 import logging
 import re
 import secrets
@@ -15,6 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, urlencode
 
@@ -28,7 +28,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.app.monitor.metrics import CONTENT_TYPE, metrics_text
-from assay.app.site import pages
+from assay.app.site import api, pages
+from assay.app.site.query import conditions, identity_of, whole
 from assay.core.errors import AssayError, InputError, OutputError, UnknownNameError
 from assay.page.html import content_policy
 from assay.report import compare_document, overview_document
@@ -156,6 +157,8 @@ def create_app(
             Route("/monitors", pages.monitors),
             Route("/monitor/{place}", pages.monitor),
             Route("/metrics", pages.metrics),
+            Route(api.PATH, partial(api.listing, store)),
+            Route(f"{api.PATH}/{{identity}}", partial(api.result, store)),
             Route("/healthz", _health),
         ],
         exception_handlers={HTTPException: _http_error, AssayError: _assay_error, Exception: _failure},
@@ -301,17 +304,22 @@ class _Door:
     def _refusal(self, request: Request) -> Response | None:
         """An answer instead of the page, or None to let the visitor in."""
         if request.method not in ("GET", "HEAD"):
-            return _message(405, "Read only", "This site can only be read.", headers={"Allow": "GET, HEAD"})
+            return _message(
+                request, 405, "Read only", "This site can only be read.", headers={"Allow": "GET, HEAD"}
+            )
         # A name that points here only in the visitor's browser: DNS rebinding.
         if not self._known_host(request.headers.get("host", "")):
             return _message(
+                request,
                 400,
                 "Unknown host",
                 "The site was asked for under a name it does not know. Visit it by its address, or start it "
                 "with --allow-host NAME.",
             )
         if any(len(value) > LONGEST for _, value in parse_qsl(request.url.query, keep_blank_values=True)):
-            return _message(400, "Too long", f"A value of the address has more than {LONGEST:,} characters.")
+            return _message(
+                request, 400, "Too long", f"A value of the address has more than {LONGEST:,} characters."
+            )
         if self._token is None or request.url.path == "/healthz":
             return None
         return self._unknown_visitor(request)
@@ -345,6 +353,7 @@ class _Door:
             answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict", path="/")
             return answer
         return _message(
+            request,
             401,
             "A token is needed",
             "Send the header Authorization: Bearer TOKEN, or visit the link with ?token=TOKEN once after the "
@@ -358,7 +367,11 @@ def _same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
 
 
-def _message(status: int, title: str, message: str, *, headers: Mapping[str, str] | None = None) -> Response:
+def _message(
+    request: Request, status: int, title: str, message: str, *, headers: Mapping[str, str] | None = None
+) -> Response:
+    if request.url.path.startswith(api.ROOT):
+        return api.refusal(status, message, headers)
     text = pages.message_page(title, message, navigation=status not in (400, 401))
     return HTMLResponse(text, status_code=status, headers=headers)
 
@@ -367,30 +380,34 @@ def _message(status: int, title: str, message: str, *, headers: Mapping[str, str
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    del request
     assert isinstance(error, HTTPException)
+    if error.status_code == 404 and request.url.path.startswith(api.ROOT):
+        return _message(request, 404, "", f"{request.url.path} is not an address of the API: {api.ADDRESSES}")
     if error.status_code == 404:
         return _message(
-            404, "Nothing here", "There is no such page. The results of the store are on the first page."
+            request,
+            404,
+            "Nothing here",
+            "There is no such page. The results of the store are on the first page.",
         )
-    return _message(error.status_code, "Not possible", str(error.detail))
+    return _message(request, error.status_code, "Not possible", str(error.detail))
 
 
 def _assay_error(request: Request, error: Exception) -> Response:
     """A page that explains a visitor's mistake; other errors go to the log."""
     if isinstance(error, UnknownNameError):
-        return _message(404, "Not found", str(error))
+        return _message(request, 404, "Not found", str(error))
     if isinstance(error, InputError):
-        return _message(400, "Not understood", str(error))
+        return _message(request, 400, "Not understood", str(error))
     _LOG.error("%s failed", request.url.path, exc_info=error)
     return _failure(request, error)
 
 
 def _failure(request: Request, error: Exception) -> Response:
     """A plain page; unforeseen errors are raised again behind it, for uvicorn to log."""
-    del request, error
+    del error
     text = "The page could not be made. What went wrong is in the log of the server."
-    return _message(500, "Something failed", text)
+    return _message(request, 500, "Something failed", text)
 
 
 def _health(request: Request) -> Response:
@@ -416,9 +433,8 @@ class _Pages:
         order = asked.get("order") or "-created"
         if order.removeprefix("-") not in ORDERS:
             raise InputError(f"cannot order by {order!r}; columns are {', '.join(ORDERS)}")
-        where = [f"{name} = {_quoted(value)}" for name, value in filters.items() if value]
-        where += [part.strip() for part in typed.split(";") if part.strip()]
-        start = _whole(asked.get("start"), "start")
+        where = conditions(filters, typed)
+        start = whole(asked.get("start"), "start")
         n = self._store.count(where=where)
         found = self._store.query(where=where, order=order, limit=PAGE_SIZE, offset=start)
         kinds = sorted({*KINDS, filters["kind"]} - {""})
@@ -437,7 +453,7 @@ class _Pages:
 
     def result(self, request: Request) -> Response:
         """One result."""
-        found = self._store.get(_identity(request.path_params["identity"]))
+        found = self._store.get(identity_of(request.path_params["identity"]))
         if found.kind == "sweep":
             return self._drawn(lambda: render(overview_document(self._store, sweep=found.id), served=True))
         return self._drawn(lambda: result_page(found))
@@ -476,7 +492,7 @@ class _Pages:
             ]
             newest = sorted(choices, key=lambda each: each.created, reverse=True)[:PAGE_SIZE]
             return HTMLResponse(pages.compare_form(newest, a=a, b=b))
-        pair = _identity(a), _identity(b)
+        pair = identity_of(a), identity_of(b)
         return self._drawn(lambda: render(compare_document(self._store, *pair, files=False), served=True))
 
     def monitors(self, request: Request) -> Response:
@@ -539,22 +555,3 @@ def _state(monitor: Watched) -> dict[str, Any]:
         "shift": last.get("shift"),
         "time": str(last.get("time") or ""),
     }
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _identity(text: str) -> str:
-    """An id or its beginning, checked before it goes anywhere."""
-    if not re.fullmatch(r"[0-9a-f]{4,64}", text):
-        raise UnknownNameError("a result's id is 4 or more hex digits; the list of results has them")
-    return text
-
-
-def _whole(text: str | None, name: str) -> int:
-    if not text:
-        return 0
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise InputError(f"{name} is {text!r}; a whole number is needed")
-    return int(text)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 
 from assay.circuits.files import read_arrays, write_arrays
+from assay.core import display
 from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
 from assay.core.record import plain
 
@@ -25,7 +26,7 @@ _DETAIL = "details."  # prefix of arrays among the details
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeadScores:
+class HeadScores(display.Shown):
     """A signed number for each head of a model.
 
     Attributes:
@@ -44,6 +45,8 @@ class HeadScores:
     Raises:
         ShapeError: If a table is not one number per layer and head.
     """
+
+    drawn_by = "assay.discovery.heads.plots:plot_heads"
 
     name: str
     values: Float64[np.ndarray, "n_layers n_heads"]
@@ -119,6 +122,12 @@ class HeadScores:
                 f"{self.n_heads} heads, counted from 0"
             )
         return float(self.values[layer, index])
+
+    def _summary(self) -> str:
+        best = np.argsort(-self.flat, kind="stable")[:8].tolist()
+        rows = [(f"a{at // self.n_heads}.h{at % self.n_heads}", self.flat[at].item()) for at in best]
+        title = f"{self.name}: {self.n_layers} x {self.n_heads} heads, highest first"
+        return display.table(title, ("head", f"score, {self.unit}" if self.unit else "score"), rows)
 
     @property
     def n_layers(self) -> int:

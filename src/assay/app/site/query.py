@@ -1,0 +1,42 @@
+"""What a visitor asks of the store, read from the values of an address; pages and API ask the same way."""
+
+import json
+import re
+from collections.abc import Mapping
+
+from assay.core.errors import InputError, UnknownNameError
+
+
+def conditions(filters: Mapping[str, str], typed: str = "") -> list[str]:
+    """Conditions as `Store.query` takes them.
+
+    Args:
+        filters: Column -> the value it must have; empty ones are left out.
+        typed: Further conditions, separated by semicolons.
+    """
+    where = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in filters.items() if value]
+    return where + [part.strip() for part in typed.split(";") if part.strip()]
+
+
+def identity_of(text: str) -> str:
+    """An id or its beginning, checked before it goes anywhere.
+
+    Raises:
+        UnknownNameError: For what cannot be one.
+    """
+    if not re.fullmatch(r"[0-9a-f]{4,64}", text):
+        raise UnknownNameError("a result's id is 4 or more hex digits; the list of results has them")
+    return text
+
+
+def whole(text: str | None, name: str) -> int:
+    """A count in an address; 0 where there is none.
+
+    Raises:
+        InputError: For another text.
+    """
+    if not text:
+        return 0
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise InputError(f"{name} is {text!r}; a whole number is needed")
+    return int(text)

@@ -1,0 +1,187 @@
+"""Pictures of measurements: a number with its interval and limits, and faithfulness by size."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
+
+from assay.core.errors import InputError
+from assay.core.measurement import Measurement
+from assay.page.draw import INK, MUTED, PAPER, RULE, SUPPORTS, axes_of
+
+
+if TYPE_CHECKING:
+    from assay.metrics.curve import FaithfulnessCurve
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveData:
+    """Faithfulness against circuit size, with its interval band and random circuits of the same sizes.
+
+    Attributes:
+        n_edges: Circuit sizes, ascending.
+        fractions: The same as shares of all edges, in (0, 1].
+        values, low, high: Normalised faithfulness (0 empty circuit, 1 model) and its interval; NaN undefined.
+        random_fractions: Sizes at which random circuits ran; empty where none did.
+        random_values, random_low, random_high: Their mean and range.
+        target: The faithfulness asked for, or None.
+        chosen: Share of edges that the reported circuit was cut from, or None.
+        chosen_value: Its faithfulness, or None.
+        n: Prompts behind each value.
+    """
+
+    n_edges: tuple[int, ...]
+    fractions: tuple[float, ...]
+    values: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    random_fractions: tuple[float, ...]
+    random_values: tuple[float, ...]
+    random_low: tuple[float, ...]
+    random_high: tuple[float, ...]
+    target: float | None
+    chosen: float | None
+    chosen_value: float | None
+    n: int
+
+
+def plot_measurement(measurement: Measurement, ax: Axes | None = None) -> Axes:
+    """Draw a value with its interval, its parts of the same unit below it, and the limits of its rule.
+
+    Raises:
+        InputError: If the value and all its parts are undefined.
+    """
+    parts = {measurement.name: measurement} | {
+        name: part for name, part in measurement.parts.items() if part.unit == measurement.unit
+    }
+    rows = {name: part for name, part in parts.items() if math.isfinite(part.value)}
+    if not rows:
+        raise InputError(
+            f"{measurement.name} is undefined ({measurement.reason}), so there is nothing to draw"
+        )
+    ax = axes_of(ax, 6.6, 0.9 + 0.34 * max(2, len(rows)))
+    rule, random = measurement.rule, (measurement.baseline.get("random") or {}).get("value")
+    limits = () if rule is None else (rule.pass_at, rule.fail_at)
+    for limit in (each for each in limits if each is not None):
+        ax.axvline(limit, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2.5)))
+    for place, (name, part) in enumerate(rows.items()):
+        interval = part.interval()
+        ax.plot([interval.low, interval.high], [place] * 2, color=SUPPORTS, linewidth=2.2)
+        face = SUPPORTS if name == measurement.name else PAPER
+        ax.plot([part.value], [place], "o", color=SUPPORTS, markersize=6, markerfacecolor=face)
+    if random is not None:
+        ax.plot([random], [0], "s", color=MUTED, markersize=5, markerfacecolor="none")
+    ax.set_yticks(range(len(rows)), [name.replace("-", " ") for name in rows])
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    unit = f", {measurement.unit}" if measurement.unit else ""
+    marks = (["dotted: limits"] if rule else []) + (["square: random circuits"] if random is not None else [])
+    notes = "; ".join([f"n = {measurement.n}", "line: 95 % interval", *marks])
+    ax.set_xlabel(f"{measurement.name.replace('-', ' ')}{unit} ({notes})")
+    return ax
+
+
+def plot_faithfulness(curve: "FaithfulnessCurve", ax: Axes | None = None) -> Axes:
+    """Draw faithfulness against size with its interval, and random circuits of the same sizes."""
+    low, high = curve.band()
+    none = np.empty((1, 0))
+    random = none if curve.random is None else curve.random
+    data = CurveData(
+        n_edges=tuple(curve.n_edges.tolist()),
+        fractions=tuple(curve.fractions.tolist()),
+        values=tuple(curve.values.tolist()),
+        low=tuple(low.tolist()),
+        high=tuple(high.tolist()),
+        random_fractions=() if curve.random is None else tuple(curve.fractions.tolist()),
+        random_values=tuple(random.mean(0).tolist()),
+        random_low=tuple(random.min(0).tolist()),
+        random_high=tuple(random.max(0).tolist()),
+        target=None,
+        chosen=None,
+        chosen_value=None,
+        n=curve.points[0].n,
+    )
+    return plot_curve(data, ax)
+
+
+def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
+    """Draw the faithfulness curve on a logarithmic axis of circuit size."""
+    ax = axes_of(ax, 6.6, 4.0)
+    x = np.array(data.fractions)
+    total = data.n_edges[-1] / data.fractions[-1]
+    ax.set_xscale("log")
+    ax.axhline(1, color=RULE, linewidth=0.8, zorder=0)
+    ax.axhline(0, color=RULE, linewidth=0.8, zorder=0)
+    if data.target is not None:
+        ax.axhline(data.target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2.5)), zorder=1)
+        ax.annotate(
+            f"target {data.target:g}",
+            (0, data.target),
+            xycoords=("axes fraction", "data"),
+            xytext=(3, 3),
+            textcoords="offset points",
+            color=MUTED,
+        )
+    if data.random_fractions:
+        random_x = np.array(data.random_fractions)
+        ax.fill_between(random_x, data.random_low, data.random_high, color=MUTED, alpha=0.16, linewidth=0)
+        ax.plot(
+            random_x,
+            data.random_values,
+            color=MUTED,
+            linewidth=1.2,
+            linestyle=(0, (4, 2)),
+            marker="s",
+            markersize=3,
+        )
+        if len(random_x) == 1:
+            ax.vlines(random_x, data.random_low, data.random_high, color=MUTED, linewidth=1.2)
+        _label_line(ax, random_x, data.random_values, "random edges", MUTED)
+    ax.fill_between(x, data.low, data.high, color=SUPPORTS, alpha=0.16, linewidth=0)
+    ax.plot(x, data.values, color=SUPPORTS, linewidth=1.8, marker="o", markersize=3.5)
+    _label_line(ax, x, data.values, "strongest edges", SUPPORTS)
+    if data.chosen is not None and data.chosen_value is not None:
+        ax.plot(
+            [data.chosen], [data.chosen_value], "o", markersize=9, markerfacecolor="none", color=INK, zorder=5
+        )
+        ax.annotate(
+            "this circuit",
+            (data.chosen, data.chosen_value),
+            xytext=(9, -16),
+            textcoords="offset points",
+            color=INK,
+        )
+    smallest = data.fractions[0]
+    ticks = [tick for tick in (1e-4, 1e-3, 1e-2, 1e-1, 1.0) if tick >= smallest * 0.99]
+    ax.set_xticks(ticks, [f"{100 * tick:g} %\n{max(1, round(tick * total)):,}" for tick in ticks])
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("edges kept (share and number)")
+    ax.set_ylabel("normalised faithfulness")
+    finite = [value for value in (*data.values, *data.low, *data.high, 0, 1) if math.isfinite(value)]
+    ax.set_ylim(max(min(finite), -1) - 0.05, min(max(finite), 2) + 0.08)
+    return ax
+
+
+def _label_line(ax: Axes, x: np.ndarray, y: Sequence[float], text: str, colour: str) -> None:
+    """Write a line's name to the left of where it first rises above one half."""
+    values = np.array(y)
+    above = np.flatnonzero(values > 0.5)
+    if not len(above) or above[0] == 0:
+        return
+    after = int(above[0])
+    part = (0.5 - values[after - 1]) / (values[after] - values[after - 1])
+    if not math.isfinite(part):
+        return
+    crossing = x[after - 1] * (x[after] / x[after - 1]) ** part
+    ax.annotate(
+        text,
+        (crossing, 0.5),
+        xytext=(-8, 0),
+        textcoords="offset points",
+        color=colour,
+        ha="right",
+        va="center",
+    )

@@ -1,0 +1,258 @@
+"""Every result can be drawn, tabulated and shown in a notebook."""
+
+import functools
+import html
+import importlib
+import math
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from claims.claim_text import CONTENT
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from planted_subsets import planted_matrix
+from planted_zoo import SETTINGS, planted
+from report.synthetic import synthetic_document
+
+import assay
+from assay.analyses.benchmark import (
+    BenchmarkRow,
+    Bounded,
+    Detected,
+    DiscoveryBenchmark,
+    Ranked,
+    TruthCell,
+    TruthTable,
+)
+from assay.analyses.claims import ClaimResult, parse_claim
+from assay.analyses.claims.outcomes import Outcome
+from assay.analyses.generalization.comparison import compare_rankings
+from assay.analyses.generalization.dynamics import DepthReading, Dynamics
+from assay.analyses.generalization.monitoring import Monitor, Reading
+from assay.analyses.generalization.ranking import rank_inspections
+from assay.core.display import Shown
+from assay.core.errors import InputError
+from assay.core.measurement import Interval, Measurement, Verdict
+from assay.pipeline import Audit
+
+
+@functools.cache
+def mini() -> SimpleNamespace:
+    model = assay.load_model("mini")
+    task = assay.load_task("ioi", model, n=8, seed=0)
+    scores = assay.discover(model, task, "eap", per_example=True)
+    return SimpleNamespace(model=model, task=task, scores=scores, circuit=scores.top(30).connected())
+
+
+@functools.cache
+def ranking(seed: int = 0) -> Any:
+    shown = {f"q{quality:g}": planted(quality, seed=seed) for quality in (0.1, 0.5, 0.9)}
+    return rank_inspections(shown, metrics=["ddb-output", "ddb-global", "rankme"], settings=SETTINGS)
+
+
+@functools.cache
+def path() -> assay.SelectionPath:
+    data = planted_matrix(60, 120, planted=0.3, slope=0.6, n_families=12, seed=5)
+    return assay.selection_path(data.correct, data.id_accuracy, [20, 40], families=data.families)
+
+
+def curve() -> Any:
+    made = mini()
+    return assay.faithfulness_curve(made.scores, made.model, made.task, fractions=[0.01, 0.1, 1.0])
+
+
+def calibration() -> Any:
+    made = mini()
+    return assay.calibrate_all([(3, 4), (3, 6)], made.model, made.task, gates=["C11", "C23"])
+
+
+def monitor() -> Monitor:
+    watched = Monitor(mini().model, mini().scores, threshold=0.3, rule="threshold", baselines=False)
+    for index, shift in enumerate((0.1, 0.2, 0.6)):
+        interval = Interval(low=shift - 0.05, high=shift + 0.1, level=0.95, method="bca")
+        watched.readings.append(
+            Reading(index=index, time="2026-01-01", n=9, shift=shift, interval=interval, alarm=shift > 0.3)
+        )
+    return watched
+
+
+def outcome(name: str, value: float, state: str) -> Outcome:
+    interval = Interval(low=value - 0.1, high=value + 0.1, level=0.9, method="t")
+    facts: dict[str, Any] = {"kind": "prediction", "of": 0, "task": "ioi", "n": 24, "n_dropped": 0}
+    return Outcome(name=name, value=value, size=0.3, interval=interval, p=0.01, state=state, **facts)
+
+
+def claim() -> ClaimResult:
+    return ClaimResult(
+        claim=parse_claim(CONTENT),
+        registration=None,
+        registered_before=False,
+        outcomes=(outcome("dropping movers", 0.7, "held"), outcome("dropping brakes", -0.2, "contradicted")),
+        multiplicity=Verdict(status="none", published="none"),
+        gates={},
+        replication=(),
+        evidence=(),
+        tier="proposed",
+        lacking=(),
+        tables={},
+        passes={},
+        seconds=1.0,
+    )
+
+
+def benchmark() -> DiscoveryBenchmark:
+    bounds = Bounded(value=0.7, low=0.6, high=0.8)
+    judged = Ranked(cpr=bounds, cmd=bounds, faithfulness=(0.0, 1.0), kept_edges=(1, 8))
+    served = BenchmarkRow(
+        name="eap", method="eap", signed=judged, absolute=judged, seconds=2.0, plain_seconds=0.5
+    )
+    images = {"name": "ioi", "n": 30}
+    return DiscoveryBenchmark(
+        model={"id": "mini"},
+        discovered_on=images,
+        evaluated_on=images,
+        settings={},
+        rows=(served, BenchmarkRow(name="acdc", method="acdc", reason="no images here")),
+    )
+
+
+def truth() -> TruthTable:
+    found = Detected(**dict.fromkeys(Detected.__dataclass_fields__, 0.96))
+    pairs = [(method, objective) for method in ("eap", "exact") for objective in ("logit_diff", "kl")]
+    cells = [
+        TruthCell(model="a", method=method, objective=objective, n_edges=50, n_true=5, found=found)
+        for method, objective in pairs
+    ]
+    return TruthTable(cells=tuple(cells))
+
+
+def dynamics() -> Dynamics:
+    readings = [
+        DepthReading(step=0, deep=0.1, shallow=0.2, depth_bias=-0.7, scores={"validation": 0.2}),
+        DepthReading(
+            step=100, deep=0.2, shallow=0.1, depth_bias=0.7, low=0.5, high=0.9, scores={"validation": 0.8}
+        ),
+    ]
+    facts = {"images": {"n": 32}, "shallow_blocks": [0, 2], "deep_blocks": [9, 9]}
+    return Dynamics(readings=tuple(readings), facts=facts)
+
+
+def audit() -> Audit:
+    made = mini()
+    return Audit(id="a" * 16, document=synthetic_document(), scores=made.scores, circuit=made.circuit)
+
+
+def measurement() -> Measurement:
+    return assay.measure(mini().circuit, mini().model, mini().task, "kl")
+
+
+def worst() -> assay.WorstCase:
+    return assay.worst_case(mini().circuit, mini().model, mini().task, n_clean=4, n_corrupted=4)
+
+
+# Makes a result, and says how many rows its table has.
+MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
+    "Audit": (audit, lambda each: len(each.measurements)),
+    "CalibrationReport": (calibration, len),
+    "CertifiedCircuit": (
+        lambda: assay.certify(mini().scores, 30, resamples=200),
+        lambda each: each.n_included + each.n_abstained,
+    ),
+    "Circuit": (lambda: mini().circuit, lambda each: each.n_edges),
+    "ClaimResult": (claim, lambda each: len(each.outcomes)),
+    "DiscoveryBenchmark": (benchmark, lambda each: len(each.rows)),
+    "Dynamics": (dynamics, lambda each: len(each.readings)),
+    "EdgeScores": (lambda: mini().scores, lambda each: each.graph.n_edges),
+    "FaithfulnessCurve": (curve, lambda each: len(each.fractions)),
+    "HeadScores": (lambda: assay.discover_heads(mini().model, mini().task), lambda each: each.values.size),
+    "Measurement": (measurement, lambda each: each.n + each.n_excluded),
+    "Monitor": (monitor, lambda each: len(each.readings)),
+    "Motif": (lambda: ranking().motif(), lambda each: each.used.numel()),
+    "Ranking": (ranking, lambda each: len(each.names) * (1 + len(each.columns))),
+    "RankingComparison": (
+        lambda: compare_rankings([ranking(), ranking(1)]),
+        lambda each: len(each.metrics),
+    ),
+    "SelectionConsistency": (lambda: path().consistency, lambda each: math.comb(len(each.sizes), 2)),
+    "SelectionPath": (path, lambda each: len(each.sizes) + sum(map(len, each.baselines.values()))),
+    "Subset": (lambda: path()[20], lambda each: each.size),
+    "TruthTable": (truth, lambda each: len(each.cells)),
+    "WorstCase": (worst, lambda each: each.divergence.size),
+}
+
+
+def subclasses(kind: type) -> Iterator[type]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+def test_every_result_with_a_picture_is_tried_here() -> None:
+    for module in pkgutil.walk_packages(assay.__path__, "assay."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    assert {each.__name__ for each in subclasses(Shown)} == MADE.keys()
+
+
+def label_of(ax: Axes) -> None:
+    assert any(each.get_xlabel() for each in ax.get_shared_x_axes().get_siblings(ax)), ax.get_title()
+    shared = ax.get_shared_y_axes().get_siblings(ax)
+    assert any(each.get_ylabel() or any(_.get_text() for _ in each.get_yticklabels()) for each in shared)
+
+
+@pytest.mark.filterwarnings("ignore::assay.core.errors.AssayWarning")
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_a_result_is_drawn_tabulated_and_shown(name: str) -> None:
+    make, n_rows = MADE[name]
+    result, settings = make(), dict(mpl.rcParams)
+    drawn = result.plot()
+    panels = drawn.ravel().tolist() if isinstance(drawn, np.ndarray) else [drawn]
+    assert len(panels) == len(panels[0].get_figure().axes)
+    for ax in panels:
+        label_of(ax)
+    given = Figure().subplots()
+    assert result.plot(given) is given
+    assert given.get_xlabel()
+    assert given.lines or given.patches or given.collections or given.images
+
+    shown = result._repr_html_()
+    frame = re.fullmatch(r'<iframe sandbox="" [^>]*srcdoc="([^"]*)"></iframe>', shown)
+    assert frame
+    document = html.unescape(frame[1])
+    assert "<svg" in document
+    assert "<table" in document
+    assert not re.search(r"<script|<link|@import|url\((?!#)|(?:src|href)=\"(?!#|data:)|\son\w+=", document)
+    assert len(shown) < 100_000
+
+    table = result.to_frame()
+    assert len(table) == n_rows(result)
+    assert all(isinstance(column, str) for column in table.columns)
+    assert dict(mpl.rcParams) == settings
+
+
+def test_without_anything_to_draw_the_summary_is_shown() -> None:
+    undefined = Measurement(id="a", name="a", value=math.nan, n=0, reason="zero_denominator")
+    with pytest.raises(InputError, match="nothing to draw"):
+        undefined.plot()
+    assert "zero_denominator" in undefined._repr_html_()
+    assert "svg" not in undefined._repr_html_()
+
+
+def test_a_large_circuit_is_drawn_as_pixels() -> None:
+    large = assay.Circuit.full(assay.build_graph(12, 12))
+    assert large.n_edges > 30_000
+    shown = html.unescape(large._repr_html_())
+    assert "data:image/png;base64" in shown
+    assert len(shown) < 500_000
+
+
+def test_the_layers_of_scores_hold_all_of_them() -> None:
+    scores = mini().scores
+    torch.testing.assert_close(scores.layer_sums().sum(), scores.values.double().abs().sum())
