@@ -107,7 +107,7 @@ class Ranking(display.Shown):
         ]
         return display.table(f"{len(self.names)} models on {self.target['domain']}", ("model", *names), rows)
 
-    def _shown(self) -> dict[str, Column]:
+    def _shown(self) -> dict[str, RankedMetric]:
         """The metrics by key, true performance first where it is known."""
         return ({} if self.performance is None else {self.measure: self.performance}) | dict(self.columns)
 
