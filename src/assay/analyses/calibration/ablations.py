@@ -18,6 +18,7 @@ from assay.analyses.calibration._samples import (
     sample,
 )
 from assay.analyses.calibration.gate import Draft, gate
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
 from assay.stats import (
     RatioOfSums,
@@ -32,6 +33,7 @@ from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
 _DIVERGENCE = Rule(pass_at=0.20, higher=False)
 _GAP = ratio_of("difference", "full")
+_ONE_ABLATION = ("It needs the circuit under two ablations or more.", "Measure another ablation.")
 
 
 def _compare_methods(
@@ -257,6 +259,14 @@ def _student(
     on_fail="State the ablation with every number; do not call the circuit sufficient.",
     weakness="The largest of three noisy differences is biased upwards: at 10 prompts with a spread of 0.5 "
     "identical methods diverge in two thirds of cases.",
+    number=Quantity(
+        label="widest gap between two ablations",
+        value="divergence",
+        published="divergence",
+        higher=False,
+        least=0.0,
+    ),
+    reasons={"not_applicable": _ONE_ABLATION},
 )
 def ablation_invariance(
     y_full: Real[np.ndarray, " n"],
@@ -319,6 +329,13 @@ def ablation_invariance(
     on_pass="The score needs no caveat about the ablation.",
     on_fail="State the ablation with every number; often zero and mean move the model while noise does not.",
     weakness="Additive noise leaves the signal in place, so its score is an upper reference, often near 1.",
+    number=Quantity(
+        label="1 less the widest gap between two ablations",
+        value="method_invariance",
+        published="method_invariance",
+        most=1.0,
+    ),
+    reasons={"not_applicable": _ONE_ABLATION},
 )
 def method_invariance(
     y_full: Real[np.ndarray, " n"],

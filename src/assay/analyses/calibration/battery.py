@@ -341,7 +341,8 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
     same = battery.same_prompts
     return CalibrationReport(
         verdicts={
-            key: verdicts[key].on_same_prompts() if key in same else verdicts[key] for key in battery.gates
+            key: GATES[key].worded(verdicts[key].on_same_prompts() if key in same else verdicts[key])
+            for key in battery.gates
         },
         table=battery.table,
         facts=_facts(battery),

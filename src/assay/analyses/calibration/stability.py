@@ -6,6 +6,7 @@ prompts, so that a count of those which pass a test of their own is not binomial
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from assay.analyses.calibration._relative import unit_labels
 from assay.analyses.calibration._samples import Sample, limits
 from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
 from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open, undefined
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError
 from assay.core.measurement import Verdict
 from assay.stats import (
@@ -35,6 +37,14 @@ NO_MEAN = 1e-12  # of subset statistics, below which their spread has no scale
 FEWEST_FOR_ERRORS = 40  # prompts from which the bounds of a relative error hold
 Subsets = Sequence[Int[np.ndarray, " _"]]
 _LIMITS = {**limits(HALF), "relative_error": STABLE_CV}
+_SHARE = Quantity(
+    label="share of heads that are stable",
+    value="share_stable",
+    published="share_passing",
+    strict=False,
+    least=0.0,
+    most=1.0,
+)
 
 
 @gate(
@@ -49,6 +59,20 @@ _LIMITS = {**limits(HALF), "relative_error": STABLE_CV}
     on_fail="The sample is too small for more than half of the heads, or they depend on the context.",
     weakness="Random parts measure the size of the sample only: with 40 prompts 3 % of perfectly stable "
     "heads pass, with 400 it is 83 %.",
+    number=_SHARE,
+    parts={
+        "difference": replace(_SHARE, label="the same of effects on right less wrong answer"),
+        "groups": Quantity(
+            label="heads that differ between groups", value="n_unstable", higher=False, least=0.0
+        ),
+    },
+    reasons={
+        "too_few": (
+            "Below 40 prompts no bounds of a relative error hold for skewed attributions.",
+            "Measure at least 40 prompts.",
+        )
+    },
+    parts_share_reasons=False,
 )
 def distributional_stability(
     attributions: Real[np.ndarray, "n k"],
