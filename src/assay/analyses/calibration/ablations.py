@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
 _DIVERGENCE = Rule(pass_at=0.20, higher=False)
 _GAP = ratio_of("difference", "full")
+IntervalOfMean = Callable[..., Interval]  # of the value, its linearised form and a level
 _ONE_ABLATION = ("It needs the circuit under two ablations or more.", "Measure another ablation.")
 
 
@@ -165,7 +166,7 @@ def _compared(
         gaps=[scores[a] - scores[b] for a, b in names],
         narrow=[_bounds(each, full, level) for each in differences],
         strict=[_bounds(each, full, strict_level) for each in differences],
-        student=[_student(each, full, ONE_SIDED_95) for each in differences],
+        student=[_bounds(each, full, ONE_SIDED_95, delta_interval) for each in differences],
         levels={"pass": (1 + level) / 2, "fail": (1 + strict_level) / 2},
     )
 
@@ -229,23 +230,17 @@ def _n_needed(pairs: _Pairs) -> int | None:
     return None if None in passing else max(each for each in passing if each is not None)
 
 
-def _bounds(difference: Float64[np.ndarray, " n"], full: Float64[np.ndarray, " n"], level: float) -> Interval:
-    """Interval of the sum of differences over the sum of the full model's values, by which it is judged."""
-    table = np.stack([difference, full])
-    if _GAP.unstable(table):
-        return fieller_interval(difference, full, level=level)
-    point = float(difference.sum() / full.sum())
-    return skewed_mean_interval(point, _GAP.linearised(table), level=level)
-
-
-def _student(
-    difference: Float64[np.ndarray, " n"], full: Float64[np.ndarray, " n"], level: float
+def _bounds(
+    difference: Float64[np.ndarray, " n"],
+    full: Float64[np.ndarray, " n"],
+    level: float,
+    interval_of: IntervalOfMean = skewed_mean_interval,
 ) -> Interval:
-    """The published interval of the same: Student's, or Fieller's near 0."""
+    """Interval of the sum of differences over the sum of the full model's values; Fieller's near 0."""
     table = np.stack([difference, full])
     if _GAP.unstable(table):
         return fieller_interval(difference, full, level=level)
-    return delta_interval(float(difference.sum() / full.sum()), _GAP.linearised(table), level=level)
+    return interval_of(float(difference.sum() / full.sum()), _GAP.linearised(table), level=level)
 
 
 @gate(

@@ -14,7 +14,7 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._samples import limits
 from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
-from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open, positive
 from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import Verdict
@@ -130,11 +130,9 @@ def certified_stability(
     (x,) = data.vectors
     k = x.shape[1]
     direction = _directions(signs, k)
-    draft = Draft(
-        thresholds=_LIMITS | {"smallest": least},
-        warnings=data.warnings + (() if finite.all() else ("head_not_finite",)),
-        details={"metric": "M3b.certified_stability", **data.counts, "n_heads": k},
-    )
+    draft = data.draft(HALF, "M3b.certified_stability", n_heads=k)
+    draft.thresholds = {**draft.thresholds, "smallest": least}
+    draft.warn("head_not_finite", not finite.all())
     reason = data.missing(5) if k else "not_applicable"
     if reason is not None:
         return draft.undefined(reason)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real, Shaped
 
 from assay.analyses.calibration._samples import Sample, circuit_flags, inner_metric, judged, sample, summed
-from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.gate import SEED, gate, gate_stream, left_open, positive
 from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import unknown_name
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
@@ -157,11 +157,9 @@ def measurement_invariance(
         raise unknown_name("dependent variable", dependent, _DEPENDENT)
     statistic = inner_metric(inner)
     data = sample(None, y_circuit=y_circuit, y_full=y_full)
-    draft = Draft(
-        thresholds=_THRESHOLDS,
-        warnings=(*data.warnings, *circuit_flags(circuit_size, n_heads)),
-        details={"metric": "C13.measurement_invariance", **data.counts, "dependent": dependent},
-    )
+    odd = circuit_flags(circuit_size, n_heads)
+    draft = data.draft(_SAME_GROUPS, "C13.measurement_invariance", *odd, dependent=dependent)
+    draft.thresholds = {**draft.thresholds, "published_pass": 0.01, "published_fail": 0.06}
     if reason := data.missing():
         return draft.undefined(reason)
     labelled = {} if groups is None else {"template": data.label(groups, "groups")}
@@ -215,9 +213,6 @@ def _statistics(found: GroupDifferences) -> dict[str, float | None]:
         "brown_forsythe_p": found.brown_forsythe.p_value,
         "kruskal_wallis_p": found.kruskal_wallis.p_value,
     }
-
-
-_THRESHOLDS = {"pass": 0.06, "fail": 0.06, "published_pass": 0.01, "published_fail": 0.06}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,11 +20,10 @@ from assay.analyses.calibration._samples import (
     circuit_flags,
     conjunction,
     inner_metric,
-    limits,
     sample,
 )
 from assay.analyses.calibration.consistency import cronbach_items, split_half, split_half_published
-from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream
+from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream
 from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
@@ -84,11 +83,7 @@ def retest(
         raise InputError(f"n_samples is {n_samples}; at least 2 are needed, 3 by default")
     statistic = inner_metric(inner)
     data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
-    draft = Draft(
-        thresholds=limits(_RETEST_ERROR),
-        warnings=data.warnings,
-        details={"metric": "C16.test_retest", **data.counts},
-    )
+    draft = data.draft(_RETEST_ERROR, "C16.test_retest")
     if reason := data.missing():
         return draft.undefined(reason)
     table = data.table

@@ -16,8 +16,8 @@ from assay.analyses.calibration._relative import (
     shuffled,
     unit_labels,
 )
-from assay.analyses.calibration._samples import circuit_flags, inner_metric, judged, limits, sample
-from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive
+from assay.analyses.calibration._samples import circuit_flags, inner_metric, judged, sample
+from assay.analyses.calibration.gate import SEED, gate, gate_stream, positive
 from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
@@ -115,11 +115,7 @@ def bootstrap_stability(
     positive("n_boot", n_boot)
     statistic = inner_metric(inner)
     data = sample(unit_id, y_full=y_full, y_circuit=y_circuit)
-    draft = Draft(
-        thresholds=limits(_STABLE),
-        warnings=(*data.warnings, *circuit_flags(circuit_size, n_heads)),
-        details={"metric": f"C11.bootstrap_{inner}", **data.counts},
-    )
+    draft = data.draft(_STABLE, f"C11.bootstrap_{inner}", *circuit_flags(circuit_size, n_heads))
     if reason := data.missing():
         return draft.undefined(reason)
     table = data.table[::-1]  # circuit, full: the order the statistic names
@@ -249,11 +245,8 @@ def seed_variance(
     statistic = inner_metric(inner)
     runs = {"y_circuit": y_circuit, "y_full": y_full} | ({} if y_other is None else {"y_other": y_other})
     data = sample(unit_id, **runs)
-    draft = Draft(
-        thresholds=limits(_SEEDS),
-        warnings=(*data.warnings, *circuit_flags(circuit_size, n_heads)),
-        details={"metric": "C30.seed_variance", **data.counts, "seeds": list(seeds)},
-    )
+    odd = circuit_flags(circuit_size, n_heads)
+    draft = data.draft(_SEEDS, "C30.seed_variance", *odd, seeds=list(seeds))
     if reason := data.missing():
         return draft.undefined(reason)
     size = max(1, round(data.n * n_prompts / data.n_prompts))

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64, Int, Real, Shaped
 from assay.analyses.calibration._relative import unit_labels
 from assay.analyses.calibration._samples import Sample, limits
 from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
-from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open, undefined
+from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open, undefined
 from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError
 from assay.core.measurement import Verdict
@@ -121,11 +121,9 @@ def distributional_stability(
     if n_subsets < 2:
         raise InputError(f"n_subsets is {n_subsets}; at least 2 are needed, 5 by default")
     data, finite = finite_heads(attributions, unit_id)
-    draft = Draft(
-        thresholds=_LIMITS,
-        warnings=data.warnings + (() if finite.all() else ("head_dropped",)),
-        details={"metric": "S3.distributional_stability", **data.counts},
-    )
+    draft = data.draft(HALF, "S3.distributional_stability")
+    draft.thresholds = _LIMITS
+    draft.warn("head_dropped", not finite.all())
     reason = data.missing(3 * n_subsets) or (None if finite.any() else "no_heads")
     if reason is not None:
         return draft.undefined(reason)
