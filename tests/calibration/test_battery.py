@@ -19,6 +19,7 @@ from assay.analyses.calibration import (
 )
 from assay.analyses.calibration.battery import CalibrationReport, calibrate_all, further_prompts, prepare
 from assay.analyses.calibration.judges import JUDGES
+from assay.analyses.calibration.page import calibration_document
 from assay.circuits import Circuit, HeadCircuit, Role
 from assay.core.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
 from assay.core.measurement import Verdict
@@ -27,7 +28,6 @@ from assay.discovery.heads import MeasurementTable
 from assay.models import Model
 from assay.objectives import OBJECTIVES
 from assay.pipeline.gates import calibrate_stored, plan_calibration
-from assay.report.calibration import calibration_document
 from assay.store import Store
 from assay.tasks import PairTask, load_task
 

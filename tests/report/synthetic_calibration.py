@@ -111,7 +111,7 @@ def calibration_document(verdicts: dict[str, Verdict], *, n: int = 120) -> Docum
                 )
             },
             "task": "ioi",
-            "verdict": verdicts[gate.code].to_dict(),
+            "verdict": gate.worded(verdicts[gate.code]).to_dict(),
             "seconds": 0.01,
         }
         for gate in GATES.values()

@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,31 @@ from synthetic_calibration import MIXED, SOUND, UNSOUND, calibration_document, s
 from test_html import HOSTILE, Page
 
 import assay
-from assay.analyses.calibration import GATES, ablation_invariance, bootstrap_stability, find_gate
+from assay.analyses.calibration import (
+    GATES,
+    Gate,
+    ablation_invariance,
+    bootstrap_stability,
+    find_gate,
+    page_tables,
+    page_words,
+)
+from assay.analyses.calibration.judges import JUDGES
+from assay.analyses.calibration.names import claim_name, method_name, named, sentence
+from assay.analyses.calibration.page import calibration_figure, calibration_page
+from assay.analyses.calibration.page_words import judged_of
+from assay.analyses.calibration.plots import COLOURS, draw_gates, gate_lines, relative
+from assay.analyses.calibration.reasons import REASONS, WARNINGS, explained, warning
+from assay.analyses.calibration.strips import WIDTH, _stretches, strip_places
 from assay.core.errors import InputError, OutputError
-from assay.core.measurement import Verdict
-from assay.report import calibration_names, calibration_tables, calibration_words, save_report
-from assay.report.calibration import calibration_figure, calibration_page
-from assay.report.calibration_headlines import DECISIVE, PARTS, RULES, Headline, headline, part_headline, side
-from assay.report.calibration_plots import COLOURS, WIDTH, draw_gates, relative, rows, strip
+from assay.core.measurement import Interval, Judged, Rule, Verdict
+from assay.report import save_report
 from assay.report.save import render
 
 
 Document = dict[str, Any]
 CODES = tuple(gate.code for gate in GATES.values())
+ORDER = [GATES[key].code for key in JUDGES]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +64,18 @@ def mixed() -> Document:
 def gate_of(document: Document, code: str) -> Document:
     (found,) = [gate for gate in document["gates"] if gate["code"] == code]
     return dict(found)
+
+
+def reworded(gate: Document) -> Document:
+    """A gate whose verdict was changed by a test, with what its gate says of the verdict as it is now."""
+    verdict = Verdict.from_dict(_without_words(gate["verdict"]))
+    gate["verdict"].update(find_gate(gate["code"]).worded(verdict).to_dict())
+    return gate
+
+
+def _without_words(verdict: Document) -> Document:
+    parts = {name: _without_words(part) for name, part in verdict.get("sub_results", {}).items()}
+    return {name: value for name, value in verdict.items() if name != "judged"} | {"sub_results": parts}
 
 
 def row_of(text: str, code: str) -> str:
@@ -86,19 +110,19 @@ def test_every_gate_has_a_row_with_both_verdicts_and_what_they_mean(
 ) -> None:
     gate = gate_of(mixed, code)
     row = said(row_of(page_text, code))
-    state = calibration_words.kind(gate["verdict"], headline(gate))
+    judged = judged_of(gate["verdict"])
     assert f"{gate['name']} {code}" in row
-    assert re.search(rf"with confidence \S+ {calibration_words.KINDS[state][1]} ", row)
+    assert re.search(rf"with confidence \S+ {page_words.KINDS[judged.state][1]} ", row)
     assert re.search(rf"published rule \S+ {gate['verdict']['published']} ", row)
-    assert calibration_words.meaning(gate, state).split(".")[0].replace("'", "&#39;") in row
+    assert judged.sentence.split(".")[0].replace("'", "&#39;") in row
 
 
 def test_rows_stand_in_the_order_of_the_specification(page_text: str, mixed: Document) -> None:
     found = re.findall(r'<li class="gate [^"]*" id="r1-(\w+)">', page_text)
-    assert found == list(RULES)
+    assert found == ORDER
     assert sorted(found) == sorted(CODES)
     mixed["gates"].append(copy.deepcopy(mixed["gates"][0]) | {"code": "Z9", "name": "A later gate"})
-    assert re.findall(r'<li class="gate [^"]*" id="r1-(\w+)">', render(mixed)) == [*RULES, "Z9"]
+    assert re.findall(r'<li class="gate [^"]*" id="r1-(\w+)">', render(mixed)) == [*ORDER, "Z9"]
 
 
 def test_undefined_rows_say_why_instead_of_drawing(bare_text: str) -> None:
@@ -171,7 +195,7 @@ def test_long_lists_are_cut_and_say_so(mixed: Document) -> None:
     results = gate_of(mixed, "M93")["verdict"]["details"]["results"]
     results *= 20
     row = said(row_of(render(mixed), "M93"))
-    left = len(results) - calibration_tables.LISTED_CLAIMS
+    left = len(results) - page_tables.LISTED_CLAIMS
     assert f"{left} more are in the result." in row
 
 
@@ -214,11 +238,12 @@ def test_hostile_text_stays_text(page_text: str, mixed: Document) -> None:
                 "interval": None,
                 "n_needed": None,
                 "reason": HOSTILE,
+                "judged": verdict["judged"] | {"label": HOSTILE, "published": HOSTILE, "because": HOSTILE},
             }
     gate_of(bad, "C12")["verdict"]["details"]["lowest_pair"] = [HOSTILE, HOSTILE]
     gate_of(bad, "C17")["verdict"]["details"]["tasks"] = [HOSTILE, HOSTILE, HOSTILE]
     gate_of(bad, "M93")["verdict"]["details"]["results"][0]["name"] = HOSTILE
-    gate_of(bad, "C23")["verdict"] |= {"status": "inconclusive", "reason": HOSTILE}
+    gate_of(bad, "C23")["verdict"]["judged"] |= {"status": HOSTILE, "reason": HOSTILE, "sentence": HOSTILE}
     bad["gates"].append(gate_of(bad, "C36") | {"code": HOSTILE, "name": "$x_{1$"})
     page, harmless = Page(render(bad)), Page(page_text)
     assert page.tags["script"] == harmless.tags["script"]
@@ -289,22 +314,22 @@ def test_an_incomplete_document_is_refused(mixed: Document) -> None:
 
 
 def test_the_overview_counts_and_gives_no_score() -> None:
-    assert calibration_words.overview(synthetic_calibration(world=UNSOUND)) == (
+    assert page_words.overview(synthetic_calibration(world=UNSOUND)) == (
         "16 checks: 1 passes, 12 fail and 3 are inconclusive. Of the published rules, which take numbers at "
         "face value, 16 fail."
     )
-    bare = calibration_words.overview(synthetic_calibration(bare=True))
+    bare = page_words.overview(synthetic_calibration(bare=True))
     assert bare.startswith("16 checks: 1 is inconclusive, 8 do not apply and 7 are undefined on these data.")
     assert "Of the published rules, which take numbers at face value, 1 passes and 1 fails." in bare
 
 
 def test_the_overview_of_one_gate() -> None:
     document = calibration_document({"C11": bootstrap_stability(np.ones(10), np.ones(10))})
-    assert calibration_words.overview(document) == (
+    assert page_words.overview(document) == (
         "One check: it passes. By the published rule, which takes numbers at face value, it passes."
     )
     document = calibration_document({"C11": bootstrap_stability(np.zeros(0), np.zeros(0))})
-    assert calibration_words.overview(document) == (
+    assert page_words.overview(document) == (
         "One check: it is undefined on these data. The published rule does not decide."
     )
 
@@ -314,7 +339,7 @@ def test_the_score_that_is_judged_and_of_what_is_said_first(mixed: Document, pag
     value, bounds = verdict["values"]["faithfulness"], verdict["details"]["interval"]
     low, high = (f"{bounds[name]:.2f}" for name in ("low", "high"))
     mixed["table"]["ablation"] = "mean"
-    assert calibration_words.subject_words(mixed) == (
+    assert page_words.subject_words(mixed) == (
         f"Faithfulness {value:.2f} [{low}, {high}] (95\N{NARROW NO-BREAK SPACE}% interval) of 6 of 32 heads, "
         "the rest under mean ablation. Measured on 40 prompts of ioi, and on a pool of 120 for what other "
         "prompts would give."
@@ -326,12 +351,12 @@ def test_the_score_that_is_judged_and_of_what_is_said_first(mixed: Document, pag
 def test_without_c11_the_score_is_not_said(mixed: Document) -> None:
     mixed["gates"] = [gate for gate in mixed["gates"] if gate["code"] != "C11"]
     mixed["table"] |= {"ablation": "zero", "n_pool": 40}
-    assert calibration_words.subject_words(mixed) == (
+    assert page_words.subject_words(mixed) == (
         "The circuit is 6 of 32 heads, the rest under zero ablation. Measured on 40 prompts of ioi."
     )
     bare = synthetic_calibration(bare=True)
-    assert calibration_words.subject_words(bare).startswith("The circuit is 6 of 32 heads. Measured on 3 ")
-    assert calibration_words.subject_words(mixed | {"table": {}, "circuit": {}, "task": {}}) == ""
+    assert page_words.subject_words(bare).startswith("The circuit is 6 of 32 heads. Measured on 3 ")
+    assert page_words.subject_words(mixed | {"table": {}, "circuit": {}, "task": {}}) == ""
 
 
 @pytest.mark.parametrize(
@@ -344,7 +369,7 @@ def test_without_c11_the_score_is_not_said(mixed: Document) -> None:
 )
 def test_edges_of_the_circuit_are_counted(mixed: Document, kind: str, n_edges: int, text: str) -> None:
     mixed["circuit"] |= {"kind": kind, "n_edges": n_edges}
-    assert f"interval) of {text}. " in calibration_words.subject_words(mixed)
+    assert f"interval) of {text}. " in page_words.subject_words(mixed)
 
 
 @pytest.mark.parametrize(
@@ -358,16 +383,16 @@ def test_edges_of_the_circuit_are_counted(mixed: Document, kind: str, n_edges: i
     ],
 )
 def test_odd_circuits_are_said_before_all_else(mixed: Document, changes: Document, text: str) -> None:
-    assert not any(note.startswith("The circuit") for note in calibration_words.caveats(mixed))
+    assert not any(note.startswith("The circuit") for note in page_words.caveats(mixed))
     mixed["circuit"] |= changes
     mixed["warnings"] = ["partial_heads"]
-    assert calibration_words.caveats(mixed)[0].startswith(text)
+    assert page_words.caveats(mixed)[0].startswith(text)
     assert f'<p class="caveat">{text}' in render(mixed)
 
 
 def test_a_score_that_may_be_nothing_is_said_first(mixed: Document) -> None:
     def grave() -> list[str]:
-        return [note for note in calibration_words.caveats(mixed) if note.startswith("The score")]
+        return [note for note in page_words.caveats(mixed) if note.startswith("The score")]
 
     assert grave() == []
     gate_of(mixed, "C30")["verdict"]["warnings"] = ["score_near_zero"]
@@ -376,7 +401,7 @@ def test_a_score_that_may_be_nothing_is_said_first(mixed: Document) -> None:
     gate_of(mixed, "C11")["verdict"]["details"]["interval"] |= {"low": -0.1}
     (note,) = grave()
     assert note.startswith("The score cannot be told from 0: ")
-    assert calibration_words.caveats(mixed)[0] == note
+    assert page_words.caveats(mixed)[0] == note
     gate_of(mixed, "C30")["verdict"]["warnings"] = []
     assert grave() == [note]
 
@@ -384,6 +409,7 @@ def test_a_score_that_may_be_nothing_is_said_first(mixed: Document) -> None:
 # -------------------------------------------------------------------------------------------- the headlines
 
 
+DECISIVE = {gate.code: gate.decisive for gate in GATES.values() if gate.decisive}
 EXPECTED = {
     "C11": ("standard_error", "sigma", (0.1,), False),
     "C12": ("mean_rho", "mean_rho_zero_filled", (0.5,), True),
@@ -403,36 +429,39 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("code", sorted(EXPECTED))
-def test_the_headline_of_a_gate_is_the_number_that_its_limits_judge(code: str, mixed: Document) -> None:
+def test_what_a_gate_judged_is_the_number_that_its_limits_judge(code: str, mixed: Document) -> None:
     verdict = gate_of(mixed, code)["verdict"]
     value, published, limits, higher = EXPECTED[code]
-    shown = headline(gate_of(mixed, code))
-    assert shown.value == verdict["values"][value]
-    assert shown.published == (None if published is None else verdict["values"][published])
-    assert shown.limits == limits
-    assert shown.higher is higher
-    if verdict["interval"]:
-        assert (shown.low, shown.high) == (verdict["interval"]["low"], verdict["interval"]["high"])
-        assert shown.low <= shown.value <= shown.high
-    elif not verdict["interval"]:
-        assert not shown.bounded
+    judged = judged_of(verdict)
+    assert judged.value == verdict["values"][value]
+    assert judged.published_value == (None if published is None else verdict["values"][published])
+    assert judged.limits == limits
+    assert judged.rule is not None
+    assert judged.rule.higher is higher
+    assert (judged.interval is not None) is bool(verdict["interval"])
+    if judged.interval is not None:
+        assert judged.interval.to_dict() == verdict["interval"]
+        assert judged.value in judged.interval
 
 
-def test_every_gate_has_a_headline() -> None:
-    assert set(RULES) == set(CODES)
-    assert set(EXPECTED) | {"C14", "C16"} == set(CODES)
+def test_every_gate_names_its_number() -> None:
+    assert set(EXPECTED) | set(DECISIVE) == set(CODES) == set(ORDER)
+    assert all(gate.number is not None and gate.number.label for gate in GATES.values())
 
 
 @pytest.mark.parametrize("world", [SOUND, MIXED, UNSOUND], ids=["sound", "mixed", "unsound"])
 def test_pictures_agree_with_the_verdicts(world: Any) -> None:
     judged = 0
     for gate in synthetic_calibration(world=world)["gates"]:
-        shown, status = headline(gate), gate["verdict"]["status"]
-        ends = (shown.low, shown.high) if shown.bounded else (shown.value, shown.value)
-        stretches = {"pass": shown.passes, "fail": shown.fails}.get(status)
-        if stretches is None:
+        shown, status = judged_of(gate["verdict"]), gate["verdict"]["status"]
+        ends = (shown.value, shown.value)
+        if shown.interval is not None:
+            ends = (shown.interval.low, shown.interval.high)
+        if status not in ("pass", "fail"):
             continue
-        assert any(low <= ends[0] and ends[1] <= high for low, high in stretches), gate["code"]
+        assert shown.rule is not None
+        low, high = _stretches(shown.rule)[status]
+        assert low <= ends[0] <= ends[1] <= high, gate["code"]
         judged += 1
     assert judged >= 9
 
@@ -441,19 +470,22 @@ def test_pictures_agree_with_the_verdicts(world: Any) -> None:
 def test_of_several_parts_the_one_that_decides_is_shown(code: str) -> None:
     for world in (SOUND, MIXED, UNSOUND):
         gate = gate_of(synthetic_calibration(world=world), code)
-        parts, shown = gate["verdict"]["sub_results"], headline(gate)
-        assert shown.part in DECISIVE[code]
+        parts, judged = gate["verdict"]["sub_results"], judged_of(gate["verdict"])
+        assert judged.part in DECISIVE[code]
         statuses = [parts[name]["status"] for name in DECISIVE[code]]
         worst = next(each for each in ("fail", "inconclusive", "moderate", "pass") if each in statuses)
-        assert parts[shown.part]["status"] == worst
-        interval = parts[shown.part]["interval"]
-        assert (shown.low, shown.high) == (interval["low"], interval["high"])
+        assert parts[judged.part]["status"] == worst
+        bounds = parts[judged.part]["interval"]
+        assert (judged.interval is None) is (bounds["low"] is None)
+        assert judged.interval is None or judged.interval.to_dict() == bounds
+        assert judged.status == gate["verdict"]["status"]
     names = {"test_retest": "relative_standard_error", "split_half": "icc", "cronbach_alpha": "alpha"}
-    for name, part in gate_of(synthetic_calibration(world=SOUND), "C16")["verdict"]["sub_results"].items():
-        if name in names:
-            found = part_headline(f"C16.{name}", part)
-            assert found.value == part["values"][names[name]]
-            assert found.higher is (name != "test_retest")
+    suite = gate_of(synthetic_calibration(world=SOUND), "C16")["verdict"]["sub_results"]
+    for name, value in names.items():
+        judged = judged_of(suite[name])
+        assert judged.value == suite[name]["values"][value]
+        assert judged.rule is not None
+        assert judged.rule.higher is (name != "test_retest")
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -463,29 +495,60 @@ def test_gaps_of_ablations_are_drawn_positive_with_their_interval(sign: int) -> 
     circuits = {"a": full * 0.9, "b": full * 0.9 - 1.5 * sign + rng.normal(0, 0.3, 60)}
     verdict = ablation_invariance(full, circuits)
     assert verdict.interval is not None
-    facts = {"code": "M98", "name": "", "verdict": verdict.to_dict()}
-    shown = headline(facts)
-    assert shown.low is not None
-    assert shown.high is not None
-    assert shown.value is not None
-    assert 0.3 < shown.low < shown.value < shown.high
-    assert (shown.low, shown.high) == (verdict.interval.low, verdict.interval.high)
+    judged = verdict.judged
+    assert judged is not None
+    assert judged.value is not None
+    assert 0.3 < verdict.interval.low < judged.value < verdict.interval.high
+    assert judged.interval == verdict.interval
 
 
 def test_the_opposite_order_is_where_the_functional_order_fails(mixed: Document) -> None:
-    shown = headline(gate_of(mixed, "C23"))
-    assert shown.passes == ((-math.inf, 0.05),)
-    assert shown.fails == ((0.95, 1.0),)
+    rule = judged_of(gate_of(mixed, "C23")["verdict"]).rule
+    assert rule is not None
+    assert _stretches(rule) == {"pass": (-math.inf, 0.05), "fail": (0.95, math.inf)}
+    assert rule.limits == (0.05,)
 
 
-def test_parts_without_a_rule_of_their_own_are_called_what_they_are() -> None:
-    verdict = {"values": {"value": 4.0}, "thresholds": {"pass": 3.0, "fail": 3.0}, "interval": None}
-    assert part_headline("C17.greater-than", verdict).label == "greater-than"
-    assert part_headline("C14.new_row", verdict).label == "new row"
-    assert part_headline("M93.", verdict).label == "no task"
-    errors = {"values": {"sigma": 0.1, "standard_error": 0.2}, "thresholds": {"pass": 0.1}, "interval": None}
-    variant = part_headline("C11.sufficiency", errors)
-    assert (variant.label, variant.value, variant.higher) == ("sufficiency", 0.2, False)
+def test_parts_that_a_gate_does_not_list_are_called_what_they_are() -> None:
+    part = Verdict(status="none", published="none", values={"value": 4.0}, thresholds={"pass": 3.0})
+    errors = {"sigma": 0.1, "standard_error": 0.2}
+    variant = Verdict(status="none", published="none", values=errors, thresholds={"pass": 0.1})
+
+    def judged(code: str, name: str, verdict: Verdict) -> Judged:
+        whole = Verdict(status="none", published="none", sub_results={name: verdict})
+        found = find_gate(code).worded(whole).sub_results[name].judged
+        assert found is not None
+        return found
+
+    assert judged("C17", "greater-than", part).label == "greater-than"
+    assert judged("C14", "new_row", part).label == "new row"
+    assert judged("M93", "", part).label == "no task"
+    found = judged("C11", "sufficiency", variant)
+    assert (found.label, found.value) == ("sufficiency", 0.2)
+    assert found.rule == Rule(pass_at=0.1, higher=False, strict=False)
+
+
+def test_a_gate_of_another_package_appears_like_ours() -> None:
+    def shorter(y_full: Any) -> Verdict:
+        return Verdict(status="inconclusive", published="pass", values={"value": 1.0}, reason="too_short")
+
+    gate = Gate(
+        key="shelf",
+        code="X2",
+        name="Length",
+        criterion="",
+        needs=("y_full",),
+        function=shorter,
+        question="Is it long?",
+        on_pass="it is",
+        on_fail="it is not",
+        reasons={"too_short": ("It is too short.", "Make it longer.")},
+    )
+    judged = gate(np.ones(3)).judged
+    assert judged is not None
+    assert (judged.label, judged.value, judged.rule) == ("Length", 1.0, None)
+    assert judged.sentence == "If it passed: It is. If it failed: It is not."
+    assert (judged.because, judged.remedy) == ("It is too short.", "Make it longer.")
 
 
 # ------------------------------------------------------------------------------------------------- in words
@@ -493,38 +556,40 @@ def test_parts_without_a_rule_of_their_own_are_called_what_they_are() -> None:
 
 def test_the_prompts_that_would_settle_it_are_said(mixed: Document) -> None:
     gate = gate_of(mixed, "C11")
-    gate["verdict"] = gate["verdict"] | {"n_needed": 178}
-    steps = calibration_words.next_steps(gate, "inconclusive")
+    gate["verdict"] |= {"status": "inconclusive", "n_needed": 178}
+    reworded(gate)
+    steps = page_words.advice(gate, mixed)
     assert steps == ["About 180 prompts would settle it (here: 40), if the spread stays the same."]
     gate["verdict"]["n_needed"] = 12_301
-    assert "About 13,000 prompts" in calibration_words.next_steps(gate, "inconclusive")[0]
+    assert "About 13,000 prompts" in page_words.advice(gate, mixed)[0]
     gate["verdict"]["n_needed"] = 10**9
-    assert "no feasible number" in calibration_words.next_steps(gate, "inconclusive")[0]
+    assert "no feasible number" in page_words.advice(gate, mixed)[0]
     gate["verdict"]["n_needed"] = 30
-    assert "a few more" in calibration_words.next_steps(gate, "inconclusive")[0]
+    assert "a few more" in page_words.advice(gate, mixed)[0]
     del gate["verdict"]["details"]["n_prompts"]
     gate["verdict"]["n_needed"] = 178
-    assert "(here: 77)" in calibration_words.next_steps(gate, "inconclusive", 77)[0]
+    assert "(here: 77)" in page_words.advice(gate, {"table": {"n_prompts": 77}})[0]
     pool = gate_of(mixed, "C30")
-    pool["verdict"] = pool["verdict"] | {"n_needed": 500}
-    assert calibration_words.next_steps(pool, "inconclusive") == [
-        "A pool of about 500 prompts would settle it (here: 120)."
-    ]
+    pool["verdict"] |= {"status": "inconclusive", "n_needed": 500}
+    reworded(pool)
+    assert page_words.advice(pool, mixed) == ["A pool of about 500 prompts would settle it (here: 120)."]
 
 
 def test_a_fail_for_a_reason_says_so(mixed: Document) -> None:
     gate = gate_of(mixed, "C17")
-    gate["verdict"] = gate["verdict"] | {"status": "fail", "reason": "no_own_effect"}
-    assert calibration_words.next_steps(gate, "fail")[0] == calibration_words.REASONS["no_own_effect"][0]
+    gate["verdict"] |= {"status": "fail", "reason": "no_own_effect"}
+    assert page_words.advice(reworded(gate), mixed)[0] == REASONS["no_own_effect"][0]
 
 
-def test_a_pass_asks_for_nothing(mixed: Document) -> None:
-    assert calibration_words.next_steps(gate_of(mixed, "C13"), "pass") == []
+def test_a_pass_asks_for_nothing() -> None:
+    sound = synthetic_calibration(world=SOUND)
+    assert gate_of(sound, "C11")["verdict"]["status"] == "pass"
+    assert page_words.advice(gate_of(sound, "C11"), sound) == []
 
 
 def test_findings_point_at_what_stands_out() -> None:
     unsound = synthetic_calibration(world=UNSOUND)
-    found = {code: calibration_words.findings(gate_of(unsound, code)) for code in CODES}
+    found = {code: page_words.findings(gate_of(unsound, code)) for code in CODES}
     assert re.fullmatch(
         r"The methods that agree least: patching and mediation \(rank correlation .0\.\d\d\)\.", found["C12"]
     )
@@ -535,10 +600,8 @@ def test_findings_point_at_what_stands_out() -> None:
     heads = [[0, at] for at in range(6)]
     certified = gate_of(unsound, "M3b")["verdict"]["details"]["labels"]
     unstable = [f"a0.h{at}" for at, label in enumerate(certified) if label == "unstable"]
-    assert f"unstable {calibration_words.named(unstable)}." in calibration_words.findings(
-        gate_of(unsound, "M3b"), heads
-    )
-    assert calibration_words.findings(gate_of(unsound, "C16"), heads).endswith("a0.h3 and 2 more.")
+    assert f"unstable {named(unstable)}." in page_words.findings(gate_of(unsound, "M3b"), heads)
+    assert page_words.findings(gate_of(unsound, "C16"), heads).endswith("a0.h3 and 2 more.")
     assert re.fullmatch(
         r"The heads matter \S+ times as much for task0 as for the other tasks; 3 are asked\. "
         r"Not specific either: the circuits of task1 and task2\.",
@@ -562,42 +625,43 @@ def test_an_open_verdict_beside_a_published_one_is_explained(
     mixed: Document, code: str, published: str, value: float, bounds: tuple[float, float], where: str
 ) -> None:
     gate = gate_of(mixed, code)
+    if code == "C14":
+        gate["verdict"]["sub_results"] = {"d_prime": gate["verdict"]["sub_results"]["d_prime"]}
     verdict = gate["verdict"]["sub_results"]["d_prime"] if code == "C14" else gate["verdict"]
-    name = RULES[code].value if code != "C14" else "value"
-    gate["verdict"] |= {"status": "inconclusive", "published": published}
+    name = {"C30": "relative_standard_error"}.get(code, "value")
     verdict |= {
-        "status": "inconclusive",
         "values": verdict["values"] | {name: value},
         "interval": {"low": bounds[0], "high": bounds[1], "level": 0.9, "method": "delta"},
     }
-    if code == "C14":
-        gate["verdict"]["sub_results"] = {"d_prime": verdict}
-    assert f"the number itself lies {where}." in calibration_words.disagreement(gate, "inconclusive")
+    gate["verdict"] |= {"status": "inconclusive", "published": published}
+    assert f"the number itself lies {where}." in page_words.disagreement(reworded(gate))
     gate["verdict"]["published"] = "pass" if published == "fail" else "fail"
-    other = calibration_words.disagreement(gate, "inconclusive")
+    other = page_words.disagreement(reworded(gate))
     assert "the number itself" not in other
     assert "Here the interval reaches across the limit" in other
-    assert other.endswith(calibration_words.sentence(gate["weakness"]))
+    assert other.endswith(sentence(gate["weakness"]))
     gate["verdict"]["published"] = published
     # An interval on one side of the limit does not explain why the verdict is open.
-    verdict["interval"] |= {"low": value, "high": value}
-    assert "the number itself" not in calibration_words.disagreement(gate, "inconclusive")
+    narrow = gate["verdict"]["sub_results"]["d_prime"] if code == "C14" else gate["verdict"]
+    narrow["interval"] |= {"low": value, "high": value}
+    assert "the number itself" not in page_words.disagreement(reworded(gate))
+
+
+BAND = Rule(pass_at=0.1, fail_at=0.2, higher=False)
 
 
 def test_where_a_number_lies_follows_its_limits() -> None:
-    assert [side(blank(), value) for value in (0.4, 0.5, 0.6, None)] == ["fail", "fail", "pass", ""]
-    assert side(blank(reaching=True), 0.5) == "pass"
-    band = blank(
-        higher=False, limits=(0.1, 0.2), passes=((-math.inf, 0.1),), fails=((0.2, math.inf),), scale=0.1
-    )
-    assert [side(band, value) for value in (0.05, 0.1, 0.15, 0.2, 0.3)] == [
+    assert [blank().side(value) for value in (0.4, 0.5, 0.6, None)] == ["fail", "fail", "pass", ""]
+    assert Rule(pass_at=0.5, strict=False).side(0.5) == "pass"
+    assert [BAND.side(value) for value in (0.05, 0.1, 0.15, 0.2, 0.3)] == [
         "pass",
         "moderate",
         "moderate",
         "moderate",
         "fail",
     ]
-    assert side(blank(limits=()), 0.4) == ""
+    assert Rule(pass_at=0.5, open_ended=True).side(0.4) == ""
+    assert blank(rule=None).side(0.4) == ""
 
 
 def test_methods_and_raters_go_by_words(mixed: Document) -> None:
@@ -609,15 +673,21 @@ def test_methods_and_raters_go_by_words(mixed: Document) -> None:
             "/".join(names[each] for each in pair.split("/")): value for pair, value in details[name].items()
         }
     details["worst_pair"] = ["dla", "ov-norm"]
-    assert calibration_words.meaning(rated, "pass") == (
+    rated["verdict"]["status"] = "pass"
+    gate_of(mixed, "C12")["verdict"]["status"] = "fail"
+    for gate in mixed["gates"]:
+        reworded(gate)
+    rated = gate_of(mixed, "F59")
+    assert judged_of(rated["verdict"]).sentence == (
         "These raters order the heads alike. The raters: drop effect, direct effect and weights."
     )
-    assert calibration_words.meaning(gate_of(mixed, "C12"), "fail").endswith(
+    assert judged_of(gate_of(mixed, "C12")["verdict"]).sentence.endswith(
         " The methods: patching, mediation and learning coefficients."
     )
     claims = gate_of(mixed, "M93")["verdict"]["details"]
     claims["results"][0]["name"], claims["lost"] = "C12: C2/C10 order the heads alike", ["C12: C5/C7 differ"]
     gate_of(mixed, "M93")["verdict"]["status"] = "fail"
+    reworded(gate_of(mixed, "M93"))
     text = render(mixed)
     assert "direct effect and weights" in said(row_of(text, "F59"))
     assert "dla" not in row_of(text, "F59")
@@ -626,8 +696,8 @@ def test_methods_and_raters_go_by_words(mixed: Document) -> None:
     assert "Lost: C12: mediation and causation entropy differ." in said(row_of(text, "M93"))
     for code in ("C12", "M93"):
         assert not re.search(r"\bC(2|5|7|10)\b", said(row_of(text, code).replace("C5 convergent", "")))
-    assert calibration_names.method_name("my-scores") == "my-scores"
-    assert calibration_names.claim_name("C11/C13: C2 alone") == "C11/C13: C2 alone"
+    assert method_name("my-scores") == "my-scores"
+    assert claim_name("C11/C13: C2 alone") == "C11/C13: C2 alone"
 
 
 def test_advice_names_the_heads_of_the_document(mixed: Document) -> None:
@@ -635,7 +705,7 @@ def test_advice_names_the_heads_of_the_document(mixed: Document) -> None:
     gate = gate_of(mixed, "M3b")
     gate["verdict"]["status"] = "fail"
     gate["verdict"]["details"]["labels"] = ["unstable", "contingent", *["certified"] * 4]
-    assert calibration_words.advice(gate, mixed) == ["Contingent a1.h7; unstable a0.h7."]
+    assert page_words.advice(reworded(gate), mixed) == ["Contingent a1.h7; unstable a0.h7."]
 
 
 @pytest.mark.parametrize(
@@ -644,7 +714,7 @@ def test_advice_names_the_heads_of_the_document(mixed: Document) -> None:
 def test_another_task_is_named_to_compare_with(task: str, other: str) -> None:
     bare = synthetic_calibration(bare=True)
     bare["task"]["name"] = task
-    assert f"--against {other} " in " ".join(calibration_words.advice(gate_of(bare, "C17"), bare))
+    assert f"--against {other} " in " ".join(page_words.advice(gate_of(bare, "C17"), bare))
 
 
 @pytest.mark.parametrize(
@@ -665,18 +735,21 @@ def test_the_fields_to_group_by_are_named(fields: list[str] | None, text: str) -
     bare = synthetic_calibration(bare=True)
     gate = gate_of(bare, "C13")
     gate["verdict"] |= {"reason": "not_applicable", "details": {} if fields is None else {"fields": fields}}
-    assert calibration_words.advice(gate, bare)[1].startswith(text)
+    assert page_words.advice(reworded(gate), bare)[1].startswith(text)
 
 
 @pytest.mark.parametrize(("by", "words"), [("object", "(by object)"), ("given", "(as given)")])
 def test_the_grouping_is_named_and_no_template_is_spoken_of(mixed: Document, by: str, words: str) -> None:
     gate = gate_of(mixed, "C13")
     gate["verdict"]["details"] |= {"groups_from": by}
-    assert headline(gate).label == f"share of the spread that lies between groups {words}"
+    for each in mixed["gates"]:
+        reworded(each)
+    gate = gate_of(mixed, "C13")
+    assert judged_of(gate["verdict"]).label == f"share of the spread that lies between groups {words}"
     assert f"between groups {words}" in said(row_of(render(mixed), "C13"))
     assert not re.search("template", " ".join(str(gate[name]) for name in ("question", "on_pass", "on_fail")))
     del gate["verdict"]["details"]["groups_from"]
-    assert headline(gate).label == RULES["C13"].label
+    assert judged_of(reworded(gate)["verdict"]).label == "share of the spread that lies between groups"
 
 
 def test_the_seed_of_the_prompts_is_told_from_that_of_resampling(mixed: Document) -> None:
@@ -698,30 +771,30 @@ def test_a_verdict_alone_is_refused_with_what_to_give_instead(tmp_path: Path) ->
 def test_a_part_that_fails_alone_does_not_make_the_suite_fail() -> None:
     gate = gate_of(synthetic_calibration(world=UNSOUND), "C16")
     gate["verdict"]["status"] = "inconclusive"
-    assert "though not surely enough for one of several tests" in calibration_words.findings(gate)
+    assert "though not surely enough for one of several tests" in page_words.findings(gate)
 
 
 def test_where_the_verdicts_differ_the_page_says_why(mixed: Document) -> None:
     gate = gate_of(mixed, "C11")
     assert gate["verdict"]["published"] == "pass"
-    text = calibration_words.disagreement(gate, "inconclusive")
-    assert text == (
+    assert page_words.disagreement(gate) == (
         "The published rule says pass, for the number itself lies where the check passes. Its interval does "
         "not lie there as a whole, so with confidence the check stays open."
     )
-    assert calibration_words.disagreement(gate, "pass") == ""
     gate["verdict"] |= {"interval": None}
-    text = calibration_words.disagreement(gate, "inconclusive")
+    text = page_words.disagreement(reworded(gate))
     assert text.startswith("The published rule says pass. Percentile intervals under-cover")
-    gate["verdict"] |= {"values": gate["verdict"]["values"] | {"standard_error": 0.2}}
-    text = calibration_words.disagreement(gate, "fail")
+    gate["verdict"] |= {"status": "fail", "values": gate["verdict"]["values"] | {"standard_error": 0.2}}
+    text = page_words.disagreement(reworded(gate))
     assert re.match(r"The published rule says pass, for it judges another number, 0\.09\. Perc", text)
+    gate["verdict"]["status"] = "pass"
+    assert page_words.disagreement(reworded(gate)) == ""
     bare = gate_of(synthetic_calibration(bare=True), "M93")
-    assert calibration_words.disagreement(bare, "not applicable").startswith(
+    assert page_words.disagreement(bare).startswith(
         "The published rule says pass all the same. A pass flag turned into"
     )
     none = gate_of(synthetic_calibration(bare=True), "C11")
-    assert calibration_words.disagreement(none, "undefined") == ""
+    assert page_words.disagreement(none) == ""
 
 
 @pytest.mark.parametrize(
@@ -742,40 +815,37 @@ def test_where_the_verdicts_differ_the_page_says_why(mixed: Document) -> None:
 def test_numbers_have_the_digits_that_their_interval_tells_apart(
     low: float | None, value: float, high: float | None, text: str
 ) -> None:
-    shown = replace(blank(), low=low, value=value, high=high, limits=(1.0,))
-    assert calibration_words.number_line(shown)[0] == text
+    judged = blank(low=low, value=value, high=high, rule=Rule(pass_at=1.0))
+    assert page_words.number_line(judged)[0] == text
 
 
-def blank(**changes: Any) -> Headline:
-    shown = Headline(
-        label="a number",
-        value=0.6,
-        published=None,
-        low=0.4,
-        high=0.8,
-        level=0.9,
-        passes=((0.5, math.inf),),
-        fails=((-math.inf, 0.5),),
-        limits=(0.5,),
-        least=-math.inf,
-        most=math.inf,
-        ratio=False,
-        scale=0.5,
-        higher=True,
-    )
-    return replace(shown, **changes)
+def blank(*, low: float | None = 0.4, high: float | None = 0.8, **changes: Any) -> Judged:
+    """A number with an interval and a limit at 0.5."""
+    bounds = None
+    if low is not None and high is not None:
+        bounds = Interval(low=low, high=high, level=0.9, method="delta")
+    facts: dict[str, Any] = {
+        "label": "a number",
+        "value": 0.6,
+        "published_value": None,
+        "rule": Rule(pass_at=0.5),
+        "status": "inconclusive",
+        "published": "none",
+        "reason": None,
+        "unit": 0.5,
+    }
+    return Judged(interval=bounds, **(facts | changes))
 
 
 def test_limits_are_worded_as_they_judge() -> None:
-    assert calibration_words.passes_words(blank()) == "passes above 0.5"
-    assert calibration_words.passes_words(blank(reaching=True)) == "passes at 0.5 or above"
-    assert calibration_words.passes_words(blank(higher=False)) == "passes below 0.5"
-    band = blank(higher=False, limits=(0.1, 0.2))
-    assert calibration_words.passes_words(band) == "passes below 0.1, fails above 0.2"
-    assert calibration_words.passes_words(blank(limits=())) == ""
-    full, circuit = np.array([1.0, 1.0, 1.0, 1.0]), np.array([0.8, 0.8, 0.8, 0.8])
-    exact = {"code": "C11", "verdict": bootstrap_stability(full, circuit).to_dict()}
-    assert calibration_words.number_line(headline(exact)) == ("0.00", "passes at 0.1 or below")
+    assert page_words.passes_words(blank()) == "passes above 0.5"
+    assert page_words.passes_words(blank(rule=Rule(pass_at=0.5, strict=False))) == "passes at 0.5 or above"
+    assert page_words.passes_words(blank(rule=Rule(pass_at=0.5, higher=False))) == "passes below 0.5"
+    assert page_words.passes_words(blank(rule=BAND)) == "passes below 0.1, fails above 0.2"
+    assert page_words.passes_words(blank(rule=None)) == ""
+    judged = bootstrap_stability(np.ones(4), np.full(4, 0.8)).judged
+    assert judged is not None
+    assert page_words.number_line(judged) == ("0.00", "passes at 0.1 or below")
 
 
 # -------------------------------------------------------------------------- every code of the gates has words
@@ -874,8 +944,8 @@ SOURCES = sorted(
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_reason_and_warning_of_the_gates_has_a_sentence(path: Path) -> None:
     reasons, warned = codes_of(ast.parse(path.read_text(encoding="utf-8")))
-    assert reasons - set(calibration_words.REASONS) == set()
-    assert warned - set(calibration_words.WARNINGS) == set()
+    assert reasons - set(REASONS) == set()
+    assert warned - set(WARNINGS) == set()
 
 
 def test_the_codes_are_found_in_the_source() -> None:
@@ -890,34 +960,31 @@ def test_the_codes_are_found_in_the_source() -> None:
     assert codes_of(tree) == ({"odd_case"}, {"new_one"})
 
 
-def test_special_sentences_belong_to_gates_and_codes() -> None:
-    for code, reason in calibration_words.SPECIAL:
-        assert find_gate(code).code == code
-        assert reason in calibration_words.REASONS
-    assert set(calibration_words.OPEN) <= set(CODES)
-    assert {name.partition(".")[0] for name in PARTS} <= set(CODES)
+def test_own_sentences_of_gates_are_of_known_reasons() -> None:
+    for gate in GATES.values():
+        assert set(gate.reasons) <= set(REASONS)
 
 
 def test_sentences_are_sentences() -> None:
+    explanations = [*REASONS.values(), *(pair for gate in GATES.values() for pair in gate.reasons.values())]
     texts = [
-        *(part for pair in calibration_words.REASONS.values() for part in pair if part),
-        *(part for pair in calibration_words.SPECIAL.values() for part in pair if part),
-        *calibration_words.WARNINGS.values(),
-        *calibration_words.OPEN.values(),
+        *(part for pair in explanations for part in pair if part),
+        *WARNINGS.values(),
+        *(gate.when_open for gate in GATES.values()),
     ]
     assert [text for text in texts if not re.fullmatch(r"[A-Z].*\.", text)] == []
 
 
 def test_an_unknown_code_is_shown_as_it_stands() -> None:
-    assert calibration_words.why("C11", "some_new_code") == ("Some new code.", "")
-    assert calibration_words.warning("some_new_code") == "Some new code."
+    assert explained("some_new_code", {}) == ("Some new code.", "")
+    assert warning("some_new_code") == "Some new code."
 
 
 # ------------------------------------------------------------------------------------------------- pictures
 
 
 def drawn(**changes: Any) -> Any:
-    found = strip(blank(**changes), "inconclusive")
+    found = strip_places(blank(**changes))
     assert found is not None
     return found
 
@@ -936,15 +1003,12 @@ def test_a_strip_places_its_number_between_its_ends_and_its_zones_side_by_side()
 
 def test_a_band_between_pass_and_fail_is_left_blank() -> None:
     found = drawn(
-        higher=False,
-        limits=(0.1, 0.2),
-        passes=((-math.inf, 0.1),),
-        fails=((0.2, math.inf),),
+        rule=BAND,
         value=0.15,
         low=0.12,
         high=0.18,
         least=0.0,
-        scale=0.1,
+        unit=0.1,
     )
     (low, _), (high, _) = found.ticks
     zones = {kind: (x, x + width) for kind, x, width, _ in found.zones}
@@ -955,21 +1019,18 @@ def test_a_band_between_pass_and_fail_is_left_blank() -> None:
 
 def test_limits_that_would_run_together_are_drawn_with_one_number() -> None:
     found = drawn(
-        higher=False,
-        limits=(0.1, 0.2),
-        passes=((-math.inf, 0.1),),
-        fails=((0.2, math.inf),),
+        rule=BAND,
         value=3.0,
         low=2.0,
         high=4.0,
         least=0.0,
-        scale=0.1,
+        unit=0.1,
     )
     assert [text for _, text in found.ticks] == ["0.1", ""]
 
 
 def test_an_end_far_away_is_cut_and_marked() -> None:
-    found = drawn(value=2.5, low=1.02, high=400.0, limits=(1.0,), passes=((1.0, math.inf),), fails=())
+    found = drawn(value=2.5, low=1.02, high=400.0, rule=Rule(pass_at=1.0))
     assert found.cut_high
     assert not found.cut_low
     assert found.high == WIDTH
@@ -977,7 +1038,7 @@ def test_an_end_far_away_is_cut_and_marked() -> None:
 
 
 def test_ratios_that_span_much_get_a_logarithmic_axis() -> None:
-    wide = {"limits": (3.0,), "passes": ((3.0, math.inf),), "fails": ((-math.inf, 3.0),), "scale": 3.0}
+    wide = {"rule": Rule(pass_at=3.0), "unit": 3.0}
     found = drawn(value=30.0, low=15.0, high=60.0, ratio=True, **wide)
     assert found.value - found.low == pytest.approx(found.high - found.value, abs=0.2)
     linear = drawn(value=30.0, low=-15.0, high=60.0, ratio=True, **wide)  # a ratio below 0 has no logarithm
@@ -991,18 +1052,18 @@ def test_the_axis_ends_where_the_number_does() -> None:
 
 
 def test_what_the_published_rule_judges_is_drawn_where_it_is_another_number() -> None:
-    assert drawn(published=0.6).published is None
-    assert drawn(published=0.45).published is not None
+    assert drawn(published_value=0.6).published is None
+    assert drawn(published_value=0.45).published is not None
 
 
 def test_nothing_is_drawn_without_a_number_or_a_limit() -> None:
-    assert strip(blank(value=None), "undefined") is None
-    assert strip(blank(limits=(), passes=(), fails=()), "none") is None
+    assert strip_places(blank(value=None)) is None
+    assert strip_places(blank(rule=None)) is None
 
 
 @pytest.mark.parametrize("value", [0.5, 0.0, -0.5])
 def test_a_strip_of_one_point_has_an_axis(value: float) -> None:
-    found = drawn(value=value, low=value, high=value, limits=(value,), scale=0.1)
+    found = drawn(value=value, low=value, high=value, rule=Rule(pass_at=value), unit=0.1)
     assert 0 < found.value < WIDTH
 
 
@@ -1017,10 +1078,8 @@ def test_whatever_is_drawn_lies_on_the_axis(seed: int) -> None:
             value=value,
             low=low,
             high=high,
-            limits=(limit,),
-            passes=((limit, math.inf),),
-            fails=((-math.inf, limit),),
-            scale=abs(limit) or 1.0,
+            rule=Rule(pass_at=limit),
+            unit=abs(limit) or 1.0,
             ratio=bool(rng.random() < 0.5),
         )
         assert 0 <= found.low <= found.value <= found.high <= WIDTH
@@ -1031,18 +1090,18 @@ def test_whatever_is_drawn_lies_on_the_axis(seed: int) -> None:
 def test_the_limit_is_the_middle_and_passing_is_to_the_right() -> None:
     assert relative(blank(), 0.5) == 0
     assert relative(blank(), 1.0) == 0.5
-    assert relative(blank(higher=False), 1.0) == -0.5
+    assert relative(blank(rule=Rule(pass_at=0.5, higher=False)), 1.0) == -0.5
     assert relative(blank(), -math.inf) is None or abs(relative(blank(), -1e12) or 0) < 1
     assert relative(blank(), None) is None
 
 
 def test_the_figure_of_all_gates_has_a_row_each_in_the_colour_of_the_verdict() -> None:
-    gates = [gate_of(synthetic_calibration(world=UNSOUND), code) for code in RULES]
+    gates = [gate_of(synthetic_calibration(world=UNSOUND), code) for code in ORDER]
     figure = draw_gates(gates)
     assert isinstance(figure, Figure)
     (ax,) = figure.axes
-    assert [label.get_text().split()[-1] for label in ax.get_yticklabels()] == list(RULES)
-    places = dict(zip(RULES, rows(gates), strict=True))
+    assert [label.get_text().split()[-1] for label in ax.get_yticklabels()] == ORDER
+    places = dict(zip(ORDER, gate_lines(gates), strict=True))
     assert places["C11"].state == "fail"
     assert places["C11"].value is not None
     assert places["C11"].value < 0

@@ -300,6 +300,49 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of `Checks`: what is asked, two verdicts, a number as a picture, what they mean.
+
+    Attributes:
+        key: Last part of its anchor.
+        code, name, question: What is checked.
+        state: The verdict with confidence, a class of the style sheet.
+        status, published: Mark and word of the verdict with confidence and of the published one.
+        label: What the number is called.
+        value: The number; empty where it is undefined.
+        passes: Where it would pass.
+        drawing: The number against its limits.
+        lacking: Why there is no number.
+        words: What the verdicts mean and what to do.
+        summary: What unfolds, and `more` of it.
+    """
+
+    key: str
+    code: str
+    name: str
+    question: str
+    state: str
+    status: tuple[str, str]
+    published: tuple[str, str]
+    label: str
+    value: str = ""
+    passes: str = ""
+    drawing: Drawing | None = None
+    lacking: str = ""
+    words: Sequence["Block"] = ()
+    summary: str = ""
+    more: Sequence["Block"] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """Checks one below the other, and what the signs of their pictures mean."""
+
+    checks: Sequence[Check]
+    legend: Sequence[tuple[Drawing, str]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Custom:
     """A template of a page that earns one, with its values, and what a terminal shows in its place."""
 
@@ -309,7 +352,20 @@ class Custom:
 
 
 Block = Union[  # noqa: UP007 - the names stand for classes that hold blocks themselves
-    Table, HeatMap, Figure, CircuitView, Gallery, Facts, Note, Listing, Code, Heading, Details, Pair, Custom
+    Table,
+    HeatMap,
+    Figure,
+    CircuitView,
+    Gallery,
+    Facts,
+    Note,
+    Listing,
+    Code,
+    Heading,
+    Details,
+    Pair,
+    Checks,
+    Custom,
 ]
 
 

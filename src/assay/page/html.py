@@ -99,6 +99,8 @@ class _Maker:
         title = Markup(' title="{}"').format(text.title) if text.title else ""
         if not text.style:
             made = inner
+        elif text.style == "sign":  # passed over when the page is read out
+            made = Markup('<span aria-hidden="true">{}</span>').format(inner)
         elif element:
             made = Markup("<{0}{1}>{2}</{0}>").format(Markup(element), title, inner)
         else:

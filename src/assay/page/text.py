@@ -27,7 +27,7 @@ class Span:
 
     Attributes:
         text: What it says; pieces may lie inside pieces.
-        style: `quiet`, `code`, `b`, `i`, `mark` or a class of the style sheet.
+        style: `quiet`, `code`, `b`, `i`, `mark`, `sign` (not read out) or a class of the style sheet.
         title: What a pointer over it shows.
         link: Page of the site that it leads to, where one is served.
     """

@@ -202,7 +202,7 @@ FORMS: Mapping[str, PageForm] = {
         noun="calibration",
         schema="assay-calibration/1",
         again="`assay calibrate`",
-        maker="assay.report.calibration:calibration_page",
+        maker="assay.analyses.calibration.page:calibration_page",
         required=("model", "task", "circuit", "table", "gates"),
     ),
     "comparison": PageForm(

@@ -12,6 +12,7 @@ from assay.analyses.calibration.invariance import Grouping, choose_groups, measu
 from assay.analyses.calibration.judging import calibrate
 from assay.analyses.calibration.multiplicity import PooledResult, multiple_comparisons
 from assay.analyses.calibration.pooling import pooled_results
+from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reliability import reliability_suite, retest
 from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
 from assay.analyses.calibration.signal import derived_metrics
@@ -25,6 +26,7 @@ __all__ = [
     "Gate",
     "Grouping",
     "PooledResult",
+    "Quantity",
     "ablation_invariance",
     "bootstrap_stability",
     "calibrate",

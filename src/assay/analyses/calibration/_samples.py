@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
 
-from assay.analyses.calibration.gate import ALPHA, paired
+from assay.analyses.calibration.gate import ALPHA, Draft, paired
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.measurement import Interval, Rule, Verdict
 from assay.stats import RatioOfSums, ratio_of
@@ -67,6 +67,14 @@ class Sample:
     def missing(self, fewest: int = FEWEST) -> str | None:
         """Why there is nothing to say, or None."""
         return "no_valid_prompt" if self.n == 0 else "too_few" if self.n < fewest else None
+
+    def draft(self, rule: Rule, metric: str, *warnings: str, **details: Any) -> Draft:
+        """What a gate notes about these runs, begun: its limits, codes, name and numbers of prompts."""
+        return Draft(
+            thresholds=limits(rule),
+            warnings=(*self.warnings, *warnings),
+            details={"metric": metric, **self.counts, **details},
+        )
 
     def label(self, labels: Shaped[np.ndarray, " n_given"], name: str) -> Shaped[np.ndarray, " n_prompts"]:
         """Labels of the prompts left in."""

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from assay.analyses.calibration._samples import (
     sample,
 )
 from assay.analyses.calibration.gate import Draft, gate
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
 from assay.stats import (
     RatioOfSums,
@@ -32,6 +33,8 @@ from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
 _DIVERGENCE = Rule(pass_at=0.20, higher=False)
 _GAP = ratio_of("difference", "full")
+IntervalOfMean = Callable[..., Interval]  # of the value, its linearised form and a level
+_ONE_ABLATION = ("It needs the circuit under two ablations or more.", "Measure another ablation.")
 
 
 def _compare_methods(
@@ -163,7 +166,7 @@ def _compared(
         gaps=[scores[a] - scores[b] for a, b in names],
         narrow=[_bounds(each, full, level) for each in differences],
         strict=[_bounds(each, full, strict_level) for each in differences],
-        student=[_student(each, full, ONE_SIDED_95) for each in differences],
+        student=[_bounds(each, full, ONE_SIDED_95, delta_interval) for each in differences],
         levels={"pass": (1 + level) / 2, "fail": (1 + strict_level) / 2},
     )
 
@@ -227,23 +230,17 @@ def _n_needed(pairs: _Pairs) -> int | None:
     return None if None in passing else max(each for each in passing if each is not None)
 
 
-def _bounds(difference: Float64[np.ndarray, " n"], full: Float64[np.ndarray, " n"], level: float) -> Interval:
-    """Interval of the sum of differences over the sum of the full model's values, by which it is judged."""
-    table = np.stack([difference, full])
-    if _GAP.unstable(table):
-        return fieller_interval(difference, full, level=level)
-    point = float(difference.sum() / full.sum())
-    return skewed_mean_interval(point, _GAP.linearised(table), level=level)
-
-
-def _student(
-    difference: Float64[np.ndarray, " n"], full: Float64[np.ndarray, " n"], level: float
+def _bounds(
+    difference: Float64[np.ndarray, " n"],
+    full: Float64[np.ndarray, " n"],
+    level: float,
+    interval_of: IntervalOfMean = skewed_mean_interval,
 ) -> Interval:
-    """The published interval of the same: Student's, or Fieller's near 0."""
+    """Interval of the sum of differences over the sum of the full model's values; Fieller's near 0."""
     table = np.stack([difference, full])
     if _GAP.unstable(table):
         return fieller_interval(difference, full, level=level)
-    return delta_interval(float(difference.sum() / full.sum()), _GAP.linearised(table), level=level)
+    return interval_of(float(difference.sum() / full.sum()), _GAP.linearised(table), level=level)
 
 
 @gate(
@@ -257,6 +254,14 @@ def _student(
     on_fail="State the ablation with every number; do not call the circuit sufficient.",
     weakness="The largest of three noisy differences is biased upwards: at 10 prompts with a spread of 0.5 "
     "identical methods diverge in two thirds of cases.",
+    number=Quantity(
+        label="widest gap between two ablations",
+        value="divergence",
+        published="divergence",
+        higher=False,
+        least=0.0,
+    ),
+    reasons={"not_applicable": _ONE_ABLATION},
 )
 def ablation_invariance(
     y_full: Real[np.ndarray, " n"],
@@ -319,6 +324,13 @@ def ablation_invariance(
     on_pass="The score needs no caveat about the ablation.",
     on_fail="State the ablation with every number; often zero and mean move the model while noise does not.",
     weakness="Additive noise leaves the signal in place, so its score is an upper reference, often near 1.",
+    number=Quantity(
+        label="1 less the widest gap between two ablations",
+        value="method_invariance",
+        published="method_invariance",
+        most=1.0,
+    ),
+    reasons={"not_applicable": _ONE_ABLATION},
 )
 def method_invariance(
     y_full: Real[np.ndarray, " n"],

@@ -27,6 +27,7 @@ from assay.analyses.calibration._tables import (
     percentile_bounds,
 )
 from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive, undefined
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError
 from assay.core.measurement import Rule, Verdict
 from assay.stats import (
@@ -44,6 +45,13 @@ from assay.stats import (
 
 FEWEST_HEADS = 5
 LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an important head
+_NOISY_SCORES = (
+    "Below 20 prompts the noise in the scores is not known well enough to be allowed for.",
+    "Measure at least 20 prompts.",
+)
+_CONCORDANCE = Quantity(
+    label="concordance of the raters (W)", value="w", published="w", limit="w", least=0.0, most=1.0
+)
 
 
 # ------------------------------------------------------------------------------------------------------ C12
@@ -62,6 +70,24 @@ LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an impo
         "filling missing heads with zero manufactures ties; the many near-zero heads dominate the correlation"
     ),
     source="mechanistic-validity framework; Shrout and Fleiss (1979), doi:10.1037/0033-2909.86.2.420",
+    number=Quantity(
+        label="mean rank correlation of methods",
+        value="mean_rho",
+        published="mean_rho_zero_filled",
+        least=-1.0,
+        most=1.0,
+    ),
+    parts={"icc": Quantity(label="agreement of standardised scores (ICC)", least=-1.0, most=1.0)},
+    reasons={
+        "not_applicable": (
+            "It needs two or more methods that score the same five or more heads.",
+            "Measure another family of scores.",
+        ),
+        "too_few": _NOISY_SCORES,
+    },
+    when_open="The correlation lies too near its limit; scores per prompt for more methods would narrow the "
+    "bounds.",
+    compares="methods",
 )
 def convergent_validity(
     scores: Scores,
@@ -230,6 +256,23 @@ def _disattenuated(
     on_fail="the order of heads depends on the rater; name the dissenting one before interpreting",
     weakness="W is 1/m by chance; with 12 heads random rankings of three raters exceed 0.5 in 9 % of cases",
     source="mechanistic-validity framework; Kendall and Babington Smith (1939), doi:10.1214/aoms/1177732186",
+    number=_CONCORDANCE,
+    parts={
+        "kendalls_w": replace(_CONCORDANCE, limit="pass"),
+        "mean_spearman": Quantity(label="mean rank correlation of raters", least=-1.0, most=1.0),
+        "mean_kappa": Quantity(label="agreement on the best heads (κ)", least=-1.0, most=1.0),
+    },
+    reasons={
+        "not_applicable": (
+            "It needs two or more raters that tell heads apart.",
+            "Measure another family of scores.",
+        ),
+        "too_few": _NOISY_SCORES,
+    },
+    parts_share_reasons=False,
+    when_open="The correlation lies too near its limit; scores per prompt for more raters would narrow the "
+    "bounds.",
+    compares="raters",
 )
 def inter_rater(
     scores: Scores,

@@ -70,7 +70,7 @@ class CalibrationReport(display.Shown, Mapping[str, Verdict]):
         seconds: Gate key -> time of its statistics, and `table`: time of the runs.
     """
 
-    drawn_by = "assay.report.calibration_plots:plot_calibration"
+    drawn_by = "assay.analyses.calibration.plots:plot_calibration"
 
     verdicts: Mapping[str, Verdict]
     table: MeasurementTable
@@ -343,7 +343,8 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
     same = battery.same_prompts
     return CalibrationReport(
         verdicts={
-            key: verdicts[key].on_same_prompts() if key in same else verdicts[key] for key in battery.gates
+            key: GATES[key].worded(verdicts[key].on_same_prompts() if key in same else verdicts[key])
+            for key in battery.gates
         },
         table=battery.table,
         facts=_facts(battery),

@@ -5,7 +5,7 @@ prompts, so that a count of those which pass a test of their own is not binomial
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._samples import limits
 from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
-from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import Verdict
 from assay.stats import (
@@ -33,6 +34,7 @@ N_SUBSAMPLES = 20
 CERTIFIED, CONTINGENT = 0.95, 0.50  # published pass rates
 _TOO_MANY = 1e6  # root of a number of prompts beyond any practical sample
 _LIMITS = limits(HALF)
+_SHARE_CERTIFIED = Quantity(label="", value="share_certified", strict=False, least=0.0, most=1.0)
 
 
 @gate(
@@ -48,6 +50,27 @@ _LIMITS = limits(HALF)
     weakness="The mean of 80 % of the prompts varies half as much as the estimate itself, so a head without "
     "effect is certified a quarter of the time, at any number of prompts.",
     source="mechanistic-validity framework; Anani et al. (2026), arXiv:2602.22968",
+    number=Quantity(
+        label="share of heads with an effect above 0 that is not negligible",
+        value="share_positive",
+        published="published_share_certified",
+        strict=False,
+        least=0.0,
+        most=1.0,
+    ),
+    parts={
+        "anytime": replace(_SHARE_CERTIFIED, label="certified whenever one looks"),
+        "edits": replace(_SHARE_CERTIFIED, label="certified against edited prompts"),
+    },
+    reasons={
+        "not_applicable": ("The circuit has no heads.", "Give a circuit with at least one head."),
+        "too_few": (
+            "Below 20 prompts the test of a mean does not hold for skewed effects.",
+            "Measure at least 20 prompts.",
+        ),
+    },
+    when_open="Neither is proven: that half of the heads have an effect above 0, or that more than half have "
+    "a negligible one. Heads that this hinges on lie too close to a limit to say how many prompts it takes.",
 )
 def certified_stability(
     effects: Real[np.ndarray, "n k"],
@@ -107,11 +130,9 @@ def certified_stability(
     (x,) = data.vectors
     k = x.shape[1]
     direction = _directions(signs, k)
-    draft = Draft(
-        thresholds=_LIMITS | {"smallest": least},
-        warnings=data.warnings + (() if finite.all() else ("head_not_finite",)),
-        details={"metric": "M3b.certified_stability", **data.counts, "n_heads": k},
-    )
+    draft = data.draft(HALF, "M3b.certified_stability", n_heads=k)
+    draft.thresholds = {**draft.thresholds, "smallest": least}
+    draft.warn("head_not_finite", not finite.all())
     reason = data.missing(5) if k else "not_applicable"
     if reason is not None:
         return draft.undefined(reason)

@@ -11,7 +11,7 @@ from assay.analyses.calibration._samples import (
     limits,
     sample,
 )
-from assay.analyses.calibration.gate import SEED, Draft, gate_stream, positive, undefined
+from assay.analyses.calibration.gate import SEED, gate_stream, positive, undefined
 from assay.core.errors import ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.stats import (
@@ -67,11 +67,7 @@ def split_half(
     positive("n_halves", n_halves)
     data, _, warnings = _effect_table(effects, heads, unit_id)
     (x,) = data.vectors
-    draft = Draft(
-        thresholds=limits(_RELIABLE),
-        warnings=warnings,
-        details={"metric": "C16.split_half", **data.counts, "n_heads": x.shape[1]},
-    )
+    draft = data.draft(_RELIABLE, "C16.split_half", *warnings, n_heads=x.shape[1])
     reason = data.missing(6) or ("too_few" if x.shape[1] < 2 else None)
     profile = intraclass_correlation(x.T, level=level).consistency_mean
     reason = reason or ("zero_variance" if not (x.max(axis=0) > x.min(axis=0)).any() else profile.reason)
@@ -123,11 +119,7 @@ def split_half_published(
     full = np.asarray(y_full, dtype=np.float64)
     ratios = np.divide(y_circuit, full, out=np.full(full.shape, np.nan), where=full != 0)
     data = sample(None, ratio=ratios)
-    draft = Draft(
-        thresholds=limits(_RELIABLE),
-        warnings=data.warnings,
-        details={"metric": "C16.split_half_published", **data.counts},
-    )
+    draft = data.draft(_RELIABLE, "C16.split_half_published")
     (x,) = data.vectors
     if pair_id is None:
         n_pairs = data.n // 2
@@ -187,11 +179,7 @@ def cronbach_items(
     """
     data, columns, warnings = _effect_table(effects, None, unit_id)
     (x,) = data.vectors
-    draft = Draft(
-        thresholds=limits(_RELIABLE),
-        warnings=warnings,
-        details={"metric": "C16.cronbach_alpha", **data.counts, "n_items": x.shape[1]},
-    )
+    draft = data.draft(_RELIABLE, "C16.cronbach_alpha", *warnings, n_items=x.shape[1])
     reason = data.missing() or ("too_few" if x.shape[1] < 2 else None)
     found = cronbach_alpha(x, level=level) if reason is None else None
     reason = reason or (found.alpha.reason if found else None)
@@ -253,7 +241,7 @@ def _effect_table(
     heads: Bool[np.ndarray, " H"] | None,
     unit_id: Shaped[np.ndarray, " n"] | None,
 ) -> tuple[Sample, Int64[np.ndarray, " kept"], tuple[str, ...]]:
-    """Heads chosen and finite somewhere, prompts finite at all of them."""
+    """Heads chosen and finite somewhere, prompts finite at all of them, and whether heads were dropped."""
     table = np.asarray(effects, dtype=np.float64)
     if table.ndim != 2 or (heads is not None and heads.shape != table.shape[1:]):
         raise ShapeError(
@@ -263,4 +251,4 @@ def _effect_table(
     chosen = np.flatnonzero(np.ones(table.shape[1], dtype=np.bool_) if heads is None else heads)
     columns = chosen[np.isfinite(table[:, chosen]).any(axis=0)] if len(table) else chosen
     data = sample(unit_id, effects=table[:, columns])
-    return data, columns, data.warnings + (("head_dropped",) if len(columns) < len(chosen) else ())
+    return data, columns, ("head_dropped",) if len(columns) < len(chosen) else ()

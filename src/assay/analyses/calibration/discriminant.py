@@ -13,6 +13,7 @@ from scipy import stats as scipy_stats
 from assay.analyses.calibration._samples import FEWEST, FEWEST_AT_A_THIRD, cautious_alpha, sample
 from assay.analyses.calibration._tables import scored_heads
 from assay.analyses.calibration.gate import N_STUDENTIZED, SEED, Draft, gate, gate_stream, positive
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle, undefined_interval
 from assay.stats import draw_counts, outermost, resampled_ratios, studentized_interval
@@ -65,6 +66,14 @@ def _own_ratio(
         "the mean over other tasks lets effects of opposite sign cancel"
     ),
     source="mechanistic-validity framework",
+    number=Quantity(label="effect on the own task less three times that on others", published=None),
+    reasons={
+        "not_applicable": (
+            "It needs a second task with a circuit of its own.",
+            "Name one with --against (against= in Python).",
+        )
+    },
+    parts_share_reasons=False,
 )
 def discriminant_validity(
     effects: Mapping[str, Any],

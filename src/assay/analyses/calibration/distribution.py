@@ -16,6 +16,7 @@ from assay.analyses.calibration._tables import (
     scored_heads,
 )
 from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.discovery.heads import EffectiveRank, effective_rank
@@ -30,6 +31,7 @@ N_SPLITS = 50  # of the prompts into halves
 MOST = 1000  # times that an end of the interval may be moved, where all of an effect may be noise
 
 Ratio = Callable[[Float64[np.ndarray, "draws H"]], Float64[np.ndarray, " draws"]]
+_RATIO = Quantity(label="attribution inside over outside the circuit", ratio=True, least=0.0)
 
 
 def moments(values: Float64[np.ndarray, "P H"]) -> dict[str, Float64[np.ndarray, " H"]]:
@@ -85,6 +87,14 @@ def _ratio_of(inside: Bool[np.ndarray, " H"], outside: Bool[np.ndarray, " H"]) -
     on_fail="members act indirectly, or the circuit is noise: check patching and mediation before concluding",
     weakness="direct effects grow with depth, and magnitudes of noisy means are biased upwards",
     source="mechanistic-validity framework",
+    number=_RATIO,
+    parts={"difference": replace(_RATIO, label="the same of effects on right less wrong answer")},
+    reasons={
+        "too_few": (
+            "Below 5 prompts nothing is known of the spread of the effects.",
+            "Measure at least 5 prompts.",
+        )
+    },
 )
 def distributional_characterization(
     attributions: Any,

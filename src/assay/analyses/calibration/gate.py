@@ -5,6 +5,7 @@ same quantity, wrong in either direction with probability at most 5 %. What the 
 `inconclusive` with a reason, never a pass and never a fail.
 """
 
+import functools
 import inspect
 import zlib
 from collections.abc import Callable, Mapping
@@ -14,6 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from assay.analyses.calibration.names import compared, named, sentence
+from assay.analyses.calibration.quantity import Quantity, deciding
+from assay.analyses.calibration.reasons import Explanation, explained
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.measurement import Verdict
 from assay.core.registry import Registry
@@ -22,6 +26,7 @@ from assay.core.registry import Registry
 SEED = 42  # root of the published resampling streams
 ALPHA = 0.05
 N_STUDENTIZED = 999  # resamples behind a bootstrap-t bound
+_MODERATE = "Better than the limit of a fail and short of that of a pass: use the number with care."
 
 GateFunction = Callable[..., Verdict]
 
@@ -45,6 +50,15 @@ class Gate:
             details of a verdict, because scores without prompts leave only the heads.
         weakness: What is wrong with the published form.
         source: Author, year, arXiv id.
+        number: The number that it judges; default: `Verdict.values["value"]`, called after the gate.
+        parts: The same of its parts, by their names in `sub_results`; `part.inner` of a part of a part. A
+            part that is not listed is read as the gate is where it has such a number.
+        decisive: Parts of which the worst decides; their numbers then stand for the gate's own.
+        reasons: Code of a reason -> why there is no verdict, and what to do about it, where this gate can say
+            more than `REASONS` does.
+        parts_share_reasons: Whether `reasons` speak of its parts, too.
+        when_open: What settles an open verdict when the number of prompts that would is not known.
+        compares: What it compares in pairs, e.g. `methods`.
     """
 
     key: str
@@ -59,9 +73,51 @@ class Gate:
     generalises_over: str = "prompts like these"
     weakness: str = ""
     source: str = "mechanistic-validity framework"
+    number: Quantity | None = None
+    parts: Mapping[str, Quantity] = field(default_factory=dict)
+    decisive: tuple[str, ...] = ()
+    reasons: Mapping[str, Explanation] = field(default_factory=dict)
+    parts_share_reasons: bool = True
+    when_open: str = "More prompts narrow the interval."
+    compares: str = ""
 
     def __call__(self, *arrays: Any, **options: Any) -> Verdict:
-        return self.function(*arrays, **options)
+        return self.worded(self.function(*arrays, **options))
+
+    def worded(self, verdict: Verdict) -> Verdict:
+        """A verdict of this gate with `judged`: its number and what it means, also of its parts."""
+        parts = {name: self._worded_part(name, each) for name, each in verdict.sub_results.items()}
+        judged = (self.number or Quantity(label=self.name)).of(verdict)
+        if part := deciding(parts, self.decisive):
+            of_part = parts[part].judged
+            assert of_part is not None
+            words = {name: getattr(judged, name) for name in ("status", "published", "reason")}
+            judged = replace(of_part, part=part, **words)
+        because, remedy = explained(verdict.reason, self.reasons)
+        if judged.state == "inconclusive" and not verdict.reason:
+            remedy = self.when_open
+        meaning = self._meaning(judged.state, verdict.details)
+        judged = replace(judged, sentence=meaning, because=because, remedy=remedy)
+        return replace(verdict, judged=judged, sub_results=parts)
+
+    def _worded_part(self, place: str, verdict: Verdict) -> Verdict:
+        name = place.rpartition(".")[2].replace("_", " ") or "no task"
+        number = self.parts.get(place) or Quantity(label=name)
+        if place not in self.parts and self.number is not None and self.number.value in verdict.values:
+            number = replace(self.number, label=name)
+        because, _ = explained(verdict.reason, self.reasons if self.parts_share_reasons else {})
+        inner = {
+            each: self._worded_part(f"{place}.{each}", part) for each, part in verdict.sub_results.items()
+        }
+        return replace(verdict, judged=replace(number.of(verdict), because=because), sub_results=inner)
+
+    def _meaning(self, state: str, details: Mapping[str, Any]) -> str:
+        on_pass, on_fail = sentence(self.on_pass), sentence(self.on_fail)
+        meaning = {"pass": on_pass, "fail": on_fail, "moderate": _MODERATE}.get(
+            state, f"If it passed: {on_pass} If it failed: {on_fail}"
+        )
+        names = compared(details) if self.compares else []
+        return f"{meaning} The {self.compares}: {named(names)}." if names else meaning
 
     @property
     def options(self) -> frozenset[str]:
@@ -72,7 +128,7 @@ class Gate:
     def judge(self, *arrays: Any, setting: Mapping[str, Any], **options: Any) -> Verdict:
         """The verdict on arrays; of a setting shared by many gates those options that this one has."""
         shared = {name: value for name, value in setting.items() if name in self.options}
-        return self.function(*arrays, **(shared | options))
+        return self(*arrays, **(shared | options))
 
 
 GATES: Registry[Gate] = Registry("gate", holds=Gate)
@@ -82,8 +138,14 @@ def gate(*, key: str, code: str, **facts: Any) -> Callable[[GateFunction], GateF
     """Register the function below as a gate."""
 
     def register(function: GateFunction) -> GateFunction:
-        GATES.add(key, Gate(key=key, code=code, function=function, **facts))
-        return function
+        made = Gate(key=key, code=code, function=function, **facts)
+        GATES.add(key, made)
+
+        @functools.wraps(function)
+        def judge(*arrays: Any, **options: Any) -> Verdict:
+            return made(*arrays, **options)
+
+        return judge
 
     return register
 

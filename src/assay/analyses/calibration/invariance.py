@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real, Shaped
 
 from assay.analyses.calibration._samples import Sample, circuit_flags, inner_metric, judged, sample, summed
-from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.gate import SEED, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import unknown_name
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import (
@@ -28,6 +29,15 @@ _SAME_GROUPS = Rule(pass_at=0.06, higher=False)  # of the population's eta squar
 _BOUNDS = 0.94  # level of the noncentral F whose two ends are 95 % bounds of skewed scores, too
 _FEWEST = 20  # prompts in groups from which they are
 _PUBLISHED_GROUPS = Rule(pass_at=0.01, fail_at=0.06, higher=False)
+SHARE_BETWEEN_GROUPS = Quantity(
+    label="share of the spread that lies between groups",
+    value="eta_squared",
+    published="eta_squared",
+    higher=False,
+    least=0.0,
+    most=1.0,
+    qualified_by="groups_from",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +93,18 @@ def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
     on_fail="Report a number per group only, and the pair furthest apart; the aggregate misleads.",
     weakness="Eta squared is biased upwards: with three groups and 60 prompts a perfectly invariant circuit "
     "is below 0.01 in a quarter of samples and above 0.06 in a sixth.",
+    number=SHARE_BETWEEN_GROUPS,
+    reasons={
+        "not_applicable": (
+            "These prompts fall into no groups that could be compared.",
+            "Use a task with several templates, or group the prompts by one of its fields: --groups FIELD "
+            "(groups= in Python).",
+        ),
+        "too_few": (
+            "Below 20 prompts in groups no bounds hold for skewed scores.",
+            "Measure at least 20 prompts.",
+        ),
+    },
 )
 def measurement_invariance(
     y_full: Real[np.ndarray, " n"],
@@ -135,11 +157,9 @@ def measurement_invariance(
         raise unknown_name("dependent variable", dependent, _DEPENDENT)
     statistic = inner_metric(inner)
     data = sample(None, y_circuit=y_circuit, y_full=y_full)
-    draft = Draft(
-        thresholds=_THRESHOLDS,
-        warnings=(*data.warnings, *circuit_flags(circuit_size, n_heads)),
-        details={"metric": "C13.measurement_invariance", **data.counts, "dependent": dependent},
-    )
+    odd = circuit_flags(circuit_size, n_heads)
+    draft = data.draft(_SAME_GROUPS, "C13.measurement_invariance", *odd, dependent=dependent)
+    draft.thresholds = {**draft.thresholds, "published_pass": 0.01, "published_fail": 0.06}
     if reason := data.missing():
         return draft.undefined(reason)
     labelled = {} if groups is None else {"template": data.label(groups, "groups")}
@@ -193,9 +213,6 @@ def _statistics(found: GroupDifferences) -> dict[str, float | None]:
         "brown_forsythe_p": found.brown_forsythe.p_value,
         "kruskal_wallis_p": found.kruskal_wallis.p_value,
     }
-
-
-_THRESHOLDS = {"pass": 0.06, "fail": 0.06, "published_pass": 0.01, "published_fail": 0.06}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,11 @@ from assay.stats import Estimate
 from assay.tasks import PairTask
 
 
-ABLATIONS = ("zero", "mean", "resample-donor")
-METHODS = ("zero", "mean", "noise-additive")
 MOST_GROUPS, FEWEST_PER_GROUP = 12, 3  # of a field that prompts could be grouped by
 NEGLIGIBLE = 0.01  # share of the margin lost by corrupting, below which the effect of a head is negligible
 
 Others = Mapping[str, Verdict]
+Judge = Callable[[Battery, Others], Verdict]
 
 
 def _c11(battery: Battery, others: Others) -> Verdict:
@@ -302,24 +301,19 @@ def _m93(battery: Battery, others: Others) -> Verdict:
     return battery.ask("M93", pooled_results(others, battery.name, heads=battery.table.heads))
 
 
-def _m98(battery: Battery, others: Others) -> Verdict:
-    return battery.ask("M98", battery.get("y_full"), _by_method(battery, ABLATIONS))
-
-
-def _e1b(battery: Battery, others: Others) -> Verdict:
-    return battery.ask("E1b", battery.get("y_full"), _by_method(battery, METHODS))
-
-
-def _by_method(battery: Battery, methods: Sequence[str]) -> dict[str, Float64[np.ndarray, "P *draws"]]:
-    """The circuit's runs under each method.
+def _under(code: str, methods: Sequence[str]) -> Judge:
+    """A gate on the circuit's runs under several methods.
 
     A method that these prompts do not allow is a run without a finite margin: the gate flags it.
     """
-    columns = {method: battery.find(f"y_keep/{method}") for method in methods}
-    return {
-        method: np.full(battery.table.P, np.nan) if column is None else column
-        for method, column in columns.items()
-    }
+
+    def judged(battery: Battery, others: Others) -> Verdict:
+        columns = {method: battery.find(f"y_keep/{method}") for method in methods}
+        absent = np.full(battery.table.P, np.nan)
+        runs = {name: absent if column is None else column for name, column in columns.items()}
+        return battery.ask(code, battery.get("y_full"), runs)
+
+    return judged
 
 
 def _m3b(battery: Battery, others: Others) -> Verdict:
@@ -334,7 +328,7 @@ def _m3b(battery: Battery, others: Others) -> Verdict:
 
 
 # In the order in which the framework lists them.
-JUDGES: Mapping[str, Callable[[Battery, Others], Verdict]] = {
+JUDGES: Mapping[str, Judge] = {
     "bootstrap-stability": _c11,
     "convergent-validity": _c12,
     "measurement-invariance": _c13,
@@ -348,8 +342,8 @@ JUDGES: Mapping[str, Callable[[Battery, Others], Verdict]] = {
     "distributional-characterization": _s1,
     "distributional-stability": _s3,
     "multiple-comparisons": _m93,
-    "ablation-invariance": _m98,
-    "method-invariance": _e1b,
+    "ablation-invariance": _under("M98", ("zero", "mean", "resample-donor")),
+    "method-invariance": _under("E1b", ("zero", "mean", "noise-additive")),
     "certified-stability": _m3b,
 }
 _OVER_ALL_HEADS = (

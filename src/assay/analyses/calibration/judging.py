@@ -134,7 +134,7 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
         call = inspect.signature(found.function).bind(*arrays, **(more | chosen))
     except TypeError as error:
         raise InputError(f"{found.code} takes {adapter.takes}; as arrays: {error}") from None
-    return found.function(*call.args, **call.kwargs)
+    return found(*call.args, **call.kwargs)
 
 
 def _option(given: Things, name: str, value: Any) -> Any:

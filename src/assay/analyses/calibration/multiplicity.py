@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float64
 from scipy import special
 
 from assay.analyses.calibration.gate import ALPHA, Draft, gate, left_open
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, unknown_name
 from assay.core.measurement import Verdict
 from assay.stats import (
@@ -211,6 +212,24 @@ def _adjusted(
     ),
     source="mechanistic-validity framework; Benjamini and Hochberg (1995), Goeman and Solari (2011, "
     "doi:10.1214/11-STS356), Wang and Ramdas (2022, arXiv:2009.02824)",
+    number=Quantity(
+        label="share of claims proven true, at least",
+        value="share_proven",
+        published="published_value",
+        open_ended=True,
+        least=0.0,
+        most=1.0,
+    ),
+    reasons={
+        "not_applicable": (
+            "No result with a p-value of its own was claimed, so no claim can be lost.",
+            "Give results with a p-value, an e-value, or a measured test.",
+        ),
+        "not_proven": (
+            "More than half of the claims are not proven true, allowing for how many results were looked at.",
+            "Drop the lost claims, or collect more data.",
+        ),
+    },
 )
 def multiple_comparisons(results: Sequence[PooledResult]) -> Verdict:
     """Whether more than half of the claims are true, allowing for how many results were looked at.

@@ -1,6 +1,7 @@
 """Would the number come out the same? Fresh samples, halves of the prompts, heads as items of one scale."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,11 +20,11 @@ from assay.analyses.calibration._samples import (
     circuit_flags,
     conjunction,
     inner_metric,
-    limits,
     sample,
 )
 from assay.analyses.calibration.consistency import cronbach_items, split_half, split_half_published
-from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream
+from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
 from assay.stats import (
@@ -34,6 +35,9 @@ from assay.stats._checks import varies
 
 _RETEST = Rule(pass_at=0.8)
 _RETEST_ERROR = Rule(pass_at=0.2, higher=False)
+_ALPHA_OF_HEADS = Quantity(
+    label="internal consistency: Cronbach’s α", value="alpha", published="alpha", most=1.0
+)
 
 
 def retest(
@@ -79,11 +83,7 @@ def retest(
         raise InputError(f"n_samples is {n_samples}; at least 2 are needed, 3 by default")
     statistic = inner_metric(inner)
     data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
-    draft = Draft(
-        thresholds=limits(_RETEST_ERROR),
-        warnings=data.warnings,
-        details={"metric": "C16.test_retest", **data.counts},
-    )
+    draft = data.draft(_RETEST_ERROR, "C16.test_retest")
     if reason := data.missing():
         return draft.undefined(reason)
     table = data.table
@@ -148,6 +148,36 @@ def _repeated(
     on_fail="Scores depend on the sample, or some heads contribute erratically; see which part and heads.",
     weakness="One minus the spread of three scores is not a correlation; the published halves pair prompts "
     "that have nothing in common, so nearly every reliable measurement fails; opposing heads depress alpha.",
+    number=Quantity(label="the part that decides", published=None),
+    parts={
+        "test_retest": Quantity(
+            label="test-retest: standard error over the score",
+            value="relative_standard_error",
+            published=None,
+            higher=False,
+            least=0.0,
+        ),
+        "split_half": Quantity(
+            label="split halves: reliability of the profile of heads",
+            value="icc",
+            published="split_half",
+            most=1.0,
+        ),
+        "cronbach_alpha": _ALPHA_OF_HEADS,
+        "cronbach_alpha.sign_aligned": replace(
+            _ALPHA_OF_HEADS, label="the same, signs of opposing heads reversed"
+        ),
+        "split_half_published": Quantity(
+            label="split halves as published", value="split_half", published="split_half", most=1.0
+        ),
+    },
+    decisive=("test_retest", "split_half", "cronbach_alpha"),
+    reasons={
+        "too_few": (
+            "A relative error needs 100 prompts over all samples, alpha 20 and a profile of heads 6.",
+            "Measure more prompts; the parts say which of them is short.",
+        )
+    },
 )
 def reliability_suite(
     y_full: Real[np.ndarray, " m"],

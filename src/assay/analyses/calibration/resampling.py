@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Int, Real, Shaped
@@ -15,8 +16,9 @@ from assay.analyses.calibration._relative import (
     shuffled,
     unit_labels,
 )
-from assay.analyses.calibration._samples import circuit_flags, inner_metric, judged, limits, sample
-from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive
+from assay.analyses.calibration._samples import circuit_flags, inner_metric, judged, sample
+from assay.analyses.calibration.gate import SEED, gate, gate_stream, positive
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
 from assay.stats import (
@@ -38,6 +40,14 @@ _SEED_READINGS = ((0.05, "excellent"), (0.10, "acceptable"))
 _STABLE = Rule(pass_at=0.1, higher=False, strict=False)  # of a standard error on the unit scale
 _READINGS = ((0.03, "very stable"), (0.10, "acceptable"), (0.20, "unstable"))
 _SEEDS = Rule(pass_at=0.10, fail_at=0.20, higher=False)
+_ERROR = Quantity(
+    label="standard error of the score",
+    value="standard_error",
+    published="sigma",
+    higher=False,
+    strict=False,
+    least=0.0,
+)
 
 
 # ------------------------------------------------------------------------------------------------- bootstrap
@@ -54,6 +64,14 @@ _SEEDS = Rule(pass_at=0.10, fail_at=0.20, higher=False)
     on_fail="Do not compare the number with anything; enlarge the sample or stratify it.",
     weakness="Percentile intervals under-cover for skewed ratios, and the spread falls with the number of "
     "prompts alone, so the rule judges the size of the sample rather than the metric.",
+    number=_ERROR,
+    parts={"completeness": replace(_ERROR, label="standard error of completeness")},
+    reasons={
+        "too_few": (
+            "Below 40 prompts a heavy tail that the sample has not shown could hide most of the spread.",
+            "Measure at least 40 prompts.",
+        )
+    },
 )
 def bootstrap_stability(
     y_full: Real[np.ndarray, " n"],
@@ -97,11 +115,7 @@ def bootstrap_stability(
     positive("n_boot", n_boot)
     statistic = inner_metric(inner)
     data = sample(unit_id, y_full=y_full, y_circuit=y_circuit)
-    draft = Draft(
-        thresholds=limits(_STABLE),
-        warnings=(*data.warnings, *circuit_flags(circuit_size, n_heads)),
-        details={"metric": f"C11.bootstrap_{inner}", **data.counts},
-    )
+    draft = data.draft(_STABLE, f"C11.bootstrap_{inner}", *circuit_flags(circuit_size, n_heads))
     if reason := data.missing():
         return draft.undefined(reason)
     table = data.table[::-1]  # circuit, full: the order the statistic names
@@ -172,6 +186,19 @@ def _n_bca(given: Int[np.ndarray, "n_boot n_units"] | None) -> int:
     on_fail="Do not compare the number with anything; enlarge the sample or stratify it.",
     weakness="The subsets overlap, so their spread is too small by a fifth, and five values estimate it with "
     "an error of a third: at a true relative error of 0.32 the published rule says moderate half the time.",
+    number=Quantity(
+        label="standard error of the score over the score",
+        value="relative_standard_error",
+        published="coefficient_of_variation",
+        higher=False,
+        least=0.0,
+    ),
+    reasons={
+        "too_few": (
+            "In a pool below 100 prompts a heavy tail that has not shown could hide most of the spread.",
+            "Draw from a pool of at least 100 prompts.",
+        )
+    },
 )
 def seed_variance(
     y_full: Real[np.ndarray, " n"],
@@ -218,11 +245,8 @@ def seed_variance(
     statistic = inner_metric(inner)
     runs = {"y_circuit": y_circuit, "y_full": y_full} | ({} if y_other is None else {"y_other": y_other})
     data = sample(unit_id, **runs)
-    draft = Draft(
-        thresholds=limits(_SEEDS),
-        warnings=(*data.warnings, *circuit_flags(circuit_size, n_heads)),
-        details={"metric": "C30.seed_variance", **data.counts, "seeds": list(seeds)},
-    )
+    odd = circuit_flags(circuit_size, n_heads)
+    draft = data.draft(_SEEDS, "C30.seed_variance", *odd, seeds=list(seeds))
     if reason := data.missing():
         return draft.undefined(reason)
     size = max(1, round(data.n * n_prompts / data.n_prompts))

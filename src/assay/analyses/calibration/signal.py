@@ -12,6 +12,8 @@ from assay.analyses.calibration._samples import conjunction, inner_metric, sampl
 from assay.analyses.calibration._separation import N_BOOT, Sides, without_input
 from assay.analyses.calibration._tables import exactly
 from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, positive, undefined
+from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.discovery.heads import edge_test, member_ratio, set_overlap
@@ -31,6 +33,35 @@ ESSENTIAL = 0.05  # loss of faithfulness above which a head is essential
 NOTABLE = 1.5  # ratio of spectral norms worth a remark
 _HITS = Rule(pass_at=0.9)
 _FALSE_ALARMS = Rule(pass_at=0.2, higher=False)
+_P_VALUE = Quantity(label="", higher=False, open_ended=True, least=0.0, most=1.0)
+_ROWS = {
+    "d_prime": Quantity(label="d′ of the scores"),
+    "llc_d_prime": Quantity(label="d′ of the learning coefficient, sign reversed"),
+    "node_overlap_jaccard": Quantity(
+        label="overlap with the published heads", strict=False, least=0.0, most=1.0
+    ),
+    "hit_rate": Quantity(label="members found by the prediction", least=0.0, most=1.0),
+    "false_alarm_rate": Quantity(
+        label="other heads that the prediction names", higher=False, least=0.0, most=1.0
+    ),
+    "partial_eta_sq": replace(
+        SHARE_BETWEEN_GROUPS, label="share of the spread between groups (C13)", qualified_by=""
+    ),
+    "ov_composition_pval": replace(_P_VALUE, label="OV composition on the edges, p"),
+    "q_composition_pval": replace(_P_VALUE, label="query composition on the edges, p"),
+    "k_composition_pval": replace(_P_VALUE, label="key composition on the edges, p"),
+    "attribution_auroc": Quantity(label="chance that a member outranks another head", least=0.0, most=1.0),
+    "sparsity": Quantity(label="share of heads in the circuit", least=0.0, most=1.0),
+    "spectral_norm_ratio": Quantity(label="spectral norm, members over others"),
+    "sv_entropy_ratio": Quantity(label="entropy of singular values, members over others"),
+    "pc_ratio_circuit_mean": Quantity(label="pc_ratio, mean of members"),
+    "pc_ratio_noncircuit_mean": Quantity(label="pc_ratio, mean of the others"),
+    "pc_ratio_d_prime": Quantity(label="pc_ratio, d′"),
+    "faithfulness": Quantity(label="faithfulness", strict=False),
+    "completeness": Quantity(label="completeness", strict=False),
+    "minimality_mean_importance": Quantity(label="mean loss without one of the heads"),
+    "logit_diff_recovery": Quantity(label="margin recovered by scrubbing"),
+}
 
 
 def _report(value: float | None, reason: str | None = None, **more: Any) -> Verdict:
@@ -151,6 +182,32 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
         "spreads per head, and its false alarms are a false-discovery rate"
     ),
     source="mechanistic-validity framework; Green and Swets (1966)",
+    number=Quantity(
+        label="distance of members’ scores from the others’ (d′)",
+        value="d_prime",
+        published="d_prime",
+        limit="d_prime",
+    ),
+    parts=_ROWS,
+    decisive=("d_prime", "hit_rate", "false_alarm_rate"),
+    reasons={
+        "not_applicable": (
+            "It needs a score of every head, inside the circuit and outside.",
+            "Measure all heads; a limit of passes may have left some out.",
+        ),
+        "stricter_level": (
+            "A part fails at 5 %. A fail of the whole shares its 5 % between the parts, and at that level "
+            "none fails.",
+            "",
+        ),
+        "too_few": (
+            "With a single head inside the circuit, or outside, nothing is known of the spread on that side.",
+            "Give a circuit of two heads or more that leaves out two or more.",
+        ),
+    },
+    parts_share_reasons=False,
+    when_open="The bounds come from the heads, of which there are no more: a clearer score or a better "
+    "circuit would settle it.",
 )
 def derived_metrics(
     members: Bool[np.ndarray, " H"],

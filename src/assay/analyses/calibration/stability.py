@@ -6,6 +6,7 @@ prompts, so that a count of those which pass a test of their own is not binomial
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from jaxtyping import Bool, Float64, Int, Real, Shaped
 from assay.analyses.calibration._relative import unit_labels
 from assay.analyses.calibration._samples import Sample, limits
 from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
-from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open, undefined
+from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open, undefined
+from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError
 from assay.core.measurement import Verdict
 from assay.stats import (
@@ -35,6 +37,14 @@ NO_MEAN = 1e-12  # of subset statistics, below which their spread has no scale
 FEWEST_FOR_ERRORS = 40  # prompts from which the bounds of a relative error hold
 Subsets = Sequence[Int[np.ndarray, " _"]]
 _LIMITS = {**limits(HALF), "relative_error": STABLE_CV}
+_SHARE = Quantity(
+    label="share of heads that are stable",
+    value="share_stable",
+    published="share_passing",
+    strict=False,
+    least=0.0,
+    most=1.0,
+)
 
 
 @gate(
@@ -49,6 +59,20 @@ _LIMITS = {**limits(HALF), "relative_error": STABLE_CV}
     on_fail="The sample is too small for more than half of the heads, or they depend on the context.",
     weakness="Random parts measure the size of the sample only: with 40 prompts 3 % of perfectly stable "
     "heads pass, with 400 it is 83 %.",
+    number=_SHARE,
+    parts={
+        "difference": replace(_SHARE, label="the same of effects on right less wrong answer"),
+        "groups": Quantity(
+            label="heads that differ between groups", value="n_unstable", higher=False, least=0.0
+        ),
+    },
+    reasons={
+        "too_few": (
+            "Below 40 prompts no bounds of a relative error hold for skewed attributions.",
+            "Measure at least 40 prompts.",
+        )
+    },
+    parts_share_reasons=False,
 )
 def distributional_stability(
     attributions: Real[np.ndarray, "n k"],
@@ -97,11 +121,9 @@ def distributional_stability(
     if n_subsets < 2:
         raise InputError(f"n_subsets is {n_subsets}; at least 2 are needed, 5 by default")
     data, finite = finite_heads(attributions, unit_id)
-    draft = Draft(
-        thresholds=_LIMITS,
-        warnings=data.warnings + (() if finite.all() else ("head_dropped",)),
-        details={"metric": "S3.distributional_stability", **data.counts},
-    )
+    draft = data.draft(HALF, "S3.distributional_stability")
+    draft.thresholds = _LIMITS
+    draft.warn("head_dropped", not finite.all())
     reason = data.missing(3 * n_subsets) or (None if finite.any() else "no_heads")
     if reason is not None:
         return draft.undefined(reason)

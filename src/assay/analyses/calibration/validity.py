@@ -12,6 +12,7 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._samples import Sample, sample
 from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.quantity import Quantity
 from assay.circuits import HeadCircuit
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
@@ -41,6 +42,33 @@ _EQUAL = 1e-12  # relative spread below which prompts differ by rounding only
         "and heads of one role are not independent"
     ),
     source="mechanistic-validity framework; Pitman (1937), doi:10.2307/2983647",
+    number=Quantity(
+        label="chance that roles in random order follow depth as well",
+        value="role_level_p",
+        published=None,
+        limit="p",
+        higher=False,
+        open_ended=True,
+        two_sided=True,
+        least=0.0,
+        most=1.0,
+    ),
+    parts={
+        "layer_density_correlation": Quantity(
+            label="layer against number of heads, rank correlation", value="rho"
+        )
+    },
+    reasons={
+        "not_applicable": (
+            "The circuit’s heads have no roles.",
+            "Give a circuit whose heads have roles, bands and pathways, such as a published one.",
+        ),
+        "too_few": (
+            "With so few roles even the best order comes up by chance too often.",
+            "It takes at least four roles at different depths.",
+        ),
+    },
+    when_open="Neither order is established, and the roles are all there are.",
 )
 def nomological_validity(
     circuit: HeadCircuit, *, n_perm: int = 10_000, task: str = "", seed: int = SEED
@@ -163,6 +191,18 @@ def _circular(layers: Real[np.ndarray, " k"], ordinals: Real[np.ndarray, " k"]) 
     ),
     source="mechanistic-validity framework; Fieller (1954), doi:10.1111/j.2517-6161.1954.tb00159.x; Hall "
     "(1992), doi:10.1111/j.2517-6161.1992.tb01876.x",
+    number=Quantity(label="faithfulness gained over the baseline", unit=0.1),
+    parts={"substantial": Quantity(label="the same gain against 0.1")},
+    reasons={
+        "same_set": (
+            "The baseline is the circuit itself, or gives the same outputs: there is no difference to judge.",
+            "Compare with another baseline.",
+        ),
+        "too_few": (
+            "Below 20 prompts no bounds of a difference hold for skewed scores.",
+            "Measure at least 20 prompts.",
+        ),
+    },
 )
 def incremental_validity(
     y_full: Any,

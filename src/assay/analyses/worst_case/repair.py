@@ -42,7 +42,7 @@ PROTOCOLS = ("iid", "matched", "file")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Judged:
+class CertificateSample:
     """A circuit on the certificate pairs, which no part of the repair has seen.
 
     Attributes:
@@ -103,8 +103,8 @@ class Repair:
     """
 
     circuit: Circuit
-    before: Judged
-    after: Judged
+    before: CertificateSample
+    after: CertificateSample
     empty: Float64[np.ndarray, " n_pairs"]
     candidates: list[Candidate]
     training: LearnedMask | None
@@ -284,13 +284,13 @@ def _check(
 
 def _judged(
     search: RepairSearch, first: Circuit, circuit: Circuit, sample: PairSample, *, independent: bool
-) -> tuple[Judged, Judged, Float64[np.ndarray, " n_pairs"]]:
+) -> tuple[CertificateSample, CertificateSample, Float64[np.ndarray, " n_pairs"]]:
     """The start and the chosen circuit on the certificate pairs, and the empty circuit on the same."""
     certified = independent or not sample.own_rows
     before, empty = search.run(first, sample)
     after = before if circuit == first else search.run(circuit, sample)[0]
     one, other = (
-        Judged(circuit=each, divergence=values, independent=certified)
+        CertificateSample(circuit=each, divergence=values, independent=certified)
         for each, values in ((first, before), (circuit, after))
     )
     return one, other, empty

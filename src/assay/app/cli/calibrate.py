@@ -234,12 +234,11 @@ def _circuit_and_prompts(
 
 def print_gates(document: Mapping[str, Any]) -> None:
     """The gates as a table, with what to do about those that do not pass below it."""
-    from assay.report.calibration import ordered
-    from assay.report.calibration_headlines import headline
-    from assay.report.calibration_words import (
+    from assay.analyses.calibration.page import ordered
+    from assay.analyses.calibration.page_words import (
         advice,
         caveats,
-        kind,
+        judged_of,
         number_line,
         overview,
         subject_words,
@@ -248,18 +247,17 @@ def print_gates(document: Mapping[str, Any]) -> None:
     rows: list[Sequence[str]] = []
     steps = []
     for each in ordered(document):
-        shown = headline(each)
-        state = kind(each["verdict"], shown)
-        value, passes = number_line(shown)
-        published = each["verdict"]["published"]
+        judged = judged_of(each["verdict"])
+        value, passes = number_line(judged)
+        published = judged.published
         rows.append(
             [
                 each["code"],
                 each["name"],
-                state,
+                judged.state,
                 published if published != "inconclusive" else "",
                 value,
-                f"{shown.label}; {passes}" if passes else shown.label,
+                f"{judged.label}; {passes}" if passes else judged.label,
             ]
         )
         if found := advice(each, document):

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float64, Int64
 from assay.circuits.files import read_arrays, write_arrays
 from assay.core import display
 from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.core.record import plain
+from assay.core.record import HIDDEN, Record, plain
 
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _DETAIL = "details."  # prefix of arrays among the details
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeadScores(display.Shown):
+class HeadScores(display.Shown, Record):
     """A signed number for each head of a model.
 
     Attributes:
@@ -50,7 +50,7 @@ class HeadScores(display.Shown):
 
     name: str
     values: Float64[np.ndarray, "n_layers n_heads"]
-    per_example: Float64[np.ndarray, "P n_layers n_heads"] | None = None
+    per_example: Float64[np.ndarray, "P n_layers n_heads"] | None = field(default=None, metadata=HIDDEN)
     sign: str = ""
     unit: str = ""
     reason: str | None = None
@@ -195,12 +195,6 @@ class HeadScores(display.Shown):
         metadata = {name: plain(getattr(self, name)) for name in facts} | {"details": plain(kept)}
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
         return write_arrays(Path(path), tensors, {"kind": _KIND, **metadata})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON without the per-example table; undefined numbers are null."""
-        left_out = ("per_example",)
-        record: dict[str, Any] = plain({name: v for name, v in vars(self).items() if name not in left_out})
-        return record
 
 
 def load_head_scores(path: str | Path) -> HeadScores:

@@ -198,7 +198,7 @@ def drop_effect(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Columns:
+class _HeadMargins:
     """Margins of whole runs `[P]` and of runs with one head replaced `[P, H]`."""
 
     y_full: Float64[np.ndarray, " P"]
@@ -257,7 +257,7 @@ def _measured(
     objective: str | Objective | Loss | None,
     batch_size: int | None,
     corrupted: bool = True,
-) -> _Columns:
+) -> _HeadMargins:
     """Margins of the whole runs and of those with one head replaced; heads not asked for are NaN."""
     task = model.bind(task)
     every = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
@@ -291,7 +291,9 @@ def _measured(
         )
     table = np.full((task.n, len(every)), np.nan)
     table[:, places] = torch.cat(one).numpy()
-    return _Columns(y_full=_float64(full), y_corrupted=_float64(other) if corrupted else None, y_one=table)
+    return _HeadMargins(
+        y_full=_float64(full), y_corrupted=_float64(other) if corrupted else None, y_one=table
+    )
 
 
 def margin_reading(

@@ -4,6 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.page.text import listed
+
+
+LISTED = 4  # names in a row
 
 # Methods go by the code of their publication in results, which reads like the code of a gate.
 METHODS = {
@@ -50,3 +54,17 @@ def head_name(at: int, heads: Sequence[Sequence[int]]) -> str:
 def circuit_heads(document: Mapping[str, Any]) -> list[list[int]]:
     """(layer, head) of the circuit's heads where the document lists them."""
     return list((document.get("circuit") or {}).get("heads") or [])
+
+
+def sentence(text: str) -> str:
+    """Text with a capital and a full stop."""
+    text = text.strip()
+    if not text:
+        return ""
+    return f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.?!' else '.'}"
+
+
+def named(names: Sequence[object]) -> str:
+    """Names in a row: a, b and c; the rest counted."""
+    words = [str(each) for each in names]
+    return listed(words if len(words) <= LISTED else [*words[:LISTED], f"{len(words) - LISTED} more"])

@@ -4,54 +4,40 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from matplotlib import rc_context
-
-from assay.core.errors import InputError, OutputError
+from assay.analyses.calibration import page_tables, page_words, plots, strips
+from assay.analyses.calibration.battery import SCHEMA, CalibrationReport
+from assay.analyses.calibration.gate import GATES
+from assay.analyses.calibration.judges import JUDGES
+from assay.analyses.calibration.names import sentence
+from assay.analyses.calibration.reasons import warning
+from assay.core.errors import InputError
+from assay.core.measurement import Judged
 from assay.core.record import MACHINE, plain
 from assay.page.blocks import (
     Block,
+    Check,
+    Checks,
     Code,
-    Column,
-    Custom,
     Details,
     Facts,
     Figure,
-    Heading,
-    HeatCell,
-    HeatMap,
     Note,
     Page,
     Section,
     Table,
 )
-from assay.page.draw import PAPER
-from assay.page.text import NARROW, Text, code, italic, number, plural, quiet
-from assay.report import calibration_plots, calibration_tables, calibration_words
-from assay.report.calibration_headlines import RULES, headline
+from assay.page.text import NARROW, Text, bold, code, italic, number, percent, plural, quiet
 
 
-KIND, SCHEMA = "calibration", "assay-calibration/1"
+KIND = "calibration"
 REQUIRED = ("model", "task", "circuit", "table", "gates")
 REQUIRED_OF_GATES = ("key", "code", "name", "question", "on_pass", "on_fail", "verdict")
 Document = Mapping[str, Any]
 
 
-@runtime_checkable
-class HasRecord(Protocol):
-    """A result that can write itself down, such as a `CalibrationReport`."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its document, plain JSON."""
-
-
-def is_calibration(document: object) -> bool:
-    """Whether a document is that of calibrations."""
-    return isinstance(document, Mapping) and document.get("kind") == KIND
-
-
-def calibration_document(report: HasRecord | Document) -> Document:
+def calibration_document(report: CalibrationReport | Document) -> Document:
     """The document of calibrations, complete.
 
     Args:
@@ -60,8 +46,8 @@ def calibration_document(report: HasRecord | Document) -> Document:
     Raises:
         InputError: Something else, or a document that lacks a part.
     """
-    document = report.to_dict() if isinstance(report, HasRecord) else report
-    if not is_calibration(document):
+    document: Document = report.to_dict() if isinstance(report, CalibrationReport) else report
+    if document.get("kind") != KIND:
         raise InputError(
             "calibrations are needed, as `assay.calibrate_all` returns them; got kind "
             f"{document.get('kind')!r}"
@@ -86,7 +72,7 @@ def calibration_document(report: HasRecord | Document) -> Document:
     return document
 
 
-def calibration_figure(report: HasRecord | Document, path: str | os.PathLike[str]) -> Path:
+def calibration_figure(report: CalibrationReport | Document, path: str | os.PathLike[str]) -> Path:
     """Write one picture of all gates: intervals around a line that is each gate's limit, and both verdicts.
 
     Args:
@@ -100,27 +86,16 @@ def calibration_figure(report: HasRecord | Document, path: str | os.PathLike[str
         InputError: Another ending, or something that is not a calibration.
         OutputError: The file cannot be written.
     """
-    path = Path(path)
-    ending = path.suffix.lstrip(".").lower()
-    if ending not in ("png", "svg"):
-        raise InputError(f"pictures are written as .png or .svg; got {path.name!r}")
-    figure = calibration_plots.draw_gates(ordered(calibration_document(report)))
-    metadata = {"Date": None} if ending == "svg" else {"Software": None}
-    try:
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": KIND}):
-            figure.savefig(path, dpi=150, facecolor=PAPER, metadata=metadata)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from error
-    return path
+    return plots.save_gates(ordered(calibration_document(report)), path)
 
 
 def ordered(document: Document) -> list[Mapping[str, Any]]:
     """The gates in the order of the page, those unknown to it last."""
-    places = {code: place for place, code in enumerate(RULES)}
+    places = {GATES[key].code: place for place, key in enumerate(JUDGES)}
     return sorted(document["gates"], key=lambda gate: places.get(str(gate["code"]), len(places)))
 
 
-def calibration_page(report: HasRecord | Document) -> Page:
+def calibration_page(report: CalibrationReport | Document) -> Page:
     """Everything that is shown of calibrations."""
     document = calibration_document(report)
     gates = ordered(document)
@@ -128,9 +103,9 @@ def calibration_page(report: HasRecord | Document) -> Page:
     return Page(
         kind="calibrations",
         title=f"What can be trusted of the measurements on a circuit of {model} for {task}",
-        subject=calibration_words.subject_words(document),
-        verdict=calibration_words.overview(document),
-        caveats=calibration_words.caveats(document),
+        subject=page_words.subject_words(document),
+        verdict=page_words.overview(document),
+        caveats=page_words.caveats(document),
         lede=(
             "Each check asks whether a number about the circuit deserves trust. ",
             italic("With confidence"),
@@ -147,13 +122,7 @@ def calibration_page(report: HasRecord | Document) -> Page:
             Section(title="All checks at a glance", blocks=[_glance(gates)]),
             Section(
                 title="The checks one by one",
-                blocks=[
-                    Custom(
-                        template="gates.html",
-                        values=[_gate(gate, document) for gate in gates],
-                        blocks=[_brief(gates)],
-                    )
-                ],
+                blocks=[Checks(checks=[_check(gate, document) for gate in gates], legend=strips.legend())],
             ),
         ],
         facts=list(_facts(document)),
@@ -164,7 +133,7 @@ def calibration_page(report: HasRecord | Document) -> Page:
 
 def _glance(gates: Sequence[Document]) -> Figure:
     return Figure(
-        draw=lambda: calibration_plots.plot_gates(calibration_plots.rows(gates)),
+        draw=lambda: plots.plot_gates(plots.gate_lines(gates)),
         label="All checks around their limits; the numbers are in the rows below.",
         caption="Every check on a scale of its own, turned so that its limit is the line in the middle "
         "and passing "
@@ -176,100 +145,50 @@ def _glance(gates: Sequence[Document]) -> Figure:
     )
 
 
-def _brief(gates: Sequence[Document]) -> Table:
-    """The checks as lines, for a terminal."""
-    rows = []
-    for gate in gates:
-        shown = headline(gate)
-        value, passes = calibration_words.number_line(shown)
-        mark, word = calibration_words.KINDS[calibration_words.kind(gate["verdict"], shown)]
-        published = calibration_words.published_words(str(gate["verdict"].get("published")))
-        rows.append([gate["code"], gate["name"], value, passes, f"{mark} {word}", " ".join(published)])
-    names = ("", "check", "number", "passes", "with confidence", "published rule")
-    return Table(columns=[Column(name=name) for name in names], rows=rows)
+def _check(gate: Document, document: Document) -> Check:
+    """One gate and what unfolds below it."""
+    verdict, judged = gate["verdict"], page_words.judged_of(gate["verdict"])
+    value, passes = page_words.number_line(judged)
+    undefined, parts = judged.value is None, page_tables.parts(gate)
+    steps = page_words.advice(gate, document)
+    lacking, steps = (steps[:1], steps[1:]) if undefined else ([], steps)
+    n_parts = len(parts[0].rows) if parts and isinstance(parts[0], Table) else 0
+    notes = [
+        Note(text=judged.sentence),
+        Note(text=page_words.scope(gate), style="quiet"),
+        Note(text=(bold("Next."), " ", " ".join(steps)) if steps else ""),
+        Note(text=page_words.disagreement(gate), style="quiet"),
+        *(Note(text=warning(str(each)), style="warning") for each in verdict.get("warnings") or ()),
+    ]
+    return Check(
+        key=_plain_id(gate["code"]),
+        code=gate["code"],
+        name=gate["name"],
+        question=gate["question"],
+        state=judged.state,
+        status=page_words.KINDS.get(judged.state, page_words.KINDS["none"]),
+        published=page_words.published_words(judged.published),
+        label=judged.label,
+        value="" if undefined else value,
+        passes=passes,
+        drawing=strips.strip(judged),
+        lacking="".join(lacking),
+        words=[note for note in notes if note.text],
+        summary=f"{plural(n_parts, 'part')}, all numbers" if n_parts else "All numbers",
+        more=[
+            *parts,
+            *page_tables.numbers(gate, document),
+            Note(text=_sources(gate, judged), style="quiet note"),
+        ],
+    )
 
 
-def _gate(gate: Document, document: Document) -> dict[str, Any]:
-    """One check and what unfolds below it."""
-    verdict = gate["verdict"]
-    shown = headline(gate)
-    state = calibration_words.kind(verdict, shown)
-    value, passes = calibration_words.number_line(shown)
-    return {
-        "id": _plain_id(gate["code"]),
-        "code": gate["code"],
-        "name": gate["name"],
-        "question": gate["question"],
-        "class": state.replace(" ", "-"),
-        "mark": calibration_words.KINDS[state],
-        "published": calibration_words.published_words(str(verdict.get("published"))),
-        "label": shown.label,
-        "value": value,
-        "passes": passes,
-        "strip": calibration_plots.strip(shown, state),
-        "undefined": shown.value is None,
-        "meaning": calibration_words.meaning(gate, state),
-        "scope": calibration_words.scope(gate),
-        "next": calibration_words.advice(gate, document),
-        "differs": calibration_words.disagreement(gate, state),
-        "warnings": [calibration_words.warning(str(each)) for each in verdict.get("warnings") or ()],
-        "parts": calibration_tables.parts(gate),
-        "parts_left": calibration_tables.parts_left(gate),
-        "unmeasured": calibration_tables.unmeasured(gate),
-        "blocks": list(_numbers(gate, document)),
-        "note": _sources(gate, calibration_tables.interval_words(shown, verdict)),
-    }
-
-
-def _numbers(gate: Document, document: Document) -> Iterator[Block]:
-    """Everything a check computed."""
-    if heat := calibration_tables.heat(gate):
-        yield Heading(text="Mean effect of each circuit on each task")
-        yield HeatMap(
-            corner="circuit \\ task",
-            columns=heat["columns"],
-            rows=[
-                (
-                    row["name"],
-                    [
-                        HeatCell(
-                            text=cell["shown"],
-                            ink=cell["ink"],
-                            title=cell["title"],
-                            style=("minus" if cell["minus"] else "plus")
-                            + (" deep" if cell["deep"] else "")
-                            + (" found" if cell["own"] else ""),
-                        )
-                        for cell in row["cells"]
-                    ],
-                )
-                for row in heat["rows"]
-            ],
-            style="effects",
-        )
-        left = f" {number(heat['left'])} tasks more are in the result." if heat["left"] else ""
-        note = "Outlined: a circuit on its own task, which should be far larger than the rest of its row."
-        yield Note(text=note + left, style="quiet note")
-    for table in calibration_tables.tables(gate, document):
-        yield Heading(text=table["title"])
-        verb = "is" if table["left"] == 1 else "are"
-        left = f"{number(table['left'])} more {verb} in the result. " if table["left"] else ""
-        yield Table(
-            columns=[Column(name=name, numeric=bool(numeric)) for name, numeric in table["columns"]],
-            rows=table["rows"],
-            note=left + table["note"],
-            style="gate-table",
-        )
-    if facts := calibration_tables.facts(gate):
-        yield Heading(text="Numbers and limits")
-        yield Facts(facts=facts)
-
-
-def _sources(gate: Document, interval: str) -> str:
+def _sources(gate: Document, judged: Judged) -> str:
     """How the interval came about, what the published form lacks, and where it is from."""
-    weakness = calibration_words.sentence(str(gate.get("weakness") or ""))
+    weakness, interval = sentence(str(gate.get("weakness") or "")), judged.interval
+    own = interval if interval is not None and not judged.part else None
     parts = [
-        interval,
+        f"Interval: {percent(own.level)}, method {own.method}." if own else "",
         f"Weakness of the published form: {weakness}" if weakness else "",
         f"Criterion: {gate['criterion']}." if gate.get("criterion") else "",
         f"Source: {gate['source']}." if gate.get("source") else "",
