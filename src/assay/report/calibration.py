@@ -151,7 +151,7 @@ def calibration_page(report: HasRecord | Document) -> Page:
                     Custom(
                         template="gates.html",
                         values=[_gate(gate, document) for gate in gates],
-                        blocks=[_brief(gates)],
+                        blocks=[_brief(gates), *_advice(gates, document)],
                     )
                 ],
             ),
@@ -187,6 +187,13 @@ def _brief(gates: Sequence[Document]) -> Table:
         rows.append([gate["code"], gate["name"], value, passes, f"{mark} {word}", " ".join(published)])
     names = ("", "check", "number", "passes", "with confidence", "published rule")
     return Table(columns=[Column(name=name) for name in names], rows=rows)
+
+
+def _advice(gates: Sequence[Document], document: Document) -> Iterator[Note]:
+    """What to do about the checks that do not pass, for a terminal."""
+    for gate in gates:
+        if steps := calibration_words.advice(gate, document):
+            yield Note(text=f"{gate['code']}: {' '.join(steps)}")
 
 
 def _gate(gate: Document, document: Document) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.app.settings import DEFAULT_STORE, Discovering, OfCircuit
+from assay.app.settings import DEFAULT_STORE, Discovering, OfCircuit, keywords
 from assay.core.errors import InputError
 
 
@@ -68,22 +68,10 @@ def runs_of(
     """Runs of a circuit on prompts; without one, of the circuit that the settings discover."""
     from assay import pipeline
 
-    return pipeline.runs_of(
-        model,
-        prompts,
-        circuit,
-        method=settings.method,
-        objective=settings.objective,
-        ablation=ablation,
-        n=n,
-        steps=settings.steps,
-        target=settings.target,
-        top=size,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        store=store,
-        progress=progress,
+    asked = keywords(
+        settings, pipeline.runs_of, top=size, ablation=ablation, n=n, store=store, progress=progress
     )
+    return pipeline.runs_of(model, prompts, circuit, **asked)
 
 
 def plan_discovery(settings: Discovering, model: "Model", n: int) -> "Workload":

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.border import check_outputs, device_of, echo, open_store, print_json, print_table, say
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.settings import DEFAULT_STORE, RUNNING, Count, DryRun, Placed, Storing, Talking
+from assay.app.settings import DEFAULT_STORE, RUNNING, Computing, Count, Placed
 
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepSettings(Talking, DryRun, Placed, Storing):
+class SweepSettings(Computing, Placed):
     """How a plan is run.
 
     Attributes:
@@ -62,7 +62,7 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
         read = read.model_copy(update={"limits": limits})
     device, executor = device_of(settings), _executor(settings.ray)
     if not settings.dry_run:
-        check_outputs(store=settings.store)
+        check_outputs(settings)
     if not settings.quiet:
         say(f"{read.name}: loading models and tasks ...")
     jobs = expand(read, device=device)
