@@ -1,3 +1,4 @@
+import importlib
 import json
 import os
 import re
@@ -5,6 +6,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from PIL import Image
 
 from assay.app.cli import app
 from assay.app.names import NAMES
-from assay.app.settings import Placed
+from assay.app.settings import OfEdges, Placed, keywords
 from assay.catalogue import list_entries
 from assay.models import load_model
 from assay.tasks import draw_shapes, load_task
@@ -236,7 +239,7 @@ def test_measure_takes_a_circuit_file(run: Run) -> None:
     run("discover", *SMALL, "--top", "60", "--save", "c.safetensors")
     result = run("measure", *SMALL, "--circuit", "c.safetensors", "--metric", "kl")
     assert result.exit_code == 0
-    assert re.search(r"^kl +[\d.]+", result.stdout, re.MULTILINE)
+    assert re.search(r"^kl D03\.kl +[\d.]+", result.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -265,6 +268,9 @@ def test_list_knows_every_kind(run: Run, kind: str) -> None:
 def test_a_dry_run_prints_a_plan_and_leaves_no_trace(run: Run, tmp_path: Path, verb: str) -> None:
     plan = json.loads(run(verb, *SMALL, "--dry-run", "--json").stdout)
     assert plan["passes"] == sum(stage["passes"] for stage in plan["stages"]) > 0
+    if verb != "audit":
+        assert plan["seconds"] > 0
+        assert plan["bytes"] > 2**20
     assert "discover" in run(verb, *SMALL, "--dry-run").stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -360,6 +366,55 @@ def test_auto_takes_the_first_accelerator_and_says_so(monkeypatch: pytest.Monkey
     assert Placed().place(said.append) == "cuda:0"
     assert said == ["device: cuda:0"]
     assert Placed(device="cpu").place(said.append) == "cpu"
+
+
+def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
+    def function(model: object, *, n: int, steps: int, device: str | None = None, top: int = 1) -> None:
+        del model, n, steps, device, top
+
+    settings = OfEdges(n=7, steps=3, device="cpu")
+    # Neither `model` nor `device` is passed on as it was typed: a command loads the one on the other.
+    assert keywords(settings, function, top=5) == {"n": 7, "steps": 3, "top": 5}
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "named"),
+    [
+        ("pipeline:runs_of", "app.settings:OfEdges", "objective ablation top store progress"),
+        ("pipeline:sizes", "app.cli.attack:AttackSettings", ""),
+        ("pipeline:with_findings", "app.cli.attack:AttackSettings", "explained words progress"),
+        ("pipeline:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
+        ("pipeline:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
+        ("pipeline.inputs:read_inputs", "app.cli.discover:DiscoverSettings", ""),
+        ("pipeline.subset_data:read_data", "app.cli.select:SelectSettings", "device folder progress"),
+        ("analyses.claims:run_claim", "app.cli.claim:ClaimSettings", "folder device max_passes progress"),
+    ],
+)
+def test_every_keyword_of_a_function_is_an_option_or_named_by_the_command(
+    function: str, settings: str, named: str
+) -> None:
+    called, options = (
+        getattr(importlib.import_module(f"assay.{module}"), name)
+        for module, name in (each.split(":") for each in (function, settings))
+    )
+    asked = {each.name for each in signature(called).parameters.values() if each.kind is each.KEYWORD_ONLY}
+    assert asked - set(named.split()) <= {each.name for each in fields(options)}
+
+
+def test_a_model_computes_with_the_numbers_asked_for(run: Run) -> None:
+    given = ("measure", *SMALL, "--circuit", "a2.h3", "--metric", "kl", "--json", "--quiet")
+    found = {}
+    for dtype in ("auto", "float64"):
+        (record,) = json.loads(run(*given, "--dtype", dtype).stdout)
+        found[record["provenance"]["model"]["dtype"]] = record["hash"]
+    assert found.keys() == {"float32", "float64"}
+    assert len({*found.values()}) == 2
+    assert "bfloat16" in run(*given, "--dtype", "int8").stderr
+
+
+def test_the_output_directory_holds_every_file_under_its_usual_name(run: Run) -> None:
+    assert run("discover", *SMALL, "--top", "40", "--out", "new", "--quiet").exit_code == 0
+    assert {path.name for path in Path("new").iterdir()} == {"circuit.safetensors", "scores.safetensors"}
 
 
 # ---- help ---------------------------------------------------------------------------------------

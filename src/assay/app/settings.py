@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
 from assay.app.names import EMBEDDED, completing, one_of
 
+
+if TYPE_CHECKING:
+    import torch
 
 DEFAULT_STORE = Path("assay-out")
 
@@ -50,6 +53,7 @@ def _steps(type_: Any, tokens: Sequence[Token]) -> int | str:
     return value if value == "auto" else int(value)
 
 
+DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 Count = Annotated[int, at_least(1)]
 STEPS = Parameter(converter=_steps, completer=lambda context: ["auto"], metavar="COUNT|auto")
 Steps = int | Literal["auto"]
@@ -219,7 +223,25 @@ class Reporting(Saving):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnModel:
+class Typed:
+    """Which numbers a model computes with.
+
+    Attributes:
+        dtype: auto (float32), float32, float64, bfloat16 or float16; float64 for exactness.
+    """
+
+    dtype: Annotated[DType, RUNNING] = "auto"
+
+    @property
+    def torch_dtype(self) -> "torch.dtype | None":
+        """The number type; None leaves it to the loader."""
+        import torch
+
+        return None if self.dtype == "auto" else getattr(torch, self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnModel(Typed):
     """The model.
 
     Attributes:

@@ -1,6 +1,6 @@
 """What pages are made of. A result says what it shows in these blocks; a renderer knows blocks and no result.
 
-`assay.page.html` renders whole pages; `assay.page.terminal` and `assay.page.markdown` render tables.
+`assay.page.html` and `assay.page.terminal` render whole pages, `assay.page.markdown` tables.
 """
 
 from collections.abc import Callable, Sequence
@@ -282,11 +282,21 @@ class Heading:
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """Blocks behind a click."""
+    """Blocks behind a click.
+
+    Attributes:
+        summary: What is clicked.
+        blocks: What it opens.
+        open: Whether it is open at first.
+        printed: Whether a terminal shows the blocks though they are not open.
+        style: Class of the style sheet.
+        name: Last part of the anchor.
+    """
 
     summary: Text
     blocks: Sequence["Block"]
     open: bool = False
+    printed: bool = False
     style: str = ""
     name: str = ""
 

@@ -73,7 +73,7 @@ def _lines(block: Block) -> "Iterator[str | RichTable]":
             yield from _paragraphs(*(f"- {plain_text(item)}" for item in block.items))
         case Pair():
             yield from _all(block.blocks)
-        case Details() if block.open:
+        case Details() if block.open or block.printed:
             yield from _all(block.blocks)
 
 

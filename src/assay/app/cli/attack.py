@@ -18,7 +18,7 @@ from assay.app.cli.border import (
     progress_on_stderr,
     show_plan,
 )
-from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of
+from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of, some_inputs
 from assay.app.cli.parsing import TRUST, command
 from assay.app.names import completing, one_of
 from assay.app.settings import (
@@ -113,7 +113,7 @@ def attack(settings: AttackSettings) -> None:
     protocol = _check(settings)
     size = pipeline.sizes(**keywords(settings, pipeline.sizes, protocol=protocol))
     own = [_words(text) for text in settings.words]
-    model = load(settings.model, device)
+    model = load(settings.model, device, settings.torch_dtype)
     circuit = circuit_of(settings, model.graph, size=settings.edges)
     # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
     drawn = (1 if size.n_clean != 1 else 2) if settings.of_grammar else None
@@ -123,7 +123,14 @@ def attack(settings: AttackSettings) -> None:
     if settings.dry_run:
         n = settings.n or pipeline.DEFAULT_N
         found = [] if circuit is not None else [plan_discovery(settings, model, n)]
-        show_plan(model, n, [*found, pipeline.plan_worst_case(protocol, size)], as_json=settings.json)
+        show_plan(
+            model,
+            n,
+            [*found, pipeline.plan_worst_case(protocol, size)],
+            as_json=settings.json,
+            task=some_inputs(model, settings.task),
+            batch_size=settings.batch_size,
+        )
         return
     check_outputs(settings)
     if settings.resume is not None and settings.resume.is_file():

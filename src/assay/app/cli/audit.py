@@ -81,7 +81,10 @@ def _run(settings: AuditSettings, device: str | None) -> "Audit":
 
     with progress_on_stderr(quiet=settings.quiet) as progress:
         return pipeline.audit(
-            settings.model,
+            # By its name where nothing else is asked for: then a wrong task costs no loading.
+            settings.model
+            if settings.torch_dtype is None
+            else load(settings.model, device, settings.torch_dtype),
             settings.task,
             method=settings.method,
             objective=settings.objective,
@@ -104,7 +107,7 @@ def _run(settings: AuditSettings, device: str | None) -> "Audit":
 def _show_plan(settings: AuditSettings, device: str | None) -> None:
     from assay import pipeline
 
-    model, n = load(settings.model, device), settings.n or pipeline.DEFAULT_N
+    model, n = load(settings.model, device, settings.torch_dtype), settings.n or pipeline.DEFAULT_N
     stages = pipeline.plan_audit(
         model, method=settings.method, n=n, steps=settings.steps, n_random=settings.n_random
     )

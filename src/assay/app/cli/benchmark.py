@@ -213,7 +213,7 @@ def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenc
         target = find_target(
             settings.model,
             settings.task,
-            **keywords(settings, find_target, n=entered.n, device=device),
+            **keywords(settings, find_target, n=entered.n, device=device, dtype=settings.torch_dtype),
         )
         progress("load", 1, 1)
         asked = keywords(

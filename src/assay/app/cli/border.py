@@ -14,14 +14,17 @@ from assay.core.untrusted import printable
 
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
     from assay.models import Model
     from assay.page.blocks import Page, Table
     from assay.pipeline import Progress, Workload
     from assay.store import Store
+    from assay.tasks import Task
 
 Document = Mapping[str, Any]
+TIMED = 16  # inputs of a pass that is timed, where no batch size is given
 
 
 def show_warning(message: Warning | str, *rest: object, **more: object) -> None:
@@ -276,19 +279,45 @@ def device_of(settings: Placed) -> str | None:
     return settings.place((lambda text: None) if quiet else say)
 
 
-def load(model: str, device: str | None) -> "Model":
-    """The model of `--model` on a device."""
+def load(model: str, device: str | None, dtype: "torch.dtype | None" = None) -> "Model":
+    """The model of `--model` on a device, with numbers of a type."""
     from assay.models import load_model
 
-    return load_model(model, device=device)
+    return load_model(model, device=device, dtype=dtype)
 
 
-def show_plan(model: "Model", n: int, stages: "Sequence[Workload]", *, as_json: bool) -> None:
-    """What a command would run, at most."""
+def show_plan(
+    model: "Model",
+    n: int,
+    stages: "Sequence[Workload]",
+    *,
+    as_json: bool,
+    task: "Task | None" = None,
+    batch_size: int | None = None,
+) -> None:
+    """What a command would run, at most.
+
+    Args:
+        model: What runs.
+        n: Prompts or images.
+        stages: What is done with them.
+        as_json: Print one JSON document.
+        task: Some inputs to time a pass on; without any, nothing is said of time and memory.
+        batch_size: Inputs of a pass.
+    """
+    from assay.pipeline.estimate import pass_seconds, run_bytes
+    from assay.pipeline.progress import duration
+
     total = sum(stage.passes for stage in stages)
+    seconds = memory = None
+    if task is not None:
+        size = batch_size or TIMED
+        seconds = total * pass_seconds(model, task, batch_size=size)
+        memory = run_bytes(model, task, batch_size=size)
     if as_json:
         listed = [{"stage": stage.name, "runs": stage.runs, "passes": stage.passes} for stage in stages]
-        print_json({"model": model.describe(), "n": n, "stages": listed, "passes": total})
+        cost = {"passes": total, "seconds": seconds, "bytes": memory}
+        print_json({"model": model.describe(), "n": n, "stages": listed, **cost})
         return
     rows = [[stage.name, f"{stage.runs:,}", f"{stage.passes:,}"] for stage in stages]
     echo(f"{model.id}, {n} prompts: at most so many forward passes over one prompt")
@@ -298,3 +327,16 @@ def show_plan(model: "Model", n: int, stages: "Sequence[Workload]", *, as_json: 
         [*rows, ["total", "", f"{total:,}"]],
         right="runs passes",
     )
+    if seconds is not None and memory is not None:
+        echo(f"about {duration(seconds)} on this machine, from a pass timed just now")
+        echo(f"about {size_words(memory)} of memory in batches of {batch_size or TIMED}")
+
+
+def size_words(count: int) -> str:
+    """A number of bytes for reading."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -17,7 +17,7 @@ from assay.app.cli.border import (
     say,
     show_plan,
 )
-from assay.app.cli.circuits import given_circuit, plan_discovery, runs_of
+from assay.app.cli.circuits import given_circuit, plan_discovery, runs_of, some_inputs
 from assay.app.cli.parsing import TRUST, command
 from assay.app.names import completing
 from assay.app.settings import (
@@ -83,7 +83,7 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
         settings: The options.
     """
     device, chosen = device_of(settings), _check(settings, gates)
-    model = load(settings.model, device)
+    model = load(settings.model, device, settings.torch_dtype)
     circuit = given_circuit(settings, model.graph, size=settings.edges)
     if settings.dry_run:
         _show_plan(settings, model, discovers=circuit is None)
@@ -137,6 +137,8 @@ def _show_plan(settings: CalibrateSettings, model: "Model", *, discovers: bool) 
         settings.prompts,
         [*found * (len(settings.against) + discovers), *stages],
         as_json=settings.json,
+        task=some_inputs(model, settings.task),
+        batch_size=settings.batch_size,
     )
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.app.cli.border import TIMED
 from assay.app.settings import DEFAULT_STORE, Discovering, OfCircuit, keywords
 from assay.core.errors import InputError
 
@@ -79,3 +80,10 @@ def plan_discovery(settings: Discovering, model: "Model", n: int) -> "Workload":
     from assay import pipeline
 
     return pipeline.plan_discovery(model, method=settings.method, n=n, steps=settings.steps)
+
+
+def some_inputs(model: "Model", task: str, images: str | None = None) -> "Task":
+    """A few inputs, to time a pass on."""
+    from assay.pipeline.inputs import read_inputs
+
+    return read_inputs(task, images, model, n=None if Path(task).suffix == ".jsonl" else TIMED, seed=0)

@@ -18,6 +18,7 @@ from assay.app.cli.border import (
     progress_on_stderr,
     show_plan,
 )
+from assay.app.cli.circuits import some_inputs
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.names import one_of
 from assay.app.settings import (
@@ -79,11 +80,18 @@ def discover(settings: DiscoverSettings) -> None:
     options = _check(settings)
     device = device_of(settings)
     if settings.dry_run:
-        model, n = load(settings.model, device), settings.n or pipeline.DEFAULT_N
+        model, n = load(settings.model, device, settings.torch_dtype), settings.n or pipeline.DEFAULT_N
         stage = pipeline.plan_discovery(
             model, **keywords(settings, pipeline.plan_discovery, n=n, options=options)
         )
-        show_plan(model, n, [stage], as_json=settings.json)
+        show_plan(
+            model,
+            n,
+            [stage],
+            as_json=settings.json,
+            task=some_inputs(model, settings.task, settings.images),
+            batch_size=settings.batch_size,
+        )
         return
     check_outputs(settings, settings.scores_out)
     model, task, scores, store = _scores(settings, device, options)
@@ -126,7 +134,7 @@ def _scores(
 
     with progress_on_stderr(quiet=settings.quiet) as progress:
         progress("load", 0, 1)
-        model = load(settings.model, device)
+        model = load(settings.model, device, settings.torch_dtype)
         task = read_inputs(settings.task, settings.images, model, **keywords(settings, read_inputs))
         store = open_store(settings.store)
         progress("discover", 0, 1)

@@ -15,7 +15,7 @@ from assay.app.cli.border import (
     progress_on_stderr,
     show_plan,
 )
-from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of
+from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of, some_inputs
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.names import completing
 from assay.app.settings import (
@@ -70,7 +70,7 @@ def measure(settings: MeasureSettings) -> None:
     device = device_of(settings)
     if not settings.dry_run:
         check_outputs(settings)
-    model = load(settings.model, device)
+    model = load(settings.model, device, settings.torch_dtype)
     circuit = circuit_of(settings, model.graph, size=settings.top, option="--top")
     if settings.dry_run:
         _show_plan(settings, model, circuit)
@@ -93,7 +93,14 @@ def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | No
     stages = [pipeline.plan_measurement(model, settings.metric, n=drawn, n_random=settings.n_random)]
     if circuit is None:
         stages.insert(0, plan_discovery(settings, model, drawn))
-    show_plan(model, n, stages, as_json=settings.json)
+    show_plan(
+        model,
+        n,
+        stages,
+        as_json=settings.json,
+        task=some_inputs(model, settings.task[0], settings.images),
+        batch_size=settings.batch_size,
+    )
 
 
 def _tasks(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> "Sequence[Task | Draws]":

@@ -18,7 +18,7 @@ from assay.app.cli.border import (
 from assay.app.cli.circuits import circuit_of, runs_of
 from assay.app.cli.parsing import TRUST, command
 from assay.app.names import one_of
-from assay.app.settings import Computing, Independent, OfEdges, OnTask, Saving, at_least, own_group
+from assay.app.settings import Independent, OfEdges, OnTask, Saving, Talking, at_least, own_group
 from assay.core.errors import InputError
 
 
@@ -38,7 +38,7 @@ REPAIR = own_group("Repair")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairSettings(Computing, Saving, Independent, OfEdges, OnTask):
+class RepairSettings(Talking, Saving, Independent, OfEdges, OnTask):
     """What is repaired, and by which pairs.
 
     Attributes:
@@ -73,7 +73,7 @@ def repair(settings: RepairSettings) -> None:
     if settings.by == "swap" and (settings.tail is not None or settings.train_steps is not None):
         raise InputError("--tail and --train-steps belong to --by mask; leave them out, or choose mask")
     share(settings.percentile, "percentile")
-    model = load(settings.model, device)
+    model = load(settings.model, device, settings.torch_dtype)
     circuit = circuit_of(settings, model.graph, size=settings.edges)
     check_outputs(settings)
     whole = Path(settings.task).suffix == ".jsonl" and settings.n is None

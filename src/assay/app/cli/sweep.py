@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import check_outputs, device_of, echo, open_store, print_json, print_table, say
+from assay.app.cli.border import (
+    check_outputs,
+    device_of,
+    echo,
+    open_store,
+    print_json,
+    print_table,
+    say,
+    size_words,
+)
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.settings import DEFAULT_STORE, RUNNING, Computing, Count, Placed
 
@@ -120,8 +129,8 @@ def _show_cost(plan: "Plan", jobs: "Sequence[Job]", store: str | None, *, as_jso
         [*rows, ["total", f"{len(jobs):,}", f"{done:,}", f"{cost.passes:,}"]],
         right="jobs done passes",
     )
-    echo(f"memory of the largest job  about {_bytes(cost.largest_bytes)}, beside the worker's own")
-    echo(f"arrays to be stored        about {_bytes(cost.stored_bytes)}")
+    echo(f"memory of the largest job  about {size_words(cost.largest_bytes)}, beside the worker's own")
+    echo(f"arrays to be stored        about {size_words(cost.stored_bytes)}")
     echo(f"time                       {_time(cost)}")
 
 
@@ -142,15 +151,6 @@ def _time(cost: "SweepCost") -> str:
     return (
         f"about {duration(cost.seconds)} with {many}: an estimate, from passes timed on this machine just now"
     )
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 # ---- meanwhile ----------------------------------------------------------------------------------
