@@ -1,3 +1,4 @@
+import importlib
 import json
 import os
 import re
@@ -5,6 +6,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from PIL import Image
 
 from assay.app.cli import app
 from assay.app.names import NAMES
-from assay.app.settings import Placed
+from assay.app.settings import OfEdges, Placed, keywords
 from assay.catalogue import list_entries
 from assay.models import load_model
 from assay.tasks import draw_shapes, load_task
@@ -77,7 +80,7 @@ def test_a_second_audit_comes_from_the_store_and_ends_with_the_verdict(audited: 
     from assay.report import verdict
 
     assert result.stdout.startswith(verdict(document))
-    assert "faithfulness-norm" in result.stdout
+    assert "faithfulness norm" in result.stdout
     assert f"result   {document['provenance']['id']} (taken from the store)" in result.stdout
 
 
@@ -96,7 +99,7 @@ def test_show_and_list_find_what_was_stored(audited: Path, run: Run) -> None:
 
 
 def test_report_builds_the_same_page_again(audited: Path, run: Run, tmp_path: Path) -> None:
-    result = run("report", "--store", str(audited / "out"), "--out", str(tmp_path / "again.html"))
+    result = run("report", "--store", str(audited / "out"), "--save", str(tmp_path / "again.html"))
     assert result.exit_code == 0
     assert (tmp_path / "again.html").read_bytes() == (audited / "out" / "report.html").read_bytes()
 
@@ -106,16 +109,16 @@ def test_report_takes_every_stored_id_and_the_circuit_of_the_footer(
 ) -> None:
     store = ("--store", str(audited / "out"))
     (scores,) = json.loads(run("list", "results", "--kind", "scores", *store, "--json").stdout)
-    assert run("report", scores["id"], *store, "--out", str(tmp_path / "scores.html")).exit_code == 0
+    assert run("report", scores["id"], *store, "--save", str(tmp_path / "scores.html")).exit_code == 0
     assert scores["id"] in (tmp_path / "scores.html").read_text()
     (audit,) = json.loads(run("list", "results", "--kind", "audit", *store, "--json").stdout)
     assert audit["id"] in run("show", audit["circuit"], *store).stdout
-    assert run("report", audit["circuit"], *store, "--out", str(tmp_path / "c.html")).exit_code == 0
+    assert run("report", audit["circuit"], *store, "--save", str(tmp_path / "c.html")).exit_code == 0
     assert f"<code>{audit['circuit']}</code>" in (tmp_path / "c.html").read_text()
 
 
 def test_discover_saves_a_circuit_that_a_new_process_runs_identically(run: Run, tmp_path: Path) -> None:
-    result = run("discover", *SMALL, "--top", "60", "--out", "c.safetensors", "--json")
+    result = run("discover", *SMALL, "--top", "60", "--save", "c.safetensors", "--json")
     assert result.exit_code == 0
     document = json.loads(result.stdout)
     assert document["circuit"]["n_edges"] == len(document["circuit"]["edges"]) <= 60
@@ -150,7 +153,7 @@ def test_a_broken_image_stops_discover_unless_it_is_to_be_skipped(run: Run, tmp_
     (tmp_path / "2.png").write_bytes((tmp_path / "2.png").read_bytes()[:80])
     zoo = Zoo.embedded()
     arguments = ("discover", "--model", str(zoo.folder(zoo.keys[0])), "--images", ".", "--steps", "1")
-    refused = run(*arguments, "--out", "c.safetensors")
+    refused = run(*arguments, "--save", "c.safetensors")
     assert refused.exit_code == 1
     assert re.search(r"2\.png cannot be decoded.*--skip-bad", refused.stderr)
     assert not (tmp_path / "c.safetensors").exists()
@@ -161,7 +164,7 @@ def test_a_broken_image_stops_discover_unless_it_is_to_be_skipped(run: Run, tmp_
 
 def test_measure_takes_several_tasks_and_metrics(run: Run) -> None:
     arguments = ("--task", "ioi", "--task", "sva", "--metric", "topk", "--metric", "D03", "--top", "50")
-    result = run("measure", *SMALL, *arguments, "--json", "--out", "measured.json")
+    result = run("measure", *SMALL, *arguments, "--json", "--save", "measured.json")
     assert result.exit_code == 0
     records = json.loads(result.stdout)
     assert [(record["task"], record["name"]) for record in records] == [
@@ -207,7 +210,7 @@ def test_measure_halves_a_file_before_it_takes_as_many_as_asked_for(run: Run, tm
 def test_measure_marks_a_circuit_found_on_the_same_prompts(run: Run, tmp_path: Path) -> None:
     own_lines(tmp_path / "own.jsonl", 12)
     asked = ("--task", "own.jsonl", "--steps", "1", "--top", "40", "--metric", "faithfulness")
-    result = run("measure", *asked, "--json", "--out", "measured.json")
+    result = run("measure", *asked, "--json", "--save", "measured.json")
     assert "measured on the prompts that it was found on" in result.stderr
     (record,) = json.loads(result.stdout)
     assert "same_prompts" in record["warnings"]
@@ -232,10 +235,10 @@ def test_repair_halves_a_file_before_it_takes_as_many_as_asked_for(run: Run, tmp
 
 
 def test_measure_takes_a_circuit_file(run: Run) -> None:
-    run("discover", *SMALL, "--top", "60", "--out", "c.safetensors")
+    run("discover", *SMALL, "--top", "60", "--save", "c.safetensors")
     result = run("measure", *SMALL, "--circuit", "c.safetensors", "--metric", "kl")
     assert result.exit_code == 0
-    assert re.search(r"ioi\s+kl\s+[\d.]+", result.stdout)
+    assert re.search(r"^kl D03\.kl +[\d.]+", result.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +267,9 @@ def test_list_knows_every_kind(run: Run, kind: str) -> None:
 def test_a_dry_run_prints_a_plan_and_leaves_no_trace(run: Run, tmp_path: Path, verb: str) -> None:
     plan = json.loads(run(verb, *SMALL, "--dry-run", "--json").stdout)
     assert plan["passes"] == sum(stage["passes"] for stage in plan["stages"]) > 0
+    if verb != "audit":
+        assert plan["seconds"] > 0
+        assert plan["bytes"] > 2**20
     assert "discover" in run(verb, *SMALL, "--dry-run").stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -278,7 +284,7 @@ def passes(result: Any) -> int:
 def test_the_command_line_wins_over_variables_and_they_over_the_file(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("a.toml").write_text("n = 5\nsteps = 1\n[audit]\nsteps = 2\n[report]\nout = 'x.html'\n")
+    Path("a.toml").write_text("n = 5\nsteps = 1\n[audit]\nsteps = 2\n[report]\nsave = 'x.html'\n")
     plan = ("audit", "--dry-run", "--json", "--config", "a.toml")
     per_prompt = 4 + 2 * 2  # clean, ablated, means, completeness; forward and backward at two nodes
     assert passes(run(*plan)) == 5 * per_prompt
@@ -361,6 +367,55 @@ def test_auto_takes_the_first_accelerator_and_says_so(monkeypatch: pytest.Monkey
     assert Placed(device="cpu").place(said.append) == "cpu"
 
 
+def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
+    def function(model: object, *, n: int, steps: int, device: str | None = None, top: int = 1) -> None:
+        del model, n, steps, device, top
+
+    settings = OfEdges(n=7, steps=3, device="cpu")
+    # Neither `model` nor `device` is passed on as it was typed: a command loads the one on the other.
+    assert keywords(settings, function, top=5) == {"n": 7, "steps": 3, "top": 5}
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "named"),
+    [
+        ("pipeline:runs_of", "app.settings:OfEdges", "objective ablation top store progress"),
+        ("pipeline:sizes", "app.cli.attack:AttackSettings", ""),
+        ("pipeline:with_findings", "app.cli.attack:AttackSettings", "explained words progress"),
+        ("pipeline:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
+        ("pipeline:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
+        ("pipeline.inputs:read_inputs", "app.cli.discover:DiscoverSettings", ""),
+        ("pipeline.subset_data:read_data", "app.cli.select:SelectSettings", "device folder progress"),
+        ("analyses.claims:run_claim", "app.cli.claim:ClaimSettings", "folder device max_passes progress"),
+    ],
+)
+def test_every_keyword_of_a_function_is_an_option_or_named_by_the_command(
+    function: str, settings: str, named: str
+) -> None:
+    called, options = (
+        getattr(importlib.import_module(f"assay.{module}"), name)
+        for module, name in (each.split(":") for each in (function, settings))
+    )
+    asked = {each.name for each in signature(called).parameters.values() if each.kind is each.KEYWORD_ONLY}
+    assert asked - set(named.split()) <= {each.name for each in fields(options)}
+
+
+def test_a_model_computes_with_the_numbers_asked_for(run: Run) -> None:
+    given = ("measure", *SMALL, "--circuit", "a2.h3", "--metric", "kl", "--json", "--quiet")
+    found = {}
+    for dtype in ("auto", "float64"):
+        (record,) = json.loads(run(*given, "--dtype", dtype).stdout)
+        found[record["provenance"]["model"]["dtype"]] = record["hash"]
+    assert found.keys() == {"float32", "float64"}
+    assert len({*found.values()}) == 2
+    assert "bfloat16" in run(*given, "--dtype", "int8").stderr
+
+
+def test_the_output_directory_holds_every_file_under_its_usual_name(run: Run) -> None:
+    assert run("discover", *SMALL, "--top", "40", "--out", "new", "--quiet").exit_code == 0
+    assert {path.name for path in Path("new").iterdir()} == {"circuit.safetensors", "scores.safetensors"}
+
+
 # ---- help ---------------------------------------------------------------------------------------
 
 
@@ -441,6 +496,9 @@ def test_the_tab_key_knows_the_registered_names(run: Run) -> None:
         (("audit", "--n", "2.5"), 2, 'error: Invalid value for --n: unable to convert "2.5" into int.'),
         (("audit", "ioi"), 2, "error: unexpected argument 'ioi'"),
         (("zoo", "train", "shapes-quick"), 2, "error: `assay zoo train` needs --out"),
+        (("discover", "--out", "c.safetensors"), 2, "--save names the file of the result"),
+        (("audit", "--out", "report.html"), 2, "--out is report.html, a file; give a directory"),
+        (("report", "--out", "page.html"), 2, "name it with --save"),
         (("audit", "--model", "a" * 5000), 2, "error: no file can have so long a name: aaa"),
     ],
 )
@@ -460,7 +518,7 @@ def test_a_traceback_is_shown_on_request(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [("audit", "--out", "file/out"), ("discover", "--out", "file/c.safetensors")]
+    "verb", [("audit", "--out", "file/out"), ("discover", "--save", "file/c.safetensors")]
 )
 def test_an_unwritable_place_is_refused_before_the_work(
     run: Run, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -478,7 +536,7 @@ def test_an_unwritable_place_is_refused_before_the_work(
     [
         ("audit", "--model", "./nowhere", "--out", "new"),
         ("audit", "--task", "none.jsonl", "--out", "new"),
-        ("discover", "--model", "./nowhere", "--store", "new", "--out", "a/c.safetensors"),
+        ("discover", "--model", "./nowhere", "--store", "new", "--save", "a/c.safetensors"),
         ("discover", "--task", "none.jsonl", "--store", "new"),
         ("measure", "--model", "./nowhere", "--store", "new"),
         ("measure", "--task", "none.jsonl", "--store", "new"),
@@ -493,9 +551,9 @@ def test_what_cannot_be_loaded_leaves_nothing_behind(
 
 
 def test_outputs_may_lie_in_directories_that_do_not_exist(run: Run) -> None:
-    arguments = ("--top", "40", "--out", "a/c.safetensors", "--scores-out", "b/s.safetensors")
+    arguments = ("--top", "40", "--save", "a/c.safetensors", "--scores-out", "b/s.safetensors")
     assert run("discover", *SMALL, *arguments).exit_code == 0
-    measured = ("--circuit", "a/c.safetensors", "--metric", "kl", "--out", "c/m.json")
+    measured = ("--circuit", "a/c.safetensors", "--metric", "kl", "--save", "c/m.json")
     assert run("measure", *SMALL, *measured).exit_code == 0
     assert Path("b/s.safetensors").is_file()
     assert json.loads(Path("c/m.json").read_text())

@@ -41,9 +41,9 @@ def circuit_file(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_each_task_of_the_embedded_model(task: str, run: Run, circuit_file: str) -> None:
     result = run("--task", task, "--circuit", circuit_file, "--n-clean", "12", "--n-corrupted", "9")
     assert result.exit_code == 0, result.stderr
-    for piece in (" distinct pairs", "empty", "p95", "1. ", "clean ", "corrupted ", "result "):
+    for piece in (" distinct pairs", "empty", "percentile 95", "1. ", "clean: ", "corrupted: ", "result "):
         assert piece in result.stdout, piece
-    assert "p99.9" not in result.stdout  # at most 108 pairs do not resolve it
+    assert "percentile 99.9" not in result.stdout  # at most 108 pairs do not resolve it
     assert "note: " in result.stderr
 
 
@@ -74,16 +74,16 @@ def test_a_circuit_of_a_given_size_is_discovered(run: Run) -> None:
 
 def test_files_and_pages(run: Run, circuit_file: str, tmp_path: Path) -> None:
     arguments = ("--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5")
-    assert run(*arguments, "--out", "deep/w.safetensors", "--report", "deep/w.html").exit_code == 0
+    assert run(*arguments, "--save", "deep/w.safetensors", "--report", "deep/w.html").exit_code == 0
     loaded = WorstCase.load(tmp_path / "deep/w.safetensors")
     assert loaded.divergence.shape == (6, 5)
     assert "<html" in (tmp_path / "deep/w.html").read_text()[:200]
-    assert run(*arguments, "--out", "w.json").exit_code == 0
+    assert run(*arguments, "--save", "w.json").exit_code == 0
     assert json.loads((tmp_path / "w.json").read_text())["n_pairs"] == 30
     identity = loaded.id
     shown = invoke("show", identity)
     assert "over 30 distinct pairs" in shown.stdout
-    page = invoke("report", identity, "--out", "again.html")
+    page = invoke("report", identity, "--save", "again.html")
     assert page.exit_code == 0
     assert (tmp_path / "again.html").exists()
 
@@ -110,8 +110,8 @@ def test_a_jsonl_file_of_pairs(run: Run, circuit_file: str, tmp_path: Path) -> N
     document = json.loads(result.stdout)
     assert (document["protocol"], document["n_pairs"], document["n_distinct_clean"]) == ("file", 2, 1)
     shown = run("--task", "own.jsonl", "--circuit", circuit_file, "--report", "own.html").stdout
-    assert "over 1 distinct pairs (2 draws)" in shown
-    assert "p25" not in shown
+    assert "over 1 distinct pair" in shown
+    assert "percentile 25" not in shown
     assert "1 distinct pairs (2 rows) of the task" in (tmp_path / "own.html").read_text()
     plan = json.loads(run("--task", "own.jsonl", "--dry-run", "--json").stdout)
     assert plan["stages"][-1] == {"stage": "attack", "runs": 1, "passes": 6}
@@ -137,7 +137,7 @@ def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_p
     missing = document["explanation"]["missing"]
     assert missing["total"] == pytest.approx(document["explanation"]["mean"], rel=0.2)
     shown = run(*plain, *extra, "--report", "page.html").stdout
-    for text in ("search, ", "own objects, 30 pairs", "letter", "missing edges that account for"):
+    for text in ("What search found", "Inputs from outside the grammar", "What the circuit lacks"):
         assert text in shown
     assert "Inputs from outside the grammar" in (tmp_path / "page.html").read_text()
 
@@ -146,7 +146,7 @@ def test_a_circuit_is_repaired(circuit_file: str, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     arguments = ("--circuit", circuit_file, "--by", "swap", "--n", "4", "--n-pairs", "60", "--quiet")
     smaller = ("--n-train", "20", "--percentile", "0.9")
-    result = invoke("repair", *arguments, *smaller, "--out", "new.safetensors", "--json")
+    result = invoke("repair", *arguments, *smaller, "--save", "new.safetensors", "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
     start = load_circuit(circuit_file)
@@ -171,7 +171,7 @@ def test_a_dry_run_counts_passes_and_runs_nothing(run: Run, tmp_path: Path) -> N
         (("--enumerate", "--n-clean", "5"), "an enumeration has no use for --n-clean"),
         (("--enumerate", "--circuit", "FILE"), r"620,928 distinct clean and 60,230,016 distinct"),
         (("--divergence", "klx"), "unknown divergence 'klx'"),
-        (("--out", "w.pt"), "give NAME.safetensors, or NAME.json"),
+        (("--save", "w.pt"), "give NAME.safetensors, or NAME.json"),
         (("--edges", "5", "--circuit", "x"), "choose one of them"),
         (("--percentile", "1.2", "--circuit", "FILE", *TINY), "percentile"),
         (
@@ -197,7 +197,7 @@ def test_every_printed_circuit_can_be_shown_reported_measured_and_attacked(run: 
     identity = found.stdout.splitlines()[-1].split()[1]
     assert call("show", identity).exit_code == 0
     assert "circuit" in call("show", identity[:8]).stdout.splitlines()[0]
-    assert call("report", identity, "--out", "circuit.html").exit_code == 0
+    assert call("report", identity, "--save", "circuit.html").exit_code == 0
     assert identity in (tmp_path / "circuit.html").read_text()
     measured = call("measure", "--circuit", identity, "--n", "4", "--metric", "kl", "--json", "--quiet")
     (record,) = json.loads(measured.stdout)
@@ -206,7 +206,7 @@ def test_every_printed_circuit_can_be_shown_reported_measured_and_attacked(run: 
     assert worst["circuit"]["hash"] == identity
     scores = call("list", "results", "--kind", "scores", "--json")
     (stored,) = json.loads(scores.stdout)
-    assert call("report", stored["id"], "--out", "scores.html").exit_code == 0
+    assert call("report", stored["id"], "--save", "scores.html").exit_code == 0
     refused = call("measure", "--circuit", stored["id"], "--n", "4")
     assert refused.exit_code == 2
     assert "is a scores, which holds no circuit" in refused.stderr

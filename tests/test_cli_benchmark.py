@@ -182,8 +182,8 @@ def test_wrong_usage_exits_with_2_and_says_what_is_there(arguments: list[str], m
 
 def test_places_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = run("benchmark", "discovery", *SMALL, "--out", tmp_path / "file", code=1)
-    assert "is a file; give a directory" in result.stderr
+    result = run("benchmark", "discovery", *SMALL, "--out", tmp_path / "file", code=2)
+    assert "a file; give a directory" in result.stderr
 
 
 def test_an_import_with_an_edge_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:

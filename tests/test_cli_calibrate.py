@@ -33,9 +33,9 @@ def test_a_table_of_verdicts_with_what_to_do(run: Run) -> None:
     first = run("C11", "certified-stability", "C23", *FEW)
     assert first.exit_code == 0
     lines = first.stdout.splitlines()
-    assert lines[0].startswith("Faithfulness")
-    assert "3 of 32 heads" in lines[0]
-    top = next(place for place, line in enumerate(lines) if line.startswith("code"))
+    assert lines[1].startswith("Faithfulness")
+    assert "3 of 32 heads" in lines[1]
+    top = next(place for place, line in enumerate(lines) if "check" in line.split())
     assert [line.split()[0] for line in lines[top + 1 : top + 4]] == ["C11", "C23", "M3b"]
     assert "not applicable" in lines[top + 2]
     assert "3 checks" in first.stdout
@@ -46,7 +46,7 @@ def test_a_table_of_verdicts_with_what_to_do(run: Run) -> None:
 
 
 def test_all_sixteen_written_as_json_and_page(run: Run, tmp_path: Path) -> None:
-    found = run(*FEW, "--groups", "object", "--json", "--report", "new/page.html", "--out", "new/g.json")
+    found = run(*FEW, "--groups", "object", "--json", "--report", "new/page.html", "--save", "new/g.json")
     document = json.loads(found.stdout)
     assert len(document["gates"]) == 16
     assert document["kind"] == "calibration"
@@ -55,7 +55,7 @@ def test_all_sixteen_written_as_json_and_page(run: Run, tmp_path: Path) -> None:
     assert all(gate["name"] in page for gate in document["gates"])
     listed = invoke("list", "results", "--json")
     assert [line["kind"] for line in json.loads(listed.stdout)] == ["calibration"]
-    again = invoke("report", document["id"], "--out", "again.html")
+    again = invoke("report", document["id"], "--save", "again.html")
     assert again.exit_code == 0
     assert (tmp_path / "again.html").read_text() == page
 
@@ -111,7 +111,7 @@ def test_a_small_file_says_nothing_with_confidence(run: Run, tmp_path: Path) -> 
 
 def test_a_circuit_of_the_same_file_is_known_by_its_record(run: Run, tmp_path: Path) -> None:
     write_prompts(tmp_path / "own.jsonl", 12)
-    discover = ["discover", "--task", "own.jsonl", "--steps", "1", "--top", "40", "--out", "c.safetensors"]
+    discover = ["discover", "--task", "own.jsonl", "--steps", "1", "--top", "40", "--save", "c.safetensors"]
     assert invoke(*discover, "--quiet").exit_code == 0
     asked = ("C11", "--circuit", "c.safetensors", "--prompts", "8", "--quiet", "--json")
     document = json.loads(run(*asked, "--task", "own.jsonl").stdout)

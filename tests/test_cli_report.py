@@ -27,7 +27,7 @@ def report(filled: tuple[Path, Filled], tmp_path: Path) -> Any:
 
     def call(*arguments: str) -> tuple[Any, str]:
         out = tmp_path / "made" / "page.html"
-        given = ["report", *arguments, "--store", str(filled[0]), "--out", str(out)]
+        given = ["report", *arguments, "--store", str(filled[0]), "--save", str(out)]
         result = invoke(*given)
         return result, out.read_text() if out.exists() else ""
 

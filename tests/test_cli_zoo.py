@@ -104,7 +104,7 @@ def test_folders_of_images_and_plain_directories_of_models_are_read(run: Run, tm
 
 def test_select_writes_a_grid_that_train_reads(run: Run, tmp_path: Path) -> None:
     run(*TRAIN)
-    found = json.loads(run("select", "zoo", "grid.toml", "--out", "second.json", "--json").stdout)
+    found = json.loads(run("select", "zoo", "grid.toml", "--save", "second.json", "--json").stdout)
     assert len(found["configurations"]) == 1
     assert found["shortfall"] == {"scratch": 0.0}
     planned = json.loads(run("train", "second.json", "--out", "next", "--dry-run", "--json").stdout)

@@ -51,15 +51,13 @@ def test_the_tests_the_checklist_and_the_tier_are_printed(run: Run) -> None:
     result = run("movers.toml", "--quiet", "--out", "out", "--gate", "--tier", "causally suggestive")
     assert result.exit_code == 0, result.stderr
     for piece in (
-        "movers: They move the name.",
-        "before its prompts were measured",
+        "They move the name.",
         "1. dropping the circuit on ioi lowers by at least 0.3",
         "held",
-        "[x]  necessity",
-        "[ ]  sufficiency",
+        "necessity",
         "retains_at_least = SHARE",
-        "tier       causally suggestive",
-        "next tier  needs sufficiency and specificity",
+        "causally suggestive",
+        "The next tier needs sufficiency and specificity",
         "out/claim.html",
     ):
         assert piece in result.stdout, piece
@@ -77,10 +75,8 @@ def test_a_contradicted_claim_or_a_tier_out_of_reach_exits_with_3_where_asked(ru
     Path("more.toml").write_text(TEXT + OVERCLAIM)
     result = run("more.toml", "--gate", "--store", "elsewhere")
     assert result.exit_code == 3
-    assert "contradicted: prediction 2" in result.stdout
-    assert "tier       proposed" in result.stdout
-    assert "next tier  needs sufficiency and that no prediction is contradicted" not in result.stdout
-    assert "next tier  needs that no prediction is contradicted\n" in result.stdout
+    assert "Contradicted: prediction 2" in result.stdout
+    assert "The next tier needs that no prediction is contradicted." in result.stdout
     assert run("more.toml", "--store", "elsewhere").exit_code == 0
 
 

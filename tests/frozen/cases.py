@@ -203,7 +203,7 @@ def attack_command() -> Any:
     command(
         "discover", "--model", "mini", "--task", "ioi", "--method", "eap", "--objective", "logit_diff",
         "--ablation", "resample", "--n", "12", "--steps", "5", "--top", "150", "--seed", "0",
-        "--batch-size", "12", "--out", "circuit.safetensors", "--store", "store",
+        "--batch-size", "12", "--save", "circuit.safetensors", "--store", "store",
     )  # fmt: skip
     return command(
         "attack", "--circuit", "circuit.safetensors", "--model", "mini", "--task", "ioi", "--protocol",

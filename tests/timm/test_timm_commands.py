@@ -84,7 +84,7 @@ def test_rank_scores_them_as_the_library_does(here: Path, run: Run, tmp_path: Pa
     found = run(
         "rank", "--zoo", here / "models", "--images", here / "neon", "--id-images", here / "flat",
         "--metrics", "ddb-output,ddb-deep,id-accuracy,average-confidence", "--steps", 2, "--draws", 20,
-        "--store", "store", "--out", "rank.json", "--report", "rank.html", "--quiet",
+        "--store", "store", "--save", "rank.json", "--report", "rank.html", "--quiet",
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     assert all(name in found.stdout for name in VARIANTS)

@@ -6,14 +6,18 @@ Nothing here imports the rest of the package.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
 from assay.app.names import EMBEDDED, completing, one_of
 
+
+if TYPE_CHECKING:
+    import torch
 
 DEFAULT_STORE = Path("assay-out")
 
@@ -49,9 +53,29 @@ def _steps(type_: Any, tokens: Sequence[Token]) -> int | str:
     return value if value == "auto" else int(value)
 
 
+DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 Count = Annotated[int, at_least(1)]
 STEPS = Parameter(converter=_steps, completer=lambda context: ["auto"], metavar="COUNT|auto")
 Steps = int | Literal["auto"]
+
+
+# Fields that mean something else, or nothing, to the function that a command calls.
+_OF_THE_COMMAND = frozenset(
+    ("model", "device", "dtype", "store", "out", "save", "report", "config", "quiet", "json", "traceback")
+)
+
+
+def keywords(settings: object, function: Callable[..., Any], /, **more: Any) -> dict[str, Any]:
+    """The settings that a function takes as keywords of the same names, and other arguments for it.
+
+    Args:
+        settings: An instance of a dataclass of this module or of a command.
+        function: What will be called.
+        more: Arguments under names that are not fields, or with another value.
+    """
+    parameters = signature(function).parameters.values()
+    taken = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - _OF_THE_COMMAND
+    return {name: value for name, value in vars(settings).items() if name in taken} | more
 
 
 # ---- running and output -------------------------------------------------------------------------
@@ -163,8 +187,30 @@ class Storing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paged:
-    """A page of the result.
+class Computing(Talking, DryRun, Storing):
+    """How a command that computes runs and prints, and where it keeps what it computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Files for the result.
+
+    Attributes:
+        out: Output directory; every file goes there under its usual name.
+        save: File for the result.
+    """
+
+    out: Annotated[Path | None, OUTPUT] = None
+    save: Annotated[Path | None, OUTPUT] = None
+
+    def path_of(self, file: Path | None, name: str) -> Path | None:
+        """Where a file goes: where its own option says, else under a name in the output directory."""
+        return self.out / name if file is None and self.out is not None else file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting(Saving):
+    """Files for the result and its page.
 
     Attributes:
         report: HTML page to write.
@@ -173,22 +219,29 @@ class Paged:
     report: Annotated[Path | None, OUTPUT] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reporting(Paged):
-    """Files for the result.
-
-    Attributes:
-        out: JSON document to write.
-    """
-
-    out: Annotated[Path | None, OUTPUT] = None
-
-
 # ---- model and inputs ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnModel:
+class Typed:
+    """Which numbers a model computes with.
+
+    Attributes:
+        dtype: auto (float32), float32, float64, bfloat16 or float16; float64 for exactness.
+    """
+
+    dtype: Annotated[DType, RUNNING] = "auto"
+
+    @property
+    def torch_dtype(self) -> "torch.dtype | None":
+        """The number type; None leaves it to the loader."""
+        import torch
+
+        return None if self.dtype == "auto" else getattr(torch, self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnModel(Typed):
     """The model.
 
     Attributes:

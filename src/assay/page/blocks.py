@@ -1,6 +1,6 @@
 """What pages are made of. A result says what it shows in these blocks; a renderer knows blocks and no result.
 
-`assay.page.html` renders whole pages; `assay.page.terminal` and `assay.page.markdown` render tables.
+`assay.page.html` and `assay.page.terminal` render whole pages, `assay.page.markdown` tables.
 """
 
 from collections.abc import Callable, Sequence
@@ -282,11 +282,21 @@ class Heading:
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """Blocks behind a click."""
+    """Blocks behind a click.
+
+    Attributes:
+        summary: What is clicked.
+        blocks: What it opens.
+        open: Whether it is open at first.
+        printed: Whether a terminal shows the blocks though they are not open.
+        style: Class of the style sheet.
+        name: Last part of the anchor.
+    """
 
     summary: Text
     blocks: Sequence["Block"]
     open: bool = False
+    printed: bool = False
     style: str = ""
     name: str = ""
 
@@ -314,6 +324,7 @@ class Check:
         drawing: The number against its limits.
         lacking: Why there is no number.
         words: What the verdicts mean and what to do.
+        advice: What to do, as one sentence, where `words` are not shown.
         summary: What unfolds, and `more` of it.
     """
 
@@ -330,6 +341,7 @@ class Check:
     drawing: Drawing | None = None
     lacking: str = ""
     words: Sequence["Block"] = ()
+    advice: str = ""
     summary: str = ""
     more: Sequence["Block"] = ()
 

@@ -1,14 +1,143 @@
-"""Tables of pages in a terminal."""
+"""Pages in a terminal: the verdict, what to know before trusting it, and the tables; no pictures."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assay.core.untrusted import printable
-from assay.page.blocks import Table
-from assay.page.text import plain_text
+from assay.page.blocks import (
+    Block,
+    Cell,
+    Checks,
+    Column,
+    Custom,
+    Details,
+    Facts,
+    Figure,
+    Heading,
+    Listing,
+    Note,
+    Page,
+    Pair,
+    Row,
+    Table,
+)
+from assay.page.text import Text, number, plain_text
 
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table as RichTable
+
+SHOWN_ROWS, SHOWN_PAIRS = 40, 3  # of a table, and of a row of pairs; the page has them all
+# Second lines of cells are left to the page where they are long, or the table is wide.
+LONG_LINE, WIDE_TABLE = 24, 8
+
+
+def print_page(page: Page, console: "Console") -> None:
+    """Write a page as lines and tables.
+
+    Args:
+        page: What is shown.
+        console: Where to; what files and names hold is spelled out where a terminal would obey it.
+    """
+    _print(console, [*_paragraphs(page.title)], "bold")
+    notes = (f"- {plain_text(note)}" for note in (*page.reasons, *page.caveats))
+    _print(console, [*_paragraphs(page.subject, page.verdict, page.remark, *notes)])
+    _print(console, [*_all(page.head)])
+    for section in page.sections:
+        if lines := [*_all(section.blocks)]:
+            console.print()
+            _print(console, [*_paragraphs(section.title)], "bold")
+            _print(console, lines)
+    console.print()
+
+
+def _print(console: "Console", lines: "Sequence[str | RichTable]", style: str | None = None) -> None:
+    for line in lines:
+        console.print(line, style=style, markup=False, highlight=False)
+
+
+def _lines(block: Block) -> "Iterator[str | RichTable]":
+    """A block as lines of text and tables; not what explains a picture or is behind a click."""
+    match block:
+        case Table():
+            yield table_grid(_brief(block))
+            left = block.left + max(0, len(block.rows) - SHOWN_ROWS)
+            yield from _paragraphs(f"... and {number(left)} more" if left else "", block.note)
+        case Checks():
+            yield table_grid(_check_table(block))
+            yield from _paragraphs(
+                *(f"{check.code}: {check.advice}" for check in block.checks if check.advice)
+            )
+        case Figure() | Custom():
+            yield from _all(block.blocks)
+        case Facts():
+            yield from _paragraphs(*(f"{name}: {plain_text(fact)}" for name, fact in block.facts))
+        case Note():
+            yield from _paragraphs(block.text)
+        case Listing():
+            yield from _paragraphs(*(f"- {plain_text(item)}" for item in block.items))
+        case Pair():
+            yield from _all(block.blocks)
+        case Details() if block.open or block.printed:
+            yield from _all(block.blocks)
+
+
+def _all(blocks: Sequence[Block]) -> "Iterator[str | RichTable]":
+    n_pairs, heading = 0, list[str]()
+    for block in blocks:
+        n_pairs += isinstance(block, Pair)
+        if isinstance(block, Heading):
+            heading = [*_paragraphs(block.text)]  # shown once something follows
+        elif (n_pairs <= SHOWN_PAIRS or not isinstance(block, Pair)) and (lines := [*_lines(block)]):
+            yield from (*heading, *lines)
+            heading = []
+
+
+def _check_table(block: Checks) -> Table:
+    """A row per check: both verdicts, the number and where it would pass."""
+    names = ("", "check", "with confidence", "published", "number", "of what")
+    rows = [
+        [
+            check.code,
+            check.name,
+            " ".join(check.status),
+            " ".join(check.published),
+            check.value,
+            f"{check.label}; {check.passes}" if check.passes else check.label,
+        ]
+        for check in block.checks
+    ]
+    return Table(columns=[Column(name=name) for name in names], rows=rows)
+
+
+def _brief(table: Table) -> Table:
+    """The first rows of a table, without columns of pictures alone."""
+    longest = 0 if len(table.columns) > WIDE_TABLE else LONG_LINE
+    rows = [row.cells if isinstance(row, Row) else row for row in table.rows[:SHOWN_ROWS]]
+    short = [[_short(cell, longest) for cell in cells] for cells in rows]
+    texts = replace(table, rows=short).texts()
+    used = [
+        place
+        for place in range(len(table.columns))
+        if any(len(line) <= place or line[place] for line in texts)
+    ]
+    return replace(
+        table,
+        columns=[table.columns[place] for place in used],
+        rows=[[cells[place] for place in used if place < len(cells)] for cells in short],
+    )
+
+
+def _short(cell: Cell | Text, longest: int) -> Cell | Text:
+    if isinstance(cell, Cell) and len(plain_text(cell.below)) > longest:
+        return replace(cell, below="")
+    return cell
+
+
+def _paragraphs(*texts: Text) -> Iterator[str]:
+    yield from filter(None, (printable(plain_text(text)) for text in texts))
 
 
 def table_grid(table: Table, title: str = "") -> "RichTable":

@@ -1,19 +1,17 @@
 """What a sweep will cost: jobs, passes, bytes; and, from a pass of each model timed here, about how long."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from assay.core.record import Record
-from assay.execution import run_model
+from assay.models import Model
+from assay.pipeline.budget import pass_seconds
 from assay.pipeline.jobs import Job, inputs_of, model_of
 from assay.pipeline.limits import Limits
 from assay.store import Store
-
-
-TIMED_RUNS = 3  # of one batch; the fastest counts
+from assay.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +128,18 @@ def _pass_seconds(jobs: Sequence[Job], limits: Limits) -> dict[str, float]:
             if not place or place in seconds:
                 continue
             model, task = model_of(job), inputs_of(job).discovery
-            batch = task.subset(range(min(task.n, limits.batch_size)))
-            times = []
-            for _ in range(TIMED_RUNS + 1):  # the first warms up
-                began = time.perf_counter()
-                run_model(model, batch, batch_size=limits.batch_size)
-                times.append(time.perf_counter() - began)
-            seconds[place] = min(times[1:]) / batch.n
+            seconds[place] = pass_seconds(model, task, batch_size=limits.batch_size)
     finally:
         torch.set_num_threads(threads)
     return seconds
+
+
+def weight_bytes(model: Model) -> int:
+    """Memory of the weights."""
+    return sum(each.numel() * each.element_size() for each in model.module.parameters())
+
+
+def run_bytes(model: Model, task: Task, *, batch_size: int) -> int:
+    """Memory of a run of a circuit on a batch with the weights, roughly."""
+    residual = model.d_model * model.bind(task).length  # numbers of one example
+    return weight_bytes(model) + batch_size * 24 * 4 * residual

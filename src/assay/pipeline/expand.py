@@ -16,6 +16,7 @@ from assay.discovery.edges import EdgeMethod, get_method
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
 from assay.pipeline.discovery import plan_discovery
+from assay.pipeline.estimate import run_bytes, weight_bytes
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record
@@ -188,7 +189,7 @@ class _Made:
             parts,
             table * batches,
             passes=cost.passes,
-            bytes=_weights(self.model) + asked.size * extra + 4 * table,
+            bytes=weight_bytes(self.model) + asked.size * extra + 4 * table,
             stores=table // 2,
         )
         yield from jobs
@@ -212,7 +213,7 @@ class _Made:
             record,
             needs=(discover.id,),
             passes=0 if "size" in chosen else 2 * SWEEP_RUNS * measured.n,
-            bytes=_weights(self.model),
+            bytes=weight_bytes(self.model),
             stores=self.model.graph.n_sources * self.model.graph.n_targets,
         )
         yield select
@@ -229,8 +230,7 @@ class _Made:
             "objective": self.objective,
             "ablation": self.ablation,
         }
-        residual = self.model.d_model * self.model.bind(measured).length  # numbers of one example
-        memory = _weights(self.model) + self.plan.limits.batch_size * 24 * 4 * residual
+        memory = run_bytes(self.model, measured, batch_size=self.plan.limits.batch_size)
         common: dict[str, Any] = {"bytes": memory, "needs": (made.id,)}
         if metrics:
             stage = plan_measurement(self.model, metrics, n=measured.n, n_random=self.plan.n_random)
@@ -304,10 +304,6 @@ def _check_sizes(plan: Plan, model: Model, name: str) -> None:
         )
 
 
-def _weights(model: Model) -> int:
-    return sum(weight.numel() * weight.element_size() for weight in model.module.parameters())
-
-
 def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[str, ...]) -> Iterator[Job]:
     """A circuit from a file, and its measurements."""
     model = load_model(source["model"], device=source["device"])
@@ -324,7 +320,7 @@ def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[
             record,
             source={"circuit": path},
             needs=needs,
-            bytes=_weights(model),
+            bytes=weight_bytes(model),
             stores=model.graph.n_sources * model.graph.n_targets,
         )
         yield read
@@ -368,7 +364,7 @@ def _ranking(plan: Plan, rank: RankChoice, images: str, seed: int, device: str |
                 record=record,
                 source={"rank": options},
                 passes=(2 + 2 * 5) * n,
-                bytes=_weights(model),
+                bytes=weight_bytes(model),
             )
         )
         del model

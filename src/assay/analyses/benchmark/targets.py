@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from assay.analyses.benchmark.planted import PLANTED, planted_task
 from assay.core.errors import InputError
 from assay.models import Model, load_model
@@ -40,6 +42,7 @@ def find_target(
     n: int | None = None,
     seed: int = 0,
     device: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Target:
     """The model, its examples and, for a planted model, its truth.
 
@@ -51,6 +54,7 @@ def find_target(
         n: Examples of each sample; default 200.
         seed: Root seed of what methods see; the examples to judge on are drawn with the next one.
         device: Where the model runs.
+        dtype: Number type of the weights. Default: float32.
 
     Raises:
         UnknownNameError: For an unknown planted model, task or swap.
@@ -63,7 +67,7 @@ def find_target(
                 f"{model} brings its own examples, for which its circuit is known; leave --task and --images "
                 "out"
             )
-        planted = planted_model(model.removeprefix(PLANTED))
+        planted = planted_model(model.removeprefix(PLANTED), dtype=dtype or torch.float32)
         if device is not None:
             planted.model.module.to(device)
         return Target(
@@ -72,7 +76,7 @@ def find_target(
             held_out=planted_task(planted, n=n, seed=seed + 1),
             truth=planted.edges,
         )
-    loaded = load_model(model, device=device)
+    loaded = load_model(model, device=device, dtype=dtype)
     if images is not None:
         if task is not None:
             raise InputError("--task names prompts and --images names images; give one of them")

@@ -174,6 +174,7 @@ def _check(gate: Document, document: Document) -> Check:
         drawing=strips.strip(judged),
         lacking="".join(lacking),
         words=[note for note in notes if note.text],
+        advice=" ".join([*lacking, *steps]),
         summary=f"{plural(n_parts, 'part')}, all numbers" if n_parts else "All numbers",
         more=[
             *parts,

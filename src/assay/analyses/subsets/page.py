@@ -255,7 +255,8 @@ def _contents(document: Document) -> list[Block]:
     if prevalence:
         significant = sum(bool(row["significant"]) for row in prevalence["rows"])
         summary = f"{significant} of {len(prevalence['rows'])} values differ significantly: the table"
-        blocks.append(Details(summary=summary, blocks=[tables.prevalence_table(prevalence)]))
+        table = tables.prevalence_table(prevalence)
+        blocks.append(Details(summary=summary, blocks=[table], printed=True))
     return [*blocks, *_examples(document)]
 
 

@@ -7,34 +7,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.border import (
+    File,
     check_outputs,
+    deliver,
     device_of,
-    echo_files,
-    echo_result,
+    files_of,
     load,
-    make_room,
+    noting,
     open_store,
-    print_json,
     progress_on_stderr,
-    say,
     show_plan,
-    write_json,
 )
-from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of
+from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of, some_inputs
 from assay.app.cli.parsing import TRUST, command
-from assay.app.cli.tail import print_worst_case
 from assay.app.names import completing, one_of
 from assay.app.settings import (
-    OUTPUT,
     STORED,
+    Computing,
     Count,
-    DryRun,
     Independent,
     OfEdges,
     OnTask,
-    Paged,
-    Talking,
+    Reporting,
     at_least,
+    keywords,
     own_group,
 )
 from assay.core.errors import InputError, OutputError
@@ -44,8 +40,7 @@ if TYPE_CHECKING:
     from assay.analyses.worst_case import WorstCase
     from assay.circuits import Circuit
     from assay.models import Model
-    from assay.pipeline import PairCounts, Progress
-    from assay.store import Store
+    from assay.pipeline import PairCounts
     from assay.tasks import PairTask
 
 EXPLAINABLE = ("kl", "js")
@@ -53,7 +48,7 @@ PAIRS, BOUNDS, SEARCH = own_group("Pairs"), own_group("Certificates", 41), own_g
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackSettings(Talking, DryRun, Paged, Independent, OfEdges, OnTask):
+class AttackSettings(Computing, Reporting, Independent, OfEdges, OnTask):
     """What is attacked, over which pairs, and what is asked of them.
 
     Attributes:
@@ -75,7 +70,7 @@ class AttackSettings(Talking, DryRun, Paged, Independent, OfEdges, OnTask):
         words: Also try your own words or templates, reported apart: SLOT=a,b,c or SLOT=@FILE (one per line),
             e.g. objects=rose,letter; repeat for several.
         resume: Directory that keeps finished blocks, to resume after a stop.
-        out: Result to write: NAME.safetensors and NAME.json, or NAME.json alone.
+        save: File for the result: NAME.safetensors and NAME.json, or NAME.json alone.
     """
 
     protocol: Annotated[str | None, PAIRS, one_of("all", "matched", "iid", "file")] = None
@@ -93,7 +88,6 @@ class AttackSettings(Talking, DryRun, Paged, Independent, OfEdges, OnTask):
     explain: Annotated[bool, SEARCH] = False
     words: Annotated[tuple[str, ...], SEARCH] = ()
     resume: Annotated[Path | None, STORED] = None
-    out: Annotated[Path | None, OUTPUT] = None
 
     @property
     def of_grammar(self) -> bool:
@@ -117,15 +111,9 @@ def attack(settings: AttackSettings) -> None:
 
     device = device_of(settings)
     protocol = _check(settings)
-    size = pipeline.sizes(
-        protocol,
-        n_clean=settings.n_clean,
-        n_corrupted=settings.n_corrupted,
-        n_pairs=settings.n_pairs,
-        enumerate=settings.enumerate,
-    )
+    size = pipeline.sizes(**keywords(settings, pipeline.sizes, protocol=protocol))
     own = [_words(text) for text in settings.words]
-    model = load(settings.model, device)
+    model = load(settings.model, device, settings.torch_dtype)
     circuit = circuit_of(settings, model.graph, size=settings.edges)
     # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
     drawn = (1 if size.n_clean != 1 else 2) if settings.of_grammar else None
@@ -135,9 +123,18 @@ def attack(settings: AttackSettings) -> None:
     if settings.dry_run:
         n = settings.n or pipeline.DEFAULT_N
         found = [] if circuit is not None else [plan_discovery(settings, model, n)]
-        show_plan(model, n, [*found, pipeline.plan_worst_case(protocol, size)], as_json=settings.json)
+        show_plan(
+            model,
+            n,
+            [*found, pipeline.plan_worst_case(protocol, size)],
+            as_json=settings.json,
+            task=some_inputs(model, settings.task),
+            batch_size=settings.batch_size,
+        )
         return
-    _check_places(settings)
+    check_outputs(settings)
+    if settings.resume is not None and settings.resume.is_file():
+        raise OutputError(f"{settings.resume} is a file; --resume takes a directory")
     for options in own:  # names and fillers are checked before anything is run
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -170,16 +167,10 @@ def _check(settings: AttackSettings) -> str:
         raise InputError("--search combines any clean with any corrupted prompt; protocol 'matched' does not")
     if settings.words and not settings.of_grammar:
         raise InputError("--words changes the lists of a task's grammar, and a file has none")
-    out = settings.out
-    if out is not None and out.suffix not in (".safetensors", ".json"):
-        raise InputError(f"--out is {out}; give NAME.safetensors, or NAME.json for the document alone")
+    save = settings.save
+    if save is not None and save.suffix not in (".safetensors", ".json"):
+        raise InputError(f"--save is {save}; give NAME.safetensors, or NAME.json for the document alone")
     return protocol
-
-
-def _check_places(settings: AttackSettings) -> None:
-    check_outputs(settings.out, settings.report, store=settings.store)
-    if settings.resume is not None and settings.resume.is_file():
-        raise OutputError(f"{settings.resume} is a file; --resume takes a directory")
 
 
 def _run(
@@ -197,15 +188,21 @@ def _run(
     store = open_store(settings.store)
     with progress_on_stderr(quiet=settings.quiet) as progress:
         if circuit is None:
-            circuit = _discover(settings, model, task, store, progress)
-        stored = pipeline.worst_case_stored(
-            circuit,
-            model,
-            task,
-            protocol,
-            size,
-            seed=settings.seed,
-            divergence=settings.divergence,
+            circuit = runs_of(
+                settings,
+                model,
+                settings.task if settings.of_grammar else task,
+                size=settings.edges,
+                ablation="resample",
+                n=settings.n,
+                store=store,
+                progress=progress,
+            ).circuit
+        worst_case = keywords(
+            settings,
+            pipeline.worst_case_stored,
+            protocol=protocol,
+            size=size,
             thresholds=settings.threshold,
             reuse_clean=settings.reuse_clean,
             independent=settings.independent,
@@ -214,34 +211,12 @@ def _run(
             store=store,
             progress=progress,
         )
-        result = pipeline.with_findings(
-            stored.result,
-            circuit,
-            model,
-            task,
-            search=settings.search,
-            explained=settings.explain,
-            words=words,
-            seed=settings.seed,
-            divergence=settings.divergence,
-            progress=progress,
+        stored = pipeline.worst_case_stored(circuit, model, task, **worst_case)
+        findings = keywords(
+            settings, pipeline.with_findings, explained=settings.explain, words=words, progress=progress
         )
+        result = pipeline.with_findings(stored.result, circuit, model, task, **findings)
     return result, stored.cached
-
-
-def _discover(
-    settings: AttackSettings, model: "Model", task: "PairTask", store: "Store", progress: "Progress"
-) -> "Circuit":
-    return runs_of(
-        settings,
-        model,
-        settings.task if settings.of_grammar else task,
-        size=settings.edges,
-        ablation="resample",
-        n=settings.n,
-        store=store,
-        progress=progress,
-    ).circuit
 
 
 def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsilon: float | None) -> None:
@@ -287,24 +262,16 @@ def _certificates(
 
 def _hand_over(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> None:
     """The result to files and to stdout."""
-    from assay.report import save_report
-
     document = result.to_dict()
     if settings.certifies:
         document["certificates"] = _certificates(
             result, settings.percentile, settings.delta, settings.epsilon
         )
-    if settings.out is not None and settings.out.suffix == ".json":
-        write_json(settings.out, document)
-    elif settings.out is not None:
-        result.save(make_room(settings.out))
-    if settings.report is not None:
-        save_report(settings.report, document)
-    if settings.json:
-        print_json(document)
-        return
-    for warning in () if settings.quiet else document["warnings"]:
-        say(f"note: {warning['message']}")
-    print_worst_case(document)
-    echo_files(written=settings.out, report=settings.report)
-    echo_result(result.id, cached=cached)
+    if not settings.json:
+        for warning in document["warnings"]:
+            noting(settings)(warning["message"])
+    files = files_of(settings, document, "worst-case.safetensors")
+    path = files["document"].path
+    if path is not None and path.suffix == ".safetensors":
+        files["document"] = File(path, result.save)
+    deliver(settings, document, files, identity=result.id, cached=cached)

@@ -109,7 +109,10 @@ def _run(settings: AuditSettings, device: str | None) -> "Audit":
 
     with progress_on_stderr(quiet=settings.quiet) as progress:
         return pipeline.audit(
-            settings.model,
+            # By its name where nothing else is asked for: then a wrong task costs no loading.
+            settings.model
+            if settings.torch_dtype is None
+            else load(settings.model, device, settings.torch_dtype),
             settings.task,
             **_options(settings),
             images=settings.images,
@@ -128,7 +131,7 @@ def _show_plan(settings: AuditSettings, device: str | None) -> None:
 
     task = settings.task if settings.images is None else f"images:{settings.images}"
     options = pipeline.AuditOptions(task=task, **_options(settings))
-    cost = options.cost(load(settings.model, device))
+    cost = options.cost(load(settings.model, device, settings.torch_dtype))
     if settings.json:
         print_json(cost.to_dict())
         return

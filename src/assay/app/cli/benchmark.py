@@ -29,6 +29,7 @@ from assay.app.settings import (
     OnModel,
     Seeded,
     Talking,
+    keywords,
 )
 from assay.core.errors import InputError, OutputError
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
     from assay.circuits import EdgeScores
     from assay.models import Model
-    from assay.page.blocks import Table
 
 benchmark_app = family(CIRCUITS, "benchmark", "Judge methods against each other.")
 
@@ -89,17 +89,18 @@ def truth(settings: TruthSettings) -> None:
     _check_folder(settings.out)
     device = device_of(settings)
     with progress_on_stderr(quiet=settings.quiet) as progress:
-        table = measure_truth(
-            _planted(_split(settings.models)),
-            entered.methods,
-            _split(settings.objectives) or OBJECTIVES,
+        asked = keywords(
+            settings,
+            measure_truth,
+            models=_planted(_split(settings.models)),
+            methods=entered.methods,
+            objectives=_split(settings.objectives) or OBJECTIVES,
             n=entered.n,
             options=entered.options,
-            batch_size=settings.batch_size,
             device=device,
-            seed=settings.seed,
             progress=progress,
         )
+        table = measure_truth(**asked)
     _check_served([cell.reason for cell in table.cells])
     written = {} if settings.out is None else write_truth(settings.out, table)
     if settings.json:
@@ -212,27 +213,21 @@ def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenc
         target = find_target(
             settings.model,
             settings.task,
-            images=settings.images,
-            n=entered.n,
-            seed=settings.seed,
-            device=device,
+            **keywords(settings, find_target, n=entered.n, device=device, dtype=settings.torch_dtype),
         )
         progress("load", 1, 1)
-        result = benchmark_discovery(
-            target.model,
-            target.task,
-            entered.methods,
+        asked = keywords(
+            settings,
+            benchmark_discovery,
+            task=target.task,
+            methods=entered.methods,
             options=entered.options,
-            objective=settings.objective,
-            ablation=settings.ablation,
-            evaluate=settings.evaluate,
             held_out=target.held_out if settings.evaluate == "held-out" else None,
             imports=_imported(settings.imports, target.model, target.task.name),
             truth=target.truth,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
             progress=progress,
         )
+        result = benchmark_discovery(target.model, **asked)
     return result, target.model
 
 
@@ -299,10 +294,6 @@ def _keep_scores(
 # ---------------------------------------------------------------------------------------------- for reading
 
 
-def _print(table: "Table") -> None:
-    print_block(table)
-
-
 def _print_truth(table: "TruthTable") -> None:
     from assay.analyses.benchmark import tables
 
@@ -313,9 +304,9 @@ def _print_truth(table: "TruthTable") -> None:
         f"{table.settings['n']} examples each, {table.settings['ablation']} ablation"
     )
     echo()
-    _print(tables.truth_methods_table(table))
+    print_block(tables.truth_methods_table(table))
     echo()
-    _print(tables.truth_models_table(table))
+    print_block(tables.truth_models_table(table))
     echo()
     echo(tables.TRUTH_LEGEND)
     lowest = tables.share(summary.lowest_best)
@@ -331,11 +322,11 @@ def _print_benchmark(found: "DiscoveryBenchmark") -> None:
 
     echo(tables.heading(found))
     echo()
-    _print(tables.quality_table(found))
+    print_block(tables.quality_table(found))
     echo()
     echo(tables.LEGEND)
     echo()
-    _print(tables.order_of(found))
+    print_block(tables.order_of(found))
     for text in tables.notes(found):
         echo(f"note: {text}")
 

@@ -6,18 +6,25 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from assay.app.settings import DEFAULT_STORE, Placed, Quiet, Reporting
+from assay.app.settings import DEFAULT_STORE, Placed, Quiet, Reporting, Saving, Storing, Talking
 from assay.core.errors import OutputError
 from assay.core.untrusted import printable
 
 
 if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
     from assay.models import Model
-    from assay.page.blocks import Table
+    from assay.page.blocks import Page, Table
     from assay.pipeline import Progress, Workload
     from assay.store import Store
+    from assay.tasks import Task
+
+Document = Mapping[str, Any]
+TIMED = 16  # inputs of a pass that is timed, where no batch size is given
 
 
 def show_warning(message: Warning | str, *rest: object, **more: object) -> None:
@@ -57,15 +64,38 @@ def print_table(
 
 def print_block(table: "Table", title: str = "") -> None:
     """A table of a page on stdout."""
-    from rich.console import Console
-
     from assay.page.terminal import table_grid
 
+    _console().print(table_grid(table, title))
+
+
+def print_result(document: Document) -> None:
+    """What the page of a result says, on stdout."""
+    from assay.report.save import pages_of
+
+    print_pages(*pages_of(document))
+
+
+def print_pages(*pages: "Page") -> None:
+    """Pages on stdout."""
+    from assay.page.terminal import print_page
+
+    for page in pages:
+        print_page(page, _console())
+
+
+def print_measurements(records: Sequence[tuple[str, Document]]) -> None:
+    """A table of measurements on stdout; each comes with the name of its task."""
+    from assay.metrics.page import measurements_page
+
+    print_pages(measurements_page([record for _, record in records]))
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
     # A pipe has no width: lines are then as long as they need to be.
-    console = Console(
-        file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
-    )
-    console.print(table_grid(table, title))
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
 
 
 @contextmanager
@@ -110,11 +140,19 @@ def progress_on_stderr(*, quiet: bool) -> "Iterator[Progress]":
         yield bar
 
 
-def check_outputs(*files: Path | None, store: str | None) -> None:
+def check_outputs(settings: object, *more: Path | None) -> None:
     """Refuse places that cannot be written, before the work is done; a directory is not made yet."""
     from assay.pipeline import check_writable
 
-    check_writable(store_folder(store))
+    if isinstance(settings, Storing):
+        check_writable(store_folder(settings.store))
+    files = list(more)
+    if isinstance(settings, Saving):
+        files.append(settings.save)
+        if settings.out is not None:
+            check_writable(settings.out)
+    if isinstance(settings, Reporting):
+        files.append(settings.report)
     for path in files:
         if path is not None and path.is_dir():
             raise OutputError(f"{path} is a directory; give the name of a file to write")
@@ -125,25 +163,78 @@ def check_outputs(*files: Path | None, store: str | None) -> None:
 def write_json(path: Path, document: object) -> None:
     """A document to a file, whole or not at all."""
     from assay.circuits import write_atomically
+    from assay.core.record import plain
 
-    write_atomically(make_room(path), json.dumps(document, indent=1, allow_nan=False).encode())
-
-
-def write_files(settings: Reporting, document: Mapping[str, Any]) -> None:
-    """The document of `--out` and the page of `--report`."""
-    from assay.report import save_report
-
-    if settings.out is not None:
-        write_json(settings.out, document)
-    if settings.report is not None:
-        save_report(make_room(settings.report), document)
+    write_atomically(make_room(path), json.dumps(plain(document), indent=1, allow_nan=False).encode())
 
 
-def echo_files(width: int = 8, /, **files: Path | None) -> None:
+class File(NamedTuple):
+    """Where a file goes, if it is wanted, and what writes it there."""
+
+    path: Path | None
+    write: Callable[[Path], object]
+
+
+def json_file(path: Path | None, document: object) -> File:
+    """A document as JSON."""
+    return File(path, lambda path: write_json(path, document))
+
+
+def files_of(
+    settings: Reporting, document: Document, name: str, *, page: str = "report.html"
+) -> dict[str, File]:
+    """The document of a result and its page, by their names in the directory of `--out`."""
+
+    def write_page(path: Path) -> None:
+        from assay.report import save_report
+
+        save_report(path, document)
+
+    return {
+        "document": json_file(settings.path_of(settings.save, name), document),
+        "report": File(settings.path_of(settings.report, page), write_page),
+    }
+
+
+def deliver(
+    settings: Talking,
+    document: object,
+    files: Mapping[str, File],
+    *,
+    show: Callable[[], object] | None = None,
+    identity: str = "",
+    cached: bool = False,
+) -> None:
+    """A result to its files and to stdout.
+
+    Args:
+        settings: How it is printed.
+        document: The result.
+        files: By what each is called.
+        show: Prints the result for reading. Default: as its page.
+        identity: Its id in the store.
+        cached: Whether the store had it.
+    """
+    for path, write in files.values():
+        if path is not None:
+            write(make_room(path))
+    if settings.json:
+        print_json(document)
+        return
+    if show is not None:
+        show()
+    else:
+        print_result(cast(Any, document))
+    echo_files(**{name: path for name, (path, _) in files.items()})
+    if identity:
+        echo_result(identity, cached=cached)
+
+
+def echo_files(**files: Path | None) -> None:
     """A line for each file that was written."""
     for name, path in files.items():
         if path is not None:
-            echo(f"{name:<{width}} {path}")
+            echo(f"{name:<8} {path}")
 
 
 def echo_result(identity: str, *, cached: bool = False) -> None:
@@ -188,19 +279,46 @@ def device_of(settings: Placed) -> str | None:
     return settings.place((lambda text: None) if quiet else say)
 
 
-def load(model: str, device: str | None) -> "Model":
-    """The model of `--model` on a device."""
+def load(model: str, device: str | None, dtype: "torch.dtype | None" = None) -> "Model":
+    """The model of `--model` on a device, with numbers of a type."""
     from assay.models import load_model
 
-    return load_model(model, device=device)
+    return load_model(model, device=device, dtype=dtype)
 
 
-def show_plan(model: "Model", n: int, stages: "Sequence[Workload]", *, as_json: bool) -> None:
-    """What a command would run, at most."""
+def show_plan(
+    model: "Model",
+    n: int,
+    stages: "Sequence[Workload]",
+    *,
+    as_json: bool,
+    task: "Task | None" = None,
+    batch_size: int | None = None,
+) -> None:
+    """What a command would run, at most.
+
+    Args:
+        model: What runs.
+        n: Prompts or images.
+        stages: What is done with them.
+        as_json: Print one JSON document.
+        task: Some inputs to time a pass on; without any, nothing is said of time and memory.
+        batch_size: Inputs of a pass.
+    """
+    from assay.pipeline.budget import pass_seconds
+    from assay.pipeline.estimate import run_bytes
+    from assay.pipeline.progress import duration
+
     total = sum(stage.passes for stage in stages)
+    seconds = memory = None
+    if task is not None:
+        size = batch_size or TIMED
+        seconds = total * pass_seconds(model, task, batch_size=size)
+        memory = run_bytes(model, task, batch_size=size)
     if as_json:
         listed = [{"stage": stage.name, "runs": stage.runs, "passes": stage.passes} for stage in stages]
-        print_json({"model": model.describe(), "n": n, "stages": listed, "passes": total})
+        cost = {"passes": total, "seconds": seconds, "bytes": memory}
+        print_json({"model": model.describe(), "n": n, "stages": listed, **cost})
         return
     rows = [[stage.name, f"{stage.runs:,}", f"{stage.passes:,}"] for stage in stages]
     echo(f"{model.id}, {n} prompts: at most so many forward passes over one prompt")
@@ -210,36 +328,16 @@ def show_plan(model: "Model", n: int, stages: "Sequence[Workload]", *, as_json: 
         [*rows, ["total", "", f"{total:,}"]],
         right="runs passes",
     )
+    if seconds is not None and memory is not None:
+        echo(f"about {duration(seconds)} on this machine, from a pass timed just now")
+        echo(f"about {size_words(memory)} of memory in batches of {batch_size or TIMED}")
 
 
-def print_measurements(found: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """A table of measurement records, each with the name of its task; parts are indented below the whole."""
-    from assay.metrics.page import reason
-    from assay.page import text as words
-
-    rows = []
-    for task, record in found:
-        for name, each in [(record["name"], record), *_sub_rows(record)]:
-            interval = each.get("interval") or {}
-            low, high = interval.get("low"), interval.get("high")
-            digits = words.precision(low, high)
-            random = ((each.get("baseline") or {}).get("random") or {}).get("value")
-            rows.append(
-                [
-                    task,
-                    name,
-                    words.number(each["value"], digits),
-                    words.interval(low, high, digits) or str(interval.get("reason") or ""),
-                    "" if random is None else words.number(random),
-                    each["unit"],
-                    str(each["n"]),
-                    (each["status"] if each["value"] is not None else reason(each))
-                    + (" (task not solved)" if "task_not_solved" in (each.get("warnings") or ()) else ""),
-                ]
-            )
-    columns = ["task", "metric", "value", "95 % interval", "random", "unit", "n", "verdict"]
-    print_table("", columns, rows, right="value random n")
-
-
-def _sub_rows(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(f"  {name}", part) for name, part in (record.get("parts") or {}).items()]
+def size_words(count: int) -> str:
+    """A number of bytes for reading."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,41 +1,37 @@
 """`assay calibrate`: the sixteen gates on the measurements of a circuit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from assay.app.cli.border import (
     check_outputs,
+    deliver,
     device_of,
-    echo,
-    echo_files,
-    echo_result,
+    files_of,
     load,
     open_store,
-    print_json,
-    print_table,
     progress_on_stderr,
     say,
     show_plan,
-    write_files,
 )
-from assay.app.cli.circuits import given_circuit, plan_discovery, runs_of
+from assay.app.cli.circuits import given_circuit, plan_discovery, runs_of, some_inputs
 from assay.app.cli.parsing import TRUST, command
 from assay.app.names import completing
 from assay.app.settings import (
     INPUTS,
     RUNNING,
     Ablating,
+    Computing,
     Count,
-    DryRun,
     HeldOut,
     OfEdges,
     OnTask,
     Reporting,
-    Talking,
     at_least,
+    keywords,
     own_group,
 )
 from assay.core.errors import InputError
@@ -54,7 +50,7 @@ GATES = own_group("Gates")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateSettings(Talking, DryRun, Reporting, Ablating, OfEdges, HeldOut, OnTask):
+class CalibrateSettings(Computing, Reporting, Ablating, OfEdges, HeldOut, OnTask):
     """Which circuit is judged, and what the gates compare it with.
 
     Attributes:
@@ -87,20 +83,15 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
         settings: The options.
     """
     device, chosen = device_of(settings), _check(settings, gates)
-    model = load(settings.model, device)
+    model = load(settings.model, device, settings.torch_dtype)
     circuit = given_circuit(settings, model.graph, size=settings.edges)
     if settings.dry_run:
         _show_plan(settings, model, discovers=circuit is None)
         return 0
-    check_outputs(settings.out, settings.report, store=settings.store)
+    check_outputs(settings)
     result = _run(settings, model, circuit, chosen)
-    write_files(settings, result.document)
-    if settings.json:
-        print_json(result.document)
-    else:
-        print_gates(result.document)
-        echo_files(document=settings.out, report=settings.report)
-        echo_result(result.document["id"], cached=result.cached)
+    files = files_of(settings, result.document, "calibration.json")
+    deliver(settings, result.document, files, identity=result.document["id"], cached=result.cached)
     if settings.gate and result.failed:
         say(f"gate: {', '.join(result.failed)} fail with confidence")
         return GATE_FIRED
@@ -146,6 +137,8 @@ def _show_plan(settings: CalibrateSettings, model: "Model", *, discovers: bool) 
         settings.prompts,
         [*found * (len(settings.against) + discovers), *stages],
         as_json=settings.json,
+        task=some_inputs(model, settings.task),
+        batch_size=settings.batch_size,
     )
 
 
@@ -214,60 +207,8 @@ def _circuit_and_prompts(
     """The circuit that is judged, and the prompts it is measured on."""
     from assay import pipeline
 
-    n, seed, measure_on = settings.n, settings.seed, settings.measure_on
     if circuit is None:
-        draws = pipeline.draw_prompts(
-            model, settings.task, n=n, seed=seed, discover_on=settings.discover_on, measure_on=measure_on
-        )
+        draws = pipeline.draw_prompts(model, settings.task, **keywords(settings, pipeline.draw_prompts))
         return discovered(draws, settings.edges), draws.measured
-    prompts = pipeline.prompts_to_measure(
-        model,
-        settings.task,
-        n=n,
-        seed=seed,
-        measure_on=measure_on,
-        drawn=settings.prompts,
-        circuit=circuit,
-    )
-    return circuit, prompts
-
-
-def print_gates(document: Mapping[str, Any]) -> None:
-    """The gates as a table, with what to do about those that do not pass below it."""
-    from assay.analyses.calibration.page import ordered
-    from assay.analyses.calibration.page_words import (
-        advice,
-        caveats,
-        judged_of,
-        number_line,
-        overview,
-        subject_words,
-    )
-
-    rows: list[Sequence[str]] = []
-    steps = []
-    for each in ordered(document):
-        judged = judged_of(each["verdict"])
-        value, passes = number_line(judged)
-        published = judged.published
-        rows.append(
-            [
-                each["code"],
-                each["name"],
-                judged.state,
-                published if published != "inconclusive" else "",
-                value,
-                f"{judged.label}; {passes}" if passes else judged.label,
-            ]
-        )
-        if found := advice(each, document):
-            steps.append(f"{each['code']:<4} {' '.join(found)}")
-    for line in (subject_words(document), *caveats(document)):
-        echo(line)
-    echo()
-    print_table("", ["code", "check", "with confidence", "published", "number", "of what"], rows)
-    echo()
-    echo(overview(document))
-    for line in steps:
-        echo(line)
-    echo()
+    asked = keywords(settings, pipeline.prompts_to_measure, drawn=settings.prompts, circuit=circuit)
+    return circuit, pipeline.prompts_to_measure(model, settings.task, **asked)

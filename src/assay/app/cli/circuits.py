@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.app.settings import DEFAULT_STORE, Discovering, OfCircuit
+from assay.app.cli.border import TIMED
+from assay.app.settings import DEFAULT_STORE, Discovering, OfCircuit, keywords
 from assay.core.errors import InputError
 
 
@@ -68,22 +69,10 @@ def runs_of(
     """Runs of a circuit on prompts; without one, of the circuit that the settings discover."""
     from assay import pipeline
 
-    return pipeline.runs_of(
-        model,
-        prompts,
-        circuit,
-        method=settings.method,
-        objective=settings.objective,
-        ablation=ablation,
-        n=n,
-        steps=settings.steps,
-        target=settings.target,
-        top=size,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        store=store,
-        progress=progress,
+    asked = keywords(
+        settings, pipeline.runs_of, top=size, ablation=ablation, n=n, store=store, progress=progress
     )
+    return pipeline.runs_of(model, prompts, circuit, **asked)
 
 
 def plan_discovery(settings: Discovering, model: "Model", n: int) -> "Workload":
@@ -91,3 +80,10 @@ def plan_discovery(settings: Discovering, model: "Model", n: int) -> "Workload":
     from assay import pipeline
 
     return pipeline.plan_discovery(model, method=settings.method, n=n, steps=settings.steps)
+
+
+def some_inputs(model: "Model", task: str, images: str | None = None) -> "Task":
+    """A few inputs, to time a pass on."""
+    from assay.pipeline.inputs import read_inputs
+
+    return read_inputs(task, images, model, n=None if Path(task).suffix == ".jsonl" else TIMED, seed=0)

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.border import (
+    File,
     check_outputs,
+    deliver,
     device_of,
     echo,
     load,
-    make_room,
     open_store,
-    print_json,
     print_table,
     progress_on_stderr,
     show_plan,
 )
+from assay.app.cli.circuits import some_inputs
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.names import one_of
 from assay.app.settings import (
@@ -26,14 +27,14 @@ from assay.app.settings import (
     OUTPUT,
     Ablating,
     Batched,
+    Computing,
     Counted,
     Discovering,
-    DryRun,
     OnImages,
     OnTask,
+    Saving,
     Seeded,
-    Storing,
-    Talking,
+    keywords,
 )
 from assay.core.errors import InputError
 
@@ -48,9 +49,7 @@ USUAL_EDGES = 200  # of a circuit without a stated size
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscoverSettings(
-    Talking, DryRun, Seeded, Batched, Storing, Ablating, Discovering, Counted, OnImages, OnTask
-):
+class DiscoverSettings(Computing, Saving, Seeded, Batched, Ablating, Discovering, Counted, OnImages, OnTask):
     """What is discovered, and which edges are kept.
 
     Attributes:
@@ -60,7 +59,7 @@ class DiscoverSettings(
         threshold: Keep edges of at least this |score|.
         greedy: Grow K edges from the logits.
         keep_unconnected: Also keep edges on no path from input to logits.
-        out: Circuit file to write, e.g. circuit.safetensors.
+        save: File for the circuit, e.g. circuit.safetensors.
         scores_out: File for the scores of all edges.
     """
 
@@ -70,11 +69,10 @@ class DiscoverSettings(
     threshold: Annotated[float | None, CIRCUIT] = None
     greedy: Annotated[int | None, CIRCUIT] = None
     keep_unconnected: Annotated[bool, CIRCUIT] = False
-    out: Annotated[Path | None, OUTPUT] = None
     scores_out: Annotated[Path | None, OUTPUT] = None
 
 
-@command(CIRCUITS, example="assay discover --task ioi --top 60 --out circuit.safetensors")
+@command(CIRCUITS, example="assay discover --task ioi --top 60 --save circuit.safetensors")
 def discover(settings: DiscoverSettings) -> None:
     """Score every edge and keep the strongest as a circuit."""
     from assay import pipeline
@@ -82,24 +80,35 @@ def discover(settings: DiscoverSettings) -> None:
     options = _check(settings)
     device = device_of(settings)
     if settings.dry_run:
-        model, n = load(settings.model, device), settings.n or pipeline.DEFAULT_N
+        model, n = load(settings.model, device, settings.torch_dtype), settings.n or pipeline.DEFAULT_N
         stage = pipeline.plan_discovery(
-            model, method=settings.method, n=n, steps=settings.steps, options=options
+            model, **keywords(settings, pipeline.plan_discovery, n=n, options=options)
         )
-        show_plan(model, n, [stage], as_json=settings.json)
+        show_plan(
+            model,
+            n,
+            [stage],
+            as_json=settings.json,
+            task=some_inputs(model, settings.task, settings.images),
+            batch_size=settings.batch_size,
+        )
         return
-    check_outputs(settings.out, settings.scores_out, store=settings.store)
+    check_outputs(settings, settings.scores_out)
     model, task, scores, store = _scores(settings, device, options)
     circuit = _choose(settings, scores, options)
     _keep(settings, model, task, circuit, store)
-    if settings.out is not None:
-        circuit.save(make_room(settings.out))
-    if settings.scores_out is not None:
-        scores.save(make_room(settings.scores_out))
-    if settings.json:
-        print_json(_circuit_record(scores, circuit, settings.out))
-    else:
-        _print_circuit(scores, circuit, settings.out)
+    out = settings.path_of(settings.save, "circuit.safetensors")
+    files = {
+        "circuit": File(out, circuit.save),
+        "scores": File(settings.path_of(settings.scores_out, "scores.safetensors"), scores.save),
+    }
+    deliver(
+        settings,
+        _circuit_record(scores, circuit, out),
+        files,
+        show=lambda: _print_circuit(scores, circuit),
+        identity=circuit.hash,
+    )
 
 
 def _check(settings: DiscoverSettings) -> dict[str, Any]:
@@ -109,13 +118,8 @@ def _check(settings: DiscoverSettings) -> dict[str, Any]:
 
     method = settings.method
     options = dict(parse_options([f"{method}.{text}" for text in settings.options]).get(method, {}))
-    pipeline.check_options(
-        method=method,
-        options=options,
-        task=settings.task if settings.images is None else None,
-        ablation=settings.ablation,
-        objective=settings.objective,
-    )
+    task = settings.task if settings.images is None else None
+    pipeline.check_options(**keywords(settings, pipeline.check_options, options=options, task=task))
     if sum(choice is not None for choice in (settings.top, settings.threshold, settings.greedy)) > 1:
         raise InputError("--top, --threshold and --greedy each choose a circuit; give one of them")
     return options
@@ -130,15 +134,8 @@ def _scores(
 
     with progress_on_stderr(quiet=settings.quiet) as progress:
         progress("load", 0, 1)
-        model = load(settings.model, device)
-        task = read_inputs(
-            settings.task,
-            settings.images,
-            model,
-            n=settings.n,
-            seed=settings.seed,
-            skip_bad=settings.skip_bad,
-        )
+        model = load(settings.model, device, settings.torch_dtype)
+        task = read_inputs(settings.task, settings.images, model, **keywords(settings, read_inputs))
         store = open_store(settings.store)
         progress("discover", 0, 1)
         scores = pipeline.discover_stored(
@@ -207,7 +204,7 @@ def _circuit_record(scores: "EdgeScores", circuit: "Circuit", out: Path | None) 
     }
 
 
-def _print_circuit(scores: "EdgeScores", circuit: "Circuit", out: Path | None) -> None:
+def _print_circuit(scores: "EdgeScores", circuit: "Circuit") -> None:
     """Size and strongest edges for reading."""
     edges = _edges(scores, circuit)
     gap = scores.details.get("completeness_gap")
@@ -222,7 +219,6 @@ def _print_circuit(scores: "EdgeScores", circuit: "Circuit", out: Path | None) -
     print_table("", ["source", "target", "score"], rows, right="score")
     if len(edges) > len(rows):
         echo(f"... and {len(edges) - len(rows):,} more")
-    echo(f"circuit  {circuit.hash}" + ("" if out is None else f"  {out}"))
 
 
 def _edges(scores: "EdgeScores", circuit: "Circuit") -> list[dict[str, Any]]:

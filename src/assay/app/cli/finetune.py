@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.border import (
+    File,
+    deliver,
     device_of,
     echo,
-    echo_files,
-    make_room,
     print_json,
     print_table,
     progress_on_stderr,
@@ -19,7 +19,18 @@ from assay.app.cli.border import (
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES, TRAINING, Domains, Validating, read_images
 from assay.app.names import one_of
-from assay.app.settings import INPUTS, OUTPUT, Batched, Count, DryRun, Seeded, Talking, at_least, own_group
+from assay.app.settings import (
+    INPUTS,
+    OUTPUT,
+    Batched,
+    Count,
+    DryRun,
+    Seeded,
+    Talking,
+    at_least,
+    keywords,
+    own_group,
+)
 from assay.core.errors import InputError
 
 
@@ -106,28 +117,28 @@ def finetune(settings: FinetuneSettings) -> None:
         return
     result = _run(settings, model, loss)
     document = result.to_dict()
-    if figure is not None:
-        dynamics_figure(document["dynamics"], make_room(figure), title=f"lambda {settings.lambda_circuit:g}")
-    if settings.json:
-        print_json({"folder": str(settings.out), **document})
-        return
-    print_course(document)
-    echo_files(model=settings.out, picture=figure)
+
+    def draw(path: Path) -> None:
+        dynamics_figure(document["dynamics"], path, title=f"lambda {settings.lambda_circuit:g}")
+
+    files = {"model": File(settings.out, lambda path: None), "picture": File(figure, draw)}
+    shown = {"folder": str(settings.out), **document}
+    deliver(settings, shown, files, show=lambda: print_course(document))
 
 
 def _loss(settings: FinetuneSettings) -> "CircuitSettings":
     from assay.analyses.generalization.circuit_loss import CircuitSettings
 
-    return CircuitSettings(
+    loss = keywords(
+        settings,
+        CircuitSettings,
         weight=settings.lambda_circuit,
         variant=settings.variant.replace("-", "_"),
-        loss=settings.loss,
         steps=settings.points,
-        memory=settings.memory,
-        ratio=settings.ratio,
         shallow=_blocks("--shallow", settings.shallow),
         deep=_blocks("--deep", settings.deep),
     )
+    return CircuitSettings(**loss)
 
 
 def _recipe(settings: FinetuneSettings) -> "Recipe":

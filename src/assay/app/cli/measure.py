@@ -2,33 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.border import (
     check_outputs,
+    deliver,
     device_of,
+    json_file,
     load,
     open_store,
-    print_json,
     print_measurements,
     progress_on_stderr,
     show_plan,
-    write_json,
 )
-from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of
+from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of, some_inputs
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.names import completing
 from assay.app.settings import (
     CIRCUIT,
     INPUTS,
-    OUTPUT,
     Ablating,
-    DryRun,
+    Computing,
     OfCircuit,
     OnImages,
-    Talking,
+    Saving,
     at_least,
+    keywords,
     own_group,
 )
 
@@ -43,7 +42,7 @@ METRICS = own_group("Metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureSettings(Talking, DryRun, Ablating, OfCircuit, OnImages):
+class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages):
     """What is measured of which circuit, on what.
 
     Attributes:
@@ -51,14 +50,12 @@ class MeasureSettings(Talking, DryRun, Ablating, OfCircuit, OnImages):
         metric: Key or code of a metric; repeat for several.
         top: Size of discovered circuits, instead of --target.
         n_random: Random circuits of equal size to compare with.
-        out: JSON file for the measurements.
     """
 
     task: Annotated[tuple[str, ...], INPUTS, completing("tasks")] = ("ioi",)
     metric: Annotated[tuple[str, ...], METRICS, completing("metrics")] = ("faithfulness-norm",)
     top: Annotated[int | None, CIRCUIT] = None
     n_random: Annotated[int, METRICS, at_least(0)] = 0
-    out: Annotated[Path | None, OUTPUT] = None
 
 
 @command(CIRCUITS, example="assay measure --circuit circuit.safetensors --task ioi --metric kl")
@@ -68,29 +65,24 @@ def measure(settings: MeasureSettings) -> None:
 
     for task in settings.task if settings.images is None else (None,):
         pipeline.check_options(
-            method=settings.method,
-            task=task,
-            ablation=settings.ablation,
-            objective=settings.objective,
-            metrics=settings.metric,
+            **keywords(settings, pipeline.check_options, task=task, metrics=settings.metric)
         )
     device = device_of(settings)
     if not settings.dry_run:
-        check_outputs(settings.out, store=settings.store)
-    model = load(settings.model, device)
+        check_outputs(settings)
+    model = load(settings.model, device, settings.torch_dtype)
     circuit = circuit_of(settings, model.graph, size=settings.top, option="--top")
     if settings.dry_run:
         _show_plan(settings, model, circuit)
         return
     records = _records(settings, model, circuit)
-    if settings.out is not None:
-        from assay.core.record import plain
-
-        write_json(settings.out, plain(records))
-    if settings.json:
-        print_json(records)
-    else:
-        print_measurements([(record["task"], record) for record in records])
+    files = {"written": json_file(settings.path_of(settings.save, "measurements.json"), records)}
+    deliver(
+        settings,
+        records,
+        files,
+        show=lambda: print_measurements([(record["task"], record) for record in records]),
+    )
 
 
 def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> None:
@@ -101,7 +93,14 @@ def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | No
     stages = [pipeline.plan_measurement(model, settings.metric, n=drawn, n_random=settings.n_random)]
     if circuit is None:
         stages.insert(0, plan_discovery(settings, model, drawn))
-    show_plan(model, n, stages, as_json=settings.json)
+    show_plan(
+        model,
+        n,
+        stages,
+        as_json=settings.json,
+        task=some_inputs(model, settings.task[0], settings.images),
+        batch_size=settings.batch_size,
+    )
 
 
 def _tasks(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> "Sequence[Task | Draws]":

@@ -23,6 +23,7 @@ from cyclopts import (
     MissingArgumentError,
     Parameter,
     RepeatArgumentError,
+    UnknownOptionError,
     UnusedCliTokensError,
 )
 from cyclopts.config import Dict, Env
@@ -40,6 +41,8 @@ CIRCUITS, TRUST, IMAGES, SUBSETS, STORE = (
     for place, name in enumerate(("Circuits", "Trust", "Image classifiers", "Subsets", "Store"))
 )
 PREFIX = "ASSAY_"
+# Endings that no output directory has: before 0.2 some commands took a file there.
+FILES = frozenset((".csv", ".html", ".json", ".jsonl", ".npz", ".pt", ".safetensors", ".toml", ".txt"))
 # There the same names say what a page shows, not what to run: a variable or a file must not set them.
 TYPED_ONLY = {
     "report": ("--model", "--task", "--sweep", "--compare"),
@@ -157,9 +160,14 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
     Dict(known, source=tokens[-1])(application, (), arguments)
 
 
-def check_counts(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Refuse a fraction for a count; it would be rounded without a word."""
+def check_values(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse a file for the output directory, and a fraction for a count, which would be rounded silently."""
+    names = {argument.name for argument in arguments}
     for argument in arguments:
+        for token in argument.tokens if argument.name == "--out" else ():
+            if Path(token.value).is_file() or Path(token.value).suffix in FILES:
+                instead = "; --save names the file of the result" if "--save" in names else ""
+                raise InputError(f"--out is {token.value}, a file; give a directory{instead}")
         kinds = {argument.hint, *get_args(argument.hint)}
         if int in kinds and float not in kinds and argument.parameter.converter is None:
             for token in argument.tokens:
@@ -216,7 +224,7 @@ app = make_app(
     "--config, from a TOML file.",
     version=_version,
     group_commands=Group("Options", sort_key=-1),
-    config=(read_variables, read_config, check_counts),
+    config=(read_variables, read_config, check_values),
 )
 
 
@@ -282,6 +290,8 @@ def _parse(arguments: list[str]) -> tuple[Callable[..., Any], inspect.BoundArgum
 def _sentence(error: CycloptsError) -> str:
     """What is wrong with the arguments, and the file or variable it is in."""
     text, argument = str(error), error.argument
+    if isinstance(error, UnknownOptionError) and text.startswith("Unknown option: --out."):
+        return "this command writes one file; name it with --save FILE, not --out"
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument {(error.unused_tokens or [''])[0]!r}"
     if isinstance(error, MissingArgumentError) and argument is not None:

@@ -1,26 +1,25 @@
 """`assay rank`: which model of a zoo to deploy on images that may have no labels."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from assay.app.cli.border import (
     check_outputs,
+    deliver,
     device_of,
     echo,
-    echo_files,
-    echo_result,
+    files_of,
     noting,
     open_store,
     print_json,
     print_table,
     progress_on_stderr,
     store_folder,
-    write_files,
 )
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES
@@ -29,14 +28,13 @@ from assay.app.settings import (
     INPUTS,
     Ablating,
     Batched,
+    Computing,
     Count,
-    DryRun,
     Reporting,
     Seeded,
     SkipBad,
-    Storing,
-    Talking,
     at_least,
+    keywords,
     own_group,
 )
 
@@ -51,7 +49,7 @@ RANKING = own_group("Ranking")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSettings(Talking, DryRun, Seeded, Batched, Storing, Reporting, Ablating, SkipBad):
+class RankSettings(Computing, Reporting, Seeded, Batched, Ablating, SkipBad):
     """Which models are ranked, on what, and by which metrics.
 
     Attributes:
@@ -98,32 +96,22 @@ def rank(settings: RankSettings) -> None:
     from assay.pipeline.targets import known_target, targets
 
     device, zoo = device_of(settings), _opened(settings.zoo)
-    reading: dict[str, Any] = {
-        "n": settings.n,
-        "seed": settings.seed,
-        "skip_bad": settings.skip_bad,
-    }
-    styles = list(settings.shapes or (() if settings.images else ("sketch",)))
-    wanted = targets(list(settings.images), styles, labels=settings.labels, note=noting(settings), **reading)
-    known = known_target(zoo, settings.id_images, **reading)
+    styles = settings.shapes or (() if settings.images else ("sketch",))
+    wanted = targets(
+        **keywords(
+            settings, targets, images=list(settings.images), shapes=list(styles), note=noting(settings)
+        )
+    )
+    known = known_target(**keywords(settings, known_target, zoo=zoo, path=settings.id_images))
     if settings.dry_run:
         _show_plan(settings, zoo, wanted, known, device)
         return
-    check_outputs(settings.out, settings.report, store=settings.store)
+    check_outputs(settings)
     rankings = _rankings(settings, zoo, wanted, known, device)
     compared = comparison.compare_rankings(rankings) if len(rankings) > 1 else None
     document = rankings[0].to_dict() if compared is None else compared.to_dict()
     keep_ranking(open_store(settings.store), document)
-    write_files(settings, document)
-    if settings.json:
-        print_json(document)
-        return
-    for each in rankings:
-        print_ranking(each.to_dict())
-    if compared is not None:
-        print_comparison(document)
-    echo_files(document=settings.out, report=settings.report)
-    echo_result(document["id"])
+    deliver(settings, document, files_of(settings, document, "ranking.json"), identity=document["id"])
 
 
 def _metrics(settings: RankSettings) -> list[str]:
@@ -137,15 +125,7 @@ def _metrics(settings: RankSettings) -> list[str]:
 def _inspection(settings: RankSettings) -> "InspectionSettings":
     from assay.analyses.generalization.inspection import InspectionSettings
 
-    return InspectionSettings(
-        objective=settings.objective,
-        ablation=settings.ablation,
-        steps=settings.steps,
-        sharpness_batch=settings.sharpness_batch,
-        draws=settings.draws,
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-    )
+    return InspectionSettings(**keywords(settings, InspectionSettings))
 
 
 def _rankings(
@@ -169,19 +149,17 @@ def _rankings(
             def shown(stage: str, done: int, total: int, prefix: str = prefix) -> None:
                 progress(prefix + stage, done, total)
 
-            rankings[place] = rank_models(
-                loaders,
-                target.read,
+            asked = keywords(
+                settings,
+                rank_models,
                 id_data=None if known is None else known.read,
                 metrics=metrics,
-                labels=settings.labels,
-                measure=settings.measure,
-                ratio=settings.ratio,
                 settings=inspection,
                 elsewhere=[each for each in rankings.values() if each.performance is not None],
                 cache=store_folder(settings.store) / "inspections",
                 progress=shown,
             )
+            rankings[place] = rank_models(loaders, target.read, **asked)
     return [rankings[place] for place in range(len(wanted))]
 
 
@@ -245,64 +223,3 @@ def _passes(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int
         if "sharpness" in needs:
             stages["sharpness, own domain"] = 61
     return stages
-
-
-def print_ranking(document: Mapping[str, Any]) -> None:
-    """The models in order, and what picking by each metric is worth."""
-    from assay.analyses.generalization import rank_words as rank_figures
-    from assay.analyses.generalization import rank_words as rank_page
-    from assay.page import text as words
-
-    target = document["target"]
-    echo(f"{target['domain'] or target['name']}: {len(document['models'])} models, {target['n']} images")
-    leading = rank_figures.leading(document)
-    truth = document["performance"]
-    others = [
-        each for each in document["metrics"] if each is not leading and any(r["rank"] for r in each["rows"])
-    ]
-    rows = []
-    for place in rank_figures.order(document):
-        row = [document["models"][place]["name"]]
-        if truth is not None:
-            row.append(words.number(truth[place]["value"]))
-        if leading is not None:
-            shown = rank_page.cell(leading["rows"][place])
-            row.append(f"{shown['value']} {shown['interval']}".strip())
-        rows.append([*row, *(rank_page.cell(each["rows"][place])["rank"] for each in others)])
-    columns = ["model", *([rank_figures.measure_name(document)] if truth is not None else [])]
-    columns += [f"{leading['name']}, 95 % interval"] if leading is not None else []
-    print_table("", [*columns, *(f"#{each['name']}" for each in others)], rows)
-    echo()
-    worth = rank_page.worth(document)
-    told = [
-        ("metric", "name"),
-        ("picks", "pick"),
-        ("best by it", "chance"),
-        *([("expected regret", "regret"), ("R2", "r2"), ("rank corr.", "srcc")] if truth is not None else []),
-        *([("regret elsewhere", "elsewhere")] if any(row["elsewhere"] for row in worth) else []),
-    ]
-    print_table("", [title for title, _ in told], [[row[key] for _, key in told] for row in worth])
-    if truth is not None:
-        echo(f"a blind pick has an expected regret of {rank_page.blind(document)}")
-    for each in document["absent"]:
-        echo(f"without {each['name']}: {each['reason']}")
-    for text in rank_page.caveats(document):
-        echo(text)
-    echo()
-
-
-def print_comparison(document: Mapping[str, Any]) -> None:
-    """Metrics over all targets."""
-    from assay.analyses.generalization.rank_words import fixed
-
-    rows = [
-        [
-            each["name"],
-            "" if each["average"] is None else f"{fixed(each['average'], 3)} ± {fixed(each['sem'], 3)}",
-            fixed(each["regret"], 3),
-            str(each["n_tasks"]),
-        ]
-        for each in document["metrics"]
-    ]
-    print_table("all targets", ["metric", "mean correlation ± SEM", "expected regret", "targets"], rows)
-    echo()

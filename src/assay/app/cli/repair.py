@@ -5,21 +5,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from assay.app.cli.border import (
+    File,
     check_outputs,
+    deliver,
     device_of,
     echo,
-    echo_files,
     load,
-    make_room,
     open_store,
-    print_json,
     print_table,
     progress_on_stderr,
 )
 from assay.app.cli.circuits import circuit_of, runs_of
 from assay.app.cli.parsing import TRUST, command
 from assay.app.names import one_of
-from assay.app.settings import OUTPUT, Independent, OfEdges, OnTask, Talking, at_least, own_group
+from assay.app.settings import Independent, OfEdges, OnTask, Saving, Talking, at_least, own_group
 from assay.core.errors import InputError
 
 
@@ -39,7 +38,7 @@ REPAIR = own_group("Repair")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairSettings(Talking, Independent, OfEdges, OnTask):
+class RepairSettings(Talking, Saving, Independent, OfEdges, OnTask):
     """What is repaired, and by which pairs.
 
     Attributes:
@@ -49,7 +48,6 @@ class RepairSettings(Talking, Independent, OfEdges, OnTask):
         train_steps: Steps of mask. Default: the method's own.
         n_train: Pairs to train on, and as many to choose by.
         n_pairs: Fresh pairs that judge both circuits at the end.
-        out: Circuit file to write, NAME.safetensors.
     """
 
     by: Annotated[str, REPAIR, one_of("mask", "swap")] = "mask"
@@ -58,10 +56,9 @@ class RepairSettings(Talking, Independent, OfEdges, OnTask):
     train_steps: Annotated[int | None, REPAIR, at_least(3)] = None
     n_train: Annotated[int, REPAIR, at_least(20)] = 4000
     n_pairs: Annotated[int, REPAIR, at_least(60)] = 10_000
-    out: Annotated[Path | None, OUTPUT] = None
 
 
-@command(TRUST, example="assay repair --circuit circuit.safetensors --out better.safetensors")
+@command(TRUST, example="assay repair --circuit circuit.safetensors --save better.safetensors")
 def repair(settings: RepairSettings) -> None:
     """Find a circuit of the same size with a lighter tail.
 
@@ -76,19 +73,14 @@ def repair(settings: RepairSettings) -> None:
     if settings.by == "swap" and (settings.tail is not None or settings.train_steps is not None):
         raise InputError("--tail and --train-steps belong to --by mask; leave them out, or choose mask")
     share(settings.percentile, "percentile")
-    model = load(settings.model, device)
+    model = load(settings.model, device, settings.torch_dtype)
     circuit = circuit_of(settings, model.graph, size=settings.edges)
-    check_outputs(settings.out, store=settings.store)
+    check_outputs(settings)
     whole = Path(settings.task).suffix == ".jsonl" and settings.n is None
     task = load_task(settings.task, model, n=settings.n, seed=0 if whole else settings.seed)
     result = _run(settings, model, task, circuit)
-    if settings.out is not None:
-        result.circuit.save(make_room(settings.out))
-    if settings.json:
-        print_json(result.to_dict())
-        return
-    print_repair(result, settings.percentile)
-    echo_files(circuit=settings.out)
+    files = {"circuit": File(settings.path_of(settings.save, "circuit.safetensors"), result.circuit.save)}
+    deliver(settings, result.to_dict(), files, show=lambda: print_repair(result, settings.percentile))
 
 
 def _run(settings: RepairSettings, model: "Model", task: "PairTask", circuit: "Circuit | None") -> "Repair":

@@ -28,17 +28,17 @@ class ReportSettings(Talking, Storing):
         sweep: Every job of a sweep and what it measured.
         compare: Two circuits or two runs: ids of audits, circuits, scores, measurements or sweeps, or circuit
             files.
-        out: HTML file to write. Default: report.html in the store.
+        save: HTML file to write. Default: report.html in the store.
     """
 
     model: Annotated[str | None, SUBJECT] = None
     task: Annotated[str | None, SUBJECT] = None
     sweep: Annotated[str | None, SUBJECT, Parameter(metavar="NAME|ID")] = None
     compare: Annotated[tuple[str, str] | None, SUBJECT, Parameter(metavar="A B")] = None
-    out: Annotated[Path | None, OUTPUT] = None
+    save: Annotated[Path | None, OUTPUT] = None
 
 
-@command(STORE, example="assay report --compare 3f2a91c0 circuit.safetensors --out compared.html")
+@command(STORE, example="assay report --compare 3f2a91c0 circuit.safetensors --save compared.html")
 def report(
     identity: Annotated[str | None, Parameter(name="ID")] = None, /, *, settings: ReportSettings
 ) -> None:
@@ -59,7 +59,7 @@ def report(
     _check(identity, settings)
     store = Store(settings.store or DEFAULT_STORE, create=False)
     about, content = _content(store, identity, settings)
-    out = store.directory / "report.html" if settings.out is None else make_room(settings.out)
+    out = store.directory / "report.html" if settings.save is None else make_room(settings.save)
     if isinstance(content, StoredResult):
         write_atomically(out, result_page(content, served=False).encode())
     else:

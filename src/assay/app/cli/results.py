@@ -1,7 +1,6 @@
 """`assay list` and `assay show`: what is registered, and what a store holds."""
 
 import csv
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import echo, print_json, print_measurements, print_table, say
+from assay.app.cli.border import echo, print_json, print_pages, print_result, print_table, say
 from assay.app.cli.parsing import STORE, command
 from assay.app.names import one_of
 from assay.app.settings import DEFAULT_STORE, OUTPUT, STORED, Storing, Talking, at_least
@@ -18,7 +17,7 @@ from assay.core.untrusted import printable
 
 
 if TYPE_CHECKING:
-    from assay.store import ResultSummary, Store, StoredResult
+    from assay.store import ResultSummary, Store
 
 RESULTS = "results"
 LISTED = (
@@ -197,37 +196,9 @@ def show(identity: Annotated[str, Parameter(name="ID")], /, *, settings: ShowSet
     echo(printable(f"{found.kind} {found.id}, {found.created[:19]}", lines=False))
     echo(printable(found.summary.about, lines=False))
     echo()
-    _print_payload(found)
+    from assay.report.record import has_page, record_page
 
-
-def _print_payload(found: "StoredResult") -> None:
-    """The result as the command that made it prints it, else its JSON."""
-    from assay.core.record import plain
-
-    if found.kind == "audit":
-        from assay.report import verdict
-
-        echo(verdict(found.payload))
-        echo()
-        task = found.payload["task"]["name"]
-        print_measurements([(task, record) for record in found.payload["measurements"]])
-    elif found.kind == "measurement" and found.payload.keys() >= {"name", "value", "unit", "n", "status"}:
-        print_measurements([(found.summary.task or "", found.payload)])
-    elif found.kind == "worst_case":
-        from assay.app.cli.tail import print_worst_case
-
-        print_worst_case(found.payload)
-    elif found.kind == "calibration":
-        from assay.app.cli.calibrate import print_gates
-
-        print_gates(found.payload)
-    elif found.kind == "ranking":
-        from assay.app.cli.rank import print_ranking
-
-        print_ranking(found.payload)
-    elif found.kind == "subset-path":
-        from assay.app.cli.select import print_subset
-
-        print_subset(found.payload)
+    if has_page(found):
+        print_result(found.payload)
     else:
-        echo(json.dumps(plain(found.payload), indent=1))
+        print_pages(record_page(found))

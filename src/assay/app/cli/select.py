@@ -2,19 +2,18 @@
 
 import csv
 import io
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.border import (
+    File,
     check_outputs,
+    deliver,
     device_of,
     echo,
-    echo_files,
-    echo_result,
-    make_room,
+    files_of,
+    json_file,
     noting,
     open_store,
     print_json,
@@ -22,7 +21,6 @@ from assay.app.cli.border import (
     progress_on_stderr,
     say,
     store_folder,
-    write_files,
 )
 from assay.app.cli.parsing import SUBSETS, command
 from assay.app.names import one_of
@@ -30,13 +28,13 @@ from assay.app.settings import (
     INPUTS,
     OUTPUT,
     RUNNING,
+    Computing,
     Count,
     Placed,
     Reporting,
     Seeded,
-    Storing,
-    Talking,
     at_least,
+    keywords,
     own_group,
 )
 from assay.core.errors import InputError
@@ -48,13 +46,12 @@ if TYPE_CHECKING:
     from assay.pipeline.subsets import SelectionPlan, StoredSelection
 
 GATE_FIRED = 3
-FIRST_IDS, SHOWN_ROWS = 5, 8
 IDS_COLUMNS = ("rank", "example_id", "index", "score")
 SELECTION, VERDICT = own_group("Selection"), own_group("Verdict", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectSettings(Talking, Seeded, Placed, Storing, Reporting):
+class SelectSettings(Computing, Reporting, Seeded, Placed):
     """What subsets are selected from, how, and how they are tested.
 
     Attributes:
@@ -83,8 +80,7 @@ class SelectSettings(Talking, Seeded, Placed, Storing, Reporting):
         layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
         gate: Exit with 3 where such a subset is supported: a failure the average hides.
         ids: File for the examples of the chosen subset: .csv, or .txt of ids.
-        save: JSON file for the chosen subset, for assay.load_subset.
-        dry_run: Print how often the solver would run; select nothing.
+        subset: JSON file for the chosen subset, for assay.load_subset.
     """
 
     groups: Annotated[str | None, INPUTS] = None
@@ -110,8 +106,7 @@ class SelectSettings(Talking, Seeded, Placed, Storing, Reporting):
     layout: Annotated[str, RUNNING, one_of("auto", "dense", "packed", "accelerator")] = "auto"
     gate: Annotated[bool, RUNNING] = False
     ids: Annotated[Path | None, OUTPUT] = None
-    save: Annotated[Path | None, OUTPUT] = None
-    dry_run: Annotated[bool, RUNNING] = False
+    subset: Annotated[Path | None, OUTPUT] = None
 
     @property
     def solving(self) -> dict[str, Any]:
@@ -173,7 +168,7 @@ def _check(settings: SelectSettings) -> tuple[int, ...] | None:
     if settings.ids is not None and settings.ids.suffix not in (".csv", ".txt"):
         raise InputError(f"--ids is {settings.ids}; give NAME.csv, or NAME.txt for the ids alone")
     if not settings.dry_run:
-        check_outputs(settings.out, settings.report, settings.ids, settings.save, store=settings.store)
+        check_outputs(settings, settings.ids, settings.subset)
     return sizes
 
 
@@ -183,40 +178,29 @@ def _read(
     from assay.pipeline.subset_data import read_data
 
     facts = [each.strip() for each in settings.facts.split(",")] if settings.facts else ()
-    return read_data(
-        predictions,
-        groups=settings.groups,
-        families=settings.families,
-        id_envs=settings.id_envs,
-        ood_env=settings.ood_env,
-        checkpoints=settings.checkpoints,
+    asked = keywords(
+        settings,
+        read_data,
         facts=facts,
-        examples=settings.examples,
-        images=settings.images,
-        id_images=settings.id_images,
-        digits_models=settings.digits_models,
         device=device,
-        seed=settings.seed,
         folder=None if settings.dry_run else store_folder(settings.store),
         progress=progress,
     )
+    return read_data(predictions, **asked)
 
 
 def _hand_over(settings: SelectSettings, result: "StoredSelection") -> None:
     """The result to files and to stdout."""
     from assay.circuits import write_atomically
 
-    write_files(settings, result.document)
-    if settings.ids is not None:
-        write_atomically(make_room(settings.ids), _ids(result, settings.ids.suffix).encode())
-    if settings.save is not None:
-        write_atomically(make_room(settings.save), json.dumps(result.headline, allow_nan=False).encode())
-    if settings.json:
-        print_json(result.document)
-        return
-    print_subset(result.document)
-    echo_files(document=settings.out, report=settings.report, ids=settings.ids, subset=settings.save)
-    echo_result(result.id, cached=result.cached)
+    def write_ids(path: Path) -> None:
+        write_atomically(path, _ids(result, path.suffix).encode())
+
+    files = files_of(settings, result.document, "selection.json") | {
+        "ids": File(settings.path_of(settings.ids, "ids.csv"), write_ids),
+        "subset": json_file(settings.path_of(settings.subset, "subset.json"), result.headline),
+    }
+    deliver(settings, result.document, files, identity=result.id, cached=result.cached)
 
 
 def _sizes(sizes: str | None, size: int | None) -> tuple[int, ...] | None:
@@ -263,118 +247,3 @@ def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
         ["overlap of two halves", f"{plan.n_halves:,} at most"],
     ]
     print_table("", ["stage", "runs of the solver"], rows, right="runs of the solver")
-
-
-# --------------------------------------------------------------------------------------------- for reading
-
-
-def print_subset(document: Mapping[str, Any]) -> None:
-    """A row per size, each with its verdict; then the chosen subset: what it is and what is in it."""
-    from assay.analyses.subsets import page_words as subset_page
-
-    echo(_about(document))
-    echo()
-    columns = ["size", "R validation", "R test, 95 % interval", *_baselines(document), "verdict"]
-    print_table("", columns, [_row(document, row) for row in document["rows"]], right="size")
-    echo()
-    echo(subset_page.verdict(document))
-    for reason in (document["verdict"] or {}).get("reasons") or ():
-        echo(f"- {reason}")
-    echo()
-    for text in subset_page.caveats(document):
-        echo(text)
-    for text in _contents(document):
-        echo(text)
-    first = ", ".join(document["example_ids"][:FIRST_IDS])
-    echo(f"most harmful: {first}{', ...' if document['size'] > FIRST_IDS else ''}")
-    echo()
-
-
-def _about(document: Mapping[str, Any]) -> str:
-    data, full = document["data"], document["full"]["test"]
-    known = [
-        f"{data[name]} {word}"
-        for name, word in (("n_groups", "training runs"), ("n_families", "families"))
-        if data[name] is not None
-    ]
-    models = f"{data['n_models']} models" + (f" ({', '.join(known)})" if known else "")
-    low, high = data["quality"]["id_accuracy"]
-    return (
-        f"{models}, {data['n_examples']:,} examples; in-distribution accuracy {low:.3f} to {high:.3f}; "
-        f"over all examples R = {_number(full, interval=True)} on the test models"
-    )
-
-
-def _baselines(document: Mapping[str, Any]) -> list[str]:
-    return [
-        kind
-        for kind in ("random", "hard", "marginal", "distance")
-        if any(row.get(kind) for row in document["rows"])
-    ]
-
-
-def _row(document: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
-    shown = [
-        f"{row['size']:,}",
-        _number(row["validation"]),
-        _number(row["test"], interval=True),
-        *(_number(row.get(kind), interval=kind == "random") for kind in _baselines(document)),
-    ]
-    return [*shown, _judged(row["verdict"])]
-
-
-def _judged(verdict: Mapping[str, Any] | None) -> str:
-    """A verdict in the few words of a cell."""
-    if verdict is None or (verdict["status"] != "supported" and verdict["p_value"] is None):
-        return "inconclusive: not tested" if verdict is None or not verdict["fold_sizes"] else "inconclusive"
-    numbers = f"cross-fit R {_number(verdict)}, p {verdict['p_value']:.2g}"
-    line = ", inverse line" if verdict["aotil"] else ""
-    return f"{verdict['status']}{line} ({numbers})"
-
-
-def _number(record: Mapping[str, Any] | None, *, interval: bool = False) -> str:
-    """R, with its interval where that is wanted and there is one."""
-    if record is None or record.get("r") is None:
-        return "" if record is None else "undefined"
-    shown = _signed(record["r"])
-    if not interval or record.get("low") is None or record.get("high") is None:
-        return shown
-    return f"{shown} [{_signed(record['low'])}, {_signed(record['high'])}]"
-
-
-def _signed(value: float) -> str:
-    from assay.page import text as words
-
-    return f"{value:.2f}".replace("-", words.MINUS)
-
-
-def _contents(document: Mapping[str, Any]) -> list[str]:
-    """Classes and facts that the chosen subset has more or less of than all examples."""
-    from assay.page import text as words
-
-    found = document["prevalence"]
-    if not found:
-        return []
-    classes = [row for row in found["rows"] if row["attribute"] == "label"]
-    lines = []
-    if classes:
-        listed = sorted(classes, key=lambda row: -row["selected"])
-        shown = [
-            f"{row['value']}: {words.percent(row['selected'])} ({words.percent(row['pool'])} of all)"
-            for row in listed[:SHOWN_ROWS]
-            if row["selected"] > 0
-        ]
-        more = ", ..." if sum(row["selected"] > 0 for row in listed) > len(shown) else ""
-        lines.append(f"classes, share in the subset: {', '.join(shown)}{more}")
-    shifted = [row for row in found["rows"] if row["attribute"] != "label" and row["significant"]]
-    shifted.sort(key=lambda row: (row["q_value"], -abs(row["difference"] or 0.0)))
-    for row in shifted[:SHOWN_ROWS]:
-        plainly = (lambda value: words.number(value, 3)) if row["numeric"] else words.percent
-        name = row["attribute"] if row["numeric"] else f"{row['attribute']} = {row['value']}"
-        lines.append(
-            f"{name}: {plainly(row['selected'])} in the subset, {plainly(row['pool'])} of all "
-            f"(q {row['q_value']:.2g})"
-        )
-    if len(shifted) > SHOWN_ROWS:
-        lines.append(f"... and {len(shifted) - SHOWN_ROWS} more facts that differ, see the report")
-    return lines

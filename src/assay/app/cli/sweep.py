@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import check_outputs, device_of, echo, open_store, print_json, print_table, say
+from assay.app.cli.border import (
+    check_outputs,
+    device_of,
+    echo,
+    open_store,
+    print_json,
+    print_table,
+    say,
+    size_words,
+)
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.settings import DEFAULT_STORE, RUNNING, Count, DryRun, Placed, Storing, Talking
+from assay.app.settings import DEFAULT_STORE, RUNNING, Computing, Count, Placed
 
 
 if TYPE_CHECKING:
@@ -29,7 +38,7 @@ LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepSettings(Talking, DryRun, Placed, Storing):
+class SweepSettings(Computing, Placed):
     """How a plan is run.
 
     Attributes:
@@ -62,7 +71,7 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
         read = read.model_copy(update={"limits": limits})
     device, executor = device_of(settings), _executor(settings.ray)
     if not settings.dry_run:
-        check_outputs(store=settings.store)
+        check_outputs(settings)
     if not settings.quiet:
         say(f"{read.name}: loading models and tasks ...")
     jobs = expand(read, device=device)
@@ -120,8 +129,8 @@ def _show_cost(plan: "Plan", jobs: "Sequence[Job]", store: str | None, *, as_jso
         [*rows, ["total", f"{len(jobs):,}", f"{done:,}", f"{cost.passes:,}"]],
         right="jobs done passes",
     )
-    echo(f"memory of the largest job  about {_bytes(cost.largest_bytes)}, beside the worker's own")
-    echo(f"arrays to be stored        about {_bytes(cost.stored_bytes)}")
+    echo(f"memory of the largest job  about {size_words(cost.largest_bytes)}, beside the worker's own")
+    echo(f"arrays to be stored        about {size_words(cost.stored_bytes)}")
     echo(f"time                       {_time(cost)}")
 
 
@@ -142,15 +151,6 @@ def _time(cost: "SweepCost") -> str:
     return (
         f"about {duration(cost.seconds)} with {many}: an estimate, from passes timed on this machine just now"
     )
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 # ---- meanwhile ----------------------------------------------------------------------------------

@@ -257,17 +257,17 @@ class ConfigurationSettings(Talking):
     """Which configurations are kept.
 
     Attributes:
-        out: JSON file of the smaller grid, for `assay zoo train`.
+        save: JSON file for the smaller grid, for `assay zoo train`.
         tolerance: Accuracy below the best that is near-optimal.
         configurations: How many to keep. Default: as few as serve.
     """
 
-    out: Annotated[Path, OUTPUT]
+    save: Annotated[Path, OUTPUT]
     tolerance: Annotated[float, CONFIGURATIONS] = 0.02
     configurations: Annotated[int | None, CONFIGURATIONS] = None
 
 
-@command(parent=zoo_app, example="assay zoo select sweep grid.toml --out smaller.json")
+@command(parent=zoo_app, example="assay zoo select sweep grid.toml --save smaller.json")
 def select(
     sweep: Path,
     grid: Annotated[str, Parameter(name="CONFIG")],
@@ -291,13 +291,13 @@ def select(
         Zoo.open(sweep), tolerance=settings.tolerance, size=settings.configurations
     )
     smaller = whole.with_configurations(selection.configurations)
-    write_json(settings.out, smaller.to_dict())
+    write_json(settings.save, smaller.to_dict())
     if settings.json:
         print_json(selection.to_dict())
         return
     echo(
         f"{len(selection.configurations)} configurations kept, {len(smaller.recipes())} models  "
-        f"{settings.out}"
+        f"{settings.save}"
     )
     rows = [[init, f"{gap:.3f}"] for init, gap in selection.shortfall.items()]
     print_table("", ["initialisation", "below its best"], rows, right="below its best")

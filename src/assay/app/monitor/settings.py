@@ -17,6 +17,7 @@ from assay.app.settings import (
     Count,
     Seeded,
     Steps,
+    Typed,
     at_least,
     own_group,
 )
@@ -26,7 +27,7 @@ ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MonitorOptions(Seeded, Batched, Ablating):
+class MonitorOptions(Seeded, Batched, Typed, Ablating):
     """What a monitor watches and how.
 
     Attributes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 
 from assay.analyses.generalization import DISTANCES
@@ -132,7 +133,7 @@ class MonitorRun:
             self._sinks.append(AlarmFile(options.alarm_file))
         if cool_down and not self._sinks:
             raise InputError("a cool-down is of what is told; give an alarm file or a webhook, too")
-        self.model, style = _model(options.model, options.place(tell))
+        self.model, style = _model(options.model, options.place(tell), options.torch_dtype)
         sources = options.images or (
             tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ()
         )
@@ -324,16 +325,16 @@ class MonitorRun:
         self._write_at = now + max(WRITE_EVERY, WRITE_SHARE * (now - begun))
 
 
-def _model(name: str | None, device: str | None) -> tuple[Model, str | None]:
+def _model(name: str | None, device: str | None, dtype: torch.dtype | None) -> tuple[Model, str | None]:
     """The model to watch, and the style of shapes that an embedded one was trained on."""
     if name is not None:
-        loaded = load_model(name, device=device)
+        loaded = load_model(name, device=device, dtype=dtype)
         if not loaded.vision:
             raise InputError(f"{name} reads text; assay monitor watches image classifiers")
         return loaded, None
     zoo = Zoo.embedded()
     best = max(zoo.keys, key=lambda key: zoo.entry(key).id_accuracy or 0.0)
-    return load_model(str(zoo.folder(best)), device=device), zoo.id_domain
+    return load_model(str(zoo.folder(best)), device=device, dtype=dtype), zoo.id_domain
 
 
 @contextmanager
