@@ -1,6 +1,7 @@
 """Fixtures of the whole suite: tiny seeded models, the reference data, runtime shape checks."""
 
 import functools
+import gc
 import ipaddress
 import os
 import signal
@@ -12,6 +13,9 @@ import hypothesis
 import jaxtyping
 import pytest
 
+
+# What is loaded before the first test stays to the end: the collector need not look at it, then or later.
+gc.disable()
 
 # Every annotation of the package is checked at run time, so ordinary tests are type tests too. The hook
 # must stand before the first import of a module of the package.
@@ -68,6 +72,9 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 hypothesis.settings.register_profile("local", deadline=None)
