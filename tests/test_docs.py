@@ -112,6 +112,7 @@ def snippets(path: Path) -> list[Block]:
 WITH_SNIPPETS = [path for path in PAGES if snippets(path)]
 
 
+@pytest.mark.usefixtures("unchecked")  # as for a reader
 @pytest.mark.parametrize("path", WITH_SNIPPETS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_the_snippets_of_a_page_run_in_order(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
