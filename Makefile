@@ -8,6 +8,11 @@ TIMM := .venv-timm
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 
+# Bytecode of the tests, and of the package with its type checks, is kept: making it takes each process of the
+# suite some ten seconds. One thread for each process, since there is a process for each CPU.
+unexport PYTHONDONTWRITEBYTECODE
+test test-timm: export OMP_NUM_THREADS := 1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-tests demo test test-timm lint format bench gate-rates docs lock clean
 

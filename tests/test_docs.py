@@ -123,7 +123,7 @@ def registries_restored() -> Iterator[None]:
 WITH_SNIPPETS = [path for path in PAGES if snippets(path)]
 
 
-@pytest.mark.usefixtures("registries_restored")
+@pytest.mark.usefixtures("registries_restored", "unchecked")  # unchecked, as for a reader
 @pytest.mark.parametrize("path", WITH_SNIPPETS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_the_snippets_of_a_page_run_in_order(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

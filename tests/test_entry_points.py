@@ -26,6 +26,7 @@ POINTS = {
     "distances": "shelf-distance = shelf_plugins:distance",
 }
 KIND = {"families": "models"}  # what `assay list` calls a group
+KINDS = {KIND.get(group, group): point.partition(" ")[0] for group, point in POINTS.items()}
 
 
 def install(place: Path, name: str, points: dict[str, list[str]]) -> None:
@@ -52,38 +53,59 @@ def run(place: Path, code: str) -> Any:
     return json.loads(finished.stdout)
 
 
-@pytest.fixture
-def shelf(tmp_path: Path) -> Path:
-    install(tmp_path, "assay-shelf", {group: [point] for group, point in POINTS.items()})
-    return tmp_path
-
-
-def test_every_kind_is_listed_with_those_of_the_package(shelf: Path) -> None:
-    kinds = {KIND.get(group, group): point.partition(" ")[0] for group, point in POINTS.items()}
-    found = run(shelf, f"print(json.dumps({{kind: assay.list(kind).keys for kind in {sorted(kinds)}}}))")
-    for kind, key in kinds.items():
-        assert key in found[kind]
-        assert len(found[kind]) > 1
-
-
-def test_every_kind_works_by_its_name(shelf: Path) -> None:
-    found = run(
-        shelf,
-        """
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a process says that finds one entry of every kind: used by name first, listed last."""
+    place = tmp_path_factory.mktemp("shelf")
+    install(place, "assay-shelf", {group: [point] for group, point in POINTS.items()})
+    found: dict[str, Any] = run(
+        place,
+        f"""
+import shelf_plugins, transformers
+from assay.analyses.calibration.battery import prepare
+from assay.page.html import render_pages
+from assay.report.save import render
 model = assay.load_model("mini")
 task = assay.load_task("shelf-task", model, n=6, seed=0, length=6)
 scores = assay.discover(model, task, "shelf-method", objective="shelf_objective", ablation="shelf-ablation")
 measured = assay.measure(scores.top(20), model, task, "shelf-metric")
-print(json.dumps({
-    "provenance": {name: scores.provenance[name] for name in ("method", "objective", "ablation")},
+names = {{
+    "provenance": {{name: scores.provenance[name] for name in ("method", "objective", "ablation")}},
     "task": scores.provenance["task"]["name"],
     "metric": [measured.name, measured.n, measured.id],
     "gate": assay.calibrate("shelf-gate", [1.0, 2.0], [1.0, 2.0]).status,
     "of a code": assay.calibrate("X2", [1.0, 2.0], [1.0]).status,
     "distance": assay.circuit_shift(scores, scores, distance="shelf-distance"),
-}))
+}}
+task = assay.load_task("ioi", model, n=6, seed=0)
+heads = [(0, 1), (2, 3)]
+report = assay.calibrate_all(heads, model, task, gates=["shelf-gate", "C11"])
+every = prepare(heads, model, task).gates
+measured = assay.measure(assay.Circuit.full(model.graph), model, task, "shelf-metric")
+reports = {{
+    "gates": list(report), "verdict": report["X2"].to_dict(), "every": [len(every), every[-1]],
+    "calibration": render(report), "measurement": render(measured),
+    "page": render_pages([shelf_plugins.page(measured)]),
+}}
+sizes = {{"vocab_size": 61, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16}}
+module = transformers.GPT2LMHeadModel(shelf_plugins.ShelfConfig(**sizes, bos_token_id=0, eos_token_id=0))
+loaded = assay.load_model(module.eval())
+family = {{"family": loaded.family.key, "layers": loaded.graph.n_layers, "heads": loaded.graph.n_heads}}
+keys = {{kind: assay.list(kind).keys for kind in {sorted(KINDS)}}}
+print(json.dumps({{"names": names, "reports": reports, "keys": keys, "family": family}}))
 """,
     )
+    return found
+
+
+def test_every_kind_is_listed_with_those_of_the_package(shelf: dict[str, Any]) -> None:
+    for kind, key in KINDS.items():
+        assert key in shelf["keys"][kind]
+        assert len(shelf["keys"][kind]) > 1
+
+
+def test_every_kind_works_by_its_name(shelf: dict[str, Any]) -> None:
+    found = shelf["names"]
     assert found["provenance"]["method"] == "shelf-method"
     assert "shelf_objective" in json.dumps(found["provenance"]["objective"])
     assert "shelf-ablation" in json.dumps(found["provenance"]["ablation"])
@@ -93,42 +115,12 @@ print(json.dumps({
     assert found["distance"] == 0.0
 
 
-def test_a_model_of_a_family_of_a_package_is_loaded_checked_and_has_a_graph(shelf: Path) -> None:
-    found = run(
-        shelf,
-        """
-import shelf_plugins, transformers
-sizes = {"vocab_size": 61, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16}
-module = transformers.GPT2LMHeadModel(shelf_plugins.ShelfConfig(**sizes, bos_token_id=0, eos_token_id=0))
-model = assay.load_model(module.eval())
-print(json.dumps({"family": model.family.key, "layers": model.graph.n_layers, "heads": model.graph.n_heads}))
-""",
-    )
-    assert found == {"family": "shelf-family", "layers": 2, "heads": 3}
+def test_a_model_of_a_family_of_a_package_is_loaded_checked_and_has_a_graph(shelf: dict[str, Any]) -> None:
+    assert shelf["family"] == {"family": "shelf-family", "layers": 2, "heads": 3}
 
 
-def test_gates_metrics_and_pages_of_a_package_are_rendered(shelf: Path) -> None:
-    found = run(
-        shelf,
-        """
-import shelf_plugins
-from assay.page.html import render_pages
-from assay.report.save import render
-model = assay.load_model("mini")
-task = assay.load_task("ioi", model, n=6, seed=0)
-heads = [(0, 1), (2, 3)]
-report = assay.calibrate_all(heads, model, task, gates=["shelf-gate", "C11"])
-from assay.analyses.calibration.battery import prepare
-every = prepare(heads, model, task).gates
-circuit = assay.Circuit.full(model.graph)
-measured = assay.measure(circuit, model, task, "shelf-metric")
-print(json.dumps({
-    "gates": list(report), "verdict": report["X2"].to_dict(), "every": [len(every), every[-1]],
-    "calibration": render(report), "measurement": render(measured),
-    "page": render_pages([shelf_plugins.page(measured)]),
-}))
-""",
-    )
+def test_gates_metrics_and_pages_of_a_package_are_rendered(shelf: dict[str, Any]) -> None:
+    found = shelf["reports"]
     assert found["gates"] == ["bootstrap-stability", "shelf-gate"]
     assert found["verdict"]["status"] == "pass"
     assert found["verdict"]["values"] == {"n": 6.0}

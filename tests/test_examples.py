@@ -10,6 +10,7 @@ import pytest
 SCRIPTS = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.py"))
 
 
+@pytest.mark.usefixtures("unchecked")  # as for a reader
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_runs_and_prints(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -2,10 +2,10 @@
 
 import copy
 import json
-import os
+import multiprocessing
+import multiprocessing.process
+import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -329,59 +329,32 @@ def test_a_directory_serves_one_job(
         run_in(tmp_path, tiny, half_of(tiny, seed=4), ids_task(12))
 
 
-PRELUDE = """
-import importlib.util, time
-
-def module(name, path):
-    spec = importlib.util.spec_from_file_location(name, path)
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-shared, own, here = (module(*each) for each in {modules!r})
-from pathlib import Path
-from assay.analyses.worst_case import blocks
-from assay.models import load_model
-
-blocks.TILE = 4
-model = load_model(shared.build_tiny("gpt2"))
-circuit, task = here.half_of(model), own._ids_task(12)
-"""
-
-
-def child(code: str) -> subprocess.Popen[str]:
-    """A process of its own that has the tiny model, circuit and task of these tests at hand."""
-    folder = Path(__file__).parent
-    paths = (folder.parent / "conftest.py", folder / "conftest.py", __file__)
-    modules = list(zip(("shared", "own", "here"), map(str, paths), strict=True))
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE.format(modules=modules) + code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def fork(work: Callable[[], object]) -> "multiprocessing.process.BaseProcess":
+    """A process of its own that has the model, circuit and task of these tests at hand."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    return process
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(
     tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = tmp_path / "job"
-    slow = (
-        "def wait(stage, done, total): time.sleep(0.4 if done else 0)\n"
-        f"here.run_in(Path({str(job)!r}), model, circuit, task, progress=wait)\n"
-    )
-    process = child(slow)
+    monkeypatch.setattr(blocks, "TILE", 4)
+
+    def wait(stage: str, done: int, total: int) -> None:
+        time.sleep(0.4 if done else 0)
+
+    process = fork(lambda: run_in(job, tiny, circuit, ids_task(12), progress=wait))
     deadline = time.monotonic() + 120
     while len(list(job.glob("block-*"))) < 2:
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert process.is_alive(), process.exitcode
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     finished = sorted(path.name for path in job.glob("block-*"))
-    monkeypatch.setattr(blocks, "TILE", 4)
     whole = run_in(tmp_path / "other", tiny, circuit, ids_task(12))
     total = len(list((tmp_path / "other").glob("block-*")))
     assert 2 <= len(finished) < total
@@ -398,23 +371,30 @@ def test_a_full_disk_keeps_what_is_done_and_says_so(
 ) -> None:
     """A limit on the size of files stands for the full disk: the write itself fails half-way."""
     job = tmp_path / "job"
-    code = (
-        "import resource\n"
-        "def fill(stage, done, total):\n"
-        "    if done > 30: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
-        "try:\n"
-        f"    here.run_in(Path({str(job)!r}), model, circuit, task, progress=fill)\n"
-        "except OSError as error:\n"
-        "    print(type(error).__name__, error)\n"
-    )
-    out, err = child(code).communicate(timeout=300)
-    assert out.startswith("OutputError cannot write"), (out, err)
+    monkeypatch.setattr(blocks, "TILE", 4)
+
+    def fill(stage: str, done: int, total: int) -> None:
+        if done > 30:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+
+    reader, writer = multiprocessing.Pipe(duplex=False)
+
+    def work() -> None:
+        try:
+            run_in(job, tiny, circuit, ids_task(12), progress=fill)
+        except OSError as error:
+            writer.send(f"{type(error).__name__} {error}")
+
+    process = fork(work)
+    process.join(300)
+    assert process.exitcode == 0
+    out = reader.recv()
+    assert out.startswith("OutputError cannot write")
     assert "of" in out
     assert f"blocks are kept in {job}: make room and run the same again" in out
     kept = sorted(job.iterdir())
     assert len(list(job.glob("block-*"))) >= 2
     assert not [path for path in kept if path.name.startswith(".")]
-    monkeypatch.setattr(blocks, "TILE", 4)
     resumed = run_in(job, tiny, circuit, ids_task(12))
     fresh = run_in(tmp_path / "other", tiny, circuit, ids_task(12))
     assert (resumed.divergence == fresh.divergence).all()

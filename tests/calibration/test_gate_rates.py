@@ -7,6 +7,7 @@ by what chance explains in all but one comparison of a thousand.
 
 import json
 import math
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -23,9 +24,12 @@ from assay.core.measurement import Verdict
 from assay.core.random import stream
 
 
+# The gates have tests of their own with the checks of types; here they run hundreds of times.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "gate_rates"
 SEED = at_limits.SEED
-REPETITIONS = 40
+REPETITIONS = 40 if os.environ.get("ASSAY_THOROUGH") else 16  # the long count has hundreds
 REFERENCE = 200
 
 

@@ -1,8 +1,6 @@
 """Public functions take models, tasks and circuits as objects or as text, and name a wrong type."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,27 +99,20 @@ def test_a_wrong_type_is_named_before_anything_runs(
         call(model, task, Circuit.full(model.graph))
 
 
-def test_types_that_annotations_refuse_in_tests_are_named_without_them() -> None:
-    """The checks of the test run would answer first, so this one runs in a process of its own."""
-    code = """
-import assay
-for call in (
-    lambda: assay.calibrate(3, "C11"),
-    lambda: assay.rank(3, "shapes:flat"),
-    lambda: assay.rank([3, 4], "shapes:flat"),
-):
-    try:
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: assay.calibrate(3, "C11"), "gate is a int;"),
+        (lambda: assay.rank(3, "shapes:flat"), "models is a int;"),
+        (lambda: assay.rank([3, 4], "shapes:flat"), "a model to rank is a int;"),
+    ],
+    ids=["gate", "models", "one model"],
+)
+def test_types_that_annotations_refuse_are_named(
+    call: Callable[[], object], message: str, unchecked: None
+) -> None:
+    with pytest.raises(assay.AssayError, match=f"^{message}"):
         call()
-    except assay.AssayError as error:
-        print(error)
-"""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lines = found.stdout.splitlines()
-    assert [line.partition(";")[0] for line in lines] == [
-        "gate is a int",
-        "models is a int",
-        "a model to rank is a int",
-    ]
 
 
 def test_models_and_images_to_rank_may_be_text() -> None:

@@ -70,7 +70,8 @@ def test_an_audit_and_its_store(tmp_path: Path, jumping: Callable[[], int]) -> N
 
     from command_line import invoke
 
-    command = ["audit", "--model", "mini", "--task", "ioi", "--n", "8", "--quiet", "--json"]
+    small = ["--n", "8", "--steps", "1", "--n-random", "1"]
+    command = ["audit", "--model", "mini", "--task", "ioi", *small, "--quiet", "--json"]
     places = ["--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
     first = invoke(*command, *places)
     assert first.exit_code == 0, first.output

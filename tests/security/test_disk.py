@@ -122,7 +122,8 @@ def test_commands_on_a_full_disk_and_a_read_only_one(small_disk: Path) -> None:
     """An audit says what it could not write and leaves no half of a report."""
     from command_line import invoke
 
-    arguments = ["audit", "--model", "mini", "--task", "ioi", "--n", "8", "--quiet"]
+    small = ["--n", "8", "--steps", "1", "--n-random", "1"]
+    arguments = ["audit", "--model", "mini", "--task", "ioi", *small, "--quiet"]
     place = ["--store", str(small_disk / "store"), "--out", str(small_disk / "out")]
     filled(small_disk)
     full = invoke(*arguments, *place)

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import assay
+from assay.analyses.subsets import CorrectnessData
 from assay.app.cli.border import echo, print_json, print_table, say
 from assay.circuits import save_submission
 from assay.core.errors import FileFormatError, InputError
@@ -77,7 +78,7 @@ def test_members_of_an_archive_are_never_unpacked_to_files(tmp_path: Path) -> No
     np.savez(folder / "data.npz", **{"../../out": np.zeros(3), "/tmp/assay-out": np.zeros(3)})
     assert set(load_npz(folder / "data.npz")) == {"../../out", "/tmp/assay-out"}
     with pytest.raises(FileFormatError, match="no correctness archive has"):
-        assay.analyses.subsets.CorrectnessData.load(folder / "data.npz")
+        CorrectnessData.load(folder / "data.npz")
     with pytest.raises(FileFormatError):
         Correctness.load(folder / "data.npz")
     assert [path.name for path in tmp_path.rglob("*")] == ["deep", "er", "data.npz"]
