@@ -188,7 +188,7 @@ def test_refined_steps_equal_the_rule_they_stop_at(
     gpt2_tiny64: nn.Module, monkeypatch: pytest.MonkeyPatch, tolerance: float, steps: int, forward: int
 ) -> None:
     """Three nodes where they suffice, else nine; either way the scores are those of that midpoint rule."""
-    monkeypatch.setattr("assay.discovery.edges.method.TOLERANCE", tolerance)
+    monkeypatch.setattr("assay.discovery.edges.running.TOLERANCE", tolerance)
     model = load_model(gpt2_tiny64)
     task = random_task(model)
     with warnings.catch_warnings(record=True) as caught:

@@ -50,6 +50,9 @@ def print_page(page: Page, console: "Console") -> None:
             console.print()
             _print(console, [*_paragraphs(section.title)], "bold")
             _print(console, lines)
+    if page.facts:
+        console.print()
+        _print(console, [*_lines(Facts(facts=page.facts))])
     console.print()
 
 
