@@ -325,10 +325,10 @@ BAD_CONTENT = {
         "'families' that no correctness archive has; did you mean 'family'",
     ),
     "a foreign array": ({"X": CORRECT, "y": ACCURACY, "qqqqq": ACCURACY}, FileFormatError, "known: X, y"),
-    "a source that is no JSON": (
+    "a source that is not JSON": (
         {"X": CORRECT, "y": ACCURACY, "source": np.array("{")},
         FileFormatError,
-        "'source' is no JSON",
+        "'source' is not JSON",
     ),
     "a source that is a list": (
         {"X": CORRECT, "y": ACCURACY, "source": np.array("[]")},
