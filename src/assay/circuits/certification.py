@@ -91,8 +91,8 @@ def certify(
         seed: Root of the random parts.
 
     Returns:
-        Frequencies, limits, decisions and radii per edge, and the circuit of the included edges: fewer than
-        2k of them, mostly fewer than k, not always connected (`.circuit.connected()`).
+        Frequencies, limits, decisions and radii per edge, and the circuit of the included edges, which
+        are fewer than 2k, mostly fewer than k, not always connected (`.circuit.connected()`).
 
     Raises:
         InputError: Without scores per example, without examples, for arguments out of range, or where no
