@@ -165,9 +165,7 @@ def docs() -> None:
         write(tables / "truth-misses.inc", bullets(benchmark_tables.misses(table)))
         write(tables / "truth-refusals.inc", bullets(benchmark_tables.refusals(table)))
         write(tables / "truth-facts.inc", truth_facts(table))
-        data = plots.truth_map_data(table)
-        drawn = plots.plot_truth_map(data)
-        write_picture(images, "truth-map", drawn, label=data.label)
+        write_picture(images, "truth-map", plots.plot_truth(table), label=plots.truth_label(table))
     found = [HERE / f"mini-{task}.json" for task in MINI_TASKS] + [HERE / "colour-digits.json"]
     for each in found:
         if not each.exists():
@@ -181,9 +179,8 @@ def docs() -> None:
         write(
             tables / f"{name}-notes.inc", bullets(benchmark_tables.notes(benchmark)) or "Nothing to note.\n"
         )
-        points = plots.quality_cost_data(benchmark)
-        drawn = plots.plot_quality_cost(points)
-        write_picture(images, f"benchmark-{name}", drawn, label=points.label)
+        drawn, label = plots.plot_benchmark(benchmark), plots.benchmark_label(benchmark)
+        write_picture(images, f"benchmark-{name}", drawn, label=label)
     path = HERE / "signs.json"
     if path.exists():
         shares = json.loads(path.read_text())

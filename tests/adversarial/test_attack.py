@@ -152,14 +152,14 @@ def test_repeated_inputs_are_run_once_and_counted_as_often_as_drawn(
 ) -> None:
     task = ids_task(3)  # two distinct rows
     ran: list[int] = []
-    whole = blocks._evaluate
+    whole = blocks.PairBlocks._evaluate
 
     def counted(*arguments: Any) -> Any:
         found = whole(*arguments)
         ran.append(found.divergence.size)
         return found
 
-    monkeypatch.setattr(blocks, "_evaluate", counted)
+    monkeypatch.setattr(blocks.PairBlocks, "_evaluate", counted)
     worst = worst_case(circuit, tiny, task, "iid", 500)
     assert sum(ran) == 4
     assert worst.divergence.shape == (500,)
@@ -290,7 +290,7 @@ def test_a_finished_directory_is_read_back(
     def forbidden(*arguments: Any) -> Any:
         raise AssertionError("a finished block was run again")
 
-    monkeypatch.setattr(blocks, "_evaluate", forbidden)
+    monkeypatch.setattr(blocks.PairBlocks, "_evaluate", forbidden)
     second = run_in(tmp_path / "job", tiny, circuit, ids_task(12))
     assert (first.divergence == second.divergence).all()
     assert (first.argmax_differs == second.argmax_differs).all()

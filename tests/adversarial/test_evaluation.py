@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from assay.analyses.worst_case import divergence as divergence_module
 from assay.analyses.worst_case.divergence import cross_divergences, get_divergence, table_divergences
-from assay.analyses.worst_case.evaluation import PairEvaluator, rerun
+from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.inputs import PromptSet
+from assay.analyses.worst_case.rerun import rerun
 from assay.circuits import Circuit
 from assay.core.errors import InputError, NonFiniteError
 from assay.execution import PairRunner

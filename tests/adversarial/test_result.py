@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from assay.analyses.worst_case import PairSample, PromptSet, WorstCase, worst_case
-from assay.analyses.worst_case.exact import exact_comparison, exact_summary
+from assay.analyses.worst_case.exact import compare_distributions, describe_distribution
 from assay.analyses.worst_case.rerun import Logits, Rerun
 from assay.circuits import Circuit
 from assay.core.errors import (
@@ -180,7 +180,7 @@ def test_a_pair_that_was_drawn_often_counts_once() -> None:
 def test_exact_percentiles_are_those_of_the_distribution() -> None:
     values, weights = np.array([4.0, 1.0, 2.0]), np.array([0.05, 0.9, 0.05])
     assert weighted_quantiles(values, weights, [0.5, 0.9, 0.91, 0.95, 0.96]).tolist() == [1, 1, 2, 2, 4]
-    summary = exact_summary(values, weights, thresholds=[1.0])
+    summary = describe_distribution(values, weights, thresholds=[1.0])
     assert summary.absolute["mean"] == pytest.approx(1.2)
     assert summary.absolute["std"] == pytest.approx(np.sqrt(0.05 * 2.8**2 + 0.9 * 0.2**2 + 0.05 * 0.8**2))
     assert summary.absolute["p99"] == 4
@@ -201,11 +201,11 @@ def test_weights_act_like_repetitions(drawn: list[tuple[int, int]], p: float) ->
 
 def test_an_exact_comparison_weighs_pairs() -> None:
     values, anchor = np.array([1.0, 2.0, 6.0]), np.array([2.0, 4.0, 3.0])
-    alike = exact_comparison(values, anchor, np.full(3, 1 / 3))
+    alike = compare_distributions(values, anchor, np.full(3, 1 / 3))
     assert alike.spearman == pytest.approx(0.5)
     assert alike.ratio_of_means == pytest.approx(1.0)
-    assert exact_comparison(values, anchor, np.array([0.5, 0.4, 0.1])).share_above == pytest.approx(0.1)
-    constant = exact_comparison(values, np.ones(3), np.full(3, 1 / 3))
+    assert compare_distributions(values, anchor, np.array([0.5, 0.4, 0.1])).share_above == pytest.approx(0.1)
+    constant = compare_distributions(values, np.ones(3), np.full(3, 1 / 3))
     assert np.isnan(constant.spearman)
 
 
@@ -488,7 +488,7 @@ def test_a_second_run_that_differs_is_an_error(measured: WorstCase) -> None:
     with pytest.raises(InconsistentRunError, match=r"inconsistent_rerun: pair .clean 3, corrupted 4. has"):
         replace(measured, divergence=wrong).worst(1, distinct=False)
     assert measured.rerun is not None
-    silent = Rerun(logits=measured.rerun.logits, divergence=lambda logits, rows: np.full(len(rows), np.nan))
+    silent = replace(measured.rerun, divergence=lambda model, circuit: torch.full((len(model),), math.nan))
     with pytest.raises(InconsistentRunError, match="when run again"):
         replace(measured, rerun=silent).worst(1)
 

@@ -22,12 +22,12 @@ from assay.analyses.benchmark import (
     tables,
 )
 from assay.analyses.benchmark.plots import (
-    TruthMapData,
-    plot_quality_cost,
-    plot_truth_map,
-    quality_cost_data,
+    benchmark_label,
+    plot_benchmark,
+    plot_truth,
+    served_objectives,
     svg_file,
-    truth_map_data,
+    truth_label,
     write_picture,
 )
 from assay.page.labels import place_labels
@@ -95,17 +95,18 @@ def truth() -> TruthTable:
 
 
 def test_points_have_a_cost_and_levels_do_not(benchmark: DiscoveryBenchmark) -> None:
-    data = quality_cost_data(benchmark)
-    assert data.names == ("random", "eap", "ugs (updates=300)")
-    assert data.cost == pytest.approx((0.02, 4.0, 1800.0))
-    assert data.quality == (0.2, 0.7, 0.9)  # by signed score, as published
-    assert data.low == pytest.approx((0.18, 0.68, 0.88))
-    assert data.levels == (("theirs", 0.8),)
-    assert (data.n, data.where) == (30, "mini, ioi")
+    ax = plot_benchmark(benchmark)
+    points = [line.get_xydata()[0].tolist() for line in ax.lines if line.get_marker() == "o"]  # type: ignore[index]
+    assert points == [[0.1, 0.2], [4.0, 0.7], [1800.0, 0.9]]  # by signed score; the cheapest at the edge
+    intervals = [line.get_ydata() for line in ax.lines if line.get_linewidth() == 2.0]
+    assert np.array(intervals).T[0] == pytest.approx((0.18, 0.68, 0.88))
+    (level,) = (line for line in ax.lines if line.get_linestyle() == "--")
+    assert set(level.get_ydata()) == {0.8}
+    assert ax.get_title(loc="left") == "mini, ioi, n = 30"
 
 
 def test_the_picture_names_every_competitor_and_its_axes(benchmark: DiscoveryBenchmark) -> None:
-    ax = plot_quality_cost(quality_cost_data(benchmark))
+    ax = plot_benchmark(benchmark)
     written = {text.get_text() for text in ax.texts}
     assert written == {"random", "eap", "ugs (updates=300)", "theirs (cost unknown)"}
     assert ax.get_xscale() == "log"
@@ -146,15 +147,11 @@ def test_a_picture_without_points_is_drawn_all_the_same(benchmark: DiscoveryBenc
     from dataclasses import replace
 
     empty = replace(benchmark, rows=(benchmark.rows[-1],))
-    assert not plot_quality_cost(quality_cost_data(empty)).texts
+    assert not plot_benchmark(empty).texts
 
 
 def test_the_map_of_truth_has_a_cell_for_everything(truth: TruthTable) -> None:
-    data = truth_map_data(truth)
-    assert data.objectives == ("logit_diff", "kl")
-    assert data.values.shape == (2, 1, 2)
-    assert math.isnan(data.values[1, 0, 0])
-    figure = plot_truth_map(data).get_figure()
+    figure = plot_truth(truth).get_figure()
     assert isinstance(figure, Figure)
     panels = [[text.get_text() for text in ax.texts] for ax in figure.axes]
     assert panels == [[".99+", "1"], ["·", ".40"]]
@@ -164,12 +161,12 @@ def test_the_map_of_truth_has_a_cell_for_everything(truth: TruthTable) -> None:
 
 def test_an_objective_that_nobody_serves_has_no_panel(truth: TruthTable) -> None:
     kept = [cell for cell in truth.cells if cell.method == "eap"]
-    assert truth_map_data(TruthTable(cells=tuple(kept))).objectives == ("logit_diff",)
+    assert served_objectives(TruthTable(cells=tuple(kept))) == ("logit_diff",)
 
 
 def test_one_panel_can_be_drawn_into_given_axes(truth: TruthTable) -> None:
     ax = Figure().subplots()
-    assert plot_truth_map(truth_map_data(truth), ax) is ax
+    assert plot_truth(truth, ax) is ax
     assert len(ax.texts) == 2
 
 
@@ -230,7 +227,7 @@ def test_a_method_measured_on_fewer_models_says_so(truth: TruthTable) -> None:
     ]
     text = truth_markdown(table)
     assert "- eap (logit_diff, kl) was measured on 1 of the 2 models" in text
-    figure = plot_truth_map(truth_map_data(table)).get_figure()
+    figure = plot_truth(table).get_figure()
     assert isinstance(figure, Figure)
     written = [[each.get_text() for each in ax.texts] for ax in figure.axes]
     assert written == [[".99+", "1"], ["·", ".40", "1"]]  # nothing where nothing was measured
@@ -239,37 +236,40 @@ def test_a_method_measured_on_fewer_models_says_so(truth: TruthTable) -> None:
 def test_a_picture_is_a_small_file_whose_text_is_text(
     truth: TruthTable, benchmark: DiscoveryBenchmark, tmp_path: Path
 ) -> None:
-    points, cells = quality_cost_data(benchmark), truth_map_data(truth)
-    for name, data, ax in (
-        ("points", points, plot_quality_cost(points)),
-        ("cells", cells, plot_truth_map(cells)),
+    for name, label, ax in (
+        ("points", benchmark_label(benchmark), plot_benchmark(benchmark)),
+        ("cells", truth_label(truth), plot_truth(truth)),
     ):
-        written = write_picture(tmp_path, name, ax, label=data.label)
+        written = write_picture(tmp_path, name, ax, label=label)
         content = written["svg"].read_text()
         root = ET.fromstring(content)
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert root.get("aria-label") == data.label
+        assert root.get("aria-label") == label
         texts = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
         assert {"eap", "exact"} & texts
         assert "var(" not in content
         assert (
-            written["svg"].read_bytes()
-            == write_picture(tmp_path, name, ax, label=data.label)["svg"].read_bytes()
+            written["svg"].read_bytes() == write_picture(tmp_path, name, ax, label=label)["svg"].read_bytes()
         )
         assert written["png"].read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_map_of_all_planted_models_is_a_small_file() -> None:
     rng = np.random.default_rng(0)
-    shape = (2, 64, 11)
-    data = TruthMapData(
-        models=tuple(f"model-{place}" for place in range(64)),
-        methods=tuple(f"method-{place}" for place in range(11)),
-        objectives=("logit_diff", "kl"),
-        values=rng.uniform(0, 1, shape),
-        measured=np.ones(shape, dtype=bool),
-    )
-    assert len(svg_file(plot_truth_map(data), label=data.label, key="map")) < 150_000
+    places = itertools.product(range(64), range(11), ("logit_diff", "kl"))
+    cells = [
+        TruthCell(
+            model=f"model-{model}",
+            method=f"method-{method}",
+            objective=objective,
+            found=detected(float(rng.uniform())),
+            n_edges=1,
+            n_true=1,
+        )
+        for model, method, objective in places
+    ]
+    table = TruthTable(cells=tuple(cells))
+    assert len(svg_file(plot_truth(table), label=truth_label(table), key="map")) < 150_000
 
 
 def test_numbers_keep_few_digits() -> None:

@@ -101,8 +101,8 @@ def test_a_registration_that_was_edited_is_refused(path: Path) -> None:
     made.path.write_text(json.dumps(stored))
     with pytest.raises(FileFormatError, match="was changed after it was written"):
         register_claim(path)
-    made.path.write_text(json.dumps(stored | {"hash": -1}))
-    with pytest.raises(FileFormatError, match="does not have the hash -1 that it states"):
+    made.path.write_text(json.dumps(stored | {"hash": "0"}))
+    with pytest.raises(FileFormatError, match="does not have the hash 0 that it states"):
         register_claim(path)
 
 
@@ -112,7 +112,7 @@ def test_a_registration_that_was_edited_is_refused(path: Path) -> None:
         ("{", "is not the registration of a claim"),
         ("{}", "is not the registration of a claim"),
         ("[]", "is not the registration of a claim"),
-        ('{"schema": "assay-registration/9"}', "has schema 'assay-registration/9'"),
+        ('{"schema": "assay-registration/9"}', "schema is 'assay-registration/9'"),
     ],
 )
 def test_files_that_are_no_registrations(path: Path, text: str, message: str) -> None:

@@ -1016,31 +1016,6 @@ def _(folder: Path) -> Path:
     return folder / "readings.jsonl"
 
 
-def _read_dynamics(path: Path) -> object:
-    from assay.analyses.generalization.dynamics import load_dynamics
-
-    return load_dynamics(path)
-
-
-@target("dynamics", read=_read_dynamics)
-def _(folder: Path) -> Path:
-    content = {
-        "schema": _schema("dynamics"),
-        "steps": [0, 1],
-        "kind": "x",
-        "distances": {"cosine": [0.0, 0.5]},
-    }
-    (folder / "dynamics.json").write_text(json.dumps(content))
-    return folder / "dynamics.json"
-
-
-def _schema(name: str) -> str:
-    from assay.analyses.generalization import dynamics
-
-    assert name == "dynamics"
-    return dynamics.SCHEMA
-
-
 def _read_benchmark(path: Path) -> object:
     from assay.analyses.benchmark import DiscoveryBenchmark
 

@@ -16,11 +16,10 @@ from assay.analyses.generalization.circuit_loss import CircuitSettings
 from assay.analyses.generalization.dynamics import (
     DepthReading,
     judge_depth,
-    load_dynamics,
     training_dynamics,
 )
 from assay.analyses.generalization.finetuning import DEFAULT_RECIPE, FineTuning, finetune
-from assay.core.errors import FileFormatError, InputError
+from assay.core.errors import InputError
 from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageSet, draw_shapes
 from assay.zoo import Recipe
 
@@ -263,10 +262,6 @@ def test_dynamics_of_a_folder_are_those_of_its_checkpoints(finished: FineTuning,
     fewer = training_dynamics(tmp_path / "run", probe)
     assert [each.step for each in fewer.readings] == [0, run.best_step]
     assert fewer.at(run.best_step).depth_bias == by_folder.at(run.best_step).depth_bias
-    path = tmp_path / "dynamics.json"
-    path.write_text(json.dumps(by_folder.to_dict()))
-    assert load_dynamics(path) == json.loads(path.read_text())
-    assert load_dynamics(finished.run.folder / "circuit.json")["readings"][0]["step"] == 0
 
 
 def test_explicit_blocks_are_compared() -> None:
@@ -349,9 +344,3 @@ def test_dynamics_without_checkpoints_images_or_labels_are_refused(
         training_dynamics(finished.run.folder, images(), watch={"sketch": replace(images(), labels=None)})
     with pytest.raises(InputError, match="no checkpoint of step 3; there are 0, 2, 4, 6"):
         finished.dynamics.at(3)
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(FileFormatError, match="cannot read"):
-        load_dynamics(tmp_path / "broken.json")
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(FileFormatError, match="has schema None; expected 'assay-dynamics/1'"):
-        load_dynamics(tmp_path / "other.json")

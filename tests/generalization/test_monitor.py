@@ -13,8 +13,8 @@ from torch import nn
 from assay.analyses.generalization import baselines, calibrate_threshold, circuit_shift, rank_shift_map
 from assay.analyses.generalization.alarms import SequentialTest
 from assay.analyses.generalization.batches import circuit_like
+from assay.analyses.generalization.intervals import shift_interval
 from assay.analyses.generalization.monitoring import Monitor, Reading
-from assay.analyses.generalization.shift_interval import shift_interval
 from assay.circuits import EdgeScores
 from assay.core.errors import (
     FileFormatError,

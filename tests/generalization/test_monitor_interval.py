@@ -8,7 +8,7 @@ import torch
 from scipy import stats as scipy_stats
 
 from assay.analyses.generalization import DISTANCES, circuit_shift
-from assay.analyses.generalization.shift_interval import shift_interval
+from assay.analyses.generalization.intervals import shift_interval
 from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.graph import build_graph

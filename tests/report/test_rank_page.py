@@ -83,7 +83,7 @@ def test_many_tied_picks_are_counted_and_not_listed() -> None:
     tied = copy.deepcopy(document())
     for row in tied["metrics"][0]["rows"]:
         row["rank"] = 1.0
-    assert rank_words.worth(tied)[0]["pick"] == "q<0.1> and 4 others that tie"
+    assert rank_words.picks(tied, rank_words.picked(tied["metrics"][0])) == "q<0.1> and 4 others that tie"
     assert "picks q<0.1> and 4 others that tie." in rank_words.verdict(tied)
 
 

@@ -29,21 +29,29 @@ R = TypeVar("R", bound="Record")
 BRIEF: Mapping[str, Any] = {"record": "brief"}  # metadata of a field that is left out where it is empty
 
 
+def named(key: str) -> Mapping[str, Any]:
+    """Metadata of a field that is written under another key than its name."""
+    return {"key": key}
+
+
 class Record:
     """Base of frozen dataclasses that have a place in files, stores and pages.
 
     Attributes:
         record_kind: What it is, e.g. `calibration`, written as `kind`; empty for parts of other records.
         record_schema: Name and version of the form it is written in, e.g. `assay-calibration/1`, as `schema`.
-        derived: Names of properties written after the fields. Reading ignores them.
+        record_header: Further entries that are the same in every document of this kind.
+        derived: Names of properties, and of methods without arguments, written after the fields. Reading
+            ignores them.
 
     Notes:
         `field(metadata=HIDDEN)` is never written and needs a default; `field(metadata=BRIEF)` is written
-        where it is neither None nor empty.
+        where it is neither None nor empty; `field(metadata=named(key))` is written under that key.
     """
 
     record_kind: ClassVar[str] = ""
     record_schema: ClassVar[str] = ""
+    record_header: ClassVar[Mapping[str, str]] = {}
     derived: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,8 +61,10 @@ class Record:
             value = getattr(self, field.name)
             use = field.metadata.get("record")
             if use != "hidden" and not (use == "brief" and _empty(value)):
-                record[field.name] = value
-        record |= {name: getattr(self, name) for name in self.derived}
+                record[field.metadata.get("key", field.name)] = value
+        for name in self.derived:
+            value = getattr(self, name)
+            record[name] = value() if callable(value) else value
         document: dict[str, Any] = plain(record)
         return document
 
@@ -83,7 +93,7 @@ def _empty(value: object) -> bool:
 
 def _header(cls: type[Record]) -> dict[str, str]:
     """The entries that tell what a document is."""
-    header = {"kind": cls.record_kind, "schema": cls.record_schema}
+    header = {"kind": cls.record_kind, "schema": cls.record_schema, **cls.record_header}
     return {name: value for name, value in header.items() if value}
 
 
@@ -97,7 +107,7 @@ def _problem(error: BaseException, expected: type | None) -> str:
     from cattrs.v import format_exception
 
     if isinstance(error, ForbiddenExtraKeysError):
-        names = [field.name for field in dataclasses.fields(error.cl)]
+        names = [field.metadata.get("key", field.name) for field in dataclasses.fields(error.cl)]
         return "; ".join(str(unknown_name("field", name, names)) for name in sorted(error.extra_fields))
 
     return format_exception(error, expected)
@@ -171,12 +181,14 @@ def _record_hook(cls: Any, converter: Any) -> Callable[[object, type], Any]:
         from cattrs.gen import make_dict_structure_fn, override
 
         hints = typing.get_type_hints(cls)
-        hidden: dict[str, Any] = {}
+        special: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             field.type = hints[field.name]  # names in quotes resolved
             if field.metadata.get("record") == "hidden":
-                hidden[field.name] = override(omit=True)
-        return make_dict_structure_fn(cls, converter, **hidden)
+                special[field.name] = override(omit=True)
+            elif key := field.metadata.get("key"):
+                special[field.name] = override(rename=key)
+        return make_dict_structure_fn(cls, converter, **special)
 
     def read(document: object, kind: type) -> Any:
         if not isinstance(document, Mapping):

@@ -162,13 +162,14 @@ def write_benchmark(
         The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
     """
     check_writable(folder, make=True)
-    data = plots.quality_cost_data(benchmark)
     text = benchmark_markdown(benchmark)
     return {
         "json": benchmark.save(folder / f"{name}.json"),
         "csv": _write_csv(folder / f"{name}.csv", benchmark.to_frame()),
         "markdown": write_atomically(folder / f"{name}.md", text.encode()),
-        **plots.write_picture(folder, name, plots.plot_quality_cost(data), label=data.label),
+        **plots.write_picture(
+            folder, name, plots.plot_benchmark(benchmark), label=plots.benchmark_label(benchmark)
+        ),
     }
 
 
@@ -197,16 +198,16 @@ def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict
         The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
     """
     check_writable(folder, make=True)
-    data = plots.truth_map_data(table)
     written = {
         "json": table.save(folder / f"{name}.json"),
         "csv": _write_csv(folder / f"{name}.csv", table.to_frame()),
         "markdown": write_atomically(folder / f"{name}.md", truth_markdown(table).encode()),
     }
-    if not data.objectives:  # nothing was served, so there is nothing to draw
+    if not plots.served_objectives(table):  # nothing was served, so there is nothing to draw
         return written
-    figure = plots.plot_truth_map(data)
-    return written | plots.write_picture(folder, name, figure, label=data.label)
+    return written | plots.write_picture(
+        folder, name, plots.plot_truth(table), label=plots.truth_label(table)
+    )
 
 
 def truth_markdown(table: TruthTable) -> str:

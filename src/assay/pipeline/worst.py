@@ -13,7 +13,7 @@ from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
 from assay.analyses.worst_case.divergence import get_divergence, table_divergences
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.outside import outside_grammar
-from assay.analyses.worst_case.rerun import make_rerun
+from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import SHOWN_PAIRS
 from assay.analyses.worst_case.rows import count_pairs
 from assay.circuits import Circuit
@@ -159,7 +159,7 @@ def worst_case_stage(
             thresholds=tuple(thresholds),
             notes=notes_on(circuit, sample),
             seconds=float(stored.payload["seconds"]),
-            rerun=make_rerun(model, circuit, sample, divergence),
+            rerun=Rerun(model=model, circuit=circuit, sample=sample, divergence=divergence),
         )
 
     def write(worst: WorstCase) -> Content:
@@ -240,7 +240,7 @@ def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCas
             facts=facts_of(runs.circuit, runs.model, sample, divergence, ()),
             thresholds=(),
             notes=notes_on(runs.circuit, sample),
-            rerun=make_rerun(runs.model, runs.circuit, sample, divergence),
+            rerun=Rerun(model=runs.model, circuit=runs.circuit, sample=sample, divergence=divergence),
         )
 
     return worst_case_stage(runs.circuit, runs.model, sample, compute=compute).run(store).value

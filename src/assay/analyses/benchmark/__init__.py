@@ -1,12 +1,12 @@
 """Discovery methods judged: against planted truth, and by the faithfulness and the cost of their circuits."""
 
+from assay.analyses.benchmark.contenders import Contender, choose_entries
 from assay.analyses.benchmark.cost import Cost, measured, plain_seconds
 from assay.analyses.benchmark.detection import Detected, detect
 from assay.analyses.benchmark.discovery import benchmark_discovery
-from assay.analyses.benchmark.entries import Contender, choose_entries
 from assay.analyses.benchmark.order import PUBLISHED_ORDER, OrderLink, examine_order
-from assay.analyses.benchmark.planted import planted_task
 from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
+from assay.analyses.benchmark.targets import planted_task
 from assay.analyses.benchmark.truth import (
     MethodTruth,
     ModelTruth,

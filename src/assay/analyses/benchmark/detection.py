@@ -2,21 +2,17 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
+from assay.core.record import Record
 from assay.stats import auroc, average_precision, precision_at
 
 
-if TYPE_CHECKING:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
-class Detected:
+class Detected(Record):
     """How well edge scores tell the true edges from the others, by |score| and by signed score.
 
     Attributes:

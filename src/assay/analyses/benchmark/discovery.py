@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.analyses.benchmark.competing import take_turn
+from assay.analyses.benchmark.contenders import Contender, choose_entries, take_turn
 from assay.analyses.benchmark.cost import clock_of, plain_seconds
 from assay.analyses.benchmark.detection import detect
-from assay.analyses.benchmark.entries import Contender, choose_entries
 from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.given import takes_text
@@ -126,6 +125,7 @@ def benchmark_discovery(
         seed=seed,
     )
     judge = _Judge(runs=runs, fractions=fractions, truth=truth)
+    asked = {"objective": objective, "ablation": ablation, "batch_size": batch_size, "seed": seed}
     _warm_up(model, seen, runs, batch_size)
     rows: list[BenchmarkRow] = []
     scores: dict[str, EdgeScores] = {}
@@ -134,9 +134,7 @@ def benchmark_discovery(
         if progress is not None:
             progress(entry.name, len(rows), total)
         rule = selection or ("greedy" if entry.key in GREEDY else "top")
-        row, edge_scores = _compete(
-            entry, model, seen, judge, rule, objective, ablation, batch_size=batch_size, seed=seed
-        )
+        row, edge_scores = _compete(entry, model, seen, judge, rule, asked)
         rows.append(row)
         if edge_scores is not None:
             scores[entry.name] = edge_scores
@@ -217,23 +215,12 @@ def _warm_up(model: Model, task: Task, runs: CircuitRuns, batch_size: int | None
 
 
 def _compete(
-    entry: Contender,
-    model: Model,
-    task: Task,
-    judge: "_Judge",
-    selection: str,
-    objective: str | Objective | Loss | None,
-    ablation: str | Ablation | None,
-    *,
-    batch_size: int | None,
-    seed: int,
+    entry: Contender, model: Model, task: Task, judge: "_Judge", selection: str, asked: Mapping[str, Any]
 ) -> tuple[BenchmarkRow, EdgeScores | None]:
     """Discovery with its cost, then its circuits."""
-    size = choose_batch_size(model, task, asked=batch_size)
+    size = choose_batch_size(model, task, asked=asked["batch_size"])
     unit = plain_seconds(model, task, size)
-    turn = take_turn(
-        entry, model, task, objective=objective, ablation=ablation, batch_size=batch_size, seed=seed
-    )
+    turn = take_turn(entry, model, task, **asked)
     own = BenchmarkRow(
         name=entry.name,
         method=entry.key,

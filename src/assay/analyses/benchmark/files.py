@@ -1,46 +1,39 @@
-"""Results of benchmarks as JSON files: written whole or not at all, read with what is undefined as NaN."""
+"""Results of benchmarks as JSON files, written whole or not at all."""
 
 import json
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError
+from assay.core.record import Record
 from assay.core.untrusted import parse_json
 
 
-def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:
-    """Write a finite record, whole or not at all.
+R = TypeVar("R", bound=Record)
 
-    Returns:
-        The path.
+
+def write_record(path: str | Path, record: Record) -> Path:
+    """Write a record, whole or not at all.
+
+    Raises:
+        OutputError: If the directory does not exist or cannot be written.
     """
-    text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(record.to_dict(), indent=1, allow_nan=False, ensure_ascii=False)
     return write_atomically(Path(path), (text + "\n").encode())
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """A JSON object from a file.
+def read_record(path: str | Path, kind: type[R], what: str) -> R:
+    """What `write_record` wrote; `what` it should be, with its article, for messages.
 
     Raises:
-        FileFormatError: If the file is missing or holds no JSON object.
+        FileFormatError: If the file cannot be read or holds something else.
     """
-    path = Path(path)
     try:
-        record = parse_json(path.read_text(encoding="utf-8"))
+        return kind.from_dict(parse_json(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise FileFormatError(
             f"cannot read {path}: {error.strerror}; give the path of a JSON file"
         ) from error
     except ValueError as error:
-        raise FileFormatError(f"{path} is no JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise FileFormatError(f"{path} holds a {type(record).__name__}; expected a JSON object")
-    return record
-
-
-def number(value: float | int | None) -> float:
-    """A number of a JSON record, undefined ones as NaN."""
-    return math.nan if value is None else float(value)
+        raise FileFormatError(f"{path} is not {what}: {error}") from error

@@ -4,7 +4,7 @@ import html
 import io
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,133 +29,50 @@ CHANCE = 0.5
 PICTURE_DPI = 150
 
 
-@dataclass(frozen=True, kw_only=True)
-class QualityCostData:
-    """Quality against cost: one point per method, one line per row whose cost is unknown.
-
-    Attributes:
-        names: Methods that have both.
-        cost: Plain forward passes over the same examples.
-        quality, low, high: CPR by signed score with its 95 % interval.
-        levels: Rows without a cost, such as imported scores: name and CPR.
-        n: Examples behind each quality.
-        where: Model and task.
-    """
-
-    names: tuple[str, ...]
-    cost: tuple[float, ...]
-    quality: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    levels: tuple[tuple[str, float], ...]
-    n: int
-    where: str
-
-    @property
-    def label(self) -> str:
-        """The picture in a sentence."""
-        return f"CPR against cost of discovery methods, {self.where}"
+def benchmark_label(benchmark: DiscoveryBenchmark) -> str:
+    """The picture of a benchmark in a sentence."""
+    return f"CPR against cost of discovery methods, {benchmark.model['id']}, {benchmark.task}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TruthMapData:
-    """AUROC of methods on planted models.
-
-    Attributes:
-        models: Rows.
-        methods: Columns.
-        objectives: One panel each.
-        values: `[n_objectives, n_models, n_methods]`; NaN where a method did not serve.
-        measured: Where there is a cell at all, served or not.
-    """
-
-    models: tuple[str, ...]
-    methods: tuple[str, ...]
-    objectives: tuple[str, ...]
-    values: Float64[np.ndarray, "n_objectives n_models n_methods"]
-    measured: Bool[np.ndarray, "n_objectives n_models n_methods"]
-
-    @property
-    def label(self) -> str:
-        """The picture in a sentence."""
-        return (
-            f"AUROC of {len(self.methods)} discovery methods on {len(self.models)} planted models, for "
-            f"{' and '.join(self.objectives)}"
-        )
-
-
-def quality_cost_data(benchmark: DiscoveryBenchmark) -> QualityCostData:
-    """Every row with a CPR: those with a cost as points, the others as levels."""
-    points, levels = [], []
-    for row in benchmark.rows:
-        if row.cpr is None or math.isnan(row.cpr.value):
-            continue
-        if math.isnan(row.forward_equivalents):
-            levels.append((title(row), row.cpr.value))
-        else:
-            points.append((title(row), row.forward_equivalents, row.cpr))
-    return QualityCostData(
-        names=tuple(name for name, _, _ in points),
-        cost=tuple(cost for _, cost, _ in points),
-        quality=tuple(cpr.value for _, _, cpr in points),
-        low=tuple(cpr.low for _, _, cpr in points),
-        high=tuple(cpr.high for _, _, cpr in points),
-        levels=tuple(levels),
-        n=int(benchmark.evaluated_on["n"]),
-        where=f"{benchmark.model['id']}, {benchmark.task}",
+def truth_label(table: TruthTable) -> str:
+    """The picture of a truth table in a sentence."""
+    return (
+        f"AUROC of {len(table.methods)} discovery methods on {len(table.models)} planted models, for "
+        f"{' and '.join(served_objectives(table))}"
     )
 
 
-def truth_map_data(table: TruthTable) -> TruthMapData:
-    """AUROC of |score| in every cell; objectives that no method served are left out."""
-    values = np.full((len(table.objectives), len(table.models), len(table.methods)), np.nan)
-    measured = np.zeros(values.shape, dtype=bool)
-    places = [
-        {name: place for place, name in enumerate(names)}
-        for names in (table.objectives, table.models, table.methods)
-    ]
-    for cell in table.cells:
-        place = places[0][cell.objective], places[1][cell.model], places[2][cell.method]
-        values[place], measured[place] = cell.auroc, True
-    served = np.isfinite(values).any(axis=(1, 2))
-    return TruthMapData(
-        models=table.models,
-        methods=table.methods,
-        objectives=tuple(name for name, kept in zip(table.objectives, served, strict=True) if kept),
-        values=values[served],
-        measured=measured[served],
-    )
-
-
-# ---------------------------------------------------------------------------------------------- drawing
+def served_objectives(table: TruthTable) -> tuple[str, ...]:
+    """Objectives under which some method has an AUROC."""
+    served = {cell.objective for cell in table.cells if math.isfinite(cell.auroc)}
+    return tuple(name for name in table.objectives if name in served)
 
 
 def plot_benchmark(benchmark: DiscoveryBenchmark, ax: Axes | None = None) -> Axes:
-    """Draw quality against cost, a point per method."""
-    return plot_quality_cost(quality_cost_data(benchmark), ax)
+    """Draw quality upwards and cost to the right, on a logarithmic axis; labels keep clear of each other.
 
-
-def plot_truth(table: TruthTable, ax: Axes | None = None) -> Axes:
-    """Draw AUROC of methods on planted models, a panel per objective; on given axes the first."""
-    return plot_truth_map(truth_map_data(table), ax)
-
-
-def plot_quality_cost(data: QualityCostData, ax: Axes | None = None) -> Axes:
-    """Draw quality upwards and cost to the right, on a logarithmic axis; labels keep clear of each other."""
+    A method is a point with the interval of its CPR, a line across where its cost is unknown.
+    """
     ax = axes_of(ax, *SIZE)
-    cost = np.maximum(np.array(data.cost, dtype=float), CHEAPEST)
+    judged = [
+        (title(row), row.forward_equivalents, row.cpr)
+        for row in benchmark.rows
+        if row.cpr is not None and not math.isnan(row.cpr.value)
+    ]
+    points = [(name, max(cost, CHEAPEST), cpr) for name, cost, cpr in judged if not math.isnan(cost)]
     ax.set_xscale("log")
     ax.axhline(1, color=RULE, linewidth=0.8, zorder=0)
     ax.axhline(0, color=RULE, linewidth=0.8, zorder=0)
-    for x, value, low, high in zip(cost, data.quality, data.low, data.high, strict=True):
-        if math.isfinite(low) and math.isfinite(high):
-            ax.plot([x, x], [low, high], color=SUPPORTS, linewidth=2.0, alpha=0.55, zorder=2)
-        ax.plot([x], [value], "o", color=INK, markersize=5, zorder=3)
-    for name, value in data.levels:
-        ax.axhline(value, color=OPPOSES, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+    for _, cost, cpr in points:
+        if math.isfinite(cpr.low) and math.isfinite(cpr.high):
+            ax.plot([cost] * 2, [cpr.low, cpr.high], color=SUPPORTS, linewidth=2.0, alpha=0.55, zorder=2)
+        ax.plot([cost], [cpr.value], "o", color=INK, markersize=5, zorder=3)
+    levels = [(name, cpr.value) for name, cost, cpr in judged if math.isnan(cost)]
+    for name, level in levels:
+        ax.axhline(level, color=OPPOSES, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
         ax.annotate(
             f"{name} (cost unknown)",
-            (1, value),
+            (1, level),
             xycoords=("axes fraction", "data"),
             xytext=(-2, 3),
             textcoords="offset points",
@@ -163,24 +80,25 @@ def plot_quality_cost(data: QualityCostData, ax: Axes | None = None) -> Axes:
             color=OPPOSES,
             fontsize=LABEL_SIZE,
         )
-    _limits(ax, data, cost)
+    costs = np.array([cost for _, cost, _ in points], dtype=float)
+    value, low, high = (
+        np.array([getattr(cpr, end) for *_, cpr in points]) for end in ("value", "low", "high")
+    )
+    _limits(ax, costs, [*value, *low, *high, *(level for _, level in levels)])
     ax.xaxis.set_major_formatter(FuncFormatter(_cost_tick))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("cost of discovery in plain forward passes over the same examples")
     ax.set_ylabel("CPR (edges by signed score)")
-    ax.set_title(f"{data.where}, n = {data.n}", fontsize=9, color=INK, loc="left")
-    place_labels(
-        ax, data.names, cost, np.array(data.quality), low=np.array(data.low), high=np.array(data.high)
-    )
+    where = f"{benchmark.model['id']}, {benchmark.task}, n = {benchmark.evaluated_on['n']}"
+    ax.set_title(where, fontsize=9, color=INK, loc="left")
+    place_labels(ax, tuple(name for name, *_ in points), costs, value, low=low, high=high)
     return ax
 
 
-def _limits(ax: Axes, data: QualityCostData, cost: Float64[np.ndarray, " n"]) -> None:
-    if len(cost):
-        ax.set_xlim(float(cost.min()) / 2, float(cost.max()) * 4)
-    values = [value for _, value in data.levels]
-    shown = [value for value in (*data.quality, *data.low, *data.high, *values) if math.isfinite(value)]
-    if shown:
+def _limits(ax: Axes, costs: Float64[np.ndarray, " n"], values: Sequence[float]) -> None:
+    if len(costs):
+        ax.set_xlim(float(costs.min()) / 2, float(costs.max()) * 4)
+    if shown := [value for value in values if math.isfinite(value)]:
         low, high = min(0.0, *shown), max(1.0, *shown)
         room = 0.07 * (high - low)
         ax.set_ylim(low - room, high + room)
@@ -191,43 +109,47 @@ def _cost_tick(value: float, place: int | None) -> str:
     return f"≤ {CHEAPEST:g}" if math.isclose(value, CHEAPEST) else f"{value:,g}"
 
 
-def plot_truth_map(data: TruthMapData, ax: Axes | None = None) -> Axes:
+def plot_truth(table: TruthTable, ax: Axes | None = None) -> Axes:
     """Draw a panel per objective: planted models downwards, methods across, AUROC in the cells.
 
-    Ink grows with the distance from chance; a light cell with a dot was not served, and where there is none
-    nothing was measured.
-
-    Args:
-        data: What to draw.
-        ax: Axes for a single objective; default: a new figure with a panel for each.
+    On given axes the first panel alone; objectives that no method served are left out. Cells are inked by
+    how far the AUROC is from chance, 0.5: the one colour above it, the other below. A dot stands where a
+    method did not serve, and what was never measured is left blank.
     """
+    objectives = served_objectives(table)
     if ax is not None:
-        _truth_panel(ax, data, 0)
+        _truth_panel(ax, table, objectives[0])
         return ax
-    n_panels = max(1, len(data.objectives))
-    width = 2.6 + CELL[0] * len(data.methods) * n_panels + 0.3 * n_panels
-    height = 1.9 + CELL[1] * len(data.models)
+    n_panels = max(1, len(objectives))
+    width = 2.6 + CELL[0] * len(table.methods) * n_panels + 0.3 * n_panels
+    height = 1.9 + CELL[1] * len(table.models)
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, n_panels, sharey=True, squeeze=False)[0]
-    for place, each in enumerate(axes[: len(data.objectives)]):
-        _truth_panel(each, data, place)
+    for each, objective in zip(axes, objectives, strict=False):
+        _truth_panel(each, table, objective)
     for each in axes[1:]:
         each.tick_params(labelleft=False)
     first: Axes = axes[0]
     return first
 
 
-def _truth_panel(ax: Axes, data: TruthMapData, place: int) -> None:
+def _truth_panel(ax: Axes, table: TruthTable, objective: str) -> None:
     axes_of(ax, 0.0, 0.0)
-    values = data.values[place]
+    models, methods = table.models, table.methods
+    values = np.full((len(models), len(methods)), np.nan)
+    measured = np.zeros(values.shape, dtype=bool)
+    rows, columns = ({name: place for place, name in enumerate(names)} for names in (models, methods))
+    for cell in table.cells:
+        if cell.objective == objective:
+            place = rows[cell.model], columns[cell.method]
+            values[place], measured[place] = cell.auroc, True
     # One image with rules over it rather than a patch for each cell: a tenth of the file.
-    ax.imshow(_colours(values, data.measured[place]), interpolation="none", aspect="auto", zorder=0)
-    for cuts, rule in ((len(data.methods), ax.axvline), (len(data.models), ax.axhline)):
+    ax.imshow(_colours(values, measured), interpolation="none", aspect="auto", zorder=0)
+    for cuts, rule in ((len(methods), ax.axvline), (len(models), ax.axhline)):
         for cut in range(cuts + 1):
             rule(cut - 0.5, color=PAPER, linewidth=1.2, zorder=1)
-    for (row, column), value in np.ndenumerate(values):
-        if not data.measured[place, row, column]:
-            continue
+    for row, column in zip(*np.nonzero(measured), strict=True):
+        value = values[row, column]
         defined = math.isfinite(value)
         dark = defined and _ink(value) > 0.8
         ax.text(
@@ -239,13 +161,13 @@ def _truth_panel(ax: Axes, data: TruthMapData, place: int) -> None:
             fontsize=6.5,
             color=PAPER if dark else INK if defined else MUTED,
         )
-    ax.set_xlim(-0.55, len(data.methods) - 0.45)
-    ax.set_ylim(len(data.models) - 0.45, -0.55)
-    ax.set_xticks(range(len(data.methods)), data.methods, rotation=60, ha="right", rotation_mode="anchor")
-    ax.set_yticks(range(len(data.models)), data.models)
+    ax.set_xlim(-0.55, len(methods) - 0.45)
+    ax.set_ylim(len(models) - 0.45, -0.55)
+    ax.set_xticks(range(len(methods)), methods, rotation=60, ha="right", rotation_mode="anchor")
+    ax.set_yticks(range(len(models)), models)
     ax.tick_params(length=0, labelsize=7.5)
     ax.set_xlabel("method; cells: AUROC of |score|")
-    ax.set_title(data.objectives[place], fontsize=9, color=INK, loc="left")
+    ax.set_title(objective, fontsize=9, color=INK, loc="left")
     for spine in ax.spines.values():
         spine.set_visible(False)
 
@@ -318,16 +240,3 @@ def svg_file(ax: Axes, *, label: str, key: str) -> str:
         f'<style>{rules}</style>\n<rect width="100%" height="100%" fill="{PAPER}"/>'
     )
     return re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1) + "\n"
-
-
-__all__ = [
-    "QualityCostData",
-    "TruthMapData",
-    "place_labels",
-    "plot_quality_cost",
-    "plot_truth_map",
-    "quality_cost_data",
-    "svg_file",
-    "truth_map_data",
-    "write_picture",
-]

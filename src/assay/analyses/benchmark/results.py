@@ -1,28 +1,25 @@
 """What a benchmark of discovery methods found: a row per method, paired differences, files."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.analyses.benchmark.detection import Detected
-from assay.analyses.benchmark.files import number, read_json, write_json
+from assay.analyses.benchmark.files import read_record, write_record
 from assay.circuits import EdgeScores
 from assay.core import display
-from assay.core.errors import FileFormatError, InputError
-from assay.core.record import plain
-from assay.core.untrusted import malformed
+from assay.core.errors import InputError
+from assay.core.record import HIDDEN, Record
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = "assay-discovery-benchmark/1"
-
 
 @dataclass(frozen=True, kw_only=True)
-class Bounded:
+class Bounded(Record):
     """A number with its 95 % bootstrap interval over examples; NaN where undefined."""
 
     value: float
@@ -38,7 +35,7 @@ class Bounded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranked:
+class Ranked(Record):
     """Faithfulness of the circuits that one ranking of the edges gives.
 
     Attributes:
@@ -55,7 +52,7 @@ class Ranked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkRow:
+class BenchmarkRow(Record):
     """One competitor.
 
     Attributes:
@@ -75,6 +72,8 @@ class BenchmarkRow:
         warnings: What it warned of, such as masks that did not converge.
         details: What else it reports.
     """
+
+    derived = ("forward_equivalents",)
 
     name: str
     method: str | None
@@ -114,7 +113,7 @@ class BenchmarkRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(Record):
     """CPR of one competitor less that of another on the same examples, MIB convention."""
 
     first: str
@@ -123,7 +122,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscoveryBenchmark(display.Shown):
+class DiscoveryBenchmark(display.Shown, Record):
     """Discovery methods judged on one model and task.
 
     Attributes:
@@ -137,6 +136,10 @@ class DiscoveryBenchmark(display.Shown):
     """
 
     drawn_by = "assay.analyses.benchmark.plots:plot_benchmark"
+    record_header = {
+        "format": "assay-discovery-benchmark/1",
+        "convention": "MIB: CPR by signed score (signed.cpr), CMD by |score| (absolute.cmd)",
+    }
 
     model: Mapping[str, Any]
     discovered_on: Mapping[str, Any]
@@ -144,7 +147,7 @@ class DiscoveryBenchmark(display.Shown):
     settings: Mapping[str, Any]
     rows: tuple[BenchmarkRow, ...]
     differences: tuple[Difference, ...] = ()
-    scores: Mapping[str, EdgeScores] = field(default_factory=dict, compare=False)
+    scores: Mapping[str, EdgeScores] = field(default_factory=dict, compare=False, metadata=HIDDEN)
 
     def __repr__(self) -> str:
         return f"DiscoveryBenchmark({self.model.get('id')}, {self.task!r}, {len(self.rows)} methods)"
@@ -199,51 +202,9 @@ class DiscoveryBenchmark(display.Shown):
 
         return pd.DataFrame([_flat(row) for row in self.rows])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null. Scores are not in it."""
-        rows = []
-        for row in self.rows:
-            record: dict[str, Any] = plain(asdict(row))
-            rows.append({**record, "forward_equivalents": plain(row.forward_equivalents)})
-        return {
-            "format": FORMAT,
-            "convention": "MIB: CPR by signed score (signed.cpr), CMD by |score| (absolute.cmd)",
-            "model": plain(self.model),
-            "discovered_on": plain(self.discovered_on),
-            "evaluated_on": plain(self.evaluated_on),
-            "settings": plain(self.settings),
-            "rows": rows,
-            "differences": [plain(asdict(each)) for each in self.differences],
-        }
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "DiscoveryBenchmark":
-        """The benchmark of `to_dict`, without edge scores.
-
-        Raises:
-            FileFormatError: If the record is something else.
-        """
-        if record.get("format") != FORMAT:
-            raise FileFormatError(
-                f"this is not a discovery benchmark: its format is {record.get('format')!r}, expected "
-                f"{FORMAT!r}; give a file written by DiscoveryBenchmark.save or by "
-                "`assay benchmark discovery --out`"
-            )
-        return cls(
-            model=record["model"],
-            discovered_on=record["discovered_on"],
-            evaluated_on=record["evaluated_on"],
-            settings=record["settings"],
-            rows=tuple(_row(each) for each in record["rows"]),
-            differences=tuple(
-                Difference(first=each["first"], second=each["second"], cpr=_bounded(each["cpr"]))
-                for each in record["differences"]
-            ),
-        )
-
     def save(self, path: str | Path) -> Path:
         """Write the benchmark as one JSON file, whole or not at all; edge scores are not in it."""
-        return write_json(path, self.to_dict())
+        return write_record(path, self)
 
     @classmethod
     def load(cls, path: str | Path) -> "DiscoveryBenchmark":
@@ -252,8 +213,7 @@ class DiscoveryBenchmark(display.Shown):
         Raises:
             FileFormatError: If the file is missing or holds something else.
         """
-        with malformed(path, "a discovery benchmark"):
-            return cls.from_dict(read_json(path))
+        return read_record(path, cls, "a discovery benchmark")
 
 
 def _flat(row: BenchmarkRow) -> dict[str, Any]:
@@ -276,39 +236,3 @@ def _flat(row: BenchmarkRow) -> dict[str, Any]:
 
 def _low_if_nan(value: float) -> float:
     return -math.inf if math.isnan(value) else value
-
-
-def _bounded(record: Mapping[str, Any]) -> Bounded:
-    return Bounded(**{key: number(record[key]) for key in ("value", "low", "high")})
-
-
-def _ranked(record: Mapping[str, Any] | None) -> Ranked | None:
-    if record is None:
-        return None
-    return Ranked(
-        cpr=_bounded(record["cpr"]),
-        cmd=_bounded(record["cmd"]),
-        faithfulness=_numbers(record["faithfulness"]),
-        kept_edges=tuple(record["kept_edges"]),
-    )
-
-
-def _numbers(values: Sequence[float | None]) -> tuple[float, ...]:
-    return tuple(number(value) for value in values)
-
-
-def _row(record: Mapping[str, Any]) -> BenchmarkRow:
-    truth = record["truth"]
-    facts = {name: record[name] for name in ("name", "method", "options", "objective", "selection", "reason")}
-    return BenchmarkRow(
-        **facts,
-        signed=_ranked(record["signed"]),
-        absolute=_ranked(record["absolute"]),
-        seconds=number(record["seconds"]),
-        plain_seconds=number(record["plain_seconds"]),
-        peak_memory=record["peak_memory"],
-        passes=record["passes"],
-        truth=None if truth is None else Detected(**{key: number(value) for key, value in truth.items()}),
-        warnings=tuple(record["warnings"]),
-        details=record["details"],
-    )

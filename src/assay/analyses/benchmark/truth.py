@@ -2,20 +2,18 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from assay.analyses.benchmark.competing import take_turn
+from assay.analyses.benchmark.contenders import Contender, choose_entries, take_turn
 from assay.analyses.benchmark.detection import Detected, detect
-from assay.analyses.benchmark.entries import Contender, choose_entries
-from assay.analyses.benchmark.files import number, read_json, write_json
-from assay.analyses.benchmark.planted import ABLATION, planted_task
+from assay.analyses.benchmark.files import read_record, write_record
+from assay.analyses.benchmark.targets import ABLATION, planted_task
 from assay.core import display
-from assay.core.errors import FileFormatError, InputError
-from assay.core.record import library_version, plain
-from assay.core.untrusted import malformed
+from assay.core.errors import InputError
+from assay.core.record import Record, library_version, plain
 from assay.discovery.edges.method import METHODS
 from assay.models.planted import Planted, planted_model, planted_names
 from assay.objectives import get_objective
@@ -27,14 +25,13 @@ if TYPE_CHECKING:
 OBJECTIVES = ("logit_diff", "kl")
 TRUTH_N = 64  # examples of each model
 GOOD, NEARLY_PERFECT = 0.95, 0.99  # AUROCs whose shares of models a summary counts
-FORMAT = "assay-truth-table/1"
 _SAME = ("n", "seed", "ablation")  # settings of tables that may be merged
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TruthCell:
+class TruthCell(Record):
     """One method on one planted model under one objective.
 
     Attributes:
@@ -68,7 +65,7 @@ class TruthCell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodTruth:
+class MethodTruth(Record):
     """One method and objective over all models.
 
     Attributes:
@@ -100,7 +97,7 @@ class MethodTruth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelTruth:
+class ModelTruth(Record):
     """The best that any method did on one model: its AUROC, and every `METHOD (OBJECTIVE)` that has it."""
 
     model: str
@@ -111,8 +108,10 @@ class ModelTruth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TruthSummary:
+class TruthSummary(Record):
     """A truth table in short: a row per method and objective, a row per model."""
+
+    derived = ("lowest_best",)
 
     methods: tuple[MethodTruth, ...]
     models: tuple[ModelTruth, ...]
@@ -125,7 +124,7 @@ class TruthSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TruthTable(display.Shown):
+class TruthTable(display.Shown, Record):
     """Methods judged on planted models.
 
     Attributes:
@@ -134,6 +133,8 @@ class TruthTable(display.Shown):
     """
 
     drawn_by = "assay.analyses.benchmark.plots:plot_truth"
+    record_header = {"format": "assay-truth-table/1"}
+    derived = ("summary",)
 
     cells: tuple[TruthCell, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -225,41 +226,13 @@ class TruthTable(display.Shown):
             own = {
                 name: getattr(cell, name) for name in ("model", "method", "objective", "n_edges", "n_true")
             }
-            measures = blank if cell.found is None else asdict(cell.found)
+            measures = blank if cell.found is None else vars(cell.found)
             rows.append({**own, **measures, "seconds": cell.seconds, "reason": cell.reason})
         return pd.DataFrame(rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        summary = self.summary()
-        return {
-            "format": FORMAT,
-            "settings": plain(self.settings),
-            "cells": [plain(asdict(cell)) for cell in self.cells],
-            "summary": {
-                "methods": [plain(asdict(each)) for each in summary.methods],
-                "models": [plain(asdict(each)) for each in summary.models],
-                "lowest_best": plain(summary.lowest_best),
-            },
-        }
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "TruthTable":
-        """The table of `to_dict`.
-
-        Raises:
-            FileFormatError: If the record is something else.
-        """
-        if record.get("format") != FORMAT:
-            raise FileFormatError(
-                f"this is not a truth table: its format is {record.get('format')!r}, expected {FORMAT!r}; "
-                "give a file written by TruthTable.save or `assay truth --out`"
-            )
-        return cls(cells=tuple(_cell(each) for each in record["cells"]), settings=record["settings"])
-
     def save(self, path: str | Path) -> Path:
         """Write the table as one JSON file, whole or not at all."""
-        return write_json(path, self.to_dict())
+        return write_record(path, self)
 
     @classmethod
     def load(cls, path: str | Path) -> "TruthTable":
@@ -268,8 +241,7 @@ class TruthTable(display.Shown):
         Raises:
             FileFormatError: If the file is missing or holds something else.
         """
-        with malformed(path, "a table of truth"):
-            return cls.from_dict(read_json(path))
+        return read_record(path, cls, "a table of truth")
 
     def merged(self, other: "TruthTable") -> "TruthTable":
         """Both tables as one; where both have a cell, that of `other` stands.
@@ -403,13 +375,6 @@ def _measure(
         warnings=turn.warnings,
         details=turn.details,
     )
-
-
-def _cell(record: Mapping[str, Any]) -> TruthCell:
-    found = record["found"]
-    measures = None if found is None else Detected(**{key: number(value) for key, value in found.items()})
-    rest = {**record, "found": measures, "seconds": number(record["seconds"])}
-    return TruthCell(**{**rest, "warnings": tuple(record["warnings"])})
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -123,8 +123,7 @@ def checklist(
         replication: What the fresh prompts said.
     """
     evidence = [
-        *_of_predictions(claim, outcomes),
-        *_of_others(claim, outcomes),
+        *_of_tests(claim, outcomes),
         *_of_gates(gates),
         *_absent(claim),
     ]
@@ -132,76 +131,63 @@ def checklist(
     return (*sorted(evidence, key=lambda each: order[each.kind]), replication)
 
 
-def _parts(outcomes: Sequence[Outcome], kind: str, number: int) -> list[Outcome]:
-    return [each for each in outcomes if (each.kind, each.of) == (kind, number)]
-
-
-def _of_predictions(claim: Claim, outcomes: Sequence[Outcome]) -> Iterable[Evidence]:
+def _of_tests(claim: Claim, outcomes: Sequence[Outcome]) -> Iterable[Evidence]:
+    """Predictions, controls and rivals."""
     for number, prediction in enumerate(claim.predictions):
-        parts = _parts(outcomes, "prediction", number)
-        yield Evidence(
-            kind=kind_of(prediction, claim.task),
-            source=f"prediction {number + 1}",
-            required=True,
-            finding=f"{prediction.text}: {_said(parts)}",
-            **_standing(parts, prediction.relation),
-        )
-
-
-def _of_others(claim: Claim, outcomes: Sequence[Outcome]) -> Iterable[Evidence]:
+        kind, relation = kind_of(prediction, claim.task), prediction.relation
+        yield _tested(outcomes, "prediction", number, kind, prediction.text, relation)
     for number, control in enumerate(claim.controls):
-        parts = _parts(outcomes, "control", number)
-        yield Evidence(
-            kind="specificity",
-            source=f"control {number + 1}",
-            required=True,
-            finding=f"the size predicted is not reached by {control.text}: {_said(parts)}",
-            **_standing(parts),
-        )
+        finding = f"the size predicted is not reached by {control.text}"
+        yield _tested(outcomes, "control", number, "specificity", finding)
     tested = {each.of for each in outcomes if each.kind == "rival"}
     for number, rival in enumerate(claim.rivals):
-        if number not in tested:
-            yield Evidence(
-                kind="consistency",
-                source=f"rival {number + 1}",
-                state=MISSING,
-                required=not tested,  # beside another rival this one takes nothing away
-                finding=f"{rival.name} is not a rival: it has the heads of the claim itself",
-                supply="[[rivals]] heads = a list of other heads",
-            )
+        if number in tested:
+            finding = f"{rival.name} departs further from the model"
+            yield _tested(outcomes, "rival", number, "consistency", finding)
             continue
-        parts = _parts(outcomes, "rival", number)
         yield Evidence(
             kind="consistency",
             source=f"rival {number + 1}",
-            required=True,
-            finding=f"{rival.name} departs further from the model: {_said(parts)}",
-            **_standing(parts),
+            state=MISSING,
+            required=not tested,  # beside another rival this one takes nothing away
+            finding=f"{rival.name} is not a rival: it has the heads of the claim itself",
+            supply="[[rivals]] heads = a list of other heads",
         )
 
 
-def _standing(parts: Sequence[Outcome], relation: str = "") -> dict[str, str]:
-    """State and supply of a line that rests on tests, of a prediction's `relation` if it is one."""
+def _tested(
+    outcomes: Sequence[Outcome], what: str, number: int, kind: str, finding: str, relation: str = ""
+) -> Evidence:
+    """A line that rests on tests, of a prediction's `relation` if it is one."""
+    parts = [each for each in outcomes if (each.kind, each.of) == (what, number)]
+    state, supply = _standing(parts, relation)
+    return Evidence(
+        kind=kind,
+        source=f"{what} {number + 1}",
+        state=state,
+        required=True,
+        finding=f"{finding}: {_said(parts)}",
+        supply=supply,
+    )
+
+
+def _standing(parts: Sequence[Outcome], relation: str) -> tuple[str, str]:
+    """State of a line, and what would supply it."""
     state = joint_state(parts)
     if state == HELD:
-        return {"state": PRESENT}
+        return PRESENT, ""
     if state == CONTRADICTED:
-        return {"state": AGAINST, "supply": _CONTRADICTED[parts[0].kind]}
+        return AGAINST, _CONTRADICTED[parts[0].kind]
     if any(each.reason == "no_behaviour" for each in parts):
-        supply = "a task that the model does: its mean margin is not clearly above 0"
-    elif any(each.reason for each in parts):
-        supply = "more prompts without undefined runs"
-    elif state == LOST:
-        supply = "more prompts, or fewer predictions: it does not survive their number"
-    else:
-        pending = [each for each in parts if each.state not in (HELD, LOST)]
-        astray = [each for each in pending if each.n_needed is None]
-        supply = (
-            _other_claim(astray, relation)
-            if astray
-            else f"about {max(each.n_needed or 0 for each in pending):,} prompts"
-        )
-    return {"state": UNDECIDED, "supply": supply}
+        return UNDECIDED, "a task that the model does: its mean margin is not clearly above 0"
+    if any(each.reason for each in parts):
+        return UNDECIDED, "more prompts without undefined runs"
+    if state == LOST:
+        return UNDECIDED, "more prompts, or fewer predictions: it does not survive their number"
+    pending = [each for each in parts if each.state not in (HELD, LOST)]
+    if astray := [each for each in pending if each.n_needed is None]:
+        return UNDECIDED, _other_claim(astray, relation)
+    return UNDECIDED, f"about {max(each.n_needed or 0 for each in pending):,} prompts"
 
 
 def _other_claim(astray: Sequence[Outcome], relation: str) -> str:

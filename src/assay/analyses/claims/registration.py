@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,12 @@ from assay.analyses.claims.reading import load_claim
 from assay.analyses.claims.sets import head_sets, known_shape
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError
-from assay.core.record import library_version
-from assay.core.untrusted import MALFORMED, parse_json
-
-
-REGISTRATION_SCHEMA = "assay-registration/1"
+from assay.core.record import HIDDEN, Record, library_version, named
+from assay.core.untrusted import parse_json
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Registration:
+class Registration(Record):
     """A claim as it was registered.
 
     Attributes:
@@ -34,9 +31,11 @@ class Registration:
             model's weights.
     """
 
-    path: Path
+    record_schema = "assay-registration/1"
+
+    path: Path = field(default=Path(), metadata=HIDDEN)
     hash: str
-    time: str
+    time: str = field(metadata=named("registered"))
     library: str
     content: Mapping[str, Any]
     earlier: tuple[Mapping[str, Any], ...] = ()
@@ -48,18 +47,6 @@ class Registration:
             each["time"] for each in self.measured if (each["prompts"], each["weights"]) == (prompts, weights)
         ]
         return min(times, default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Content of the file."""
-        return {
-            "schema": REGISTRATION_SCHEMA,
-            "hash": self.hash,
-            "registered": self.time,
-            "library": self.library,
-            "content": dict(self.content),
-            "earlier": [dict(each) for each in self.earlier],
-            "measured": [dict(each) for each in self.measured],
-        }
 
 
 def now() -> str:
@@ -126,25 +113,14 @@ def register(claim: Claim, claim_file: str | Path, *, anew: bool = False) -> Reg
     if found := registered(claim, claim_file, anew=anew):
         return found
     path = registration_path(claim_file)
-    earlier: tuple[Mapping[str, Any], ...] = ()
-    measured: tuple[Mapping[str, str], ...] = ()
+    registration = Registration(
+        path=path, hash=claim.hash, time=now(), library=library_version(), content=claim.to_dict()
+    )
     if path.exists():
         replaced = read_registration(path)
         record = replaced.to_dict()
-        earlier = (
-            *replaced.earlier,
-            {key: record[key] for key in ("hash", "registered", "library", "content")},
-        )
-        measured = replaced.measured
-    registration = Registration(
-        path=path,
-        hash=claim.hash,
-        time=now(),
-        library=library_version(),
-        content=claim.to_dict(),
-        earlier=earlier,
-        measured=measured,
-    )
+        entry = {key: record[key] for key in ("hash", "registered", "library", "content")}
+        registration = replace(registration, earlier=(*replaced.earlier, entry), measured=replaced.measured)
     _write(registration)
     return registration
 
@@ -158,24 +134,10 @@ def read_registration(path: str | Path) -> Registration:
     path = Path(path)
     try:
         stored = parse_json(path.read_text(encoding="utf-8"))
-        if stored["schema"] != REGISTRATION_SCHEMA:
-            raise FileFormatError(
-                f"{path} has schema {stored['schema']!r}; this version reads {REGISTRATION_SCHEMA!r}"
-            )
-        registration = Registration(
-            path=path,
-            hash=str(stored["hash"]),
-            time=stored["registered"],
-            library=stored["library"],
-            content=dict(stored["content"]),
-            earlier=tuple(dict(each) for each in stored["earlier"]),
-            measured=tuple(dict(each) for each in stored["measured"]),
-        )
-    except FileFormatError:
-        raise
-    except (OSError, *MALFORMED) as error:
+        registration = replace(Registration.from_dict(stored), path=path)
+    except (OSError, ValueError) as error:
         raise FileFormatError(
-            f"{path} is not the registration of a claim ({error!r}); restore it from a copy, or delete it "
+            f"{path} is not the registration of a claim ({error}); restore it from a copy, or delete it "
             "and register the claim again"
         ) from error
     if content_hash(registration.content) != registration.hash:
@@ -192,7 +154,7 @@ def note_measured(registration: Registration, *, table: str, prompts: str, weigh
     entry = {"time": now(), "table": table, "prompts": prompts, "weights": weights}
     if any({**each, "time": ""} == {**entry, "time": ""} for each in registration.measured):
         return registration
-    noted = Registration(**{**vars(registration), "measured": (*registration.measured, entry)})
+    noted = replace(registration, measured=(*registration.measured, entry))
     _write(noted)
     return noted
 

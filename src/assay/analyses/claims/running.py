@@ -48,7 +48,7 @@ from assay.circuits.heads import Head
 from assay.core import display
 from assay.core.measurement import Verdict
 from assay.core.random import stream
-from assay.core.record import library_version, plain
+from assay.core.record import HIDDEN, Record, library_version, named, plain
 from assay.discovery.heads.table import MeasurementTable
 from assay.models import Model, load_model
 
@@ -56,13 +56,11 @@ from assay.models import Model, load_model
 if TYPE_CHECKING:
     import pandas as pd
 
-RESULT_SCHEMA = "assay-claim-result/1"
-
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ClaimResult(display.Shown):
+class ClaimResult(display.Shown, Record):
     """What became of a claim.
 
     Attributes:
@@ -84,11 +82,14 @@ class ClaimResult(display.Shown):
     """
 
     drawn_by = "assay.analyses.claims.plots:plot_claim"
+    record_kind = "claim"
+    record_schema = "assay-claim-result/1"
+    derived = ("hash", "predictions", "checklist", "contradicted", "provenance")
 
-    claim: Claim
-    registration: Registration | None
+    claim: Claim = field(metadata=HIDDEN)
+    registration: Registration | None = field(metadata=HIDDEN)
     registered_before: bool
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...] = field(metadata=named("tests"))
     multiplicity: Verdict
     gates: Mapping[str, Verdict]
     replication: tuple[Outcome, ...]
@@ -135,44 +136,35 @@ class ClaimResult(display.Shown):
         """State of each kind of evidence, and of the replication."""
         return {kind: state_of(kind, self.evidence) for kind in (*KINDS, REPLICATION)}
 
+    @property
+    def hash(self) -> str:
+        """Hash of the claim's content."""
+        return self.claim.hash
+
+    @property
+    def predictions(self) -> list[dict[str, str]]:
+        """Text and state of each prediction."""
+        return [
+            {"text": each.text, "state": self.state_of_prediction(number)}
+            for number, each in enumerate(self.claim.predictions)
+        ]
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """The library, and the time at which the document is made."""
+        return {"library": library_version(), "measured": now()}
+
     def to_dict(self) -> dict[str, Any]:
-        """Finite JSON of schema `assay-claim-result/1`."""
-        record: dict[str, Any] = plain(
-            {
-                "schema": RESULT_SCHEMA,
-                "kind": "claim",
-                "claim": self.claim.to_dict(),
-                "hash": self.claim.hash,
-                "registration": None
-                if self.registration is None
-                else {
-                    "file": self.registration.path.name,
-                    "registered": self.registration.time,
-                    "library": self.registration.library,
-                    "earlier": len(self.registration.earlier),
-                },
-                "registered_before": self.registered_before,
-                "predictions": [
-                    {"text": each.text, "state": self.state_of_prediction(number)}
-                    for number, each in enumerate(self.claim.predictions)
-                ],
-                "tests": [each.to_dict() for each in self.outcomes],
-                "multiplicity": self.multiplicity.to_dict(),
-                "gates": {code: verdict.to_dict() for code, verdict in self.gates.items()},
-                "replication": [each.to_dict() for each in self.replication],
-                "evidence": [each.to_dict() for each in self.evidence],
-                "checklist": self.checklist,
-                "contradicted": list(self.contradicted),
-                "tier": self.tier,
-                "lacking": list(self.lacking),
-                "tables": dict(self.tables),
-                "facts": dict(self.facts),
-                "passes": dict(self.passes),
-                "seconds": self.seconds,
-                "provenance": {"library": library_version(), "measured": now()},
+        """Finite JSON of schema `assay-claim-result/1`; of the registration what names it."""
+        registration = None
+        if self.registration is not None:
+            registration = {
+                "file": self.registration.path.name,
+                "registered": self.registration.time,
+                "library": self.registration.library,
+                "earlier": len(self.registration.earlier),
             }
-        )
-        return record
+        return super().to_dict() | {"claim": plain(self.claim.to_dict()), "registration": registration}
 
 
 def run_claim(

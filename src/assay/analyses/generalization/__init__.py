@@ -17,7 +17,6 @@ from assay.analyses.generalization.dependency import (
     layer_sets,
     output_depth_bias,
 )
-from assay.analyses.generalization.depth_interval import depth_bias_interval
 from assay.analyses.generalization.domain_shifts import (
     DomainCalibration,
     calibrate_on_corruptions,
@@ -39,6 +38,7 @@ from assay.analyses.generalization.evaluation import (
 )
 from assay.analyses.generalization.finetuning import FineTuning, finetune
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
+from assay.analyses.generalization.intervals import depth_bias_interval, shift_interval
 from assay.analyses.generalization.monitoring import Monitor, Reading
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
 from assay.analyses.generalization.predictor import PREDICTORS
@@ -53,7 +53,6 @@ from assay.analyses.generalization.shift import (
     heat_signature,
     rank_shift_map,
 )
-from assay.analyses.generalization.shift_interval import shift_interval
 
 
 __all__ = [

@@ -51,6 +51,16 @@ class MetricSummary:
     regret: float
     missing: tuple[str, ...]
 
+    @property
+    def average(self) -> float:
+        """Mean of all correlations; NaN where a dataset has none."""
+        return math.nan if self.correlations is None else self.correlations.average
+
+    @property
+    def sem(self) -> float:
+        """Standard error of the same."""
+        return math.nan if self.correlations is None else self.correlations.sem
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RankingComparison(display.Shown):
@@ -83,10 +93,7 @@ class RankingComparison(display.Shown):
                 cells = None if summary.correlations is None else summary.correlations.per_dataset[dataset]
                 for name in ("r2", "srcc", "krcc"):
                     row[dataset, name] = math.nan if cells is None else cells[name]
-            correlations = summary.correlations
-            row["all", "average"] = math.nan if correlations is None else correlations.average
-            row["all", "sem"] = math.nan if correlations is None else correlations.sem
-            row["all", "regret"] = summary.regret
+            row |= {("all", name): getattr(summary, name) for name in ("average", "sem", "regret")}
             rows[key] = row
         frame = pd.DataFrame.from_dict(rows, orient="index")
         frame.columns = pd.MultiIndex.from_tuples([*next(iter(rows.values()))], names=["dataset", "number"])
@@ -97,12 +104,7 @@ class RankingComparison(display.Shown):
         """One row per metric: metric, average (of the correlations), sem, regret; NaN where undefined."""
         import pandas as pd
 
-        rows = [
-            (key, math.nan, math.nan, each.regret)
-            if each.correlations is None
-            else (key, each.correlations.average, each.correlations.sem, each.regret)
-            for key, each in self.metrics.items()
-        ]
+        rows = [(key, each.average, each.sem, each.regret) for key, each in self.metrics.items()]
         return pd.DataFrame(rows, columns=["metric", "average", "sem", "regret"])
 
     def _summary(self) -> str:
@@ -275,20 +277,15 @@ def _document(comparison: RankingComparison) -> dict[str, Any]:
     }
     ids = {name: [each["id"] for each in listed] for name, listed in documents.items()}
     provenance = {"library": library_version(), "rankings": ids}
-    metrics = []
-    for key, summary in comparison.metrics.items():
-        correlations = summary.correlations
-        metrics.append(
-            {
-                **metric_facts(PREDICTORS[key]),
-                "per_dataset": None if correlations is None else correlations.per_dataset,
-                "average": None if correlations is None else correlations.average,
-                "sem": None if correlations is None else correlations.sem,
-                "regret": summary.regret,
-                "missing": list(summary.missing),
-                "n_tasks": sum(map(len, summary.tasks.values())),
-            }
-        )
+    metrics = [
+        {
+            **metric_facts(PREDICTORS[key]),
+            "per_dataset": None if summary.correlations is None else summary.correlations.per_dataset,
+            **{name: getattr(summary, name) for name in ("average", "sem", "regret", "missing")},
+            "n_tasks": sum(map(len, summary.tasks.values())),
+        }
+        for key, summary in comparison.metrics.items()
+    ]
     record: dict[str, Any] = plain(
         {
             "kind": KIND,

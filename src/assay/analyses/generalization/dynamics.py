@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.analyses.generalization.circuit_loss import CircuitSettings, depth_loss
-from assay.analyses.generalization.depth_interval import depth_bias_interval
+from assay.analyses.generalization.intervals import depth_bias_interval
 from assay.core import display
-from assay.core.errors import FileFormatError, InputError
+from assay.core.errors import InputError
 from assay.core.record import Record
-from assay.core.untrusted import parse_json
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageSet
+from assay.zoo.run_folder import finished
 from assay.zoo.scoring import score_of
 
 
@@ -190,9 +190,8 @@ def _checkpoints(run: str | Path | Mapping[int, str | Path | Model]) -> dict[int
         return dict(run)
     folder = Path(run) / "checkpoints"
     folders = {int(each.name): each for each in folder.glob("*") if each.is_dir() and each.name.isdigit()}
-    record = Path(run) / "training.json"
-    if folders and record.is_file():
-        folders.setdefault(int(_json(record)["best_step"]), Path(run))
+    if folders and (record := finished(Path(run), {})) is not None:
+        folders.setdefault(int(record["best_step"]), Path(run))
     if not folders:
         raise InputError(
             f"{folder} holds no checkpoint; train with checkpoints=, or give step to directory yourself"
@@ -272,28 +271,3 @@ def judge_depth(first: DepthReading, last: DepthReading) -> DepthVerdict:
             f"shallow x {math.exp(shallow):.3g})"
         ),
     )
-
-
-def load_dynamics(path: str | Path) -> dict[str, Any]:
-    """The document of a file that `Dynamics.to_dict` was written to, or of a `circuit.json` of `finetune`.
-
-    Raises:
-        FileFormatError: If it cannot be read or is no such document.
-    """
-    content = _json(Path(path))
-    document: dict[str, Any] = content.get("dynamics", content)
-    if not isinstance(document, dict):
-        raise FileFormatError(f"{path} holds {type(document).__name__} as dynamics; expected a JSON object")
-    if document.get("schema") != SCHEMA:
-        raise FileFormatError(f"{path} has schema {document.get('schema')!r}; expected {SCHEMA!r}")
-    return document
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise FileFormatError(f"{path} holds a {type(content).__name__}; expected a JSON object")
-    return content

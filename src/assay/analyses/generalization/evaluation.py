@@ -276,7 +276,8 @@ class AlarmCounts:
     @property
     def f1(self) -> float:
         """2 TP / (2 TP + FP + FN), in [0, 1]; NaN where no alarm was due and none was raised."""
-        return _f1(self.tp, self.fp, self.fn)
+        total = 2 * self.tp + self.fp + self.fn
+        return 2 * self.tp / total if total else math.nan
 
 
 def alarm_counts(scores: Values, performance: Values, threshold: Threshold) -> AlarmCounts:
@@ -297,12 +298,9 @@ def alarm_counts(scores: Values, performance: Values, threshold: Threshold) -> A
     x, y = _pair(scores, performance)
     raised = x > threshold.value if threshold.higher_is_shift else x < threshold.value
     due = y < threshold.target
-    return AlarmCounts(
-        tp=int((raised & due).sum()),
-        fp=int((raised & ~due).sum()),
-        fn=int((~raised & due).sum()),
-        tn=int((~raised & ~due).sum()),
-    )
+    tp, raised_at_all, due_at_all = (int(each.sum()) for each in (raised & due, raised, due))
+    fp, fn = raised_at_all - tp, due_at_all - tp
+    return AlarmCounts(tp=tp, fp=fp, fn=fn, tn=len(x) - tp - fp - fn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -407,11 +405,6 @@ def _f1_of_thresholds(
     wrong = (raised ^ due).sum(1)
     total = 2 * tp + wrong
     return np.asarray(np.divide(2.0 * tp, total, out=np.full(len(thresholds), np.nan), where=total > 0))
-
-
-def _f1(tp: int, fp: int, fn: int) -> float:
-    total = 2 * tp + fp + fn
-    return 2 * tp / total if total else math.nan
 
 
 def _pair(x: Values, y: Values) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:

@@ -5,7 +5,8 @@ and it is kept under the hash of weights, images and settings, so an interrupted
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -234,37 +235,30 @@ def _inspect(
     provenance: Mapping[str, Any],
 ) -> Inspection:
     cost: dict[str, Any] = {}
-    started = time.perf_counter()
-    logits, features = _forward(model, task, settings.batch_size)
-    cost["inspect"] = {"seconds": time.perf_counter() - started, "passes": {"forward": 1}}
+    with _timed(cost, "inspect", {"forward": 1}):
+        logits, features = _forward(model, task, settings.batch_size)
     arrays: dict[str, Any] = {"features": features if "features" in parts else None}
     if "output-scores" in parts:
-        started = time.perf_counter()
-        fast = output_scores(model, task, per_example=True, **settings.of_discovery)
+        with _timed(cost, "output-scores") as passes:
+            fast = output_scores(model, task, per_example=True, **settings.of_discovery)
+            passes |= fast.details.get("passes", {})
         arrays["output_scores"] = _single(fast.per_example)
-        cost["output-scores"] = _cost(started, fast.details)
     if "edge-scores" in parts:
-        started = time.perf_counter()
-        full = discover(
-            model, task, "eap-ig-inputs", per_example=True, seed=settings.seed, **settings.of_discovery
-        )
-        cost["edge-scores"] = _cost(started, full.details)
-        started = time.perf_counter()
-        assert full.per_example is not None
-        arrays["output_scores"] = _single(full.per_example[:, :, -1])
-        counts = resamples(task.n, settings)
-        arrays["dependency"] = resampled_matrices(model.graph, full.per_example, np.ones((1, task.n)))[0]
-        arrays["dependency_draws"] = resampled_matrices(model.graph, full.per_example, counts).astype(
-            np.float32
-        )
-        cost["metrics"] = {"seconds": time.perf_counter() - started, "passes": {}}
+        with _timed(cost, "edge-scores") as passes:
+            full = discover(
+                model, task, "eap-ig-inputs", per_example=True, seed=settings.seed, **settings.of_discovery
+            )
+            passes |= full.details.get("passes", {})
+        with _timed(cost, "metrics"):
+            assert full.per_example is not None
+            arrays["output_scores"] = _single(full.per_example[:, :, -1])
+            counts = resamples(task.n, settings)
+            draws = resampled_matrices(model.graph, full.per_example, counts)
+            arrays["dependency"] = resampled_matrices(model.graph, full.per_example, np.ones((1, task.n)))[0]
+            arrays["dependency_draws"] = draws.astype(np.float32)
     if "sharpness" in parts:
-        started = time.perf_counter()
-        arrays["sharpness"] = _sharpness(model, task, settings.sharpness_batch)
-        cost["sharpness"] = {
-            "seconds": time.perf_counter() - started,
-            "passes": {"forward": 41, "backward": 20},
-        }
+        with _timed(cost, "sharpness", {"forward": 41, "backward": 20}):
+            arrays["sharpness"] = _sharpness(model, task, settings.sharpness_batch)
     return Inspection(
         graph=model.graph,
         logits=logits,
@@ -348,8 +342,15 @@ def _single(values: Tensor | None) -> Float32[np.ndarray, "n n_sources"]:
     return np.asarray(values.detach().float().cpu().numpy())
 
 
-def _cost(started: float, details: Mapping[str, Any]) -> dict[str, Any]:
-    return {"seconds": time.perf_counter() - started, "passes": dict(details.get("passes", {}))}
+@contextmanager
+def _timed(
+    cost: dict[str, Any], stage: str, passes: Mapping[str, float] | None = None
+) -> Iterator[dict[str, float]]:
+    """Note the seconds of a stage, and the passes per image that it makes."""
+    counts = dict(passes or {})
+    started = time.perf_counter()
+    yield counts
+    cost[stage] = {"seconds": time.perf_counter() - started, "passes": counts}
 
 
 # -------------------------------------------------------------------------------------------- files

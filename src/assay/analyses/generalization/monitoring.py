@@ -27,9 +27,9 @@ from assay.analyses.generalization.batches import (
     labelled_outputs,
 )
 from assay.analyses.generalization.evaluation import Threshold
+from assay.analyses.generalization.intervals import shift_interval
 from assay.analyses.generalization.journal import Journal
 from assay.analyses.generalization.shift import DISTANCES, circuit_shift, rank_shift_map
-from assay.analyses.generalization.shift_interval import shift_interval
 from assay.circuits import EdgeScores
 from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, unknown_name

@@ -19,9 +19,23 @@ from assay.page.blocks import (
     Row,
     Section,
     Table,
+    columns,
 )
 from assay.page.matrix import plot_matrix
-from assay.page.text import NARROW, Span, Text, bold, code, number, plural, quiet, record_text
+from assay.page.text import (
+    NARROW,
+    Span,
+    Text,
+    bold,
+    code,
+    interval,
+    number,
+    percent,
+    plural,
+    precision,
+    quiet,
+    record_text,
+)
 
 
 TALL = 24  # models of a table that is not scrolled
@@ -91,14 +105,12 @@ def _models(document: Document) -> list[Block]:
 def _models_table(document: Document, level: str) -> Table:
     """Models by metrics, predicted best first by the leading metric."""
     truth, known = document["performance"], document.get("known")
-    columns = [Column(name="model")]
-    lists = []
-    if truth is not None:
-        columns.append(Column(name=words.measure_name(document), numeric=True))
-        lists.append(truth)
-    for metric in document["metrics"]:
-        columns.append(Column(name=metric["name"], numeric=True, arrow=words.arrow(metric)))
-        lists.append(metric["rows"])
+    metrics = document["metrics"]
+    heads = columns("model") + columns(
+        *([] if truth is None else [words.measure_name(document)]), numeric=True
+    )
+    heads += [Column(name=each["name"], numeric=True, arrow=words.arrow(each)) for each in metrics]
+    lists = [*([] if truth is None else [truth]), *(each["rows"] for each in metrics)]
     caption = (
         f"Value, rank among the models (bold: first) and {level} interval over resampled images. Arrows say "
         "which way a metric points to better models; one without an arrow ranks nothing, for its source does "
@@ -110,7 +122,7 @@ def _models_table(document: Document, level: str) -> Table:
             f"{number(known['n'])} images of {known['domain'] or known['name']}."
         )
     return Table(
-        columns=columns,
+        columns=heads,
         rows=[
             [document["models"][place]["name"], *(_cell(rows[place]) for rows in lists)]
             for place in words.order(document)
@@ -122,15 +134,18 @@ def _models_table(document: Document, level: str) -> Table:
 
 
 def _cell(row: Document) -> Cell:
-    """A value, bold where it ranks first, with its rank and its interval."""
-    shown = words.cell(row)
-    if not shown["value"]:
-        return Cell(text=quiet("undefined"), title=shown["reason"])
-    value = bold(shown["value"]) if shown["rank"] == "1" else shown["value"]
+    """A value, bold where it ranks first, with its rank and its interval; the reason where one is missing."""
+    low, high, rank = row["low"], row["high"], row["rank"]
+    reason = "" if None not in (row["value"], low) else str(row["reason"] or "").replace("_", " ")
+    if row["value"] is None:
+        return Cell(text=quiet("undefined"), title=reason)
+    digits = precision(low, high)
+    value: Text = number(row["value"], digits)
+    value = bold(value) if rank == 1 else value
     return Cell(
-        text=(value, " ", Span(shown["rank"], "place")) if shown["rank"] else value,
-        below=shown["interval"] or "no interval",
-        title=shown["reason"],
+        text=value if rank is None else (value, " ", Span(f"{rank:g}", "place")),
+        below=interval(low, high, digits) or "no interval",
+        title=reason,
     )
 
 
@@ -153,8 +168,8 @@ def _worth(document: Document) -> list[Block]:
 
 def _worth_table(document: Document) -> Table:
     """What picking by each metric is worth; the metrics that are absent below."""
-    rows, labelled = words.worth(document), document["performance"] is not None
-    elsewhere = any(row["elsewhere"] for row in rows)
+    metrics, labelled = document["metrics"], document["performance"] is not None
+    elsewhere = any(each["elsewhere"] is not None for each in metrics)
     named = ["best by it"]
     if labelled:
         named += ["expected regret", "regret here", "R²", "rank corr.", "Kendall"]
@@ -171,13 +186,9 @@ def _worth_table(document: Document) -> Table:
     else:
         caption += " Without labels the regret of a pick is unknown."
     return Table(
-        columns=[
-            Column(name="metric"),
-            Column(name="picks"),
-            *(Column(name=name, numeric=True) for name in named),
-        ],
+        columns=columns("metric", "picks") + columns(*named, numeric=True),
         rows=[
-            *(_worth_row(row, labelled=labelled, elsewhere=elsewhere) for row in rows),
+            *(_worth_row(document, each, elsewhere=elsewhere) for each in metrics),
             *(
                 Row(
                     cells=[
@@ -194,18 +205,26 @@ def _worth_table(document: Document) -> Table:
     )
 
 
-def _worth_row(row: Mapping[str, str], *, labelled: bool, elsewhere: bool) -> list[Cell | Text]:
+def _worth_row(document: Document, metric: Document, *, elsewhere: bool) -> list[Cell | Text]:
+    places = words.picked(metric)
+    chance = metric["rows"][places[0]]["chance"] if len(places) == 1 else None
     cells: list[Cell | Text] = [
-        Cell(text=bold(row["name"]), below=row["summary"]),
-        row["pick"],
-        row["chance"],
+        Cell(text=bold(metric["name"]), below=metric["summary"]),
+        words.picks(document, places) or "none: its source states no direction",
+        "" if chance is None else percent(chance),
     ]
-    if labelled:
-        cells += [Cell(text=row["regret"], below=row["regret_interval"]), row["observed"]]
-        cells += [Cell(text=row[name], below=row[f"{name}_interval"]) for name in words.CORRELATIONS]
-    if elsewhere:
-        cells.append(row["elsewhere"])
-    return cells
+    if document["performance"] is not None:
+        regret, together = metric["regret"] or {}, metric["correlation"] or {}
+        cells += [_estimate(regret, "expected", 3), words.fixed(regret.get("observed"), 3)]
+        cells += [_estimate(together.get(name) or {}, "value", 2) for name in words.CORRELATIONS]
+    return [*cells, words.fixed(metric["elsewhere"], 3)] if elsewhere else cells
+
+
+def _estimate(record: Document, key: str, digits: int) -> Cell:
+    """A number above its interval."""
+    ends = [(record.get("interval") or {}).get(end) for end in ("low", "high")]
+    below = "" if ends[0] is None else f"[{', '.join(words.fixed(end, digits) for end in ends)}]"
+    return Cell(text=words.fixed(record.get(key), digits), below=below)
 
 
 # ----------------------------------------------------------------------------------------------- network
@@ -216,16 +235,17 @@ def _network(document: Document) -> list[Block]:
     layers = document["layers"]
     blocks: list[Block] = _motif(document["motif"] or {}, layers)
     pictures = [
-        Figure(
-            draw=partial(plot_matrix, plots.layer_matrix(each["values"], layers)),
-            label=f"Dependencies between layers of {each['name']}.",
-            caption=(
+        _matrix(
+            f"m{place}",
+            each["values"],
+            layers,
+            f"Dependencies between layers of {each['name']}.",
+            (
                 bold(each["name"]),
                 f", ranked {'last' if place else 'first'}: sum of the magnitudes of all edges from layer to "
                 "layer.",
             ),
             kind="",
-            name=f"m{place}",
         )
         for place, each in enumerate(document.get("dependency") or ())
     ]
@@ -238,30 +258,35 @@ def _network(document: Document) -> list[Block]:
 
 def _motif(motif: Document, layers: Sequence[str]) -> list[Block]:
     if motif.get("values") is None:
-        return [Note(text=f"No motif: {motif['reason']}.", style="quiet")] if motif.get("reason") else []
+        return _no_motif("motif", motif.get("reason"))
     exact = motif["n"] <= sum(map(sum, motif["used"]))
     fit = ", no more than there are cells: the fit is exact, so read the pattern and no single cell"
-    return [
-        Figure(
-            draw=partial(plot_matrix, plots.layer_matrix(motif["values"], layers)),
-            label="The generalization motif.",
-            caption="Generalization motif: correlation of each dependency between layers with the direction "
-            "that goes with performance. Blue: models that depend on it more perform better; vermilion: "
-            f"worse. {motif['n']} models{fit if exact else ''}.",
-            beside=True,
-            name="motif",
-        )
-    ]
+    caption = (
+        "Generalization motif: correlation of each dependency between layers with the direction that goes "
+        "with performance. Blue: models that depend on it more perform better; vermilion: worse. "
+        f"{motif['n']} models{fit if exact else ''}."
+    )
+    return [_matrix("motif", motif["values"], layers, "The generalization motif.", caption, beside=True)]
+
+
+def _no_motif(what: str, reason: str | None) -> list[Block]:
+    return [Note(text=f"No {what}: {reason}.", style="quiet")] if reason else []
+
+
+def _matrix(
+    name: str, values: Any, layers: Sequence[str], label: str, caption: Text, **options: Any
+) -> Figure:
+    """A matrix of layers by layers."""
+    draw = partial(plot_matrix, plots.layer_matrix(values, layers))
+    return Figure(draw=draw, label=label, caption=caption, name=name, **options)
 
 
 def _ratios(document: Document) -> Table:
     """Correlations of the depth bias with performance over the share of blocks that count as deep."""
     ratios = [each["ratio"] for each in next(iter(document["ratios"].values()))]
     return Table(
-        columns=[
-            Column(name="rank correlation at ratio"),
-            *(Column(name=f"{ratio:g}", numeric=True) for ratio in ratios),
-        ],
+        columns=columns("rank correlation at ratio")
+        + columns(*(f"{ratio:g}" for ratio in ratios), numeric=True),
         rows=[
             [f"DDB {targets}", *(words.fixed(each["srcc"], 2) for each in values)]
             for targets, values in document["ratios"].items()
@@ -316,13 +341,8 @@ def _comparison_table(document: Document) -> Table:
     blind = words.fixed(document["random"], 3)
     chance = f" A blind pick has an expected regret of {blind}." if blind else ""
     return Table(
-        columns=[
-            Column(name="metric"),
-            *(
-                Column(name=name, numeric=True)
-                for name in (*heads, "average ± SEM", "expected regret", "targets")
-            ),
-        ],
+        columns=columns("metric")
+        + columns(*heads, "average ± SEM", "expected regret", "targets", numeric=True),
         rows=[_comparison_row(metric, document["datasets"]) for metric in document["metrics"]],
         caption="Magnitudes of correlations over models, averaged over the targets of a dataset; average "
         "and standard error of all cells, as published. The standard error describes spread, not confidence: "
@@ -346,16 +366,10 @@ def _comparison_row(metric: Document, datasets: Sequence[str]) -> list[Cell | Te
 
 def _universal_motif(motif: Document) -> list[Block]:
     if motif["values"] is None:
-        return (
-            [Note(text=f"No universal motif: {motif['reason']}.", style="quiet")] if motif["reason"] else []
-        )
-    return [
-        Figure(
-            draw=partial(plot_matrix, plots.layer_matrix(motif["values"], motif["layers"])),
-            label="The universal motif.",
-            caption=f"Universal motif: the mean of the motifs of {plural(len(motif['tasks']), 'target')}, "
-            "each scaled by its largest entry.",
-            beside=True,
-            name="universal",
-        )
-    ]
+        return _no_motif("universal motif", motif["reason"])
+    caption = (
+        f"Universal motif: the mean of the motifs of {plural(len(motif['tasks']), 'target')}, each scaled by "
+        "its largest entry."
+    )
+    values, layers = motif["values"], motif["layers"]
+    return [_matrix("universal", values, layers, "The universal motif.", caption, beside=True)]

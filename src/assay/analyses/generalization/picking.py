@@ -1,7 +1,7 @@
 """One metric over all models, and what picking by it is worth: ranks, chances, regret, correlation."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,11 +126,10 @@ def regret_of_picking(
     """
     regret = performance_draws.max(1) - (_shares_of_best(oriented_draws) * performance_draws).sum(1)
     picked = _shares_of_best(oriented[None])[0]
-    low, high = np.quantile(regret, [(1 - level) / 2, (1 + level) / 2])
     return Regret(
         observed=float(performance.max() - picked @ performance),
         expected=float(regret.mean()),
-        interval=Interval(low=float(low), high=float(high), level=level, method="percentile"),
+        interval=_percentile_interval(regret, len(regret), level),
         random=float((performance_draws.max(1) - performance_draws.mean(1)).mean()),
     )
 
@@ -177,24 +176,29 @@ def correlation_with_intervals(
         correlation.
     """
     n_draws, n_models = performance_draws.shape
-    names = ("r2", "srcc", "krcc")
     if metric_draws is None or n_models < FEWEST_MODELS:
         why = "no_replicates" if metric_draws is None else "too_few"
-        return MetricCorrelation(
-            point=point, intervals={name: undefined_interval(level, "percentile", why) for name in names}
-        )
+        nothing = undefined_interval(level, "percentile", why)
+        return MetricCorrelation(point=point, intervals=dict.fromkeys(("r2", "srcc", "krcc"), nothing))
     rows = stream(seed, "rank/models").integers(0, n_models, (n_draws, n_models))
     x, y = (np.take_along_axis(each, rows, axis=1) for each in (metric_draws, performance_draws))
-    intervals = {}
-    for name, of in zip(names, (_r2, _srcc, _krcc), strict=True):
-        found = of(x, y)
-        defined = found[np.isfinite(found)]
-        if len(defined) < (1 - UNDEFINED_SHARE) * len(found):
-            intervals[name] = undefined_interval(level, "percentile", "undefined_replicates")
-            continue
-        low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
-        intervals[name] = Interval(low=float(low), high=float(high), level=level, method="percentile")
-    return MetricCorrelation(point=point, intervals=intervals)
+    finite = np.isfinite(x).all(1) & np.isfinite(y).all(1)
+    x, y = x[finite], y[finite]
+    ranked = (scipy_stats.rankdata(each, axis=1) for each in (x, y))
+    correlations = {"r2": _pearson(x, y) ** 2, "srcc": _pearson(*ranked), "krcc": _tau_b(x, y)}
+    return MetricCorrelation(
+        point=point,
+        intervals={name: _percentile_interval(draws, n_draws, level) for name, draws in correlations.items()},
+    )
+
+
+def _percentile_interval(draws: Float64[np.ndarray, " draws"], n: int, level: float) -> Interval:
+    """Percentiles of the defined ones of `n` replicates."""
+    defined = draws[np.isfinite(draws)]
+    if len(defined) < (1 - UNDEFINED_SHARE) * n:
+        return undefined_interval(level, "percentile", "undefined_replicates")
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(low=float(low), high=float(high), level=level, method="percentile")
 
 
 def _pearson(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
@@ -204,38 +208,11 @@ def _pearson(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
     return np.asarray(np.divide((x * y).sum(1), size, out=np.full(len(x), np.nan), where=varies & (size > 0)))
 
 
-def _r2(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
-    return np.asarray(_pearson(x, y) ** 2)
-
-
-def _srcc(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
-    return _with_defined(
-        x, y, lambda a, b: _pearson(*(scipy_stats.rankdata(each, axis=1) for each in (a, b)))
-    )
-
-
-def _krcc(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
-    return _with_defined(x, y, _tau_b)
-
-
-def _with_defined(
-    x: Replicates,
-    y: Replicates,
-    of: Callable[[Replicates, Replicates], Float64[np.ndarray, " draws"]],
-) -> Float64[np.ndarray, " draws"]:
-    """A correlation of the rows that are finite throughout; NaN for the others."""
-    values = np.full(len(x), np.nan)
-    rows = np.isfinite(x).all(1) & np.isfinite(y).all(1)
-    if rows.any():
-        values[rows] = of(x[rows], y[rows])
-    return values
-
-
 def _tau_b(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
     """Kendall's tau-b, some rows at a time: all pairs of models of all rows would be too many."""
     n = x.shape[1]
     block = max(1, _PAIR_BLOCK // max(1, n * (n - 1) // 2))
-    starts = range(0, len(x), block)
+    starts = range(0, max(1, len(x)), block)
     return np.concatenate([kendall_tau_rows(x[at : at + block], y[at : at + block]) for at in starts])
 
 

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -90,8 +91,8 @@ class Predictor:
     summary: str
     direction: int
     needs: frozenset[str]
-    resampled: str
     of: Callable[[Sequence[MetricEvidence]], list[MetricEstimate]]
+    resampled: str = "images"
     best_at: float | None = None
     together: bool = False
 
@@ -110,43 +111,31 @@ class Predictor:
 PREDICTORS: Registry[Predictor] = Registry("ranking metric")
 
 
+Estimator = Callable[[MetricEvidence], MetricEstimate]
+
+
 def predictor(
-    key: str,
-    name: str,
-    summary: str,
-    *,
-    direction: int = 1,
-    best_at: float | None = None,
-    needs: str = "",
-    resampled: str = "images",
-) -> Callable[[Callable[[MetricEvidence], MetricEstimate]], Callable[[MetricEvidence], MetricEstimate]]:
+    key: str, name: str, summary: str, *, direction: int = 1, needs: str = "", **facts: Any
+) -> Callable[[Estimator], Estimator]:
     """Register a metric that looks at one model at a time; an error over its data becomes its reason."""
 
-    def register(
-        one: Callable[[MetricEvidence], MetricEstimate],
-    ) -> Callable[[MetricEvidence], MetricEstimate]:
-        def of(all_of_them: Sequence[MetricEvidence]) -> list[MetricEstimate]:
-            return [_attempt(one, each) for each in all_of_them]
-
-        PREDICTORS.add(
-            key,
-            Predictor(
-                key=key,
-                name=name,
-                summary=summary,
-                direction=direction,
-                needs=frozenset(needs.split()),
-                resampled=resampled,
-                of=of,
-                best_at=best_at,
-            ),
+    def register(one: Estimator) -> Estimator:
+        metric = Predictor(
+            key=key,
+            name=name,
+            summary=summary,
+            direction=direction,
+            needs=frozenset(needs.split()),
+            of=lambda models: [_attempt(one, each) for each in models],
+            **facts,
         )
+        PREDICTORS.add(key, metric)
         return one
 
     return register
 
 
-def _attempt(one: Callable[[MetricEvidence], MetricEstimate], evidence: MetricEvidence) -> MetricEstimate:
+def _attempt(one: Estimator, evidence: MetricEvidence) -> MetricEstimate:
     """The estimate; NaN with the reason where the metric is not defined on these data."""
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", DegenerateDataWarning)

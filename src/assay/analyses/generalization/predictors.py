@@ -10,8 +10,8 @@ from scipy.special import log_softmax, logsumexp
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.dependency import dependency_depth_bias, layer_sets, output_depth_bias
-from assay.analyses.generalization.depth_interval import log_ratios
 from assay.analyses.generalization.inspection import Inspection
+from assay.analyses.generalization.intervals import log_ratios
 from assay.analyses.generalization.predictor import (
     PREDICTORS,
     Draws,
@@ -35,12 +35,7 @@ COT_LIMIT = 200_000  # unknowns of the linear programme that is solved without b
 # ----------------------------------------------------------------------------------------- circuits
 
 
-@predictor(
-    "ddb-output",
-    "DDB output",
-    "depth bias of the edges into the logits",
-    needs="output-scores",
-)
+@predictor("ddb-output", "DDB output", "depth bias of the edges into the logits", needs="output-scores")
 def _ddb_output(evidence: MetricEvidence) -> MetricEstimate:
     target = evidence.target
     assert target.output_scores is not None
@@ -274,7 +269,6 @@ PREDICTORS.add(
         summary="accuracy read off the line of the models' agreements",
         direction=1,
         needs=frozenset({"known"}),
-        resampled="images",
         of=_agreement,
         together=True,
     ),

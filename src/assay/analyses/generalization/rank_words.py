@@ -37,7 +37,7 @@ def picked(metric: Document) -> list[int]:
     return [place for place, row in enumerate(metric["rows"]) if row["rank"] == 1]
 
 
-def _picks(document: Document, places: Sequence[int]) -> str:
+def picks(document: Document, places: Sequence[int]) -> str:
     """Names of the models that a metric ranks first, of many only how many."""
     names = [document["models"][place]["name"] for place in places]
     if len(names) > 2:
@@ -52,7 +52,7 @@ def verdict(document: Document) -> str:
         return "No metric puts these models in order."
     places = picked(metric)
     chance = metric["rows"][places[0]]["chance"]
-    text = f"{metric['name']} picks {_picks(document, places)}"
+    text = f"{metric['name']} picks {picks(document, places)}"
     if chance is not None and len(places) == 1:
         text += f", the best by it in {words.percent(chance)} of the resamples"
     text += "."
@@ -93,51 +93,6 @@ def arrow(metric: Document) -> str:
     if metric["best_at"] is not None:
         return f"\N{RIGHTWARDS ARROW}{metric['best_at']:g}"
     return {1: "\N{UPWARDS ARROW}", -1: "\N{DOWNWARDS ARROW}", 0: ""}[metric["direction"]]
-
-
-def cell(row: Document) -> dict[str, str]:
-    """A value with its interval and rank; the reason where it is missing."""
-    digits = words.precision(row["low"], row["high"])
-    undefined = row["value"] is None or row["low"] is None
-    return {
-        "value": words.number(row["value"], digits) if row["value"] is not None else "",
-        "interval": words.interval(row["low"], row["high"], digits),
-        "rank": "" if row["rank"] is None else f"{row['rank']:g}",
-        "reason": str(row["reason"] or "").replace("_", " ") if undefined else "",
-    }
-
-
-def worth(document: Document) -> list[dict[str, str]]:
-    """What picking by each metric is worth: the pick, its chance, regret, correlations."""
-    rows = []
-    for metric in document["metrics"]:
-        places = picked(metric)
-        chance = metric["rows"][places[0]]["chance"] if len(places) == 1 else None
-        regret, together = metric["regret"] or {}, metric["correlation"] or {}
-        row = {
-            "name": metric["name"],
-            "summary": metric["summary"],
-            "pick": _picks(document, places) or "none: its source states no direction",
-            "chance": "" if chance is None else words.percent(chance),
-            "regret": fixed(regret.get("expected"), 3),
-            "regret_interval": _interval(regret.get("interval"), 3),
-            "observed": fixed(regret.get("observed"), 3),
-            "elsewhere": fixed(metric["elsewhere"], 3),
-        }
-        for name in CORRELATIONS:
-            record = together.get(name) or {}
-            row |= {
-                name: fixed(record.get("value"), 2),
-                f"{name}_interval": _interval(record.get("interval"), 2),
-            }
-        rows.append(row)
-    return rows
-
-
-def _interval(record: Document | None, digits: int) -> str:
-    if record is None or record["low"] is None:
-        return ""
-    return f"[{fixed(record['low'], digits)}, {fixed(record['high'], digits)}]"
 
 
 def fixed(value: float | None, digits: int) -> str:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -36,20 +36,8 @@ Progress = Callable[[str, int, int], None]
 Images = ImageSet | ImageTask | Callable[[Model], ImageTask] | str | Path
 
 
-@runtime_checkable
-class HoldsModels(Protocol):
-    """A zoo: keys of its models, and each of them when asked for."""
-
-    @property
-    def entries(self) -> Sequence[Any]:
-        """Descriptions with a `key`."""
-
-    def load(self, key: str) -> Model:
-        """One model, in evaluation mode."""
-
-
 OneModel = Model | str | Path | nn.Module | Callable[[], Model]
-Models = HoldsModels | Mapping[str, OneModel] | Sequence[OneModel] | str | Path
+Models = Zoo | Mapping[str, OneModel] | Sequence[OneModel] | str | Path
 
 
 def rank_models(
@@ -210,9 +198,8 @@ def named_loaders(models: Models) -> list[tuple[str, Callable[[], Model]]]:
     loaders: list[tuple[str, Callable[[], Model]]]
     if isinstance(models, Mapping):
         loaders = [(name, _loader(each)) for name, each in models.items()]
-    elif isinstance(models, HoldsModels):
-        keys = [str(entry.key) for entry in models.entries if getattr(entry, "status", "done") == "done"]
-        loaders = [(key, functools.partial(models.load, key)) for key in keys]
+    elif isinstance(models, Zoo):
+        loaders = [(key, functools.partial(models.load, key)) for key in models.keys]
     elif isinstance(models, Sequence):
         ids = [each.id if isinstance(each, Model) else str(each) for each in models]
         names = [

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,23 +10,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from assay.core.errors import InputError, NonFiniteError
+from assay.models import Model
 from assay.tasks import ImageTask
 
 
 BATCH_SIZE = 256  # with which sharpness is published
 
 
-@runtime_checkable
-class HoldsModule(Protocol):
-    """Anything that wraps a native module, as the models of this package do."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The native module."""
-
-
 def sharpness(
-    model: nn.Module | HoldsModule,
+    model: nn.Module | Model,
     batches: ImageTask | Iterable[tuple[Tensor, Tensor]],
     *,
     batch_size: int = BATCH_SIZE,

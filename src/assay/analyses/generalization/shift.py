@@ -29,6 +29,9 @@ SETTINGS = ("method", "objective", "ablation", "steps", "quadrature")
 OPTIONS = "options"  # of the method
 
 
+Compare = Callable[[WeightedCircuit, WeightedCircuit], float]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Distance:
     """A way to compare two circuits of one model.
@@ -45,23 +48,15 @@ class Distance:
     summary: str
     published: str
     bounds: tuple[float, float]
-    compare: Callable[[WeightedCircuit, WeightedCircuit], float]
+    compare: Compare
 
 
 DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
 
 
-def _distance(
-    key: str, *, summary: str, published: str, bounds: tuple[float, float]
-) -> Callable[
-    [Callable[[WeightedCircuit, WeightedCircuit], float]], Callable[[WeightedCircuit, WeightedCircuit], float]
-]:
-    def register(
-        compare: Callable[[WeightedCircuit, WeightedCircuit], float],
-    ) -> Callable[[WeightedCircuit, WeightedCircuit], float]:
-        DISTANCES.add(
-            key, Distance(key=key, summary=summary, published=published, bounds=bounds, compare=compare)
-        )
+def _distance(key: str, **facts: Any) -> Callable[[Compare], Compare]:
+    def register(compare: Compare) -> Compare:
+        DISTANCES.add(key, Distance(key=key, compare=compare, **facts))
         return compare
 
     return register

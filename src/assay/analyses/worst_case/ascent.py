@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Float64
 
+from assay.analyses.worst_case.inputs import check_least
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.random import stream
 from assay.core.record import HIDDEN, Record
@@ -102,16 +103,8 @@ def grammar_ascent(
         A pair met again costs nothing. Of equal fillers the first is kept, and only a larger divergence leads
         on, so climbs end.
     """
-    limits = {
-        "restarts": restarts,
-        "large": large,
-        "tried": tried,
-        "budget": restarts if budget is None else budget,
-    }
-    for name, value in limits.items():
-        least = restarts if name == "budget" else 1
-        if value < least:
-            raise InputError(f"{name} is {value}; give at least {least}")
+    check_least(1, restarts=restarts, large=large, tried=tried)
+    check_least(restarts, budget=restarts if budget is None else budget)
     evaluated = _Evaluated(evaluate_prompts)
     climbs = []
     for restart in range(restarts):

@@ -10,20 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.analyses.worst_case.blocks import (
-    BlockShelf,
-    DistinctPairs,
-    FolderShelf,
-    Progress,
-    distinct_pairs,
-    n_blocks,
-    run_blocks,
-    run_some_blocks,
-)
+from assay.analyses.worst_case.blocks import BlockShelf, FolderShelf, PairBlocks, Progress
 from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence
-from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.inputs import PairSample
-from assay.analyses.worst_case.rerun import make_rerun
+from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import WorstCase
 from assay.analyses.worst_case.sampling import MAX_PAIRS, sample_pairs, usual_protocol
 from assay.analyses.worst_case.sanity import check_known_runs
@@ -182,15 +172,7 @@ def run_sample(
     if directory is not None:
         blocks = FolderShelf(Path(directory), block_record(facts))
     check_known_runs(model, circuit, sample)
-    distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
-    values = run_blocks(
-        _evaluator(circuit, model, sample, distinct, measured, memory),
-        sample,
-        distinct,
-        shelf=blocks,
-        precise=model.result_dtype == torch.float64,
-        progress=progress or (lambda stage, done, total: None),
-    )
+    values = PairBlocks(circuit, model, sample, measured, memory=memory).run(blocks, progress or _silent)
     return WorstCase(
         divergence=values.divergence,
         empty=values.empty,
@@ -200,7 +182,7 @@ def run_sample(
         thresholds=tuple(float(threshold) for threshold in thresholds),
         notes=notes_on(circuit, sample),
         seconds=time.perf_counter() - started,
-        rerun=make_rerun(model, circuit, sample, measured),
+        rerun=Rerun(model=model, circuit=circuit, sample=sample, divergence=measured),
     )
 
 
@@ -220,43 +202,18 @@ def run_part(
     the bytes of a run in one piece, if the same memory was free: a block is computed in the same way whoever
     computes it.
     """
-    measured = get_divergence(divergence)
-    distinct = distinct_pairs(sample, with_answers=measured.needs_answers)
-    first, step = part
-    run_some_blocks(
-        _evaluator(circuit, model, sample, distinct, measured, None),
-        sample,
-        distinct,
-        range(first, n_blocks(distinct), step),
-        shelf=shelf,
-        precise=model.result_dtype == torch.float64,
-        progress=progress or (lambda stage, done, total: None),
-    )
+    parts = PairBlocks(circuit, model, sample, get_divergence(divergence))
+    parts.run_part(*part, shelf, progress or _silent)
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
 
 
 def block_record(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What blocks of a run are a function of, out of its `facts_of`."""
     record = facts["provenance"]
     return {name: record[name] for name in record if name not in ("machine", "thresholds")}
-
-
-def _evaluator(
-    circuit: Circuit,
-    model: Model,
-    sample: PairSample,
-    distinct: DistinctPairs,
-    divergence: Divergence,
-    memory: int | None,
-) -> PairEvaluator:
-    """An evaluator over the distinct inputs of a sample."""
-    return PairEvaluator(
-        model,
-        circuit,
-        sample.clean.subset(distinct.clean_rows),
-        sample.corrupted.subset(distinct.corrupted_rows),
-        divergence=divergence,
-        memory=memory,
-    )
 
 
 def facts_of(

@@ -1,11 +1,11 @@
 """Every pair of a sample through an evaluator, block by block, each block kept as soon as it is done."""
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,12 +13,14 @@ from jaxtyping import Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from assay.analyses.worst_case.evaluation import PairEvaluator, PairValues
+from assay.analyses.worst_case.divergence import Divergence
+from assay.analyses.worst_case.evaluation import NonFinitePairError, PairEvaluator, PairValues
 from assay.analyses.worst_case.inputs import PairSample, first_occurrences, shown
-from assay.circuits import write_atomically
+from assay.circuits import Circuit, write_atomically
 from assay.core.errors import InputError, NonFiniteError, OutputError
 from assay.core.record import canonical_json, record_id
 from assay.core.untrusted import MALFORMED, parse_json
+from assay.models import Model
 
 
 TILE = 128  # inputs a side of one block of a product
@@ -26,82 +28,6 @@ LISTED = 8192  # pairs of one block of a list
 FORMAT = 1  # raised when blocks are cut or written in another way than before
 
 Progress = Callable[[str, int, int], None]
-
-
-class _Block(NamedTuple):
-    """Where the values of one block belong among those of all distinct pairs."""
-
-    rows: slice
-    columns: slice | None
-
-    @property
-    def key(self) -> Any:
-        return self.rows if self.columns is None else (self.rows, self.columns)
-
-
-@dataclass(frozen=True)
-class DistinctPairs:
-    """The distinct pairs of a sample, and how the sample repeats them.
-
-    Attributes:
-        clean_rows: Row in the sample of each distinct clean input.
-        corrupted_rows: Row of each distinct corrupted input.
-        pairs: `[n, 2]` distinct pairs of distinct inputs; None: every combination.
-        spread: Index that takes values of distinct pairs to those of the sample.
-    """
-
-    clean_rows: Int64[np.ndarray, " n_clean"]
-    corrupted_rows: Int64[np.ndarray, " n_corrupted"]
-    pairs: Int64[np.ndarray, "n 2"] | None
-    spread: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the values of distinct pairs."""
-        if self.pairs is not None:
-            return (len(self.pairs),)
-        return (len(self.clean_rows), len(self.corrupted_rows))
-
-    def blocks(self) -> Iterator[_Block]:
-        """Parts of a fixed size, in a fixed order, whatever the machine."""
-        if self.pairs is not None:
-            for start in range(0, len(self.pairs), LISTED):
-                yield _Block(slice(start, min(start + LISTED, len(self.pairs))), None)
-            return
-        for column in range(0, len(self.corrupted_rows), TILE):
-            for row in range(0, len(self.clean_rows), TILE):
-                yield _Block(
-                    slice(row, min(row + TILE, len(self.clean_rows))),
-                    slice(column, min(column + TILE, len(self.corrupted_rows))),
-                )
-
-    def listed(self, block: _Block) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Distinct inputs of each pair of a block, one after the other."""
-        if self.pairs is not None:
-            pairs = self.pairs[block.rows]
-            return pairs[:, 0], pairs[:, 1]
-        assert block.columns is not None
-        rows = np.arange(block.rows.start, block.rows.stop)
-        columns = np.arange(block.columns.start, block.columns.stop)
-        return np.repeat(rows, len(columns)), np.tile(columns, len(rows))
-
-
-def distinct_pairs(sample: PairSample, *, with_answers: bool) -> DistinctPairs:
-    """The distinct pairs of a sample; with answers, inputs that differ in these alone are distinct."""
-    (clean_rows, clean), (corrupted_rows, corrupted) = (
-        side.distinct_with_answers if with_answers else side.distinct
-        for side in (sample.clean, sample.corrupted)
-    )
-    if sample.pairs is None:
-        return DistinctPairs(clean_rows, corrupted_rows, None, np.ix_(clean, corrupted))
-    listed = np.stack([clean[sample.pairs[:, 0]], corrupted[sample.pairs[:, 1]]], axis=1)
-    first, inverse = first_occurrences(listed[:, 0] * len(corrupted_rows) + listed[:, 1])
-    return DistinctPairs(clean_rows, corrupted_rows, listed[first], inverse)
-
-
-def n_blocks(distinct: DistinctPairs) -> int:
-    """Blocks that the pairs are divided into."""
-    return sum(1 for _ in distinct.blocks())
 
 
 @runtime_checkable
@@ -199,114 +125,101 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def run_blocks(
-    evaluator: PairEvaluator,
-    sample: PairSample,
-    distinct: DistinctPairs,
-    *,
-    shelf: BlockShelf | None,
-    precise: bool,
-    progress: Progress,
-) -> PairValues:
-    """Values of all pairs of a sample, in its shape.
+class PairBlocks:
+    """The distinct pairs of a sample in parts of a fixed size, in a fixed order, whatever the machine.
 
     Args:
-        evaluator: Over the distinct inputs.
-        sample: What to run.
-        distinct: Its distinct pairs.
-        shelf: Where finished blocks are kept and taken from.
-        precise: Keep float64; otherwise values are rounded to float32, which is what the model resolves.
-        progress: Told of `attack` and the number of pairs done.
-
-    Raises:
-        NonFiniteError: For NaN or infinite values; the pair is shown.
-        OutputError: If a block cannot be written; earlier blocks stay usable.
+        circuit: Run on each of them.
+        model: The model it departs from.
+        sample: The pairs, repetitions included. Inputs that differ in their answers alone are distinct where
+            the divergence reads these.
+        divergence: What is measured.
+        memory: Bytes that the evaluator may take; default: a share of what is free.
     """
-    total = int(np.prod(distinct.shape))
-    kind = _kind(precise=precise)
-    found = PairValues(
-        np.empty(distinct.shape, kind), np.empty(distinct.shape, kind), np.empty(distinct.shape, np.bool_)
-    )
-    blocks = list(distinct.blocks())
-    done = 0
-    progress("attack", 0, total)
-    for number, block in enumerate(blocks):
-        values = None if shelf is None else shelf.read(number)
-        if values is None:
-            values = _evaluate(evaluator, sample, distinct, block, kind)
-            if shelf is not None:
-                shelf.write(number, values, finished=number, total=len(blocks))
-        for into, value in zip(found, values, strict=True):
-            into[block.key] = value
-        done += values.divergence.size
-        progress("attack", done, total)
-    return PairValues(
-        found.divergence.astype(np.float64)[distinct.spread],
-        found.empty.astype(np.float64)[distinct.spread],
-        found.argmax_differs[distinct.spread],
-    )
 
+    def __init__(
+        self,
+        circuit: Circuit,
+        model: Model,
+        sample: PairSample,
+        divergence: Divergence,
+        *,
+        memory: int | None = None,
+    ) -> None:
+        clean, corrupted = (
+            side.distinct_with_answers if divergence.needs_answers else side.distinct
+            for side in (sample.clean, sample.corrupted)
+        )
+        self.sample, self.rows = sample, (clean.first_index, corrupted.first_index)
+        self.shape: tuple[int, ...] = (len(clean.first_index), len(corrupted.first_index))
+        self._pairs: Int64[np.ndarray, "n 2"] | None = None
+        self._spread: Any = np.ix_(clean.inverse, corrupted.inverse)
+        if sample.pairs is not None:
+            listed = np.stack(
+                [clean.inverse[sample.pairs[:, 0]], corrupted.inverse[sample.pairs[:, 1]]], axis=1
+            )
+            first, self._spread = first_occurrences(listed[:, 0] * self.shape[1] + listed[:, 1])
+            self._pairs, self.shape = listed[first], (len(first),)
+        # What a model in float32 or less resolves is kept in float32.
+        self._kind = np.float64 if model.result_dtype == torch.float64 else np.float32
+        sides = sample.clean.subset(self.rows[0]), sample.corrupted.subset(self.rows[1])
+        self._evaluator = PairEvaluator(model, circuit, *sides, divergence=divergence, memory=memory)
+        size = TILE if self._pairs is None else LISTED
+        parts = [[slice(start, min(start + size, n)) for start in range(0, n, size)] for n in self.shape]
+        self._blocks = [block[::-1] for block in itertools.product(*reversed(parts))]
 
-def run_some_blocks(
-    evaluator: PairEvaluator,
-    sample: PairSample,
-    distinct: DistinctPairs,
-    numbers: Collection[int],
-    *,
-    shelf: BlockShelf,
-    precise: bool,
-    progress: Progress,
-) -> None:
-    """Put some blocks on a shelf, by their numbers; those that lie there already are left alone."""
-    blocks = [
-        (number, block)
-        for number, block in enumerate(distinct.blocks())
-        if number in numbers and shelf.read(number) is None
-    ]
-    for done, (number, block) in enumerate(blocks):
-        progress("attack", done, len(blocks))
-        values = _evaluate(evaluator, sample, distinct, block, _kind(precise=precise))
-        shelf.write(number, values, finished=done, total=len(blocks))
+    def run(self, shelf: BlockShelf | None, progress: Progress) -> PairValues:
+        """Values of all pairs of the sample, in its shape.
 
+        Args:
+            shelf: Where finished blocks are kept and taken from.
+            progress: Told of `attack` and the number of pairs done.
 
-def _kind(*, precise: bool) -> type[np.float32] | type[np.float64]:
-    return np.float64 if precise else np.float32
+        Raises:
+            NonFiniteError: For NaN or infinite values; the pair is shown.
+            OutputError: If a block cannot be written; earlier blocks stay usable.
+        """
+        total, done = int(np.prod(self.shape)), 0
+        distinct = PairValues(*(np.empty(self.shape, kind) for kind in (self._kind, self._kind, np.bool_)))
+        progress("attack", 0, total)
+        for number, block in enumerate(self._blocks):
+            values = None if shelf is None else shelf.read(number)
+            if values is None:
+                values = self._evaluate(block)
+                if shelf is not None:
+                    shelf.write(number, values, finished=number, total=len(self._blocks))
+            for into, value in zip(distinct, values, strict=True):
+                into[block] = value
+            done += values.divergence.size
+            progress("attack", done, total)
+        return PairValues(
+            distinct.divergence.astype(np.float64)[self._spread],
+            distinct.empty.astype(np.float64)[self._spread],
+            distinct.argmax_differs[self._spread],
+        )
 
+    def run_part(self, first: int, step: int, shelf: BlockShelf, progress: Progress) -> None:
+        """Put every `step`-th block on a shelf; those that lie there already are left alone."""
+        numbers = [n for n in range(first, len(self._blocks), step) if shelf.read(n) is None]
+        for done, number in enumerate(numbers):
+            progress("attack", done, len(numbers))
+            shelf.write(number, self._evaluate(self._blocks[number]), finished=done, total=len(numbers))
 
-def _evaluate(
-    evaluator: PairEvaluator,
-    sample: PairSample,
-    distinct: DistinctPairs,
-    block: _Block,
-    kind: type[np.float32] | type[np.float64],
-) -> PairValues:
-    try:
-        if block.columns is None:
-            values = evaluator.pairs(*distinct.listed(block))
-        else:
-            values = evaluator.table(block.rows, block.columns)
-        return PairValues(values.divergence.astype(kind), values.empty.astype(kind), values.argmax_differs)
-    except NonFiniteError as error:
-        clean, corrupted = _first_bad(evaluator, *distinct.listed(block))
-        rows = int(distinct.clean_rows[clean]), int(distinct.corrupted_rows[corrupted])
-        raise NonFiniteError(
-            f"the logits of model or circuit are NaN or infinite on the pair of clean input {rows[0]}, "
-            f"{shown(sample.clean, rows[0], sample.tokenizer)}, and corrupted input {rows[1]}, "
-            f"{shown(sample.corrupted, rows[1], sample.tokenizer)}; check the model's weights and number "
-            "type (float16 overflows)"
-        ) from error
-
-
-def _first_bad(
-    evaluator: PairEvaluator, clean: Int64[np.ndarray, " n"], corrupted: Int64[np.ndarray, " n"]
-) -> tuple[int, int]:
-    """A pair that fails, out of pairs of which one does, by halving."""
-    while len(clean) > 1:
-        half = len(clean) // 2
+    def _evaluate(self, block: tuple[slice, ...]) -> PairValues:
         try:
-            evaluator.pairs(clean[:half], corrupted[:half])
-        except NonFiniteError:
-            clean, corrupted = clean[:half], corrupted[:half]
-        else:
-            clean, corrupted = clean[half:], corrupted[half:]
-    return int(clean[0]), int(corrupted[0])
+            if self._pairs is None:
+                values = self._evaluator.table(*block)
+            else:
+                values = self._evaluator.pairs(*self._pairs[block].T)
+        except NonFinitePairError as error:
+            clean, corrupted = int(self.rows[0][error.clean]), int(self.rows[1][error.corrupted])
+            sample = self.sample
+            raise NonFiniteError(
+                f"the logits of model or circuit are NaN or infinite on the pair of clean input {clean}, "
+                f"{shown(sample.clean, clean, sample.tokenizer)}, and corrupted input {corrupted}, "
+                f"{shown(sample.corrupted, corrupted, sample.tokenizer)}; check the model's weights and "
+                "number type (float16 overflows)"
+            ) from error
+        return PairValues(
+            values.divergence.astype(self._kind), values.empty.astype(self._kind), values.argmax_differs
+        )

@@ -6,13 +6,12 @@ depends on both inputs. Logits live for one block of pairs only.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from assay.analyses.worst_case.divergence import (
@@ -25,10 +24,9 @@ from assay.analyses.worst_case.divergence import (
 from assay.analyses.worst_case.inputs import PromptSet
 from assay.circuits import Circuit
 from assay.core.errors import InputError, NonFiniteError
-from assay.execution import PairRunner, PreparedInputs, run_circuit, run_model
+from assay.execution import PairRunner, PreparedInputs
 from assay.execution.forward import TOKENS_PER_PASS, check_circuit, free_memory
 from assay.models import Model
-from assay.tasks import PairTask
 
 
 class PairValues(NamedTuple):
@@ -43,6 +41,14 @@ class PairValues(NamedTuple):
     divergence: Float64[np.ndarray, "..."]
     empty: Float64[np.ndarray, "..."]
     argmax_differs: Bool[np.ndarray, "..."]
+
+
+class NonFinitePairError(NonFiniteError):
+    """The first pair, by row numbers of both sides, whose divergence is NaN or infinite."""
+
+    def __init__(self, message: str, clean: int, corrupted: int) -> None:
+        super().__init__(message)
+        self.clean, self.corrupted = clean, corrupted
 
 
 @dataclass(eq=False)
@@ -360,10 +366,12 @@ class PairEvaluator:
                     int(np.broadcast_to(index, array.shape)[bad][0])
                     for index in (clean_index, corrupted_index)
                 )
-                raise NonFiniteError(
+                raise NonFinitePairError(
                     f"the {name} of pair (clean {i}, corrupted {j}) is {array[bad][0]}; the logits of the "
                     "model or of the circuit are NaN or infinite there, so check the model's weights and "
-                    "number type (float16 overflows)"
+                    "number type (float16 overflows)",
+                    i,
+                    j,
                 )
 
 
@@ -387,44 +395,3 @@ def _shared_prefix(tokens: Tensor) -> Tensor:
     same = (tokens == tokens[0]).all(0)
     n = int(same.long().cumprod(0).sum())
     return tokens[0, : min(n, tokens.shape[1] - 1)].clone()
-
-
-def rerun(
-    model: Model,
-    circuit: Circuit,
-    clean: PromptSet,
-    corrupted: PromptSet,
-    *,
-    exact: bool = False,
-) -> tuple[Float[Tensor, "pairs d_vocab"], Float[Tensor, "pairs d_vocab"], Float[Tensor, "pairs d_vocab"]]:
-    """Logits of model, circuit and model on the corrupted input, row by row, by the one-pair engine.
-
-    It shares no prepared inputs with `PairEvaluator` and adds edges in another order, so that agreement
-    of the two says something.
-
-    Args:
-        model: The model.
-        circuit: The edges to keep.
-        clean: Clean input of each pair.
-        corrupted: Corrupted input of each pair.
-        exact: Run a float64 copy of the model.
-    """
-    if exact:
-        model = Model(deepcopy(model.module).double(), model.family, name=model.id)
-    width = max(clean.tokens.shape[1], corrupted.tokens.shape[1])
-    tokens = [
-        torch.nn.functional.pad(side.tokens, (0, width - side.tokens.shape[1])) for side in (clean, corrupted)
-    ]
-    answers = torch.zeros(clean.n, 1, dtype=torch.long) if clean.answers is None else clean.answers
-    task = PairTask(
-        clean=tokens[0],
-        corrupted=tokens[1],
-        answers=answers,
-        lengths=clean.lengths,
-        positions=clean.positions,
-    )
-    return (
-        run_model(model, task),
-        run_circuit(model, task, circuit, ablation="resample"),
-        run_model(model, task, corrupted=True),
-    )

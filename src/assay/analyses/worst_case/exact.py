@@ -20,36 +20,12 @@ def describe_distribution(
     *,
     thresholds: Sequence[float] = (),
 ) -> Summary:
-    """Moments, percentiles and exceedances: of the population where there are weights, else of the sample."""
+    """Moments, percentiles and exceedances: of the population where there are weights, else of the sample.
+
+    Of a population nothing is estimated: its percentiles are exact, its mean has no standard error.
+    """
     if weights is None:
         return summarize(values, thresholds=thresholds)
-    return exact_summary(values, weights, thresholds=thresholds)
-
-
-def compare_distributions(
-    values: Float64[np.ndarray, "..."],
-    anchor: Float64[np.ndarray, "..."],
-    weights: Float64[np.ndarray, "..."] | None,
-) -> AnchorComparison:
-    """Values beside an anchor: of the population where there are weights, else of the sample."""
-    if weights is None:
-        return compare_with_anchor(values, anchor)
-    return exact_comparison(values, anchor, weights)
-
-
-def exact_summary(
-    values: Float64[np.ndarray, "..."],
-    weights: Float64[np.ndarray, "..."],
-    *,
-    thresholds: Sequence[float] = (),
-) -> Summary:
-    """The rows of `assay.stats.summarize` for a population: exact percentiles, no standard error.
-
-    Args:
-        values: One per distinct pair.
-        weights: Their probabilities, which sum to 1.
-        thresholds: Probabilities of values strictly above these.
-    """
     lowest, highest = float(values.min()), float(values.max())
     mean = lowest if lowest == highest else float((weights * values).sum())
     std = math.sqrt(float((weights * (values - mean) ** 2).sum()))
@@ -71,12 +47,14 @@ def exact_summary(
     )
 
 
-def exact_comparison(
+def compare_distributions(
     values: Float64[np.ndarray, "..."],
     anchor: Float64[np.ndarray, "..."],
-    weights: Float64[np.ndarray, "..."],
+    weights: Float64[np.ndarray, "..."] | None,
 ) -> AnchorComparison:
-    """`assay.stats.compare_with_anchor` for a population."""
+    """Values beside an anchor: of the population where there are weights, else of the sample."""
+    if weights is None:
+        return compare_with_anchor(values, anchor)
     reference = float((weights * anchor).sum())
     ranks = [_ranks(each.ravel(), weights.ravel()) for each in (values, anchor)]
     covariance = np.cov(np.stack(ranks), aweights=weights.ravel(), ddof=0)

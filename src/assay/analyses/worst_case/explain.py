@@ -244,7 +244,9 @@ def explain(
     size = _batch_size(runner, clean.shape[1], len(clean), batch_size)
     full = model.graph.valid.to(model.device, runner.dtype)
     start = circuit.mask.to(model.device, runner.dtype)
-    sums = _Sums(full)
+    ends = {"missing": full} | ({"kept": 0 * full} if kept else {})
+    scores = {name: torch.zeros_like(full, dtype=torch.float64) for name in ends}
+    means = dict.fromkeys(("circuit", *ends), 0.0)
     apart = []
     for rows in torch.arange(len(clean)).split(size):
         pairs = runner.prepare(clean[rows], corrupted[rows], None if positions is None else positions[rows])
@@ -256,24 +258,22 @@ def explain(
             return result
 
         with torch.no_grad():
-            sums.circuit += float(values(start) @ share)
-            sums.full += float(values(full) @ share)
-            if kept:
-                sums.empty += float(values(0 * full) @ share)
-        each = _integral(values, start, full, steps, len(rows) if per_pair else None, share)
-        if per_pair:
-            apart.append(each.cpu())
-            each = torch.einsum("p,pst->st", share.to(each.dtype), each)
-        sums.missing += each.double() * (full - start)
-        if kept:
-            sums.kept += _integral(values, start, 0 * full, steps, None, share).double() * start
+            for name, mask in {"circuit": start, **ends}.items():
+                means[name] += float(values(mask) @ share)
+        for name, end in ends.items():
+            n_apart = len(rows) if per_pair and name == "missing" else None
+            each = _integral(values, start, end, steps, n_apart, share)
+            if n_apart is not None:
+                apart.append(each.cpu())
+                each = torch.einsum("p,pst->st", share.to(each.dtype), each)
+            scores[name] += each.double() * (end - start).abs()
     return Explanation(
         circuit=circuit,
-        missing=_path(sums.missing, sums.circuit - sums.full, runner.dtype),
-        kept=_path(sums.kept, sums.empty - sums.circuit, runner.dtype) if kept else None,
+        missing=_path(scores["missing"], means["circuit"] - means["missing"], runner.dtype),
+        kept=_path(scores["kept"], means["kept"] - means["circuit"], runner.dtype) if kept else None,
         n_pairs=len(clean),
-        divergence=sums.circuit,
-        empty=sums.empty if kept else None,
+        divergence=means["circuit"],
+        empty=means.get("kept"),
         key=key,
         steps=steps,
         per_pair=torch.cat(apart) * (full - start).cpu() if per_pair else None,
@@ -301,14 +301,6 @@ class _NoAnswers:
 
     answers: Int[Tensor, "batch n_answers"]
     wrong: Int[Tensor, "batch n_wrong"] | None = None
-
-
-class _Sums:
-    """What the batches add up to."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.missing, self.kept = (torch.zeros_like(like, dtype=torch.float64) for _ in range(2))
-        self.circuit = self.full = self.empty = 0.0
 
 
 def _integral(

@@ -13,6 +13,8 @@ from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from assay.core.errors import InputError
+from assay.core.record import plain
 from assay.tasks import PairTask, Prompt, Tokens, encode_prompts
 from assay.tasks.task import NO_TOKEN
 
@@ -190,22 +192,12 @@ class PairSample:
 
     def describe(self) -> dict[str, Any]:
         """Identity of the sample as it enters records, JSON-able."""
-        return {
-            "protocol": self.protocol,
-            "n_clean": self.clean.n,
-            "n_corrupted": self.corrupted.n,
-            "n_pairs": self.n_pairs,
-            "independent": self.independent,
-            "paired": self.paired,
-            "reuse_clean": self.reuse_clean,
-            "own_rows": self.own_rows,
-            "enumerated": self.enumerated,
-            "population": dict(self.population),
-            "seed": self.seed,
-            "streams": dict(self.streams),
-            "data_hash": self.data_hash,
-            "task": dict(self.task),
-        }
+        names = (
+            *("protocol", "n_pairs", "independent", "paired", "reuse_clean", "own_rows", "enumerated"),
+            *("population", "seed", "streams", "data_hash", "task"),
+        )
+        record: dict[str, Any] = plain({name: getattr(self, name) for name in names})
+        return record | {"n_clean": self.clean.n, "n_corrupted": self.corrupted.n}
 
     def __repr__(self) -> str:
         return f"PairSample({self.protocol!r}, n_pairs={self.n_pairs:,}, seed={self.seed})"
@@ -281,6 +273,13 @@ def sides_of(task: PairTask) -> dict[str, PromptSet]:
             fields=other,
         ),
     }
+
+
+def check_least(least: int, **counts: int) -> None:
+    """Refuse counts below the least one."""
+    for name, value in counts.items():
+        if value < least:
+            raise InputError(f"{name} is {value}; give at least {least}")
 
 
 def shown(side: PromptSet, row: int, tokenizer: Any) -> str:

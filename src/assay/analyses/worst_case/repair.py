@@ -14,7 +14,7 @@ from jaxtyping import Float64
 
 from assay.analyses.worst_case.bounds import CERTIFIED
 from assay.analyses.worst_case.explain import pair_loss
-from assay.analyses.worst_case.inputs import PairSample
+from assay.analyses.worst_case.inputs import PairSample, check_least
 from assay.analyses.worst_case.repair_search import (
     WEIGHT_OF_WORST,
     Candidate,
@@ -277,9 +277,7 @@ def _check(
     for name, share in shares.items():
         if not 0 < share < 1:
             raise InputError(f"{name} is {share}; it must lie between 0 and 1")
-    for name, count in (("batch_size", batch_size), ("rounds", rounds)):
-        if count < 1:
-            raise InputError(f"{name} is {count}; give at least 1")
+    check_least(1, batch_size=batch_size, rounds=rounds)
 
 
 def _judged(

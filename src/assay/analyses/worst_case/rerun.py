@@ -1,6 +1,6 @@
 """The worst pairs once more, by the one-pair engine, which shares nothing with the factored one."""
 
-from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,14 +8,16 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence, table_divergences
-from assay.analyses.worst_case.evaluation import rerun
-from assay.analyses.worst_case.inputs import PairSample
+from assay.analyses.worst_case.inputs import PairSample, PromptSet
 from assay.analyses.worst_case.rows import RankedPairs
 from assay.circuits import Circuit
 from assay.core.errors import InconsistentRunError
+from assay.execution import run_circuit, run_model
 from assay.models import Model
+from assay.tasks import PairTask
 
 
 RERUN_ABSOLUTE, RERUN_RELATIVE = 1e-3, 1e-3  # by how much a second run may differ
@@ -35,27 +37,42 @@ class Rerun:
     """How pairs of a result are run once more.
 
     Attributes:
-        logits: `(clean rows, corrupted rows, exact) -> Logits`, a fresh batch; `exact` in float64.
-        divergence: `(Logits, clean rows) -> [k]` float64.
-        tolerance: By how much a second run may differ, absolutely and relative to the first; more for
-            number types below float32, whose logits have a few units in the last place to play with.
+        model: The model.
+        circuit: The circuit.
+        sample: The pairs.
+        divergence: What was measured.
     """
 
-    logits: Callable[..., Logits]
-    divergence: Callable[..., Float64[np.ndarray, " k"]]
-    tolerance: tuple[float, float] = (RERUN_ABSOLUTE, RERUN_RELATIVE)
+    model: Model
+    circuit: Circuit
+    sample: PairSample
+    divergence: str | Divergence | Kernel
+
+    def logits(
+        self, clean_index: Int64[np.ndarray, " k"], corrupted_index: Int64[np.ndarray, " k"], exact: bool
+    ) -> Logits:
+        """Logits of the pairs of some rows, by a float64 copy of the model if `exact`."""
+        clean, corrupted = (
+            self.sample.clean.subset(clean_index),
+            self.sample.corrupted.subset(corrupted_index),
+        )
+        return rerun(self.model, self.circuit, clean, corrupted, exact=exact)
 
     def confirmed(self, ranking: RankedPairs, stored: Float64[np.ndarray, " k"], *, exact: bool) -> Logits:
         """The logits of ranked pairs, if their divergences are the stored ones.
 
         Raises:
-            InconsistentRunError: If one of them differs by more than the tolerance.
+            InconsistentRunError: If one of them is not: the run is not to be trusted.
         """
         logits = self.logits(ranking.clean_index, ranking.corrupted_index, exact)
-        again = self.divergence(logits, ranking.clean_index)
+        kind, clean = get_divergence(self.divergence), self.sample.clean.subset(ranking.clean_index)
+        answers = {"answers": clean.answers, "wrong": clean.wrong} if kind.needs_answers else {}
+        again = table_divergences(kind, logits.model, logits.circuit[:, None], **answers)[:, 0]
+        # Number types below float32 allow some units in the last place.
+        eps = torch.finfo(self.model.dtype).eps
+        allowed = max(RERUN_ABSOLUTE, _HALF * eps) + max(RERUN_RELATIVE, 2 * eps) * np.abs(stored)
         # Not `>`: a NaN of the second run is a disagreement too.
-        absolute, relative = self.tolerance
-        agrees = np.abs(again - stored) <= absolute + relative * np.abs(stored)
+        agrees = np.abs(again - stored) <= allowed
         if not agrees.all():
             at = int(np.flatnonzero(~agrees)[0])
             raise InconsistentRunError(
@@ -67,27 +84,34 @@ class Rerun:
         return logits
 
 
-def make_rerun(
-    model: Model, circuit: Circuit, sample: PairSample, divergence: str | Divergence | Kernel
-) -> Rerun:
-    """How pairs of a sample are run again."""
-    kind = get_divergence(divergence)
+def rerun(
+    model: Model, circuit: Circuit, clean: PromptSet, corrupted: PromptSet, *, exact: bool = False
+) -> Logits:
+    """Logits of model, circuit and model on the corrupted input, row by row, by the one-pair engine.
 
-    def logits(
-        clean_index: Int64[np.ndarray, " k"], corrupted_index: Int64[np.ndarray, " k"], exact: bool
-    ) -> Logits:
-        clean, corrupted = sample.clean.subset(clean_index), sample.corrupted.subset(corrupted_index)
-        # Of the edges alone: where a circuit was found is not a matter of a float64 copy of the model.
-        edges = Circuit(graph=circuit.graph, mask=circuit.mask)
-        runs = rerun(model, edges, clean, corrupted, exact=exact)
-        return Logits(*(each.detach().cpu() for each in runs))
-
-    def divergences(logits: Logits, clean_index: Int64[np.ndarray, " k"]) -> Float64[np.ndarray, " k"]:
-        side = sample.clean.subset(clean_index)
-        answers = {"answers": side.answers, "wrong": side.wrong} if kind.needs_answers else {}
-        table = table_divergences(kind, logits.model, logits.circuit[:, None], **answers)
-        return np.asarray(table[:, 0])
-
-    eps = torch.finfo(model.dtype).eps
-    tolerance = (max(RERUN_ABSOLUTE, _HALF * eps), max(RERUN_RELATIVE, 2 * eps))
-    return Rerun(logits=logits, divergence=divergences, tolerance=tolerance)
+    Args:
+        model: The model.
+        circuit: The circuit; its edges alone count.
+        clean: Clean inputs.
+        corrupted: As many corrupted ones.
+        exact: Run a float64 copy of the model.
+    """
+    if exact:
+        model = Model(deepcopy(model.module).double(), model.family, name=model.id)
+    width = max(clean.tokens.shape[1], corrupted.tokens.shape[1])
+    tokens = [functional.pad(side.tokens, (0, width - side.tokens.shape[1])) for side in (clean, corrupted)]
+    task = PairTask(
+        clean=tokens[0],
+        corrupted=tokens[1],
+        answers=torch.zeros(clean.n, 1, dtype=torch.long) if clean.answers is None else clean.answers,
+        lengths=clean.lengths,
+        positions=clean.positions,
+    )
+    # Of the edges alone: where a circuit was found is not a matter of a float64 copy of the model.
+    edges = Circuit(graph=circuit.graph, mask=circuit.mask)
+    runs = (
+        run_model(model, task),
+        run_circuit(model, task, edges, ablation="resample"),
+        run_model(model, task, corrupted=True),
+    )
+    return Logits(*(each.detach().cpu() for each in runs))

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64
 
 from assay.analyses.worst_case.bounds import CERTIFIED, not_certified
 from assay.analyses.worst_case.files import check_origin, read_result, write_result
-from assay.analyses.worst_case.rerun import Rerun, make_rerun
+from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.rows import WorstPair, describe_pairs, rank_pairs
 from assay.analyses.worst_case.statistics import PairStatistics
 from assay.circuits import Circuit
@@ -303,7 +303,7 @@ class WorstCase(display.Shown, PairStatistics):
             if model is not None and circuit is not None:
                 check_origin(document, model, circuit)
                 sample = replace(sample, tokenizer=model.tokenizer)
-                rerun = make_rerun(model, circuit, sample, document["divergence"])
+                rerun = Rerun(model=model, circuit=circuit, sample=sample, divergence=document["divergence"])
             return WorstCase(
                 divergence=arrays["divergence"].double().numpy(),
                 empty=arrays["empty"].double().numpy(),

@@ -18,13 +18,12 @@ from assay.analyses.worst_case.attack import run_sample
 from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.first_order import FirstOrder
-from assay.analyses.worst_case.inputs import PairSample, PromptSet, prompt_set
+from assay.analyses.worst_case.inputs import PairSample, PromptSet, check_least, prompt_set
 from assay.analyses.worst_case.matrix import MatrixSearch, matrix_search
 from assay.analyses.worst_case.rows import WorstPair
 from assay.analyses.worst_case.sampling import sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
-from assay.core.errors import InputError
 from assay.core.record import HIDDEN, Record
 from assay.execution import PairRunner
 from assay.execution.forward import check_circuit
@@ -155,7 +154,8 @@ def search_worst(
         (True, 3, True)
     """
     began = time.perf_counter()
-    _check_counts(budget, restarts, k)
+    check_least(1, restarts=restarts, k=k)
+    check_least(4 * restarts, budget=budget)
     check_circuit(model, circuit)
     if not isinstance(task, PairTask):
         task = load_task(os.fspath(task), model)
@@ -291,9 +291,3 @@ class _InputTable:
     clean: PromptSet
     corrupted: PromptSet
     start: MatrixSearch | None
-
-
-def _check_counts(budget: int, restarts: int, k: int) -> None:
-    for name, value, least in (("restarts", restarts, 1), ("k", k, 1), ("budget", budget, 4 * restarts)):
-        if value < least:
-            raise InputError(f"{name} is {value}; give at least {least}")

@@ -31,20 +31,23 @@ class _Tally:
     """Prompts by what the model reads, with their probabilities added up, in order of first occurrence."""
 
     def __init__(self) -> None:
-        self.prompts: list[tuple[Prompt, ...]] = []
-        self.weights: list[float] = []
-        self._places: dict[Hashable, int] = {}
+        self._prompts: dict[Hashable, tuple[Prompt, ...]] = {}
+        self._weights: dict[Hashable, float] = {}
 
     def add(self, weight: float, *prompts: Prompt) -> None:
         key = tuple((prompt.text, prompt.ids) for prompt in prompts)
-        place = self._places.setdefault(key, len(self.prompts))
-        if place == len(self.prompts):
-            self.prompts.append(prompts)
-            self.weights.append(0.0)
-        self.weights[place] += weight
+        self._prompts.setdefault(key, prompts)
+        self._weights[key] = self._weights.get(key, 0.0) + weight
+
+    def side(self, place: int = 0) -> list[Prompt]:
+        return [prompts[place] for prompts in self._prompts.values()]
+
+    @property
+    def weights(self) -> Float64[np.ndarray, " n"]:
+        return np.array(list(self._weights.values()))
 
     def __len__(self) -> int:
-        return len(self.prompts)
+        return len(self._prompts)
 
 
 def distinct_product(grammar: Grammar, max_pairs: int) -> Enumeration:
@@ -67,10 +70,10 @@ def distinct_product(grammar: Grammar, max_pairs: int) -> Enumeration:
             if len(clean) * len(corrupted) > max_pairs:
                 raise _too_many(grammar, max_pairs, n_clean=len(clean))
     return Enumeration(
-        clean=[prompt for (prompt,) in clean.prompts],
-        corrupted=[prompt for (prompt,) in corrupted.prompts],
-        clean_weights=np.array(clean.weights),
-        corrupted_weights=np.array(corrupted.weights),
+        clean=clean.side(),
+        corrupted=corrupted.side(),
+        clean_weights=clean.weights,
+        corrupted_weights=corrupted.weights,
     )
 
 
@@ -87,12 +90,11 @@ def distinct_matched(grammar: Grammar, max_pairs: int) -> Enumeration:
         tally.add(weight, clean, corrupted)
         if len(tally) > max_pairs:
             raise _too_many(grammar, max_pairs)
-    weights = np.array(tally.weights)
     return Enumeration(
-        clean=[clean for clean, _ in tally.prompts],
-        corrupted=[corrupted for _, corrupted in tally.prompts],
-        clean_weights=weights,
-        corrupted_weights=weights,
+        clean=tally.side(0),
+        corrupted=tally.side(1),
+        clean_weights=tally.weights,
+        corrupted_weights=tally.weights,
     )
 
 

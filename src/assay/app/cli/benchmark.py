@@ -233,7 +233,7 @@ def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenc
 
 def _planted(names: list[str] | None) -> list[str] | None:
     """Planted models by name or by the beginning of it: `induction`, `induction/gpt2`."""
-    from assay.analyses.benchmark.planted import PLANTED
+    from assay.analyses.benchmark.targets import PLANTED
     from assay.core.errors import unknown_name
     from assay.models.planted import planted_names
 
